@@ -1,0 +1,117 @@
+//! Dense host values.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::types::{DType, TensorType};
+
+/// A Rust scalar that is the host form of a [`DType`].
+pub trait Element: bytemuck::NoUninit + bytemuck::AnyBitPattern + PartialEq + Send + Sync {
+    /// The element type it stands for.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {
+        $(impl Element for $rust { const DTYPE: DType = DType::$dtype; })*
+    };
+}
+
+elements! {
+    i8 => S8, i16 => S16, i32 => S32, i64 => S64,
+    u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+    half::bf16 => BF16, half::f16 => F16, f32 => F32, f64 => F64,
+}
+
+/// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
+///
+/// `pred` is one byte an element, 0 or 1.
+#[derive(Clone)]
+pub struct Literal {
+    ty: TensorType,
+    bytes: Arc<[u8]>,
+}
+
+impl Literal {
+    /// A literal from raw row-major bytes; `None` when their number is not that of the type.
+    pub fn from_bytes(ty: TensorType, bytes: impl Into<Arc<[u8]>>) -> Option<Literal> {
+        let bytes = bytes.into();
+        (bytes.len() == ty.byte_count()).then_some(Literal { ty, bytes })
+    }
+
+    /// A literal from row-major elements; `None` when their number is not the product of `dims`.
+    pub fn from_slice<T: Element>(dims: &[usize], elements: &[T]) -> Option<Literal> {
+        Literal::from_bytes(TensorType::new(T::DTYPE, dims), bytemuck::cast_slice(elements))
+    }
+
+    /// A `pred` literal; `None` when the number of elements is not the product of `dims`.
+    pub fn from_bools(dims: &[usize], elements: &[bool]) -> Option<Literal> {
+        Literal::from_bytes(TensorType::new(DType::Pred, dims), bytemuck::cast_slice::<bool, u8>(elements))
+    }
+
+    /// A scalar.
+    pub fn scalar<T: Element>(element: T) -> Literal {
+        Literal { ty: TensorType::scalar(T::DTYPE), bytes: bytemuck::bytes_of(&element).into() }
+    }
+
+    /// Element type and dimensions.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The row-major bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The elements; `None` when `T` is not the element type.
+    pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
+        (T::DTYPE == self.ty.dtype)
+            .then(|| self.bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+
+    /// All elements as `f64`, whatever the element type (64-bit integers are rounded).
+    pub fn to_f64_vec(&self) -> Vec<f64> {
+        fn each<T: Element>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
+            bytes.chunks_exact(size_of::<T>()).map(|chunk| convert(bytemuck::pod_read_unaligned(chunk))).collect()
+        }
+        let bytes = &self.bytes;
+        match self.ty.dtype {
+            DType::Pred | DType::U8 => each(bytes, |x: u8| x.into()),
+            DType::S8 => each(bytes, |x: i8| x.into()),
+            DType::S16 => each(bytes, |x: i16| x.into()),
+            DType::S32 => each(bytes, |x: i32| x.into()),
+            DType::S64 => each(bytes, |x: i64| x as f64),
+            DType::U16 => each(bytes, |x: u16| x.into()),
+            DType::U32 => each(bytes, |x: u32| x.into()),
+            DType::U64 => each(bytes, |x: u64| x as f64),
+            DType::BF16 => each(bytes, half::bf16::to_f64),
+            DType::F16 => each(bytes, half::f16::to_f64),
+            DType::F32 => each(bytes, |x: f32| x.into()),
+            DType::F64 => each(bytes, |x: f64| x),
+        }
+    }
+}
+
+// Bit equality: what common-subexpression elimination needs (it must not merge 0.0 with -0.0 and may merge equal NaNs).
+impl PartialEq for Literal {
+    fn eq(&self, other: &Literal) -> bool {
+        self.ty == other.ty && self.bytes == other.bytes
+    }
+}
+
+impl Eq for Literal {}
+
+impl Hash for Literal {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.ty.hash(state);
+        self.bytes.hash(state);
+    }
+}
+
+impl fmt::Debug for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.ty, self.to_f64_vec())
+    }
+}

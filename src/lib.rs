@@ -1,0 +1,3 @@
+//! meshloom: a Rust compiler frontend for XLA.
+
+pub mod ir;
