@@ -1,3 +1,4 @@
 //! meshloom: a Rust compiler frontend for XLA.
 
+pub mod hlo;
 pub mod ir;

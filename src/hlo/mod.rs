@@ -1,0 +1,3 @@
+//! HLO modules: the protobuf types XLA reads.
+
+pub mod proto;
