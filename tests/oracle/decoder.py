@@ -23,13 +23,9 @@ import numpy as np
 import reference
 import tensor_file
 
-MODEL = reference.Model(
-    layers=2, embed=32, heads=4, kv_heads=2, head_dim=8, mlp=48, vocab=64, scan_layers=False
-)
+MODEL = reference.Model(layers=2, embed=32, heads=4, kv_heads=2, head_dim=8, mlp=48, vocab=64, scan_layers=False)
 # The gradient norm is above clip_norm at the first step, so clipping is part of what is checked.
-TRAINING = reference.Training(
-    learning_rate=1e-2, warmup=2, steps=10, weight_decay=0.1, clip_norm=1.0
-)
+TRAINING = reference.Training(learning_rate=1e-2, warmup=2, steps=10, weight_decay=0.1, clip_norm=1.0)
 BATCH, SEQ = 2, 16
 SEED = 20
 

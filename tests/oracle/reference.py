@@ -28,7 +28,7 @@ class Model:
     vocab: int
     tied_embeddings: bool = False
     scan_layers: bool = True
-    remat: str = "none"  # none | full
+    remat: str = "none"  # none | full | dots
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def rotary_angles(positions, head_dim, dtype):
 
 
 def rotate(x, cos, sin):
-    """Rotary embedding over the two halves of the last dim of x: [batch, seq, heads, head_dim]."""
+    """Rotary embedding over the two halves of the last dim of x: [batch, heads, seq, head_dim]."""
     x1, x2 = jnp.split(x, 2, axis=-1)
-    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    cos, sin = cos[:, None], sin[:, None]
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
@@ -140,17 +140,19 @@ def attention_mask(segment_ids):
 
 
 def attention(x, params, mask, cos, sin):
+    batch, seq, _ = x.shape
     heads, head_dim = params["wq"].shape[-2:]
     kv_heads = params["wk"].shape[-2]
-    q = rotate(jnp.einsum("bte,ehd->bthd", x, params["wq"]), cos, sin)
-    k = rotate(jnp.einsum("bte,ekd->btkd", x, params["wk"]), cos, sin)
-    v = jnp.einsum("bte,ekd->btkd", x, params["wv"])
+    # The projections write heads before positions, the order of the batched products below: measured faster on CPU.
+    q = rotate(jnp.einsum("bte,ehd->bhtd", x, params["wq"]), cos, sin) * head_dim**-0.5
+    k = rotate(jnp.einsum("bse,ekd->bksd", x, params["wk"]), cos, sin)
+    v = jnp.einsum("bse,ekd->bksd", x, params["wv"])
     # Query head h uses key/value head h // group: the head dim splits into [kv_heads, group], nothing is repeated.
-    q = q.reshape(*q.shape[:2], kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
-    scores = jnp.einsum("btkgd,bskd->bkgts", q, k)
+    q = q.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
+    scores = jnp.einsum("bkgtd,bksd->bkgts", q, k)
     weights = jax.nn.softmax(jnp.where(mask, scores, MASKED), axis=-1)
-    out = jnp.einsum("bkgts,bskd->btkgd", weights, v)
-    return jnp.einsum("bthd,hde->bte", out.reshape(*out.shape[:2], heads, head_dim), params["wo"])
+    out = jnp.einsum("bkgts,bksd->bkgtd", weights, v).reshape(batch, heads, seq, head_dim)
+    return jnp.einsum("bhtd,hde->bte", out, params["wo"])
 
 
 def mlp(x, params):
@@ -172,9 +174,10 @@ def loss(model, params, batch):
     def apply(x, layer_params):
         return layer(x, layer_params, mask, cos, sin)
 
-    if model.remat == "full":
+    if model.remat != "none":
+        policy = {"full": None, "dots": jax.checkpoint_policies.dots_saveable}[model.remat]
         # Inside a scan nothing can be merged across the loop boundary: the barrier that prevents it is not needed.
-        apply = jax.checkpoint(apply, prevent_cse=not model.scan_layers)
+        apply = jax.checkpoint(apply, prevent_cse=not model.scan_layers, policy=policy)
     if model.scan_layers:
         x, _ = lax.scan(lambda x, p: (apply(x, p), None), x, params["layers"])
     else:
