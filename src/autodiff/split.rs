@@ -1,0 +1,235 @@
+//! Cutting a joint forward-and-backward graph in two.
+
+use rustc_hash::FxHashSet;
+
+use super::tape::{Tape, activity};
+use crate::error::OpError;
+use crate::ir::{DType, Definition, Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap};
+use crate::ops::{Op, UnaryKind};
+
+/// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.
+pub(super) struct Joint {
+    graph: Graph,
+    /// Nodes from this index on belong to the backward pass.
+    boundary: usize,
+    /// Number of inputs that are the body's own.
+    body_inputs: usize,
+    /// The body's outputs.
+    outputs: Vec<Value>,
+    /// For each input of the body, its cotangent if one flows.
+    pub(super) gradients: Vec<Option<Value>>,
+}
+
+/// A value that the backward half reads from the forward half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Residual {
+    /// An input of the body: whoever runs the backward half still has it.
+    Input(usize),
+    /// A value the forward half computes: its extra output with this index.
+    Computed(usize),
+}
+
+/// The two halves.
+pub(super) struct Halves {
+    /// Body inputs to body outputs, then the computed residuals.
+    pub(super) forward: Graph,
+    /// Residuals, then cotangents of the wanted outputs, to the cotangents listed in `gradients`.
+    pub(super) backward: Graph,
+    /// The residuals, in the order of the backward half's inputs.
+    pub(super) residuals: Vec<Residual>,
+}
+
+impl Joint {
+    /// Differentiates `body` with respect to the inputs marked active. Outputs marked wanted get a cotangent input. Inputs
+    /// marked required get a cotangent even where none flows, which is then zero.
+    pub(super) fn new(body: &Graph, active: &[bool], wanted: &[bool], required: &[bool]) -> Result<Joint, OpError> {
+        let mut builder = GraphBuilder::new(body.name());
+        let inputs: Vec<Value> =
+            body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+        let tape = Tape::record(&mut builder, body, &inputs, active, wanted)?;
+        let boundary = builder.graph().node_count();
+        let cotangents: Vec<Option<Value>> = body
+            .output_types()
+            .zip(wanted)
+            .map(|(ty, &wanted)| wanted.then(|| builder.input(ty.clone(), PortInfo::default())))
+            .collect();
+        let mut gradients = tape.pullback(&mut builder, &cotangents)?;
+        for (index, gradient) in gradients.iter_mut().enumerate() {
+            if required[index] && gradient.is_none() {
+                *gradient = Some(builder.zeros_like(inputs[index]));
+            }
+        }
+        let outputs = tape.outputs();
+        let graph = builder.finish_body(Vec::new());
+        Ok(Joint { graph, boundary, body_inputs: inputs.len(), outputs, gradients })
+    }
+
+    /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
+    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved.
+    pub(super) fn split(&self, results: &[Value], kept: &[bool]) -> Halves {
+        let graph = &self.graph;
+        let live = self.live_backward_nodes(results);
+        let is_forward = |value: Value| match graph.definition(value) {
+            Definition::Input(index) => (index as usize) < self.body_inputs,
+            Definition::Result(node, _) => node.index() < self.boundary,
+        };
+        let mut read: FxHashSet<Value> = FxHashSet::default();
+        for node in graph.nodes().skip(self.boundary).filter(|node| live[node.id.index()]) {
+            read.extend(node.operands().iter().copied().filter(|&value| is_forward(value)));
+        }
+        read.extend(results.iter().copied().filter(|&value| is_forward(value)));
+        let recomputed = self.choose_recomputation(&mut read, kept);
+
+        let mut saved: Vec<Value> = read.into_iter().collect();
+        saved.sort_unstable();
+        let mut outputs = self.outputs.clone();
+        let residuals = saved
+            .iter()
+            .map(|&value| match graph.definition(value) {
+                Definition::Input(index) if kept[index as usize] => Residual::Input(index as usize),
+                _ => {
+                    outputs.push(value);
+                    Residual::Computed(outputs.len() - 1 - self.outputs.len())
+                }
+            })
+            .collect();
+        Halves {
+            forward: self.extract(&graph.inputs()[..self.body_inputs], &outputs, |node| node.id.index() < self.boundary),
+            backward: {
+                let inputs: Vec<Value> = saved.iter().chain(&graph.inputs()[self.body_inputs..]).copied().collect();
+                self.extract(&inputs, results, |node| {
+                    let index = node.id.index();
+                    recomputed.contains(&index) || (index >= self.boundary && live[index])
+                })
+            },
+            residuals,
+        }
+    }
+
+    /// Backward nodes that the results depend on.
+    fn live_backward_nodes(&self, results: &[Value]) -> Vec<bool> {
+        let mut live = vec![false; self.graph.node_count()];
+        let mark = |value: Value, live: &mut Vec<bool>| {
+            if let Definition::Result(node, _) = self.graph.definition(value) {
+                live[node.index()] = true;
+            }
+        };
+        results.iter().for_each(|&value| mark(value, &mut live));
+        for node in self.graph.nodes().rev() {
+            if node.id.index() >= self.boundary && live[node.id.index()] {
+                node.operands().iter().for_each(|&value| mark(value, &mut live));
+            }
+        }
+        live
+    }
+
+    /// Takes values out of `read` that the backward half can compute again from other residuals at next to no cost, and
+    /// returns the nodes that do so. A broadcast is always undone (its operand is smaller), an elementwise op without
+    /// transcendental functions if all its operands are at hand.
+    fn choose_recomputation(&self, read: &mut FxHashSet<Value>, kept: &[bool]) -> FxHashSet<usize> {
+        let graph = &self.graph;
+        let mut recomputed = FxHashSet::default();
+        for node in graph.nodes().take(self.boundary).collect::<Vec<_>>().into_iter().rev() {
+            if node.results().len() != 1 || !read.contains(&node.result()) {
+                continue;
+            }
+            let shrinks = match node.op() {
+                Op::BroadcastInDim(_) => true,
+                Op::Convert(_) => {
+                    let (from, to) = (graph.ty(node.operands()[0]).dtype, graph.ty(node.result()).dtype);
+                    from != DType::Pred && from.byte_count() < to.byte_count()
+                }
+                _ => false,
+            };
+            let mut chain = Vec::new();
+            let at_hand = |value: Value, chain: &mut Vec<usize>| self.at_hand(value, read, kept, chain, 0);
+            if shrinks {
+                read.remove(&node.result());
+                read.insert(node.operands()[0]);
+                recomputed.insert(node.id.index());
+            } else if is_cheap(node) && node.operands().iter().all(|&value| at_hand(value, &mut chain)) {
+                read.remove(&node.result());
+                recomputed.insert(node.id.index());
+                recomputed.extend(chain);
+                // Inputs that are at hand are residuals only if something reads them.
+                for &value in node.operands() {
+                    self.read_inputs(value, read, &recomputed);
+                }
+            }
+        }
+        recomputed
+    }
+
+    /// Whether the backward half has `value` without saving anything more; collects the nodes it must copy for that.
+    fn at_hand(
+        &self,
+        value: Value,
+        read: &FxHashSet<Value>,
+        kept: &[bool],
+        chain: &mut Vec<usize>,
+        depth: usize,
+    ) -> bool {
+        if read.contains(&value) {
+            return true;
+        }
+        match self.graph.definition(value) {
+            Definition::Input(index) => kept.get(index as usize).copied().unwrap_or(false),
+            Definition::Result(node, _) => {
+                let node = self.graph.node(node);
+                // The bound keeps the search linear; longer chains of cheap ops do not occur between residuals.
+                let found = depth < 4
+                    && is_cheap(node)
+                    && node.operands().iter().all(|&operand| self.at_hand(operand, read, kept, chain, depth + 1));
+                if found {
+                    chain.push(node.id.index());
+                }
+                found
+            }
+        }
+    }
+
+    /// Adds the body inputs that recomputing `value` reads.
+    fn read_inputs(&self, value: Value, read: &mut FxHashSet<Value>, recomputed: &FxHashSet<usize>) {
+        match self.graph.definition(value) {
+            Definition::Input(_) => {
+                read.insert(value);
+            }
+            Definition::Result(node, _) if recomputed.contains(&node.index()) && !read.contains(&value) => {
+                for &operand in self.graph.node(node).operands() {
+                    self.read_inputs(operand, read, recomputed);
+                }
+            }
+            Definition::Result(..) => {}
+        }
+    }
+
+    /// A graph of the chosen nodes.
+    fn extract(&self, inputs: &[Value], outputs: &[Value], keep: impl Fn(NodeRef<'_>) -> bool) -> Graph {
+        let mut builder = GraphBuilder::new(self.graph.name());
+        let mut map = ValueMap::new(&self.graph);
+        for &input in inputs {
+            let value = builder.input(self.graph.ty(input).clone(), PortInfo::default());
+            map.set(input, value);
+        }
+        for node in self.graph.nodes().filter(|&node| keep(node)) {
+            builder.copy_node(&self.graph, node, &mut map);
+        }
+        builder.finish_body(outputs.iter().map(|&value| map.get(value)).collect())
+    }
+}
+
+/// Whether running a node again costs no more than reading its result back from memory.
+fn is_cheap(node: NodeRef<'_>) -> bool {
+    match node.op() {
+        Op::Binary(_) | Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
+        Op::Splat(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
+        Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
+        _ => false,
+    }
+}
+
+/// Which outputs of `body` depend differentiably on the inputs marked active.
+pub(super) fn output_activity(body: &Graph, active_inputs: &[bool]) -> Vec<bool> {
+    let active = activity(body, active_inputs);
+    body.outputs().iter().map(|output| active[output.index()]).collect()
+}

@@ -1,0 +1,260 @@
+//! The two walks of reverse mode: recording a graph, and pulling cotangents back through it.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::VjpContext;
+use super::regions::{self, RegionTape};
+use crate::error::OpError;
+use crate::ir::{Graph, GraphBuilder, Node, NodeRef, Phase, PortInfo, Value, ValueMap, Values};
+use crate::ops::Op;
+
+/// A graph that has been copied into a builder in such a way that cotangents can be pulled back through it.
+#[derive(Debug)]
+pub struct Tape<'g> {
+    graph: &'g Graph,
+    /// What stands for each value of `graph` in the builder.
+    map: ValueMap,
+    /// For each value of `graph`, whether it depends differentiably on an active input.
+    active: Vec<bool>,
+    /// What ops with regions left behind.
+    regions: FxHashMap<Node, RegionTape>,
+}
+
+/// For each value of `graph`, whether it depends differentiably on an input marked active.
+pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
+    let mut active = vec![false; graph.value_count()];
+    for (&input, &is_active) in graph.inputs().iter().zip(active_inputs) {
+        active[input.index()] = is_active && graph.ty(input).dtype.is_float();
+    }
+    for node in graph.nodes() {
+        match node.op() {
+            Op::StopGradient(_) => {}
+            Op::Scan(scan) => {
+                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
+                let (_, results) = regions::scan_activity(scan, &operands);
+                for (result, is_active) in node.results().zip(results) {
+                    active[result.index()] = is_active;
+                }
+            }
+            _ => {
+                if node.operands().iter().any(|value| active[value.index()]) {
+                    for result in node.results() {
+                        active[result.index()] = graph.ty(result).dtype.is_float();
+                    }
+                }
+            }
+        }
+    }
+    active
+}
+
+/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked.
+fn demand(graph: &Graph, wanted_outputs: &[bool]) -> Vec<bool> {
+    let mut wanted = vec![false; graph.value_count()];
+    for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {
+        wanted[output.index()] |= is_wanted;
+    }
+    for node in graph.nodes().rev() {
+        if node.results().any(|result| wanted[result.index()]) {
+            for operand in node.operands() {
+                wanted[operand.index()] = true;
+            }
+        }
+    }
+    wanted
+}
+
+impl<'g> Tape<'g> {
+    /// Copies `graph` into `builder` with `arguments` for its inputs. Cotangents will be asked of the inputs marked
+    /// active, and may be given for the outputs marked wanted.
+    ///
+    /// # Errors
+    /// An op inside a region refuses to be differentiated.
+    pub fn record(
+        builder: &mut GraphBuilder,
+        graph: &'g Graph,
+        arguments: &[Value],
+        active_inputs: &[bool],
+        wanted_outputs: &[bool],
+    ) -> Result<Tape<'g>, OpError> {
+        let map = ValueMap::for_inputs(graph, arguments);
+        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs)
+    }
+
+    /// As [`Tape::record`], where `map` already holds the inputs and perhaps other values, which are not computed again.
+    pub(super) fn record_onto(
+        builder: &mut GraphBuilder,
+        graph: &'g Graph,
+        map: ValueMap,
+        active_inputs: &[bool],
+        wanted_outputs: &[bool],
+    ) -> Result<Tape<'g>, OpError> {
+        let active = activity(graph, active_inputs);
+        let wanted = demand(graph, wanted_outputs);
+        let mut tape = Tape { graph, map, active, regions: FxHashMap::default() };
+        for node in graph.nodes() {
+            if node.results().len() > 0 && node.results().all(|result| tape.map.find(result).is_some()) {
+                continue;
+            }
+            let is_active = |value: Value| tape.active[value.index()];
+            let differentiated = node.results().any(|result| is_active(result) && wanted[result.index()]);
+            if !differentiated || node.op().as_primitive().is_some() {
+                builder.copy_node(graph, node, &mut tape.map);
+                continue;
+            }
+            let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
+            let operand_active: SmallVec<[bool; 8]> = node.operands().iter().map(|&value| is_active(value)).collect();
+            let result_wanted: SmallVec<[bool; 8]> =
+                node.results().map(|result| is_active(result) && wanted[result.index()]).collect();
+            let outer = builder.origin();
+            builder.set_origin(place(node, outer.phase));
+            let (results, region) = regions::record(builder, node.op(), &operands, &operand_active, &result_wanted)?;
+            builder.set_origin(outer);
+            for (old, new) in node.results().zip(results) {
+                tape.map.set(old, new);
+            }
+            tape.regions.insert(node.id, region);
+        }
+        Ok(tape)
+    }
+
+    /// What the graph's outputs are in the builder.
+    pub fn outputs(&self) -> Vec<Value> {
+        self.graph.outputs().iter().map(|&value| self.map.get(value)).collect()
+    }
+
+    /// Walks backwards: from one cotangent for each output (`None` for zero) to one for each input.
+    ///
+    /// # Errors
+    /// A cotangent reaches an op that is not differentiable.
+    pub fn pullback(
+        &self,
+        builder: &mut GraphBuilder,
+        output_cotangents: &[Option<Value>],
+    ) -> Result<Vec<Option<Value>>, OpError> {
+        let graph = self.graph;
+        let mut cotangents: Vec<Option<Value>> = vec![None; graph.value_count()];
+        let outer = builder.origin();
+        for (&output, &cotangent) in graph.outputs().iter().zip(output_cotangents) {
+            if let Some(cotangent) = cotangent
+                && self.active[output.index()]
+            {
+                accumulate(builder, &mut cotangents[output.index()], cotangent)?;
+            }
+        }
+        for node in graph.nodes().rev() {
+            let incoming: SmallVec<[Option<Value>; 2]> = node.results().map(|result| cotangents[result.index()]).collect();
+            if incoming.iter().all(Option::is_none) {
+                continue;
+            }
+            builder.set_origin(place(node, Phase::Backward));
+            let operands: Values = node.operands().iter().map(|&value| self.map.get(value)).collect();
+            let needs: SmallVec<[bool; 4]> = node.operands().iter().map(|value| self.active[value.index()]).collect();
+            let mut gradients: SmallVec<[Option<Value>; 4]> = SmallVec::from_elem(None, operands.len());
+            match node.op().as_primitive() {
+                Some(primitive) => {
+                    let results: Values = node.results().map(|value| self.map.get(value)).collect();
+                    primitive.vjp(&mut VjpContext {
+                        builder,
+                        operands: &operands,
+                        results: &results,
+                        cotangents: &incoming,
+                        needs: &needs,
+                        gradients: &mut gradients,
+                    })?;
+                }
+                None => {
+                    if let Some(region) = self.regions.get(&node.id) {
+                        let found = regions::pullback(builder, node.op(), region, &operands, &needs, &incoming)?;
+                        gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
+                    }
+                }
+            }
+            for (index, operand) in node.operands().iter().enumerate() {
+                if let Some(gradient) = gradients[index]
+                    && needs[index]
+                {
+                    accumulate(builder, &mut cotangents[operand.index()], gradient)?;
+                }
+            }
+        }
+        builder.set_origin(outer);
+        Ok(graph.inputs().iter().map(|input| cotangents[input.index()]).collect())
+    }
+
+    /// What stands for a value of the recorded graph.
+    pub(super) fn value(&self, value: Value) -> Value {
+        self.map.get(value)
+    }
+}
+
+/// The origin of nodes made for `node` in a phase; a recomputation stays one.
+fn place(node: NodeRef<'_>, phase: Phase) -> crate::ir::Origin {
+    let origin = node.origin();
+    if phase == Phase::Forward { origin } else { origin.in_phase(phase) }
+}
+
+/// Adds a cotangent to what has arrived so far.
+fn accumulate(builder: &mut GraphBuilder, slot: &mut Option<Value>, cotangent: Value) -> Result<(), OpError> {
+    *slot = Some(match *slot {
+        Some(sum) => builder.add(sum, cotangent)?,
+        None => cotangent,
+    });
+    Ok(())
+}
+
+/// A graph that returns the outputs of `graph` followed by the gradients of its first output, a floating-point scalar,
+/// with respect to the inputs listed.
+///
+/// # Errors
+/// The first output is no floating-point scalar, or a gradient would have to pass an op that has none.
+pub fn value_and_grad(graph: &Graph, inputs: &[usize]) -> Result<Graph, crate::Error> {
+    let mut builder = GraphBuilder::new(format!("grad_{}", graph.name()));
+    let arguments: Vec<Value> =
+        graph.input_types().zip(graph.input_info()).map(|(ty, info)| builder.input(ty.clone(), info.clone())).collect();
+    let mut active = vec![false; arguments.len()];
+    for &input in inputs {
+        let Some(slot) = active.get_mut(input) else {
+            return Err(crate::error::TraceError::other(format!(
+                "cannot differentiate with respect to input {input} of `{}`, which has {}",
+                graph.name(),
+                arguments.len()
+            )));
+        };
+        *slot = true;
+    }
+    let (mut outputs, gradients) = gradient_of_first(&mut builder, graph, &arguments, &active)?;
+    let mut info = graph.output_info().to_vec();
+    for &input in inputs {
+        let ty = graph.ty(graph.inputs()[input]);
+        outputs.push(gradients[input].unwrap_or_else(|| builder.splat(ty.clone(), 0.0)));
+        let port = &graph.input_info()[input];
+        info.push(PortInfo { path: format!("grad.{}", port.path).into(), ..port.clone() });
+    }
+    Ok(builder.finish(outputs, info))
+}
+
+/// Records `graph` and pulls 1 back from its first output; returns all outputs and the inputs' cotangents.
+pub(crate) fn gradient_of_first(
+    builder: &mut GraphBuilder,
+    graph: &Graph,
+    arguments: &[Value],
+    active: &[bool],
+) -> Result<(Vec<Value>, Vec<Option<Value>>), crate::Error> {
+    let scalar = graph.output_types().next().filter(|ty| ty.rank() == 0 && ty.dtype.is_float());
+    let Some(scalar) = scalar else {
+        return Err(crate::error::TraceError::other(format!(
+            "a gradient needs a floating-point scalar as first output, found {}",
+            graph.output_types().next().map_or("no output".to_owned(), ToString::to_string)
+        )));
+    };
+    let mut wanted = vec![false; graph.outputs().len()];
+    wanted[0] = true;
+    let tape = Tape::record(builder, graph, arguments, active, &wanted)?;
+    let one = builder.splat(scalar.clone(), 1.0);
+    let mut seeds = vec![None; graph.outputs().len()];
+    seeds[0] = Some(one);
+    let gradients = tape.pullback(builder, &seeds)?;
+    Ok((tape.outputs(), gradients))
+}

@@ -1,0 +1,196 @@
+//! The crate's error type. Each variant says whose fault it is.
+
+use std::fmt;
+
+use crate::ir::{Origin, TensorType};
+
+/// Everything that can go wrong in meshloom.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The traced program's fault: an op got operands or attributes it does not take.
+    #[error(transparent)]
+    Op(#[from] Box<OpError>),
+    /// The traced program's fault: tensors, trees or closures were combined in a way that has no meaning.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// meshloom's fault: a pass made a graph that breaks an invariant.
+    #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
+    Verify {
+        /// Name of the pass.
+        pass: &'static str,
+        /// What is broken.
+        source: crate::ir::VerifyError,
+    },
+}
+
+impl From<OpError> for Error {
+    fn from(error: OpError) -> Error {
+        Error::Op(Box::new(error))
+    }
+}
+
+/// Why an op refuses its operands.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TypeError {
+    /// Wrong number of operands.
+    #[error("expected {expected} operands, found {found}")]
+    OperandCount {
+        /// Number the op takes.
+        expected: usize,
+        /// Number it got.
+        found: usize,
+    },
+    /// Two operands that must have one element type have two.
+    #[error("operand {operand} must have element type {expected}, found {found}; convert it with `.convert(..)`")]
+    DType {
+        /// Index of the operand.
+        operand: usize,
+        /// What would be accepted.
+        expected: String,
+        /// What was given.
+        found: crate::ir::DType,
+    },
+    /// An operand has the wrong number of dimensions.
+    #[error("operand {operand} must have {expected} dimensions, found {found}")]
+    Rank {
+        /// Index of the operand.
+        operand: usize,
+        /// What would be accepted.
+        expected: String,
+        /// What was given.
+        found: usize,
+    },
+    /// Two sizes that must agree do not.
+    #[error("dimension {dim} of operand {operand} must have size {expected}, found {found}")]
+    Size {
+        /// Index of the operand.
+        operand: usize,
+        /// Dimension of that operand.
+        dim: usize,
+        /// What would be accepted.
+        expected: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// An axis number that the operand does not have, or that is given twice.
+    #[error("axis {axis} is out of range or repeated for an operand with {rank} dimensions")]
+    Axis {
+        /// The axis.
+        axis: i64,
+        /// Dimensions the operand has.
+        rank: usize,
+    },
+    /// An attribute does not fit the operands.
+    #[error("{0}")]
+    Attribute(String),
+    /// The op has no gradient.
+    #[error("it is not differentiable; wrap its operand in `stop_gradient` if no gradient should flow through it")]
+    NotDifferentiable,
+}
+
+/// An op that refuses its operands, with everything needed to find the call.
+#[derive(Debug, Clone)]
+pub struct OpError {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Why.
+    pub error: TypeError,
+    /// The operands' types.
+    pub operands: Vec<TensorType>,
+    /// The user's source line and scope path.
+    pub origin: Origin,
+}
+
+impl OpError {
+    pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
+        OpError { op, error, operands, origin }
+    }
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        for (index, ty) in self.operands.iter().enumerate() {
+            write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
+        }
+        write!(f, "): {}", self.error)?;
+        write_place(f, self.origin)
+    }
+}
+
+// The source is part of the message already, so it is not offered a second time through `source()`.
+impl std::error::Error for OpError {}
+
+/// A meaningless combination of tensors, trees or closures in a traced program.
+#[derive(Debug, Clone)]
+pub struct TraceError {
+    /// What is wrong and what to do.
+    pub kind: TraceErrorKind,
+    /// The user's source line and scope path.
+    pub origin: Origin,
+}
+
+/// The kinds of [`TraceError`].
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TraceErrorKind {
+    /// A tensor outlived the closure that it was made in.
+    #[error("a tensor is used outside the trace it belongs to; return it from the traced closure instead of storing it")]
+    Escaped,
+    /// A tensor operation was called with no trace under way.
+    #[error("a tensor operation needs a trace under way; call it inside the closure given to `Function::trace`")]
+    NoTrace,
+    /// Two trees that must have the same leaves do not.
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch {
+        /// What was compared.
+        what: String,
+        /// What would be accepted.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// A closure that must not capture outer tensors does.
+    #[error("{construct} must not use tensors from outside its arguments; pass them as arguments")]
+    Capture {
+        /// The construct.
+        construct: &'static str,
+    },
+    /// An einsum formula that cannot be read.
+    #[error("einsum formula `{formula}`: {problem}")]
+    Einsum {
+        /// The formula.
+        formula: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl fmt::Display for TraceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        write_place(f, self.origin)
+    }
+}
+
+impl std::error::Error for TraceError {}
+
+impl TraceError {
+    /// An error without a known place.
+    pub(crate) fn other(message: String) -> Error {
+        TraceError { kind: TraceErrorKind::Other(message), origin: Origin::default() }.into()
+    }
+}
+
+/// Writes ` (in SCOPE, at FILE:LINE:COLUMN)`, as far as known.
+pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Result {
+    let scope = origin.scope.path();
+    match (scope.is_empty(), origin.location) {
+        (true, None) => Ok(()),
+        (false, None) => write!(f, " (in {scope})"),
+        (true, Some(location)) => write!(f, " (at {location})"),
+        (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
+    }
+}

@@ -1,0 +1,565 @@
+//! Emission: a graph becomes a serialized `HloModuleProto`.
+//!
+//! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
+//! the same bytes. Regions become computations: a scan a `while` with a known trip count, a call a `call`; checkpoints and
+//! custom VJPs that were not differentiated are emitted in line.
+//!
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: OpSharding (V2) on parameters, on the
+//! root and on a `Sharding` custom call for each reshard, for XLA's partitioner to propagate.
+
+use std::sync::Arc;
+
+use prost::Message;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::proto::{self, HloInstructionProto};
+use super::sharding::op_sharding;
+use super::writer::{ComputationId, InstructionId, ModuleWriter, literal, shape, tuple_shape};
+use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
+use crate::ops::{ArgReduce, ArgReduceKind, Call, Op, ReduceKind, Scan};
+use crate::sharding::{Mesh, Spec};
+
+/// What emission needs beside the graph.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmitOptions<'a> {
+    /// The mesh that specs refer to; `None` emits a program for one device and leaves specs out.
+    pub mesh: Option<&'a Mesh>,
+    /// Pairs of (output, input) that share a buffer: the input is donated.
+    pub aliases: &'a [(usize, usize)],
+    /// Leaves out source lines and scope paths.
+    pub omit_metadata: bool,
+}
+
+/// A serialized module.
+#[derive(Clone, Debug)]
+pub struct EmittedModule {
+    /// The bytes of an `HloModuleProto`.
+    pub bytes: Vec<u8>,
+    /// Number of instructions in all computations.
+    pub instruction_count: usize,
+}
+
+impl EmittedModule {
+    /// The module as messages.
+    pub fn decode(&self) -> proto::HloModuleProto {
+        // The bytes are our own, so they decode; an empty module would show up at once wherever it is used.
+        proto::HloModuleProto::decode(self.bytes.as_slice()).unwrap_or_default()
+    }
+}
+
+type Ids = SmallVec<[InstructionId; 4]>;
+
+struct Emitter {
+    writer: ModuleWriter,
+    mesh: Option<Mesh>,
+    omit_metadata: bool,
+    paths: FxHashMap<Scope, String>,
+    /// Emitted functions; the graphs are held so that their addresses stay theirs.
+    functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
+    /// Scalar constants of each open computation.
+    constants: Vec<FxHashMap<(DType, u64), InstructionId>>,
+    origin: Origin,
+    op_name: &'static str,
+}
+
+/// Writes `graph` as a module.
+pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
+    let emitter = Emitter {
+        writer: ModuleWriter::new(),
+        mesh: options.mesh.filter(|mesh| mesh.device_count() > 1).cloned(),
+        omit_metadata: options.omit_metadata,
+        paths: FxHashMap::default(),
+        functions: FxHashMap::default(),
+        constants: Vec::new(),
+        origin: Origin::default(),
+        op_name: "",
+    };
+    emitter.module(graph, options.aliases)
+}
+
+impl Emitter {
+    fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> EmittedModule {
+        let name = sanitize(graph.name());
+        self.open();
+        let mut inputs = Vec::with_capacity(graph.inputs().len());
+        for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+            let ty = graph.ty(input);
+            let next = self.writer.next_id();
+            let instruction = self.writer.parameter(ty, &info.path);
+            if !info.path.is_empty() {
+                instruction.name = format!("{}.{next}", sanitize(&info.path));
+                instruction.metadata.get_or_insert_with(Default::default).op_name.push_str(&info.path);
+            }
+            if let Some(mesh) = &self.mesh {
+                let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
+                instruction.sharding = Some(op_sharding(mesh, &spec).into());
+            }
+            inputs.push(self.writer.commit());
+        }
+        let outputs = self.body(graph, &inputs);
+        let root = self.writer.begin_tuple("tuple", graph.output_types(), &outputs);
+        if let Some(mesh) = &self.mesh {
+            let element = |(ty, info): (&TensorType, &crate::ir::PortInfo)| {
+                op_sharding(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())))
+            };
+            let sharding = proto::OpSharding {
+                r#type: proto::op_sharding::Type::Tuple.into(),
+                tuple_shardings: graph.output_types().zip(graph.output_info()).map(element).collect(),
+                ..proto::OpSharding::default()
+            };
+            root.sharding = Some(sharding.into());
+        }
+        let root = self.writer.commit();
+        let (entry, program) = self.close(&name, root, tuple_shape(graph.output_types()));
+        let alias = |&(output, input): &(usize, usize)| proto::hlo_input_output_alias_proto::AliasEntryProto {
+            output_shape_index: vec![output as i64],
+            parameter_number: input as i64,
+            parameter_shape_index: Vec::new(),
+            // A hint rather than a demand: a plugin may copy where its layout forbids sharing.
+            kind: proto::Kind::MayAlias.into(),
+        };
+        let aliases: Vec<_> = aliases.iter().map(alias).collect();
+        let header = proto::HloModuleProto {
+            entry_computation_name: format!("{name}.{entry}"),
+            name,
+            entry_computation_id: entry,
+            host_program_shape: Some(program),
+            input_output_alias: (!aliases.is_empty()).then_some(proto::HloInputOutputAliasProto { entries: aliases }),
+            ..proto::HloModuleProto::default()
+        };
+        let instruction_count = self.writer.instruction_count();
+        let mut bytes = header.encode_to_vec();
+        bytes.extend(self.writer.into_computations());
+        EmittedModule { bytes, instruction_count }
+    }
+
+    fn open(&mut self) {
+        self.writer.open_computation();
+        self.constants.push(FxHashMap::default());
+    }
+
+    fn close(
+        &mut self,
+        name: &str,
+        root: InstructionId,
+        result: proto::ShapeProto,
+    ) -> (ComputationId, proto::ProgramShapeProto) {
+        self.constants.pop();
+        self.writer.close_computation(name, root, result)
+    }
+
+    /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
+    fn body(&mut self, graph: &Graph, inputs: &[InstructionId]) -> Ids {
+        let mut ids: Vec<InstructionId> = vec![0; graph.value_count()];
+        for (&input, &id) in graph.inputs().iter().zip(inputs) {
+            ids[input.index()] = id;
+        }
+        for node in graph.nodes() {
+            let operands: Ids = node.operands().iter().map(|value| ids[value.index()]).collect();
+            let results = self.node(graph, node, &operands);
+            for (value, id) in node.results().zip(results) {
+                ids[value.index()] = id;
+            }
+        }
+        graph.outputs().iter().map(|output| ids[output.index()]).collect()
+    }
+
+    fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
+        self.origin = node.origin();
+        self.op_name = node.op().name();
+        match node.op() {
+            Op::Call(call) => self.call(call, operands),
+            Op::Checkpoint(checkpoint) => self.body(&checkpoint.body, operands),
+            Op::CustomVjp(custom) => self.body(&custom.primal, operands),
+            Op::Scan(scan) => self.scan(graph, node, scan, operands),
+            op => {
+                let results = SmallVec::from_elem(0, node.results().len());
+                let mut context = EmitContext { emitter: self, graph, node, operands, results };
+                if let Some(primitive) = op.as_primitive() {
+                    primitive.emit(&mut context);
+                }
+                context.results
+            }
+        }
+    }
+
+    fn call(&mut self, call: &Call, operands: &[InstructionId]) -> Ids {
+        let function = &call.function;
+        let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
+        let origin = self.origin;
+        let computation = known.unwrap_or_else(|| {
+            self.open();
+            let inputs: Ids = function
+                .input_types()
+                .map(|ty| {
+                    self.writer.parameter(ty, "");
+                    self.writer.commit()
+                })
+                .collect();
+            let outputs = self.body(function, &inputs);
+            self.begin_tuple("tuple", function.output_types(), &outputs);
+            let root = self.writer.commit();
+            let (id, _) = self.close(&sanitize(function.name()), root, tuple_shape(function.output_types()));
+            self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
+            id
+        });
+        self.origin = origin;
+        self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
+        let result = self.writer.commit();
+        self.elements(result, function.output_types())
+    }
+
+    /// All elements of a tuple.
+    fn elements<'t>(&mut self, tuple: InstructionId, types: impl IntoIterator<Item = &'t TensorType>) -> Ids {
+        types.into_iter().enumerate().map(|(index, ty)| self.element(tuple, index, ty)).collect()
+    }
+
+    fn element(&mut self, tuple: InstructionId, index: usize, ty: &TensorType) -> InstructionId {
+        self.begin("get-tuple-element", ty, &[tuple]).tuple_index = index as i64;
+        self.writer.commit()
+    }
+
+    /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
+    fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
+        let origin = self.origin;
+        let (body, length) = (&*scan.body, scan.length);
+        let counter_type = TensorType::scalar(DType::S32);
+        let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
+        let operand_types: Vec<TensorType> = node.operands().iter().map(|&value| graph.ty(value).clone()).collect();
+        let (invariants, rest) = operands.split_at(scan.invariant_count);
+        let (carries, stacked) = rest.split_at(scan.carry_count);
+        let invariant_types = &operand_types[..scan.invariant_count];
+        let stacked_types = &operand_types[scan.invariant_count + scan.carry_count..];
+        let state_types: Vec<&TensorType> =
+            [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
+
+        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        state.extend(carries);
+        for ty in &result_types[scan.carry_count..] {
+            let zero = self.number(ty.dtype, 0.0);
+            self.begin("broadcast", ty, &[zero]);
+            state.push(self.writer.commit());
+        }
+        state.extend(invariants);
+        state.extend(stacked);
+        self.begin_tuple("tuple", state_types.iter().copied(), &state);
+        let initial = self.writer.commit();
+
+        self.open();
+        self.writer.tuple_parameter(&state_types, "state");
+        let parameter = self.writer.commit();
+        let counter = self.element(parameter, 0, &counter_type);
+        let limit = self.number(DType::S32, length as f64);
+        let below = self.begin("compare", &TensorType::scalar(DType::Pred), &[counter, limit]);
+        below.comparison_direction.push_str("LT");
+        below.comparison_type.push_str("SIGNED");
+        let root = self.writer.commit();
+        let name = sanitize(body.name());
+        let (condition, _) = self.close(&format!("{name}_condition"), root, shape(&TensorType::scalar(DType::Pred)));
+
+        self.open();
+        self.writer.tuple_parameter(&state_types, "state");
+        let parameter = self.writer.commit();
+        let mut state = self.elements(parameter, state_types.iter().copied());
+        let counter = state[0];
+        let mut position = counter;
+        if scan.reverse {
+            let last = self.number(DType::S32, length as f64 - 1.0);
+            self.begin("subtract", &counter_type, &[last, counter]);
+            position = self.writer.commit();
+        }
+        let zero = self.number(DType::S32, 0.0);
+        let at_position = |target: &[InstructionId], rank: usize| -> Ids {
+            let zeros = std::iter::repeat_n(zero, rank - 1);
+            target.iter().copied().chain([position]).chain(zeros).collect()
+        };
+        let first_stacked_output = 1 + scan.carry_count;
+        let first_invariant = 1 + result_types.len();
+        let first_stacked_input = first_invariant + scan.invariant_count;
+        let mut inputs: Ids = state[first_invariant..first_stacked_input].into();
+        inputs.extend_from_slice(&state[1..first_stacked_output]);
+        for (index, ty) in stacked_types.iter().enumerate() {
+            let operands = at_position(&[state[first_stacked_input + index]], ty.rank());
+            let mut slice_type = ty.clone();
+            slice_type.dims[0] = 1;
+            let sizes: Vec<i64> = slice_type.dims.iter().map(|&size| size as i64).collect();
+            self.begin("dynamic-slice", &slice_type, &operands).dynamic_slice_sizes.extend(sizes);
+            let slice = self.writer.commit();
+            slice_type.dims.remove(0);
+            self.begin("reshape", &slice_type, &[slice]);
+            inputs.push(self.writer.commit());
+        }
+        let outputs = self.body(body, &inputs);
+        self.origin = origin;
+        state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
+        for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
+            let mut row = ty.clone();
+            row.dims[0] = 1;
+            self.begin("reshape", &row, &[outputs[index]]);
+            let row = self.writer.commit();
+            let operands = at_position(&[state[1 + index], row], ty.rank());
+            self.begin("dynamic-update-slice", ty, &operands);
+            state[1 + index] = self.writer.commit();
+        }
+        let one = self.number(DType::S32, 1.0);
+        self.begin("add", &counter_type, &[counter, one]);
+        state[0] = self.writer.commit();
+        self.begin_tuple("tuple", state_types.iter().copied(), &state);
+        let root = self.writer.commit();
+        let (computation, _) = self.close(&name, root, tuple_shape(state_types.iter().copied()));
+
+        let instruction = self.begin_tuple("while", state_types.iter().copied(), &[initial]);
+        // XLA reads the body first, then the condition.
+        instruction.called_computation_ids.extend([computation, condition]);
+        instruction.backend_config = format!(r#"{{"known_trip_count":{{"n":"{length}"}}}}"#).into_bytes();
+        let result = self.writer.commit();
+        result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
+    }
+
+    fn begin(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> &mut HloInstructionProto {
+        let instruction = self.writer.begin(opcode, ty, operands);
+        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
+        instruction
+    }
+
+    fn begin_tuple<'t>(
+        &mut self,
+        opcode: &str,
+        types: impl IntoIterator<Item = &'t TensorType>,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        let instruction = self.writer.begin_tuple(opcode, types, operands);
+        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
+        instruction
+    }
+
+    /// A scalar constant of the open computation, written once.
+    fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
+        let mut key = [0; 8];
+        key[..bytes.len()].copy_from_slice(bytes);
+        let key = (dtype, u64::from_le_bytes(key));
+        if let Some(&id) = self.constants.last().and_then(|constants| constants.get(&key)) {
+            return id;
+        }
+        let ty = TensorType::scalar(dtype);
+        self.writer.begin("constant", &ty, &[]).literal = Some(literal(&ty, bytes).into());
+        let id = self.writer.commit();
+        if let Some(constants) = self.constants.last_mut() {
+            constants.insert(key, id);
+        }
+        id
+    }
+
+    /// A scalar constant from a number.
+    fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
+        let (bytes, count) = crate::ops::Splat::new(TensorType::scalar(dtype), number).element_bytes();
+        self.scalar_constant(dtype, &bytes[..count])
+    }
+
+    /// The computation of a variadic reduce over (value, position): the better value, or the lower position of equals.
+    fn arg_reduce_combiner(&mut self, kind: ArgReduceKind, dtype: DType) -> ComputationId {
+        let (value, index) = (TensorType::scalar(dtype), TensorType::scalar(DType::S32));
+        let flag = TensorType::scalar(DType::Pred);
+        self.open();
+        let types = [(&value, "best"), (&index, "best_index"), (&value, "next"), (&index, "next_index")];
+        let [best, best_index, next, next_index] = types.map(|(ty, name)| {
+            self.writer.parameter(ty, name);
+            self.writer.commit()
+        });
+        let compare = |emitter: &mut Self, direction: &str, dtype: DType, lhs, rhs| {
+            let instruction = emitter.writer.begin("compare", &TensorType::scalar(DType::Pred), &[lhs, rhs]);
+            instruction.comparison_direction.push_str(direction);
+            let ty = if dtype.is_float() { "FLOAT" } else if dtype.is_signed_integer() { "SIGNED" } else { "UNSIGNED" };
+            instruction.comparison_type.push_str(ty);
+            emitter.writer.commit()
+        };
+        let simple = |emitter: &mut Self, opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
+            emitter.writer.begin(opcode, ty, operands);
+            emitter.writer.commit()
+        };
+        let direction = if kind == ArgReduceKind::Max { "GT" } else { "LT" };
+        let better = compare(self, direction, dtype, best, next);
+        // Only NaN differs from itself; it counts as extreme, as in a plain max or min.
+        let is_nan = compare(self, "NE", dtype, best, best);
+        let keep = simple(self, "or", &flag, &[better, is_nan]);
+        let equal = compare(self, "EQ", dtype, best, next);
+        let earlier = compare(self, "LT", DType::S32, best_index, next_index);
+        let tie = simple(self, "and", &flag, &[equal, earlier]);
+        let keep_index = simple(self, "or", &flag, &[keep, tie]);
+        let chosen = simple(self, "select", &value, &[keep, best, next]);
+        let chosen_index = simple(self, "select", &index, &[keep_index, best_index, next_index]);
+        self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
+        let root = self.writer.commit();
+        self.close("arg_reduce", root, tuple_shape([&value, &index])).0
+    }
+}
+
+/// Fills in where an instruction came from.
+fn describe(
+    instruction: &mut HloInstructionProto,
+    omit_metadata: bool,
+    origin: Origin,
+    op_name: &str,
+    paths: &mut FxHashMap<Scope, String>,
+) {
+    if omit_metadata {
+        return;
+    }
+    let metadata = instruction.metadata.get_or_insert_with(Default::default);
+    metadata.op_type.push_str(op_name);
+    metadata.op_name.push_str(match origin.phase {
+        Phase::Forward => "",
+        Phase::Backward => "backward/",
+        Phase::Recompute => "recompute/",
+    });
+    let path = paths.entry(origin.scope).or_insert_with(|| origin.scope.path());
+    if !path.is_empty() {
+        metadata.op_name.push_str(path);
+        metadata.op_name.push('/');
+    }
+    metadata.op_name.push_str(op_name);
+    if let Some(location) = origin.location {
+        metadata.source_file.push_str(location.file());
+        metadata.source_line = location.line() as i32;
+    }
+}
+
+/// A name that HLO text takes for an identifier.
+fn sanitize(name: &str) -> String {
+    let mut clean: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect();
+    if !clean.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        clean.insert(0, '_');
+    }
+    clean
+}
+
+/// One node as its op's `emit` rule sees it.
+pub struct EmitContext<'e> {
+    emitter: &'e mut Emitter,
+    graph: &'e Graph,
+    node: NodeRef<'e>,
+    operands: &'e [InstructionId],
+    results: Ids,
+}
+
+impl EmitContext<'_> {
+    /// The instruction that an operand became.
+    pub fn operand_id(&self, index: usize) -> InstructionId {
+        self.operands[index]
+    }
+
+    /// The type of an operand.
+    pub fn operand_type(&self, index: usize) -> &TensorType {
+        self.graph.ty(self.node.operands()[index])
+    }
+
+    /// States what a result became.
+    pub fn set_result(&mut self, index: usize, id: InstructionId) {
+        self.results[index] = id;
+    }
+
+    /// One instruction with all operands and no attributes.
+    pub fn simple(&mut self, opcode: &str) {
+        self.begin(opcode);
+        self.finish();
+    }
+
+    /// Starts an instruction with all operands and the type of result 0; [`EmitContext::finish`] ends it.
+    pub fn begin(&mut self, opcode: &str) -> &mut HloInstructionProto {
+        self.begin_with(opcode, 0, self.operands)
+    }
+
+    /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
+    pub fn begin_with(
+        &mut self,
+        opcode: &str,
+        result: usize,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        let ty = self.node.results().nth(result).map_or(self.operand_type(0), |value| self.graph.ty(value));
+        let ty = ty.clone();
+        self.emitter.begin(opcode, &ty, operands)
+    }
+
+    /// Ends the instruction begun, which is result 0.
+    pub fn finish(&mut self) {
+        self.results[0] = self.emitter.writer.commit();
+    }
+
+    /// Makes result 0 the operand itself.
+    pub fn forward_operand(&mut self) {
+        self.results[0] = self.operands[0];
+    }
+
+    /// A scalar constant from its bytes.
+    pub fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
+        self.emitter.scalar_constant(dtype, bytes)
+    }
+
+    /// A scalar constant from a number.
+    pub fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
+        self.emitter.number(dtype, number)
+    }
+
+    /// A computation of two scalars by one opcode.
+    pub fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
+        self.emitter.writer.combiner(opcode, dtype)
+    }
+
+    /// A dense constant as result 0.
+    pub fn literal(&mut self, value: &Literal) {
+        let value = literal(value.ty(), value.bytes());
+        self.begin("constant").literal = Some(value.into());
+        self.finish();
+    }
+
+    /// An optimization barrier over all operands, which it makes the results.
+    pub(crate) fn emit_barrier(&mut self) {
+        if self.operands.len() == 1 {
+            return self.simple("opt-barrier");
+        }
+        let (graph, node) = (self.graph, self.node);
+        let types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
+        self.emitter.begin_tuple("tuple", types.iter().copied(), self.operands);
+        let tuple = self.emitter.writer.commit();
+        self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
+        let guarded = self.emitter.writer.commit();
+        self.results = self.emitter.elements(guarded, types);
+    }
+
+    /// A `Sharding` custom call, or nothing in a program for one device.
+    pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
+        let Some(mesh) = &self.emitter.mesh else { return self.forward_operand() };
+        let sharding = op_sharding(mesh, spec);
+        let instruction = self.begin("custom-call");
+        instruction.custom_call_target.push_str("Sharding");
+        instruction.sharding = Some(sharding.into());
+        self.finish();
+    }
+
+    /// A variadic reduce over (operand, position).
+    pub(crate) fn emit_arg_reduce(&mut self, op: &ArgReduce) {
+        let operand_type = self.operand_type(0).clone();
+        let dtype = operand_type.dtype;
+        let identity = match op.kind {
+            ArgReduceKind::Max => ReduceKind::Max,
+            ArgReduceKind::Min => ReduceKind::Min,
+        };
+        let combiner = self.emitter.arg_reduce_combiner(op.kind, dtype);
+        let worst = self.number(dtype, identity.identity(dtype));
+        let zero = self.number(DType::S32, 0.0);
+        let positions = operand_type.with_dtype(DType::S32);
+        self.emitter.begin("iota", &positions, &[]).dimensions.push(op.axis as i64);
+        let positions = self.emitter.writer.commit();
+        let Some(index_type) = self.node.results().next().map(|value| self.graph.ty(value).clone()) else { return };
+        let value_type = index_type.with_dtype(dtype);
+        let operands = [self.operands[0], positions, worst, zero];
+        let reduce = self.emitter.begin_tuple("reduce", [&value_type, &index_type], &operands);
+        reduce.dimensions.push(op.axis as i64);
+        reduce.called_computation_ids.push(combiner);
+        let pair = self.emitter.writer.commit();
+        self.results[0] = self.emitter.element(pair, 1, &index_type);
+    }
+}

@@ -1,0 +1,219 @@
+//! Building graphs, and copying nodes from one into another.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::entities::{Node, Origin, Value};
+use super::graph::{Definition, Graph, NodeData, NodeRef, PortInfo, ValueData};
+use super::types::TensorType;
+use crate::error::OpError;
+use crate::ops::Op;
+
+/// The results of one node.
+pub type Values = SmallVec<[Value; 4]>;
+
+/// Builds a [`Graph`] node by node. Every pushed op is type-checked by its own `infer` rule.
+#[derive(Debug)]
+pub struct GraphBuilder {
+    graph: Graph,
+    origin: Origin,
+}
+
+impl GraphBuilder {
+    /// An empty graph under construction.
+    pub fn new(name: impl Into<Arc<str>>) -> GraphBuilder {
+        GraphBuilder {
+            graph: Graph {
+                name: name.into(),
+                values: Vec::new(),
+                nodes: Vec::new(),
+                operand_pool: Vec::new(),
+                inputs: Vec::new(),
+                input_info: Vec::new(),
+                outputs: Vec::new(),
+                output_info: Vec::new(),
+            },
+            origin: Origin::default(),
+        }
+    }
+
+    /// Sets where the nodes pushed from now on come from.
+    pub fn set_origin(&mut self, origin: Origin) {
+        self.origin = origin;
+    }
+
+    /// Where the nodes pushed now come from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// The graph so far.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: Value) -> &TensorType {
+        self.graph.ty(value)
+    }
+
+    /// Adds an input.
+    pub fn input(&mut self, ty: TensorType, info: PortInfo) -> Value {
+        let value = Value(self.graph.values.len() as u32);
+        let definition = Definition::Input(self.graph.inputs.len() as u32);
+        self.graph.values.push(ValueData { ty, definition });
+        self.graph.inputs.push(value);
+        self.graph.input_info.push(info);
+        value
+    }
+
+    /// Adds a node and infers its result types.
+    ///
+    /// # Errors
+    /// The op's own typing rule refuses the operands.
+    pub fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<Values, OpError> {
+        let op = op.into();
+        let inferred = {
+            let types: SmallVec<[&TensorType; 8]> = operands.iter().map(|&value| self.ty(value)).collect();
+            op.infer(&types)
+        };
+        match inferred {
+            Ok(result_types) => Ok(self.push_typed(op, operands, result_types)),
+            Err(error) => {
+                let types = operands.iter().map(|&value| self.ty(value).clone()).collect();
+                Err(OpError::new(op.name(), error, types, self.origin))
+            }
+        }
+    }
+
+    /// Adds a node with one result.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::push`].
+    pub fn push1(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<Value, OpError> {
+        Ok(self.push(op, operands)?[0])
+    }
+
+    /// Adds a node whose result types are already known to be right, as when a checked node is copied.
+    pub(crate) fn push_typed(
+        &mut self,
+        op: Op,
+        operands: &[Value],
+        result_types: impl IntoIterator<Item = TensorType>,
+    ) -> Values {
+        let node = Node(self.graph.nodes.len() as u32);
+        let operand_start = self.graph.operand_pool.len() as u32;
+        self.graph.operand_pool.extend_from_slice(operands);
+        let result_start = self.graph.values.len() as u32;
+        for (index, ty) in result_types.into_iter().enumerate() {
+            self.graph.values.push(ValueData { ty, definition: Definition::Result(node, index as u32) });
+        }
+        let result_count = self.graph.values.len() as u32 - result_start;
+        self.graph.nodes.push(NodeData {
+            op,
+            operands: (operand_start, operands.len() as u32),
+            results: (result_start, result_count),
+            origin: self.origin,
+        });
+        (result_start..result_start + result_count).map(Value).collect()
+    }
+
+    /// Copies a node of another graph, reading its operands through `map` and recording its results there.
+    pub(crate) fn copy_node(&mut self, source: &Graph, node: NodeRef<'_>, map: &mut ValueMap) -> Values {
+        let op = node.op().clone();
+        self.copy_node_as(source, node, op, map)
+    }
+
+    /// As [`GraphBuilder::copy_node`], with another op of the same type.
+    pub(crate) fn copy_node_as(&mut self, source: &Graph, node: NodeRef<'_>, op: Op, map: &mut ValueMap) -> Values {
+        let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        let outer = self.origin;
+        self.origin = node.origin();
+        if outer.phase != Default::default() {
+            self.origin.phase = outer.phase;
+        }
+        let results = self.push_typed(op, &operands, node.results().map(|value| source.ty(value).clone()));
+        self.origin = outer;
+        for (old, &new) in node.results().zip(&results) {
+            map.set(old, new);
+        }
+        results
+    }
+
+    /// Copies all nodes of `source`, with its inputs standing for `arguments`; returns what its outputs became.
+    pub(crate) fn inline(&mut self, source: &Graph, arguments: &[Value]) -> Values {
+        let mut map = ValueMap::for_inputs(source, arguments);
+        for node in source.nodes() {
+            self.copy_node(source, node, &mut map);
+        }
+        source.outputs().iter().map(|&value| map.get(value)).collect()
+    }
+
+    /// Ends construction.
+    pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {
+        debug_assert_eq!(outputs.len(), output_info.len());
+        self.graph.outputs = outputs;
+        self.graph.output_info = output_info;
+        self.graph
+    }
+
+    /// Ends construction of a region body with its inputs in another order.
+    pub(crate) fn finish_ordered(mut self, inputs: Vec<Value>, outputs: Vec<Value>) -> Graph {
+        let info = inputs.iter().map(|&input| match self.graph.definition(input) {
+            Definition::Input(index) => self.graph.input_info[index as usize].clone(),
+            Definition::Result(..) => PortInfo::default(),
+        });
+        self.graph.input_info = info.collect();
+        for (index, &input) in inputs.iter().enumerate() {
+            self.graph.values[input.index()].definition = Definition::Input(index as u32);
+        }
+        self.graph.inputs = inputs;
+        self.finish_body(outputs)
+    }
+
+    /// Ends construction of a region body, whose ports need no description.
+    pub(crate) fn finish_body(self, outputs: Vec<Value>) -> Graph {
+        let info = vec![PortInfo::default(); outputs.len()];
+        self.finish(outputs, info)
+    }
+}
+
+/// Which value of a new graph stands for each value of an old one.
+#[derive(Debug, Clone)]
+pub(crate) struct ValueMap(Vec<u32>);
+
+const UNMAPPED: u32 = u32::MAX;
+
+impl ValueMap {
+    /// A map of nothing.
+    pub(crate) fn new(source: &Graph) -> ValueMap {
+        ValueMap(vec![UNMAPPED; source.value_count()])
+    }
+
+    /// A map of the inputs of `source` to `arguments`.
+    pub(crate) fn for_inputs(source: &Graph, arguments: &[Value]) -> ValueMap {
+        let mut map = ValueMap::new(source);
+        for (&input, &argument) in source.inputs().iter().zip(arguments) {
+            map.set(input, argument);
+        }
+        map
+    }
+
+    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set.
+    pub(crate) fn get(&self, value: Value) -> Value {
+        debug_assert_ne!(self.0[value.index()], UNMAPPED, "{value} is used before it is mapped");
+        Value(self.0[value.index()])
+    }
+
+    /// What stands for `value`, if anything does yet.
+    pub(crate) fn find(&self, value: Value) -> Option<Value> {
+        let mapped = self.0[value.index()];
+        (mapped != UNMAPPED).then_some(Value(mapped))
+    }
+
+    /// Makes `new` stand for `old`.
+    pub(crate) fn set(&mut self, old: Value, new: Value) {
+        self.0[old.index()] = new.0;
+    }
+}

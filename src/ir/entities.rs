@@ -1,0 +1,170 @@
+//! Index types into a [`Graph`](super::Graph), and where a node came from.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::{LazyLock, RwLock};
+
+use indexmap::IndexSet;
+
+/// One tensor in a graph: an input or a result of a node. Printed as `%3`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub(crate) u32);
+
+/// One application of an op in a graph. Nodes stand in topological order. Printed as `node3`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Node(pub(crate) u32);
+
+impl Value {
+    /// Position in the graph's value table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Node {
+    /// Position in the graph's node table.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node{}", self.0)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+// Scopes and names live in one table for the whole process, so that a node can be moved from graph to graph by copying
+// four bytes. It only ever holds distinct names, so its size is bounded by the programs' text, not by how often they run.
+static NAMES: LazyLock<RwLock<IndexSet<Box<str>>>> = LazyLock::new(|| RwLock::new(IndexSet::from_iter([Box::from("")])));
+static SCOPES: LazyLock<RwLock<IndexSet<(Scope, Name)>>> =
+    LazyLock::new(|| RwLock::new(IndexSet::from_iter([(Scope(0), Name(0))])));
+
+fn intern<T: std::hash::Hash + Eq, Q: std::hash::Hash + indexmap::Equivalent<T> + ?Sized>(
+    table: &RwLock<IndexSet<T>>,
+    key: &Q,
+    make: impl FnOnce() -> T,
+) -> u32 {
+    // A poisoned lock still holds a valid table: nothing between lock and unlock leaves it half-changed.
+    if let Some(index) = table.read().unwrap_or_else(|e| e.into_inner()).get_index_of(key) {
+        return index as u32;
+    }
+    table.write().unwrap_or_else(|e| e.into_inner()).insert_full(make()).0 as u32
+}
+
+/// An interned string: a logical axis name or the name of a saved value. The empty name means "none".
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Name(u32);
+
+impl Name {
+    /// The name with that text.
+    pub fn new(text: &str) -> Name {
+        Name(intern(&NAMES, text, || text.into()))
+    }
+
+    /// Whether this is the empty name.
+    pub fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The text.
+    pub fn text(self) -> String {
+        let names = NAMES.read().unwrap_or_else(|e| e.into_inner());
+        names.get_index(self.0 as usize).map(|name| name.to_string()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.text())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+/// A path of nested names, such as `train_step/layers.3/attention`: where in the model a node belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Scope(u32);
+
+impl Scope {
+    /// The empty path.
+    pub const ROOT: Scope = Scope(0);
+
+    /// This path with one more name.
+    pub fn child(self, name: &str) -> Scope {
+        let key = (self, Name::new(name));
+        Scope(intern(&SCOPES, &key, || key))
+    }
+
+    /// The names joined by `/`; empty for the root.
+    pub fn path(self) -> String {
+        let scopes = SCOPES.read().unwrap_or_else(|e| e.into_inner());
+        let mut parts = Vec::new();
+        let mut scope = self;
+        while scope != Scope::ROOT {
+            let Some(&(parent, name)) = scopes.get_index(scope.0 as usize) else { break };
+            parts.push(name.text());
+            scope = parent;
+        }
+        parts.reverse();
+        parts.join("/")
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.path())
+    }
+}
+
+/// Which part of a training step a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Phase {
+    /// Written by the user.
+    #[default]
+    Forward,
+    /// Made by reverse-mode differentiation.
+    Backward,
+    /// A forward node that a checkpoint runs again during the backward pass.
+    Recompute,
+}
+
+/// Where a node came from: the user's source line, the scope path and the phase.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origin {
+    /// File, line and column of the user's call; `None` for nodes no user wrote.
+    pub location: Option<&'static Location<'static>>,
+    /// Scope path at that call.
+    pub scope: Scope,
+    /// Forward, backward or recomputation.
+    pub phase: Phase,
+}
+
+impl Origin {
+    /// The same place in another phase.
+    pub fn in_phase(self, phase: Phase) -> Origin {
+        Origin { phase, ..self }
+    }
+}

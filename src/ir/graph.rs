@@ -1,0 +1,191 @@
+//! The graph: an arena of typed nodes in topological order.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::entities::{Name, Node, Origin, Value};
+use super::types::TensorType;
+use crate::ops::Op;
+use crate::sharding::Spec;
+
+/// Logical axis names, one for each dimension; the empty name where a dimension has none.
+pub type AxisNames = SmallVec<[Name; 6]>;
+
+/// What is known about one graph input or output besides its type.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PortInfo {
+    /// The path in the caller's tree, such as `params.layers.attention.wq`.
+    pub path: Arc<str>,
+    /// Logical axis names; empty when none were declared.
+    pub axes: AxisNames,
+    /// How the value is sharded, once the sharding pass has decided it.
+    pub spec: Option<Spec>,
+}
+
+impl PortInfo {
+    /// A port with a path and nothing else.
+    pub fn named(path: impl Into<Arc<str>>) -> PortInfo {
+        PortInfo { path: path.into(), ..PortInfo::default() }
+    }
+}
+
+/// What defines a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Definition {
+    /// The graph input with this index.
+    Input(u32),
+    /// A result of a node.
+    Result(Node, u32),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ValueData {
+    pub(crate) ty: TensorType,
+    pub(crate) definition: Definition,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NodeData {
+    pub(crate) op: Op,
+    pub(crate) operands: (u32, u32),
+    pub(crate) results: (u32, u32),
+    pub(crate) origin: Origin,
+}
+
+/// A pure function over tensors.
+///
+/// Nodes stand in topological order; every operand is defined before its use; nothing is captured from outside: the
+/// body of a region op is a graph of its own, whose inputs are fed by the op's operands. Graphs are built once (by
+/// [`GraphBuilder`](super::GraphBuilder)) and never changed: a pass makes a new one.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    pub(crate) name: Arc<str>,
+    pub(crate) values: Vec<ValueData>,
+    pub(crate) nodes: Vec<NodeData>,
+    pub(crate) operand_pool: Vec<Value>,
+    pub(crate) inputs: Vec<Value>,
+    pub(crate) input_info: Vec<PortInfo>,
+    pub(crate) outputs: Vec<Value>,
+    pub(crate) output_info: Vec<PortInfo>,
+}
+
+/// A node seen through its graph.
+#[derive(Clone, Copy)]
+pub struct NodeRef<'a> {
+    graph: &'a Graph,
+    data: &'a NodeData,
+    /// The node's id.
+    pub id: Node,
+}
+
+impl<'a> NodeRef<'a> {
+    /// The operation.
+    pub fn op(&self) -> &'a Op {
+        &self.data.op
+    }
+
+    /// Values it reads.
+    pub fn operands(&self) -> &'a [Value] {
+        let (start, count) = self.data.operands;
+        &self.graph.operand_pool[start as usize..(start + count) as usize]
+    }
+
+    /// Values it defines.
+    pub fn results(&self) -> impl ExactSizeIterator<Item = Value> + Clone + use<'a> {
+        let (start, count) = self.data.results;
+        (start..start + count).map(Value)
+    }
+
+    /// The only (or first) value it defines.
+    pub fn result(&self) -> Value {
+        Value(self.data.results.0)
+    }
+
+    /// Where it came from.
+    pub fn origin(&self) -> Origin {
+        self.data.origin
+    }
+}
+
+impl Graph {
+    /// The function's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The input values, in order.
+    pub fn inputs(&self) -> &[Value] {
+        &self.inputs
+    }
+
+    /// Path and axes of each input.
+    pub fn input_info(&self) -> &[PortInfo] {
+        &self.input_info
+    }
+
+    /// The output values, in order; a value may occur more than once.
+    pub fn outputs(&self) -> &[Value] {
+        &self.outputs
+    }
+
+    /// Path and axes of each output.
+    pub fn output_info(&self) -> &[PortInfo] {
+        &self.output_info
+    }
+
+    /// Number of values: inputs and results.
+    pub fn value_count(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Number of nodes, not counting those inside regions.
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Number of nodes, with those of every region body counted once each.
+    pub fn total_node_count(&self) -> usize {
+        let inside: usize =
+            self.nodes().map(|node| node.op().regions().map(|body| body.total_node_count()).sum::<usize>()).sum();
+        self.nodes.len() + inside
+    }
+
+    /// All nodes in topological order.
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeRef<'_>> + ExactSizeIterator {
+        self.nodes.iter().enumerate().map(move |(index, data)| NodeRef { graph: self, data, id: Node(index as u32) })
+    }
+
+    /// One node.
+    pub fn node(&self, id: Node) -> NodeRef<'_> {
+        NodeRef { graph: self, data: &self.nodes[id.index()], id }
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: Value) -> &TensorType {
+        &self.values[value.index()].ty
+    }
+
+    /// What defines a value.
+    pub fn definition(&self, value: Value) -> Definition {
+        self.values[value.index()].definition
+    }
+
+    /// The node that defines a value; `None` for an input.
+    pub fn defining_node(&self, value: Value) -> Option<NodeRef<'_>> {
+        match self.definition(value) {
+            Definition::Input(_) => None,
+            Definition::Result(node, _) => Some(self.node(node)),
+        }
+    }
+
+    /// Types of the inputs.
+    pub fn input_types(&self) -> impl ExactSizeIterator<Item = &TensorType> {
+        self.inputs.iter().map(|&value| self.ty(value))
+    }
+
+    /// Types of the outputs.
+    pub fn output_types(&self) -> impl ExactSizeIterator<Item = &TensorType> {
+        self.outputs.iter().map(|&value| self.ty(value))
+    }
+}

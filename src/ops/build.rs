@@ -1,0 +1,108 @@
+//! Shorthand for pushing common ops, for gradient rules and transforms.
+
+use super::{
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, Reduce, ReduceKind, Reshape, Splat, Transpose, Unary,
+    UnaryKind,
+};
+use crate::error::OpError;
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+
+impl GraphBuilder {
+    pub(crate) fn unary(&mut self, kind: UnaryKind, x: Value) -> Result<Value, OpError> {
+        self.push1(Unary(kind), &[x])
+    }
+
+    pub(crate) fn binary(&mut self, kind: BinaryKind, x: Value, y: Value) -> Result<Value, OpError> {
+        self.push1(Binary(kind), &[x, y])
+    }
+
+    pub(crate) fn add(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
+        self.binary(BinaryKind::Add, x, y)
+    }
+
+    pub(crate) fn sub(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
+        self.binary(BinaryKind::Subtract, x, y)
+    }
+
+    pub(crate) fn mul(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
+        self.binary(BinaryKind::Multiply, x, y)
+    }
+
+    pub(crate) fn div(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
+        self.binary(BinaryKind::Divide, x, y)
+    }
+
+    pub(crate) fn neg(&mut self, x: Value) -> Result<Value, OpError> {
+        self.unary(UnaryKind::Negate, x)
+    }
+
+    /// `x * factor`.
+    pub(crate) fn scale(&mut self, x: Value, factor: f64) -> Result<Value, OpError> {
+        let factor = self.splat_like(x, factor);
+        self.mul(x, factor)
+    }
+
+    /// `x + offset`.
+    pub(crate) fn shift(&mut self, x: Value, offset: f64) -> Result<Value, OpError> {
+        let offset = self.splat_like(x, offset);
+        self.add(x, offset)
+    }
+
+    /// `number - x`.
+    pub(crate) fn reverse_sub(&mut self, number: f64, x: Value) -> Result<Value, OpError> {
+        let number = self.splat_like(x, number);
+        self.sub(number, x)
+    }
+
+    pub(crate) fn compare(&mut self, direction: Direction, x: Value, y: Value) -> Result<Value, OpError> {
+        self.push1(Compare(direction), &[x, y])
+    }
+
+    /// Converts, or returns `x` itself when it has the type already.
+    pub(crate) fn convert(&mut self, x: Value, dtype: DType) -> Result<Value, OpError> {
+        if self.ty(x).dtype == dtype { Ok(x) } else { self.push1(Convert(dtype), &[x]) }
+    }
+
+    /// A constant of any type.
+    pub(crate) fn splat(&mut self, ty: TensorType, number: f64) -> Value {
+        self.push_typed(Splat::new(ty.clone(), number).into(), &[], [ty])[0]
+    }
+
+    /// A constant of the type of `x`.
+    pub(crate) fn splat_like(&mut self, x: Value, number: f64) -> Value {
+        self.splat(self.ty(x).clone(), number)
+    }
+
+    /// Zeros of the type of `x`.
+    pub(crate) fn zeros_like(&mut self, x: Value) -> Value {
+        self.splat_like(x, 0.0)
+    }
+
+    pub(crate) fn reduce(&mut self, kind: ReduceKind, axes: &[usize], x: Value) -> Result<Value, OpError> {
+        if axes.is_empty() { Ok(x) } else { self.push1(Reduce { kind, axes: axes.into() }, &[x]) }
+    }
+
+    /// Repeats `x`, whose dimensions become dimensions `mapping` of the result.
+    pub(crate) fn broadcast(&mut self, x: Value, dims: &[usize], mapping: &[usize]) -> Result<Value, OpError> {
+        if mapping.len() == dims.len() {
+            return Ok(x);
+        }
+        self.push1(BroadcastInDim { dims: Dims::from_slice(dims), mapping: mapping.into() }, &[x])
+    }
+
+    /// Reshapes, or returns `x` itself when it has the dimensions already.
+    pub(crate) fn reshape(&mut self, x: Value, dims: &[usize]) -> Result<Value, OpError> {
+        if self.ty(x).dims.as_slice() == dims {
+            return Ok(x);
+        }
+        self.push1(Reshape { dims: Dims::from_slice(dims) }, &[x])
+    }
+
+    /// Transposes, or returns `x` itself when the permutation is the identity.
+    pub(crate) fn transpose(&mut self, x: Value, permutation: &[usize]) -> Result<Value, OpError> {
+        if permutation.iter().enumerate().all(|(index, &axis)| index == axis) {
+            return Ok(x);
+        }
+        self.push1(Transpose { permutation: permutation.into() }, &[x])
+    }
+}

@@ -1,0 +1,135 @@
+//! Ops without operands.
+
+use super::{Primitive, ResultTypes, expect_operands, one};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::ir::{DType, Literal, TensorType};
+
+/// A dense constant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Constant(pub Box<Literal>);
+
+impl Primitive for Constant {
+    fn name(&self) -> &'static str {
+        "constant"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 0)?;
+        Ok(one(self.0.ty().clone()))
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.literal(&self.0);
+    }
+}
+
+/// A tensor whose elements are all one number.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Splat {
+    /// Type of the result.
+    pub ty: TensorType,
+    /// Bits of the number, as `f64`: 0.0 and -0.0 are different constants.
+    bits: u64,
+}
+
+impl Splat {
+    /// A splat of `number`, which is rounded to the element type on emission.
+    pub fn new(ty: TensorType, number: f64) -> Splat {
+        Splat { ty, bits: number.to_bits() }
+    }
+
+    /// The number.
+    pub fn number(&self) -> f64 {
+        f64::from_bits(self.bits)
+    }
+
+    /// The number as bytes of the element type; out-of-range integers saturate.
+    pub fn element_bytes(&self) -> ([u8; 8], usize) {
+        let number = self.number();
+        let mut bytes = [0; 8];
+        let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
+        match self.ty.dtype {
+            DType::Pred => put(&[u8::from(number != 0.0)]),
+            DType::S8 => put(&(number as i8).to_le_bytes()),
+            DType::S16 => put(&(number as i16).to_le_bytes()),
+            DType::S32 => put(&(number as i32).to_le_bytes()),
+            DType::S64 => put(&(number as i64).to_le_bytes()),
+            DType::U8 => put(&(number as u8).to_le_bytes()),
+            DType::U16 => put(&(number as u16).to_le_bytes()),
+            DType::U32 => put(&(number as u32).to_le_bytes()),
+            DType::U64 => put(&(number as u64).to_le_bytes()),
+            DType::BF16 => put(&half::bf16::from_f64(number).to_le_bytes()),
+            DType::F16 => put(&half::f16::from_f64(number).to_le_bytes()),
+            DType::F32 => put(&(number as f32).to_le_bytes()),
+            DType::F64 => put(&number.to_le_bytes()),
+        }
+        (bytes, self.ty.dtype.byte_count())
+    }
+}
+
+impl Primitive for Splat {
+    fn name(&self) -> &'static str {
+        "splat"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 0)?;
+        Ok(one(self.ty.clone()))
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let (bytes, count) = self.element_bytes();
+        let scalar = context.scalar_constant(self.ty.dtype, &bytes[..count]);
+        if self.ty.rank() == 0 {
+            context.set_result(0, scalar);
+        } else {
+            context.begin_with("broadcast", 0, &[scalar]);
+            context.finish();
+        }
+    }
+}
+
+/// Positions along one dimension: element `[.., i, ..]` is `i`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Iota {
+    /// Type of the result; not `pred`.
+    pub ty: TensorType,
+    /// The dimension counted.
+    pub axis: usize,
+}
+
+impl Primitive for Iota {
+    fn name(&self) -> &'static str {
+        "iota"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 0)?;
+        if self.axis >= self.ty.rank() {
+            return Err(TypeError::Axis { axis: self.axis as i64, rank: self.ty.rank() });
+        }
+        if self.ty.dtype == DType::Pred {
+            return Err(TypeError::Attribute("positions cannot be of type pred".to_owned()));
+        }
+        Ok(one(self.ty.clone()))
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.begin("iota").dimensions.push(self.axis as i64);
+        context.finish();
+    }
+}

@@ -1,0 +1,184 @@
+//! Tensor contraction.
+
+use super::{AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dtype, expect_operands, one};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::{EmitContext, proto};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+
+/// Which dimensions a dot pairs up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DotDims {
+    /// Left dimensions that run in step with `rhs_batch` and stand first in the result.
+    pub lhs_batch: AxisList,
+    /// Right partners of `lhs_batch`.
+    pub rhs_batch: AxisList,
+    /// Left dimensions summed over, in step with `rhs_contract`.
+    pub lhs_contract: AxisList,
+    /// Right partners of `lhs_contract`.
+    pub rhs_contract: AxisList,
+}
+
+/// How exactly `f32` operands are multiplied on hardware that has less than `f32` multipliers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// The backend's choice.
+    #[default]
+    Default,
+    /// More passes.
+    High,
+    /// As many passes as full `f32` takes.
+    Highest,
+}
+
+/// `dot(lhs, rhs)`: products summed over the contracted dimensions. Result dimensions: batch, free left, free right.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DotGeneral {
+    /// Which dimensions pair up.
+    pub dims: Box<DotDims>,
+    /// Element type of the result and of the accumulation.
+    pub dtype: DType,
+    /// Precision of the multiplications.
+    pub precision: Precision,
+}
+
+impl DotDims {
+    fn lhs_free(&self, rank: usize) -> AxisList {
+        complement(&[&self.lhs_batch[..], &self.lhs_contract[..]].concat(), rank)
+    }
+
+    fn rhs_free(&self, rank: usize) -> AxisList {
+        complement(&[&self.rhs_batch[..], &self.rhs_contract[..]].concat(), rank)
+    }
+}
+
+impl Primitive for DotGeneral {
+    fn name(&self) -> &'static str {
+        "dot"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 2)?;
+        let (lhs, rhs, dims) = (operands[0], operands[1], &*self.dims);
+        expect_dtype(1, rhs, lhs.dtype)?;
+        if lhs.dtype == DType::Pred || lhs.dtype.is_float() != self.dtype.is_float() {
+            return Err(TypeError::DType {
+                operand: 0,
+                expected: format!("a type that can be accumulated in {}", self.dtype),
+                found: lhs.dtype,
+            });
+        }
+        if dims.lhs_batch.len() != dims.rhs_batch.len() || dims.lhs_contract.len() != dims.rhs_contract.len() {
+            return Err(TypeError::Attribute("each batch or contracted dimension needs a partner".to_owned()));
+        }
+        expect_axes(&[&dims.lhs_batch[..], &dims.lhs_contract[..]].concat(), lhs.rank())?;
+        expect_axes(&[&dims.rhs_batch[..], &dims.rhs_contract[..]].concat(), rhs.rank())?;
+        let pairs = dims.lhs_batch.iter().zip(&dims.rhs_batch);
+        for (&left, &right) in pairs.chain(dims.lhs_contract.iter().zip(&dims.rhs_contract)) {
+            if lhs.dims[left] != rhs.dims[right] {
+                return Err(TypeError::Size {
+                    operand: 1,
+                    dim: right,
+                    expected: lhs.dims[left],
+                    found: rhs.dims[right],
+                });
+            }
+        }
+        let mut result: Dims = dims.lhs_batch.iter().map(|&axis| lhs.dims[axis]).collect();
+        result.extend(dims.lhs_free(lhs.rank()).iter().map(|&axis| lhs.dims[axis]));
+        result.extend(dims.rhs_free(rhs.rank()).iter().map(|&axis| rhs.dims[axis]));
+        Ok(one(TensorType { dtype: self.dtype, dims: result }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let (lhs, rhs, dims) = (context.operand(0), context.operand(1), &*self.dims);
+        let (lhs_rank, rhs_rank) = (context.operand_type(0).rank(), context.operand_type(1).rank());
+        let batch: AxisList = (0..dims.lhs_batch.len()).collect();
+        let lhs_free = dims.lhs_free(lhs_rank);
+        let rhs_free = dims.rhs_free(rhs_rank);
+        let left_in_ct: AxisList = (batch.len()..batch.len() + lhs_free.len()).collect();
+        let right_start = batch.len() + lhs_free.len();
+        let right_in_ct: AxisList = (right_start..right_start + rhs_free.len()).collect();
+        // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one.
+        let dtype = context.operand_type(0).dtype;
+        let ct = context.builder.convert(ct, dtype)?;
+        let mut transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
+            let contracted = DotDims {
+                lhs_batch: batch.clone(),
+                rhs_batch: side.other_batch.into(),
+                lhs_contract: ct_free.into(),
+                rhs_contract: side.other_free.into(),
+            };
+            let op = DotGeneral { dims: Box::new(contracted), dtype, precision: self.precision };
+            let product = builder.push1(op, &[ct, other])?;
+            // The product's dimensions are: batch, own free, then the partners of own contracted in the other's order.
+            let mut order: Vec<(usize, usize)> = side.other_contract.iter().copied().zip(side.contract.iter().copied()).collect();
+            order.sort_unstable();
+            let placed = side.batch.iter().chain(side.free).copied().chain(order.into_iter().map(|(_, own)| own));
+            let mut permutation = AxisList::from_elem(0, side.batch.len() + side.free.len() + side.contract.len());
+            for (position, own) in placed.enumerate() {
+                permutation[own] = position;
+            }
+            builder.transpose(product, &permutation)
+        };
+        if context.needs(0) {
+            let side = Side {
+                batch: &dims.lhs_batch,
+                free: &lhs_free,
+                contract: &dims.lhs_contract,
+                other_batch: &dims.rhs_batch,
+                other_free: &rhs_free,
+                other_contract: &dims.rhs_contract,
+            };
+            let gradient = transpose_dot(context.builder, rhs, &right_in_ct, side)?;
+            context.set(0, gradient);
+        }
+        if context.needs(1) {
+            let side = Side {
+                batch: &dims.rhs_batch,
+                free: &rhs_free,
+                contract: &dims.rhs_contract,
+                other_batch: &dims.lhs_batch,
+                other_free: &lhs_free,
+                other_contract: &dims.lhs_contract,
+            };
+            let gradient = transpose_dot(context.builder, lhs, &left_in_ct, side)?;
+            context.set(1, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let list = |axes: &AxisList| axes.iter().map(|&axis| axis as i64).collect();
+        let numbers = proto::DotDimensionNumbers {
+            lhs_contracting_dimensions: list(&self.dims.lhs_contract),
+            rhs_contracting_dimensions: list(&self.dims.rhs_contract),
+            lhs_batch_dimensions: list(&self.dims.lhs_batch),
+            rhs_batch_dimensions: list(&self.dims.rhs_batch),
+        };
+        let precision = match self.precision {
+            Precision::Default => None,
+            Precision::High => Some(proto::precision_config::Precision::High),
+            Precision::Highest => Some(proto::precision_config::Precision::Highest),
+        };
+        let instruction = context.begin("dot");
+        instruction.dot_dimension_numbers = Some(numbers.into());
+        if let Some(precision) = precision {
+            let config =
+                proto::PrecisionConfig { operand_precision: vec![precision.into(); 2], ..proto::PrecisionConfig::default() };
+            instruction.precision_config = Some(config.into());
+        }
+        context.finish();
+    }
+}
+
+/// One operand's dimensions of a dot, beside its partner's.
+struct Side<'a> {
+    batch: &'a [usize],
+    free: &'a [usize],
+    contract: &'a [usize],
+    other_batch: &'a [usize],
+    other_free: &'a [usize],
+    other_contract: &'a [usize],
+}

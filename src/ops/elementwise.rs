@@ -1,0 +1,469 @@
+//! Elementwise ops: rows of a table, plus compare, select and conversions.
+//!
+//! All operands of an elementwise op have exactly the same dimensions; broadcasting is an op of its own.
+
+use super::{Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types, one};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::ir::{DType, GraphBuilder, TensorType, Value};
+
+/// Which element types an elementwise op takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperandClass {
+    /// Floating point.
+    Float,
+    /// Floating point and signed integers.
+    FloatOrSigned,
+    /// Floating point and integers.
+    Numeric,
+    /// Integers.
+    Integer,
+    /// Integers and `pred`.
+    Bits,
+}
+
+impl OperandClass {
+    /// Whether the class contains a type.
+    pub fn contains(self, dtype: DType) -> bool {
+        match self {
+            OperandClass::Float => dtype.is_float(),
+            OperandClass::FloatOrSigned => dtype.is_float() || dtype.is_signed_integer(),
+            OperandClass::Numeric => dtype != DType::Pred,
+            OperandClass::Integer => dtype.is_integer(),
+            OperandClass::Bits => !dtype.is_float(),
+        }
+    }
+
+    fn check(self, ty: &TensorType) -> Result<(), TypeError> {
+        if self.contains(ty.dtype) {
+            return Ok(());
+        }
+        let expected = match self {
+            OperandClass::Float => "a floating-point type",
+            OperandClass::FloatOrSigned => "a floating-point or signed integer type",
+            OperandClass::Numeric => "a number type",
+            OperandClass::Integer => "an integer type",
+            OperandClass::Bits => "an integer type or pred",
+        };
+        Err(TypeError::DType { operand: 0, expected: expected.to_owned(), found: ty.dtype })
+    }
+}
+
+/// What one row's gradient expression yields: nothing where the derivative is zero almost everywhere.
+type Gradient = Result<Option<Value>, OpError>;
+
+macro_rules! unary_table {
+    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident |$b:pat_param, $ct:pat_param, $x:pat_param, $y:pat_param| $vjp:expr;)*) => {
+        /// The functions of one operand.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum UnaryKind { $($(#[$doc])* $kind,)* }
+
+        impl UnaryKind {
+            /// Every row of the table.
+            pub const ALL: &'static [UnaryKind] = &[$(UnaryKind::$kind,)*];
+
+            /// HLO's opcode.
+            pub const fn name(self) -> &'static str {
+                match self { $(UnaryKind::$kind => $name,)* }
+            }
+
+            /// The element types it takes.
+            pub const fn class(self) -> OperandClass {
+                match self { $(UnaryKind::$kind => OperandClass::$class,)* }
+            }
+
+            /// Cotangent of the operand `x` from that of the result `y`.
+            fn gradient(self, builder: &mut GraphBuilder, ct: Value, x: Value, y: Value) -> Gradient {
+                match self { $(UnaryKind::$kind => {
+                    let ($b, $ct, $x, $y) = (builder, ct, x, y);
+                    $vjp
+                })* }
+            }
+        }
+    };
+}
+
+unary_table! {
+    /// Absolute value.
+    Abs "abs" FloatOrSigned |b, ct, x, _| { let s = b.unary(UnaryKind::Sign, x)?; b.mul(ct, s).map(Some) };
+    /// Smallest integer not below.
+    Ceil "ceil" Float |_, _, _, _| Ok(None);
+    /// Cosine.
+    Cosine "cosine" Float |b, ct, x, _| { let s = b.unary(UnaryKind::Sine, x)?; let n = b.neg(s)?; b.mul(ct, n).map(Some) };
+    /// Error function.
+    Erf "erf" Float |b, ct, x, _| {
+        let square = b.mul(x, x)?;
+        let exponent = b.neg(square)?;
+        let bell = b.unary(UnaryKind::Exponential, exponent)?;
+        let slope = b.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// e to the power of the operand.
+    Exponential "exponential" Float |b, ct, _, y| b.mul(ct, y).map(Some);
+    /// e to the power of the operand, less one, exact near zero.
+    ExponentialMinusOne "exponential-minus-one" Float |b, ct, _, y| { let s = b.shift(y, 1.0)?; b.mul(ct, s).map(Some) };
+    /// Largest integer not above.
+    Floor "floor" Float |_, _, _, _| Ok(None);
+    /// Whether the operand is neither infinite nor NaN; the result is `pred`.
+    IsFinite "is-finite" Float |_, _, _, _| Ok(None);
+    /// Natural logarithm.
+    Log "log" Float |b, ct, x, _| b.div(ct, x).map(Some);
+    /// Natural logarithm of one plus the operand, exact near zero.
+    LogPlusOne "log-plus-one" Float |b, ct, x, _| { let s = b.shift(x, 1.0)?; b.div(ct, s).map(Some) };
+    /// 1 / (1 + exp(-x)).
+    Logistic "logistic" Float |b, ct, _, y| {
+        let complement = b.reverse_sub(1.0, y)?;
+        let slope = b.mul(y, complement)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// Sign change.
+    Negate "negate" Numeric |b, ct, _, _| b.neg(ct).map(Some);
+    /// Bitwise (or logical, for `pred`) complement.
+    Not "not" Bits |_, _, _, _| Ok(None);
+    /// Nearest integer, halves to even.
+    RoundNearestEven "round-nearest-even" Float |_, _, _, _| Ok(None);
+    /// One over the square root.
+    Rsqrt "rsqrt" Float |b, ct, x, y| {
+        let ratio = b.div(y, x)?;
+        let slope = b.scale(ratio, -0.5)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// -1, 0 or 1 by sign.
+    Sign "sign" FloatOrSigned |_, _, _, _| Ok(None);
+    /// Sine.
+    Sine "sine" Float |b, ct, x, _| { let c = b.unary(UnaryKind::Cosine, x)?; b.mul(ct, c).map(Some) };
+    /// Square root.
+    Sqrt "sqrt" Float |b, ct, _, y| { let half = b.scale(ct, 0.5)?; b.div(half, y).map(Some) };
+    /// Hyperbolic tangent.
+    Tanh "tanh" Float |b, ct, _, y| {
+        let square = b.mul(y, y)?;
+        let slope = b.reverse_sub(1.0, square)?;
+        b.mul(ct, slope).map(Some)
+    };
+}
+
+/// An elementwise function of one operand. The result has the operand's type (`pred` for `is-finite`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unary(pub UnaryKind);
+
+impl Primitive for Unary {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        self.0.class().check(operands[0])?;
+        let dtype = if self.0 == UnaryKind::IsFinite { DType::Pred } else { operands[0].dtype };
+        Ok(one(operands[0].with_dtype(dtype)))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let (x, y) = (context.operand(0), context.result(0));
+        if let Some(ct) = context.cotangent(0)
+            && let Some(gradient) = self.0.gradient(context.builder, ct, x, y)?
+        {
+            context.set(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple(self.name());
+    }
+}
+
+macro_rules! binary_table {
+    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident
+        |$b:pat_param, $ct:pat_param, $x:pat_param, $y:pat_param, $z:pat_param| $lhs:expr, $rhs:expr;)*) => {
+        /// The functions of two operands.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum BinaryKind { $($(#[$doc])* $kind,)* }
+
+        impl BinaryKind {
+            /// Every row of the table.
+            pub const ALL: &'static [BinaryKind] = &[$(BinaryKind::$kind,)*];
+
+            /// HLO's opcode.
+            pub const fn name(self) -> &'static str {
+                match self { $(BinaryKind::$kind => $name,)* }
+            }
+
+            /// The element types it takes.
+            pub const fn class(self) -> OperandClass {
+                match self { $(BinaryKind::$kind => OperandClass::$class,)* }
+            }
+
+            /// Cotangent of operand `index` (0: `x`, 1: `y`) from that of the result `z`.
+            fn gradient(
+                self, index: usize, builder: &mut GraphBuilder, ct: Value, x: Value, y: Value, z: Value,
+            ) -> Gradient {
+                match self { $(BinaryKind::$kind => {
+                    let ($b, $ct, $x, $y, $z) = (builder, ct, x, y, z);
+                    if index == 0 { $lhs } else { $rhs }
+                })* }
+            }
+        }
+    };
+}
+
+binary_table! {
+    /// Sum.
+    Add "add" Numeric |_, ct, _, _, _| Ok(Some(ct)), Ok(Some(ct));
+    /// Bitwise (or logical, for `pred`) and.
+    And "and" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    /// Quotient; integers round towards zero.
+    Divide "divide" Numeric |b, ct, _, y, z| b.div(ct, y).map(Some), {
+        let ratio = b.div(z, y)?;
+        let product = b.mul(ct, ratio)?;
+        b.neg(product).map(Some)
+    };
+    /// Larger of two; NaN if either is. Ties share the gradient.
+    Maximum "maximum" Numeric |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
+    /// Smaller of two; NaN if either is. Ties share the gradient.
+    Minimum "minimum" Numeric |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
+    /// Product.
+    Multiply "multiply" Numeric |b, ct, x, y, _| b.mul(ct, y).map(Some), b.mul(ct, x).map(Some);
+    /// Bitwise (or logical, for `pred`) or.
+    Or "or" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    /// x to the power of y.
+    Power "power" Float |b, ct, x, y, z| {
+        let exponent = b.shift(y, -1.0)?;
+        let power = b.binary(BinaryKind::Power, x, exponent)?;
+        let slope = b.mul(y, power)?;
+        b.mul(ct, slope).map(Some)
+    }, {
+        // The slope in y is z log x; where x is 0, so is z, and the limit is 0.
+        let zero = b.zeros_like(x);
+        let is_zero = b.compare(Direction::Eq, x, zero)?;
+        let one = b.splat_like(x, 1.0);
+        let safe = b.push1(Select, &[is_zero, one, x])?;
+        let log = b.unary(UnaryKind::Log, safe)?;
+        let slope = b.mul(log, z)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// Remainder with the sign of the dividend.
+    Remainder "remainder" Numeric |b, ct, x, y, z| Ok(Some(ct)), {
+        // z = x - y * trunc(x / y), of which trunc(x / y) = (x - z) / y is constant almost everywhere.
+        let whole = b.sub(x, z)?;
+        let quotient = b.div(whole, y)?;
+        let rounded = b.unary(UnaryKind::RoundNearestEven, quotient)?;
+        let product = b.mul(ct, rounded)?;
+        b.neg(product).map(Some)
+    };
+    /// Bits moved up; zero for a shift of the width or more.
+    ShiftLeft "shift-left" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    /// Bits moved down, copies of the sign bit moved in.
+    ShiftRightArithmetic "shift-right-arithmetic" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    /// Bits moved down, zeros moved in.
+    ShiftRightLogical "shift-right-logical" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    /// Difference.
+    Subtract "subtract" Numeric |b, ct, _, _, _| Ok(Some(ct)), b.neg(ct).map(Some);
+    /// Bitwise (or logical, for `pred`) exclusive or.
+    Xor "xor" Bits |_, _, _, _, _| Ok(None), Ok(None);
+}
+
+/// The share of `ct` that reaches `x`, one of the two operands of a maximum or minimum with result `z`.
+fn extremum(b: &mut GraphBuilder, ct: Value, x: Value, other: Value, z: Value) -> Result<Value, OpError> {
+    let half = b.scale(ct, 0.5)?;
+    let tie = b.compare(Direction::Eq, x, other)?;
+    let share = b.push1(Select, &[tie, half, ct])?;
+    let chosen = b.compare(Direction::Eq, x, z)?;
+    let zero = b.zeros_like(ct);
+    b.push1(Select, &[chosen, share, zero])
+}
+
+/// An elementwise function of two operands of one type, which is also the result's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Binary(pub BinaryKind);
+
+impl Primitive for Binary {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 2)?;
+        self.0.class().check(operands[0])?;
+        expect_same_types(operands)?;
+        Ok(one(operands[0].clone()))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let (x, y, z) = (context.operand(0), context.operand(1), context.result(0));
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        for index in 0..2 {
+            if context.needs(index)
+                && let Some(gradient) = self.0.gradient(index, context.builder, ct, x, y, z)?
+            {
+                context.set(index, gradient);
+            }
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple(self.name());
+    }
+}
+
+/// The relations of [`Compare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// Equal.
+    Eq,
+    /// Not equal.
+    Ne,
+    /// Greater or equal.
+    Ge,
+    /// Greater.
+    Gt,
+    /// Less or equal.
+    Le,
+    /// Less.
+    Lt,
+}
+
+impl Direction {
+    /// Every relation.
+    pub const ALL: [Direction; 6] =
+        [Direction::Eq, Direction::Ne, Direction::Ge, Direction::Gt, Direction::Le, Direction::Lt];
+
+    /// HLO's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Eq => "EQ",
+            Direction::Ne => "NE",
+            Direction::Ge => "GE",
+            Direction::Gt => "GT",
+            Direction::Le => "LE",
+            Direction::Lt => "LT",
+        }
+    }
+}
+
+/// Elementwise comparison of two operands of one type; the result is `pred`. A NaN compares unequal to everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Compare(pub Direction);
+
+impl Primitive for Compare {
+    fn name(&self) -> &'static str {
+        "compare"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 2)?;
+        expect_same_types(operands)?;
+        Ok(one(operands[0].with_dtype(DType::Pred)))
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        // The result is `pred`, which has no cotangent, so the differentiation never gets here with one.
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let comparison_type = match context.operand_type(0).dtype {
+            dtype if dtype.is_float() => "FLOAT",
+            dtype if dtype.is_signed_integer() => "SIGNED",
+            _ => "UNSIGNED",
+        };
+        let instruction = context.begin(self.name());
+        instruction.comparison_direction.push_str(self.0.name());
+        instruction.comparison_type.push_str(comparison_type);
+        context.finish();
+    }
+}
+
+/// `select(pred, on_true, on_false)`: elementwise choice. All three have the same dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Select;
+
+impl Primitive for Select {
+    fn name(&self) -> &'static str {
+        "select"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 3)?;
+        expect_dtype(0, operands[0], DType::Pred)?;
+        expect_dims(1, operands[1], &operands[0].dims)?;
+        expect_dtype(2, operands[2], operands[1].dtype)?;
+        expect_dims(2, operands[2], &operands[0].dims)?;
+        Ok(one(operands[1].clone()))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let chosen = context.operand(0);
+        let zero = context.builder.zeros_like(ct);
+        if context.needs(1) {
+            let gradient = context.builder.push1(Select, &[chosen, ct, zero])?;
+            context.set(1, gradient);
+        }
+        if context.needs(2) {
+            let gradient = context.builder.push1(Select, &[chosen, zero, ct])?;
+            context.set(2, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple(self.name());
+    }
+}
+
+/// Converts every element to another type: rounding to nearest even, integers truncated towards zero.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Convert(pub DType);
+
+impl Primitive for Convert {
+    fn name(&self) -> &'static str {
+        "convert"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        Ok(one(operands[0].with_dtype(self.0)))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let dtype = context.operand_type(0).dtype;
+        let gradient = context.builder.convert(ct, dtype)?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple(self.name());
+    }
+}
+
+/// Reinterprets the bits of every element as another type of the same width.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BitcastConvert(pub DType);
+
+impl Primitive for BitcastConvert {
+    fn name(&self) -> &'static str {
+        "bitcast-convert"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        let dtype = operands[0].dtype;
+        if dtype.byte_count() != self.0.byte_count() || (dtype == DType::Pred) != (self.0 == DType::Pred) {
+            return Err(TypeError::Attribute(format!("cannot reinterpret {dtype} as {}: the widths differ", self.0)));
+        }
+        Ok(one(operands[0].with_dtype(self.0)))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        Err(context.not_differentiable(self.name()))
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple(self.name());
+    }
+}

@@ -1,0 +1,314 @@
+//! Slices at many computed positions, and their transpose.
+//!
+//! The dimension numbers are XLA's (see "Gather" and "Scatter" in XLA's operation semantics). A gather moves start
+//! indices back until the slice fits; a scatter drops updates that do not fit.
+
+use super::{AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::{EmitContext, proto};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ops::BinaryKind;
+
+/// Which dimensions of operand, indices and window correspond.
+///
+/// A gather's result and a scatter's updates have the same layout: the batch dimensions of the indices (all but
+/// `index_vector_dim`) in order, with the window dimensions interspersed at `offset_dims`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GatherDims {
+    /// Dimensions of the result (or updates) that run along the window, increasing.
+    pub offset_dims: AxisList,
+    /// Operand dimensions of window size 1 that the window leaves out, increasing.
+    pub collapsed_dims: AxisList,
+    /// Operand dimensions that run in step with `indices_batch_dims`, increasing; left out of the window.
+    pub operand_batch_dims: AxisList,
+    /// Partners of `operand_batch_dims` among the indices' dimensions.
+    pub indices_batch_dims: AxisList,
+    /// Operand dimension of each component of a start index.
+    pub start_index_map: AxisList,
+    /// Dimension of the indices that holds the components; the indices' rank when each index is one number.
+    pub index_vector_dim: usize,
+}
+
+impl GatherDims {
+    /// Operand dimensions that the window keeps.
+    fn window_dims(&self, rank: usize) -> AxisList {
+        complement(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), rank)
+    }
+
+    /// Checks everything but the slice sizes; returns the sizes of the indices' batch dimensions.
+    fn check(&self, operand: &TensorType, indices: &TensorType) -> Result<Dims, TypeError> {
+        if !indices.dtype.is_integer() {
+            let expected = "an integer type".to_owned();
+            return Err(TypeError::DType { operand: 1, expected, found: indices.dtype });
+        }
+        expect_axes(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), operand.rank())?;
+        expect_axes(&[&self.start_index_map[..], &self.operand_batch_dims[..]].concat(), operand.rank())?;
+        expect_axes(&self.indices_batch_dims, indices.rank())?;
+        let increasing = [&self.offset_dims, &self.collapsed_dims, &self.operand_batch_dims];
+        if increasing.iter().any(|axes| !axes.is_sorted()) {
+            return Err(TypeError::Attribute("offset, collapsed and batch dimensions must increase".to_owned()));
+        }
+        if self.index_vector_dim > indices.rank() || self.indices_batch_dims.contains(&self.index_vector_dim) {
+            return Err(TypeError::Axis { axis: self.index_vector_dim as i64, rank: indices.rank() });
+        }
+        let components = indices.dims.get(self.index_vector_dim).copied().unwrap_or(1);
+        if components != self.start_index_map.len() {
+            return Err(TypeError::Attribute(format!(
+                "each index has {components} components, but {} operand dimensions are indexed",
+                self.start_index_map.len()
+            )));
+        }
+        if self.operand_batch_dims.len() != self.indices_batch_dims.len() {
+            return Err(TypeError::Attribute("each batch dimension needs a partner".to_owned()));
+        }
+        for (&own, &partner) in self.operand_batch_dims.iter().zip(&self.indices_batch_dims) {
+            if operand.dims[own] != indices.dims[partner] {
+                let (expected, found) = (operand.dims[own], indices.dims[partner]);
+                return Err(TypeError::Size { operand: 1, dim: partner, expected, found });
+            }
+        }
+        let kept = (0..indices.rank()).filter(|&dim| dim != self.index_vector_dim);
+        Ok(kept.map(|dim| indices.dims[dim]).collect())
+    }
+
+    /// The dimensions of a gather's result or a scatter's updates.
+    fn updates_dims(&self, batch: &[usize], window: &[usize]) -> Result<Dims, TypeError> {
+        let rank = batch.len() + window.len();
+        expect_axes(&self.offset_dims, rank)?;
+        if self.offset_dims.len() != window.len() {
+            return Err(TypeError::Attribute(format!(
+                "the window keeps {} dimensions, but {} offset dimensions are given",
+                window.len(),
+                self.offset_dims.len()
+            )));
+        }
+        let (mut batch, mut window) = (batch.iter(), window.iter());
+        let next = |dim| if self.offset_dims.contains(&dim) { window.next() } else { batch.next() };
+        Ok((0..rank).filter_map(next).copied().collect())
+    }
+
+    /// `indices` with every start moved to where its slice fits, as a gather does by itself.
+    fn clamp(
+        &self,
+        builder: &mut GraphBuilder,
+        indices: Value,
+        operand: &[usize],
+        sizes: &[usize],
+    ) -> Result<Value, OpError> {
+        let ty = builder.ty(indices).clone();
+        let limits: Vec<i64> =
+            self.start_index_map.iter().map(|&axis| (operand[axis] - sizes[axis]) as i64).collect();
+        let limit = if let [limit] = limits[..] {
+            builder.splat(ty.clone(), limit as f64)
+        } else {
+            let iota = TensorType::new(DType::S32, &[limits.len()]);
+            let bytes: Vec<u8> = limits.iter().flat_map(|&limit| (limit as i32).to_le_bytes()).collect();
+            let Some(literal) = crate::ir::Literal::from_bytes(iota, bytes) else { return Ok(indices) };
+            let limits = builder.push1(super::Constant(Box::new(literal)), &[])?;
+            let limits = builder.convert(limits, ty.dtype)?;
+            builder.broadcast(limits, &ty.dims, &[self.index_vector_dim])?
+        };
+        let zero = builder.zeros_like(indices);
+        let low = builder.binary(BinaryKind::Maximum, indices, zero)?;
+        builder.binary(BinaryKind::Minimum, low, limit)
+    }
+}
+
+/// `gather(operand, indices)`: slices of `slice_sizes` at the positions that `indices` lists.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gather {
+    /// Which dimensions correspond.
+    pub dims: Box<GatherDims>,
+    /// Size of the slice along each operand dimension; 1 for collapsed and batch dimensions.
+    pub slice_sizes: Dims,
+}
+
+impl Primitive for Gather {
+    fn name(&self) -> &'static str {
+        "gather"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 2)?;
+        let (operand, indices) = (operands[0], operands[1]);
+        let batch = self.dims.check(operand, indices)?;
+        if self.slice_sizes.len() != operand.rank() {
+            let expected = self.slice_sizes.len().to_string();
+            return Err(TypeError::Rank { operand: 0, expected, found: operand.rank() });
+        }
+        for (dim, (&size, &available)) in self.slice_sizes.iter().zip(&operand.dims).enumerate() {
+            let single = self.dims.collapsed_dims.contains(&dim) || self.dims.operand_batch_dims.contains(&dim);
+            if size > available || (single && size != 1) {
+                return Err(TypeError::Attribute(format!(
+                    "a slice of {size} elements does not fit dimension {dim} of size {available}{}",
+                    if single { ", which is collapsed or a batch dimension: it must be 1" } else { "" }
+                )));
+            }
+        }
+        let window: Dims = self.dims.window_dims(operand.rank()).iter().map(|&dim| self.slice_sizes[dim]).collect();
+        Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let ty = context.operand_type(0).clone();
+        let indices = context.operand(1);
+        let zeros = context.builder.splat(ty.clone(), 0.0);
+        let indices = self.dims.clamp(context.builder, indices, &ty.dims, &self.slice_sizes)?;
+        let scatter = Scatter { dims: self.dims.clone(), kind: ScatterKind::Add };
+        let gradient = context.builder.push1(scatter, &[zeros, indices, ct])?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let list = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect();
+        let numbers = proto::GatherDimensionNumbers {
+            offset_dims: list(&self.dims.offset_dims),
+            collapsed_slice_dims: list(&self.dims.collapsed_dims),
+            start_index_map: list(&self.dims.start_index_map),
+            index_vector_dim: self.dims.index_vector_dim as i64,
+            operand_batching_dims: list(&self.dims.operand_batch_dims),
+            start_indices_batching_dims: list(&self.dims.indices_batch_dims),
+        };
+        let instruction = context.begin("gather");
+        instruction.gather_dimension_numbers = Some(numbers.into());
+        instruction.gather_slice_sizes.extend(self.slice_sizes.iter().map(|&size| size as i64));
+        context.finish();
+    }
+}
+
+/// How [`Scatter`] combines an update with what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ScatterKind {
+    /// Adds; duplicates add up.
+    Add,
+}
+
+impl ScatterKind {
+    /// Every kind.
+    pub const ALL: [ScatterKind; 1] = [ScatterKind::Add];
+}
+
+/// `scatter(operand, indices, updates)`: the operand with updates combined in at the positions that `indices` lists.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Scatter {
+    /// Which dimensions correspond.
+    pub dims: Box<GatherDims>,
+    /// How to combine.
+    pub kind: ScatterKind,
+}
+
+impl Scatter {
+    /// Window sizes along the operand's dimensions, read off the updates.
+    fn slice_sizes(&self, operand: &TensorType, updates: &TensorType) -> Dims {
+        let window_dims = self.dims.window_dims(operand.rank());
+        let mut sizes = Dims::from_elem(1, operand.rank());
+        for (&dim, &offset) in window_dims.iter().zip(&self.dims.offset_dims) {
+            sizes[dim] = updates.dims[offset];
+        }
+        sizes
+    }
+}
+
+impl Primitive for Scatter {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ScatterKind::Add => "scatter-add",
+        }
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 3)?;
+        let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
+        expect_dtype(2, updates, operand.dtype)?;
+        if operand.dtype == DType::Pred {
+            return Err(TypeError::DType { operand: 0, expected: "a number type".to_owned(), found: operand.dtype });
+        }
+        let batch = self.dims.check(operand, indices)?;
+        expect_axes(&self.dims.offset_dims, updates.rank())?;
+        let window_dims = self.dims.window_dims(operand.rank());
+        let window: Dims = self.dims.offset_dims.iter().map(|&dim| updates.dims[dim]).collect();
+        let expected = self.dims.updates_dims(&batch, &window)?;
+        expect_dims(2, updates, &expected)?;
+        if window.len() != window_dims.len() {
+            return Err(TypeError::Attribute(format!(
+                "the window keeps {} operand dimensions, but {} offset dimensions are given",
+                window_dims.len(),
+                window.len()
+            )));
+        }
+        for (&dim, &size) in window_dims.iter().zip(&window) {
+            if size > operand.dims[dim] {
+                return Err(TypeError::Attribute(format!(
+                    "a window of {size} elements does not fit dimension {dim} of size {}",
+                    operand.dims[dim]
+                )));
+            }
+        }
+        Ok(one(operand.clone()))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        if context.needs(0) {
+            context.set(0, ct);
+        }
+        if context.needs(2) {
+            let ty = context.operand_type(0).clone();
+            let slice_sizes = self.slice_sizes(&ty, context.operand_type(2));
+            let (indices, updates_rank) = (context.operand(1), context.operand_type(2).rank());
+            let gather = Gather { dims: self.dims.clone(), slice_sizes: slice_sizes.clone() };
+            let gathered = context.builder.push1(gather, &[ct, indices])?;
+            // An update that was dropped gets nothing, though the gather reads a neighbour in its place.
+            let inside = self.dims.inside(context.builder, indices, &ty.dims, &slice_sizes)?;
+            let batch: AxisList = complement(&self.dims.offset_dims, updates_rank);
+            let dims = context.builder.ty(gathered).dims.clone();
+            let inside = context.builder.broadcast(inside, &dims, &batch)?;
+            let zeros = context.builder.zeros_like(gathered);
+            let gradient = context.builder.push1(super::Select, &[inside, gathered, zeros])?;
+            context.set(2, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let list = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect();
+        let numbers = proto::ScatterDimensionNumbers {
+            update_window_dims: list(&self.dims.offset_dims),
+            inserted_window_dims: list(&self.dims.collapsed_dims),
+            scatter_dims_to_operand_dims: list(&self.dims.start_index_map),
+            index_vector_dim: self.dims.index_vector_dim as i64,
+            input_batching_dims: list(&self.dims.operand_batch_dims),
+            scatter_indices_batching_dims: list(&self.dims.indices_batch_dims),
+        };
+        let combiner = match self.kind {
+            ScatterKind::Add => BinaryKind::Add,
+        };
+        let combiner = context.combiner(combiner.name(), context.operand_type(0).dtype);
+        let instruction = context.begin("scatter");
+        instruction.scatter_dimension_numbers = Some(numbers.into());
+        instruction.called_computation_ids.push(combiner);
+        context.finish();
+    }
+}
+
+impl GatherDims {
+    /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
+    fn inside(
+        &self,
+        builder: &mut GraphBuilder,
+        indices: Value,
+        operand: &[usize],
+        sizes: &[usize],
+    ) -> Result<Value, OpError> {
+        let clamped = self.clamp(builder, indices, operand, sizes)?;
+        let inside = builder.compare(super::Direction::Eq, clamped, indices)?;
+        if self.index_vector_dim < builder.ty(indices).rank() {
+            builder.reduce(super::ReduceKind::And, &[self.index_vector_dim], inside)
+        } else {
+            Ok(inside)
+        }
+    }
+}

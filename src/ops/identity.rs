@@ -1,0 +1,156 @@
+//! Ops whose results are their operands: they tell the compiler something.
+
+use super::{Primitive, ResultTypes, expect_operands, one};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::ir::{AxisNames, Name, TensorType};
+use crate::sharding::Spec;
+
+/// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
+/// computation on the operands themselves (HLO's `opt-barrier`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Barrier;
+
+impl Primitive for Barrier {
+    fn name(&self) -> &'static str {
+        "opt-barrier"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        Ok(operands.iter().map(|&ty| ty.clone()).collect())
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        for index in 0..context.operand_count() {
+            if let Some(ct) = context.cotangent(index) {
+                context.set(index, ct);
+            }
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.emit_barrier();
+    }
+}
+
+/// Gives a value a name that checkpoint policies refer to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Named(pub Name);
+
+/// Declares logical axis names, one for each dimension (the empty name for none). The sharding pass turns it into a
+/// [`Reshard`] by the rules in force; the cotangent gets the same names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WithAxes(pub AxisNames);
+
+/// Demands that its result is sharded by `spec` exactly here. Its transpose demands the same of the cotangent.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reshard(pub Spec);
+
+/// Identity through which no gradient flows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StopGradient;
+
+fn infer_identity(operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    expect_operands(operands, 1)?;
+    Ok(one(operands[0].clone()))
+}
+
+impl Primitive for Named {
+    fn name(&self) -> &'static str {
+        "name"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        infer_identity(operands)
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        if let Some(ct) = context.cotangent(0) {
+            context.set(0, ct);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.forward_operand();
+    }
+}
+
+impl Primitive for WithAxes {
+    fn name(&self) -> &'static str {
+        "with-axes"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        let types = infer_identity(operands)?;
+        if self.0.len() != operands[0].rank() {
+            let expected = format!("{} (one for each of the axes {:?})", self.0.len(), self.0.as_slice());
+            return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
+        }
+        for (dim, name) in self.0.iter().enumerate() {
+            if !name.is_none() && self.0[..dim].contains(name) {
+                return Err(TypeError::Attribute(format!("the axis name {name:?} is given to two dimensions")));
+            }
+        }
+        Ok(types)
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        if let Some(ct) = context.cotangent(0) {
+            let gradient = context.builder.push1(self.clone(), &[ct])?;
+            context.set(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.forward_operand();
+    }
+}
+
+impl Primitive for Reshard {
+    fn name(&self) -> &'static str {
+        "reshard"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        let types = infer_identity(operands)?;
+        if self.0.rank() != operands[0].rank() {
+            let expected = format!("{} (one for each entry of the spec)", self.0.rank());
+            return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
+        }
+        Ok(types)
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        if let Some(ct) = context.cotangent(0) {
+            let gradient = context.builder.push1(self.clone(), &[ct])?;
+            context.set(0, gradient);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.emit_reshard(&self.0);
+    }
+}
+
+impl Primitive for StopGradient {
+    fn name(&self) -> &'static str {
+        "stop-gradient"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        infer_identity(operands)
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.forward_operand();
+    }
+}

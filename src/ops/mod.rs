@@ -1,0 +1,262 @@
+//! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
+//!
+//! [`Primitive`] has no default bodies, so a missing rule is a compile error. Ops with regions ([`Scan`], [`Call`],
+//! [`Checkpoint`], [`CustomVjp`]) have data-flow edges instead of rules and are handled by name where graphs are walked:
+//! `autodiff::regions` and `hlo::emit`.
+
+mod build;
+mod constant;
+mod dot;
+mod dynamic;
+mod elementwise;
+mod gather;
+mod identity;
+mod reduce;
+mod region;
+mod shape;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+pub use constant::{Constant, Iota, Splat};
+pub use dot::{DotDims, DotGeneral, Precision};
+pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
+pub use elementwise::{
+    Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
+};
+pub use gather::{Gather, GatherDims, Scatter, ScatterKind};
+pub use identity::{Barrier, Named, Reshard, StopGradient, WithAxes};
+pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
+pub use region::{Call, Checkpoint, CustomVjp, RematPolicy, Scan};
+pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
+
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::ir::{Graph, TensorType};
+
+/// A few axis numbers.
+pub type AxisList = SmallVec<[usize; 4]>;
+
+/// The types of an op's results.
+pub type ResultTypes = SmallVec<[TensorType; 1]>;
+
+/// What the compiler must know about an op without regions.
+pub trait Primitive {
+    /// The name in text forms and messages: HLO's opcode where there is one.
+    fn name(&self) -> &'static str;
+
+    /// The typing rule: result types from operand types, or why they do not fit. Used by the builder and the verifier.
+    ///
+    /// # Errors
+    /// The first operand or attribute that does not fit.
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError>;
+
+    /// The reverse-mode rule: operand cotangents from result cotangents, as nodes.
+    ///
+    /// # Errors
+    /// [`TypeError::NotDifferentiable`] for an op without a gradient.
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError>;
+
+    /// The op as HLO instructions.
+    fn emit(&self, context: &mut EmitContext<'_>);
+}
+
+macro_rules! op_table {
+    (
+        primitives { $($(#[$doc:meta])* $primitive:ident,)* }
+        regions { $($(#[$region_doc:meta])* $region:ident,)* }
+    ) => {
+        /// An operation with its attributes.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        pub enum Op {
+            $($(#[$doc])* $primitive($primitive),)*
+            $($(#[$region_doc])* $region($region),)*
+        }
+
+        $(impl From<$primitive> for Op {
+            fn from(op: $primitive) -> Op { Op::$primitive(op) }
+        })*
+        $(impl From<$region> for Op {
+            fn from(op: $region) -> Op { Op::$region(op) }
+        })*
+
+        impl Op {
+            /// The rules of an op without regions; `None` for one with.
+            pub fn as_primitive(&self) -> Option<&dyn Primitive> {
+                match self {
+                    $(Op::$primitive(op) => Some(op),)*
+                    $(Op::$region(_) => None,)*
+                }
+            }
+
+            /// The name in text forms and messages.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Op::$primitive(op) => op.name(),)*
+                    $(Op::$region(op) => op.name(),)*
+                }
+            }
+
+            /// Result types from operand types.
+            ///
+            /// # Errors
+            /// The first operand or attribute that does not fit.
+            pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+                match self {
+                    $(Op::$primitive(op) => op.infer(operands),)*
+                    $(Op::$region(op) => op.infer(operands),)*
+                }
+            }
+        }
+    };
+}
+
+op_table! {
+    primitives {
+        /// Position of the largest or smallest element along an axis.
+        ArgReduce,
+        /// Keeps its results from being merged with, or moved across, other computation.
+        Barrier,
+        /// Elementwise function of two operands.
+        Binary,
+        /// Reinterprets bits as another type of the same width.
+        BitcastConvert,
+        /// Repeats a tensor along new dimensions.
+        BroadcastInDim,
+        /// Elementwise comparison.
+        Compare,
+        /// Joins tensors along a dimension.
+        Concatenate,
+        /// A dense constant.
+        Constant,
+        /// Converts between element types.
+        Convert,
+        /// Tensor contraction with batch dimensions.
+        DotGeneral,
+        /// A slice at a computed position.
+        DynamicSlice,
+        /// Replaces a slice at a computed position.
+        DynamicUpdateSlice,
+        /// Slices at many computed positions.
+        Gather,
+        /// Positions along a dimension.
+        Iota,
+        /// Gives a value a name that checkpoint policies refer to.
+        Named,
+        /// Adds a border or holes.
+        Pad,
+        /// Folds dimensions.
+        Reduce,
+        /// The same elements with other dimensions.
+        Reshape,
+        /// Demands a sharding at exactly this place.
+        Reshard,
+        /// Reverses the order along dimensions.
+        Reverse,
+        /// Combines updates into a tensor at many computed positions.
+        Scatter,
+        /// Chooses elementwise between two tensors.
+        Select,
+        /// A strided sub-tensor.
+        Slice,
+        /// A tensor whose elements are all the same constant.
+        Splat,
+        /// Identity without a gradient.
+        StopGradient,
+        /// Permutes dimensions.
+        Transpose,
+        /// Elementwise function of one operand.
+        Unary,
+        /// Declares logical axis names.
+        WithAxes,
+    }
+    regions {
+        /// Calls a function that is emitted once.
+        Call,
+        /// Runs a body whose intermediate values are recomputed in the backward pass.
+        Checkpoint,
+        /// Runs a function with a hand-written backward rule.
+        CustomVjp,
+        /// A loop with carried, stacked and invariant values.
+        Scan,
+    }
+}
+
+impl Op {
+    /// The bodies of an op with regions.
+    pub fn regions(&self) -> impl Iterator<Item = &Arc<Graph>> {
+        let bodies: SmallVec<[&Arc<Graph>; 3]> = match self {
+            Op::Call(op) => SmallVec::from_slice(&[&op.function]),
+            Op::Checkpoint(op) => SmallVec::from_slice(&[&op.body]),
+            Op::CustomVjp(op) => SmallVec::from_slice(&[&op.primal, &op.forward, &op.backward]),
+            Op::Scan(op) => SmallVec::from_slice(&[&op.body]),
+            _ => SmallVec::new(),
+        };
+        bodies.into_iter()
+    }
+}
+
+/// Checks the number of operands.
+pub(crate) fn expect_operands(operands: &[&TensorType], expected: usize) -> Result<(), TypeError> {
+    if operands.len() == expected {
+        Ok(())
+    } else {
+        Err(TypeError::OperandCount { expected, found: operands.len() })
+    }
+}
+
+/// Checks that all operands have the first one's type.
+pub(crate) fn expect_same_types(operands: &[&TensorType]) -> Result<(), TypeError> {
+    let Some((first, rest)) = operands.split_first() else { return Ok(()) };
+    for (index, ty) in rest.iter().enumerate() {
+        expect_dtype(index + 1, ty, first.dtype)?;
+        expect_dims(index + 1, ty, &first.dims)?;
+    }
+    Ok(())
+}
+
+/// Checks one operand's element type.
+pub(crate) fn expect_dtype(operand: usize, ty: &TensorType, expected: crate::ir::DType) -> Result<(), TypeError> {
+    if ty.dtype == expected {
+        Ok(())
+    } else {
+        Err(TypeError::DType { operand, expected: expected.to_string(), found: ty.dtype })
+    }
+}
+
+/// Checks one operand's dimensions.
+pub(crate) fn expect_dims(operand: usize, ty: &TensorType, expected: &[usize]) -> Result<(), TypeError> {
+    if ty.rank() != expected.len() {
+        return Err(TypeError::Rank { operand, expected: expected.len().to_string(), found: ty.rank() });
+    }
+    for (dim, (&found, &expected)) in ty.dims.iter().zip(expected).enumerate() {
+        if found != expected {
+            return Err(TypeError::Size { operand, dim, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that axes are in range and occur once each.
+pub(crate) fn expect_axes(axes: &[usize], rank: usize) -> Result<(), TypeError> {
+    for (index, &axis) in axes.iter().enumerate() {
+        if axis >= rank || axes[..index].contains(&axis) {
+            return Err(TypeError::Axis { axis: axis as i64, rank });
+        }
+    }
+    Ok(())
+}
+
+/// One result type.
+pub(crate) fn one(ty: TensorType) -> ResultTypes {
+    let mut types = ResultTypes::new();
+    types.push(ty);
+    types
+}
+
+/// The axes below `rank` that are not listed.
+pub(crate) fn complement(axes: &[usize], rank: usize) -> AxisList {
+    (0..rank).filter(|axis| !axes.contains(axis)).collect()
+}

@@ -1,0 +1,183 @@
+//! Reductions.
+
+use super::{
+    AxisList, Binary, BinaryKind, Direction, Primitive, ResultTypes, complement, expect_axes, expect_operands, one,
+};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::ir::{DType, TensorType};
+
+/// How [`Reduce`] combines elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ReduceKind {
+    /// Logical or bitwise and.
+    And,
+    /// Maximum; NaN if any element is.
+    Max,
+    /// Minimum; NaN if any element is.
+    Min,
+    /// Logical or bitwise or.
+    Or,
+    /// Sum.
+    Sum,
+}
+
+impl ReduceKind {
+    /// Every kind.
+    pub const ALL: [ReduceKind; 5] =
+        [ReduceKind::And, ReduceKind::Max, ReduceKind::Min, ReduceKind::Or, ReduceKind::Sum];
+
+    /// The elementwise op that combines two elements.
+    pub const fn combiner(self) -> BinaryKind {
+        match self {
+            ReduceKind::And => BinaryKind::And,
+            ReduceKind::Max => BinaryKind::Maximum,
+            ReduceKind::Min => BinaryKind::Minimum,
+            ReduceKind::Or => BinaryKind::Or,
+            ReduceKind::Sum => BinaryKind::Add,
+        }
+    }
+
+    /// The element that changes nothing.
+    pub(crate) fn identity(self, dtype: DType) -> f64 {
+        let lowest = match dtype {
+            DType::S8 => i8::MIN.into(),
+            DType::S16 => i16::MIN.into(),
+            DType::S32 => i32::MIN.into(),
+            DType::S64 => i64::MIN as f64,
+            dtype if dtype.is_float() => f64::NEG_INFINITY,
+            _ => 0.0,
+        };
+        let highest = match dtype {
+            dtype if dtype.is_float() => f64::INFINITY,
+            DType::Pred => 1.0,
+            // Saturates to the largest value of the type.
+            _ => f64::MAX,
+        };
+        match self {
+            ReduceKind::Or | ReduceKind::Sum => 0.0,
+            ReduceKind::Max => lowest,
+            ReduceKind::Min => highest,
+            // All bits set: -1 for signed types, the largest value for the others.
+            ReduceKind::And if dtype.is_signed_integer() => -1.0,
+            ReduceKind::And => highest,
+        }
+    }
+}
+
+/// Folds the listed dimensions away. `bf16` and `f16` are accumulated in the operand's type; convert first for more.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reduce {
+    /// How elements combine.
+    pub kind: ReduceKind,
+    /// The dimensions folded.
+    pub axes: AxisList,
+}
+
+impl Primitive for Reduce {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ReduceKind::And => "reduce-and",
+            ReduceKind::Max => "reduce-max",
+            ReduceKind::Min => "reduce-min",
+            ReduceKind::Or => "reduce-or",
+            ReduceKind::Sum => "reduce-sum",
+        }
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
+        expect_axes(&self.axes, operands[0].rank())?;
+        let kept = complement(&self.axes, operands[0].rank());
+        let dims = kept.iter().map(|&axis| operands[0].dims[axis]).collect();
+        Ok(one(TensorType { dtype: operands[0].dtype, dims }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let (x, y) = (context.operand(0), context.result(0));
+        let dims = context.operand_type(0).dims.clone();
+        let kept = complement(&self.axes, dims.len());
+        let builder = &mut *context.builder;
+        let gradient = match self.kind {
+            ReduceKind::Sum => builder.broadcast(ct, &dims, &kept)?,
+            ReduceKind::Max | ReduceKind::Min => {
+                // Every element that attains the extremum gets an equal share.
+                let extremum = builder.broadcast(y, &dims, &kept)?;
+                let attained = builder.compare(Direction::Eq, x, extremum)?;
+                let dtype = builder.ty(x).dtype;
+                let ones = builder.convert(attained, dtype)?;
+                let count = builder.reduce(ReduceKind::Sum, &self.axes, ones)?;
+                let share = builder.div(ct, count)?;
+                let share = builder.broadcast(share, &dims, &kept)?;
+                builder.mul(share, ones)?
+            }
+            // Not defined on floating point, so there is never a cotangent.
+            ReduceKind::And | ReduceKind::Or => return Ok(()),
+        };
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let dtype = context.operand_type(0).dtype;
+        let identity = context.number(dtype, self.kind.identity(dtype));
+        let combiner = context.combiner(self.kind.combiner().name(), dtype);
+        let operand = context.operand_id(0);
+        let instruction = context.begin_with("reduce", 0, &[operand, identity]);
+        instruction.dimensions.extend(self.axes.iter().map(|&axis| axis as i64));
+        instruction.called_computation_ids.push(combiner);
+        context.finish();
+    }
+}
+
+/// Which element [`ArgReduce`] looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ArgReduceKind {
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ArgReduce {
+    /// What to look for.
+    pub kind: ArgReduceKind,
+    /// The dimension folded.
+    pub axis: usize,
+}
+
+impl Primitive for ArgReduce {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ArgReduceKind::Max => "argmax",
+            ArgReduceKind::Min => "argmin",
+        }
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        let kind = match self.kind {
+            ArgReduceKind::Max => ReduceKind::Max,
+            ArgReduceKind::Min => ReduceKind::Min,
+        };
+        let axes = AxisList::from_slice(&[self.axis]);
+        let types = Reduce { kind, axes }.infer(operands)?;
+        if operands[0].dims[self.axis] == 0 {
+            return Err(TypeError::Attribute(format!("dimension {} is empty, so no element is extreme", self.axis)));
+        }
+        Ok(one(types[0].with_dtype(DType::S32)))
+    }
+
+    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
+        // The result is an integer, which has no cotangent.
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.emit_arg_reduce(self);
+    }
+}

@@ -1,0 +1,227 @@
+//! Ops with regions: loops, calls, checkpoints and hand-written gradients.
+//!
+//! A region is a closed [`Graph`]: whatever a body needs from outside is an operand of the op.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::{ResultTypes, expect_dims, expect_dtype, expect_operands};
+use crate::error::TypeError;
+use crate::ir::{Graph, Name, TensorType};
+
+/// Region ops compare by the identity of their bodies: equal bodies built twice are different, which only costs a
+/// missed merge.
+macro_rules! compare_by_identity {
+    ($op:ident, bodies: [$($body:ident),*], attributes: [$($attribute:ident),*]) => {
+        impl PartialEq for $op {
+            fn eq(&self, other: &$op) -> bool {
+                $(Arc::ptr_eq(&self.$body, &other.$body))&&* $(&& self.$attribute == other.$attribute)*
+            }
+        }
+        impl Eq for $op {}
+        impl Hash for $op {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                $(Arc::as_ptr(&self.$body).hash(state);)*
+                $(self.$attribute.hash(state);)*
+            }
+        }
+    };
+}
+
+/// A loop of fixed length.
+///
+/// Operands: `invariant_count` values seen unchanged by every iteration, `carry_count` initial carries, then stacked
+/// inputs with a leading dimension of `length`. The body takes the invariants, the carries and one slice of each stacked
+/// input, and returns the new carries and one slice of each stacked output. Results: the final carries, then the stacked
+/// outputs.
+#[derive(Clone, Debug)]
+pub struct Scan {
+    /// One iteration.
+    pub body: Arc<Graph>,
+    /// Number of iterations.
+    pub length: usize,
+    /// Number of leading operands that are the same in every iteration.
+    pub invariant_count: usize,
+    /// Number of carried values.
+    pub carry_count: usize,
+    /// Whether iterations run from the last slice to the first.
+    pub reverse: bool,
+}
+compare_by_identity!(Scan, bodies: [body], attributes: [length, invariant_count, carry_count, reverse]);
+
+/// Calls a function, which is emitted once however often it is called.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The function.
+    pub function: Arc<Graph>,
+}
+compare_by_identity!(Call, bodies: [function], attributes: []);
+
+/// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RematPolicy {
+    /// Everything: as if there were no checkpoint.
+    None,
+    /// Nothing but the operands.
+    Full,
+    /// Results of dots.
+    Dots,
+    /// Values given one of these names with `Tensor::named`.
+    Save(Vec<Name>),
+}
+
+/// Runs a body whose intermediate values are recomputed in the backward pass, as far as the policy does not keep them.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The function.
+    pub body: Arc<Graph>,
+    /// What is kept.
+    pub policy: RematPolicy,
+}
+compare_by_identity!(Checkpoint, bodies: [body], attributes: [policy]);
+
+/// A function with a hand-written backward rule.
+///
+/// `primal` and `forward` take the operands; `forward` returns the primal's outputs followed by residuals. `backward`
+/// takes the residuals followed by the cotangents of the differentiable outputs, and returns the cotangents of the
+/// differentiable operands (those of floating-point type).
+#[derive(Clone, Debug)]
+pub struct CustomVjp {
+    /// What runs when nothing is differentiated.
+    pub primal: Arc<Graph>,
+    /// What runs instead under differentiation.
+    pub forward: Arc<Graph>,
+    /// The backward rule.
+    pub backward: Arc<Graph>,
+}
+compare_by_identity!(CustomVjp, bodies: [primal, forward, backward], attributes: []);
+
+/// Checks operands against a body's inputs.
+fn expect_inputs(body: &Graph, operands: &[&TensorType]) -> Result<(), TypeError> {
+    expect_operands(operands, body.inputs().len())?;
+    for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
+        expect_dtype(index, operand, input.dtype)?;
+        expect_dims(index, operand, &input.dims)?;
+    }
+    Ok(())
+}
+
+impl Scan {
+    /// The name in text forms and messages.
+    pub fn name(&self) -> &'static str {
+        "scan"
+    }
+
+    /// See [`Scan`].
+    ///
+    /// # Errors
+    /// Operands, body inputs and body outputs do not fit together.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        let (body, stacked_start) = (&*self.body, self.invariant_count + self.carry_count);
+        expect_operands(operands, body.inputs().len())?;
+        if operands.len() < stacked_start || body.outputs().len() < self.carry_count {
+            return Err(TypeError::OperandCount { expected: stacked_start, found: operands.len() });
+        }
+        for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
+            expect_dtype(index, operand, input.dtype)?;
+            if index < stacked_start {
+                expect_dims(index, operand, &input.dims)?;
+            } else {
+                expect_dims(index, operand, &[&[self.length], &input.dims[..]].concat())?;
+            }
+        }
+        for (index, output) in body.output_types().take(self.carry_count).enumerate() {
+            let input = body.ty(body.inputs()[self.invariant_count + index]);
+            if input != output {
+                return Err(TypeError::Attribute(format!(
+                    "carry {index} enters an iteration as {input} and leaves it as {output}; both must be the same"
+                )));
+            }
+        }
+        let stack = |(index, ty): (usize, &TensorType)| {
+            let mut ty = ty.clone();
+            if index >= self.carry_count {
+                ty.dims.insert(0, self.length);
+            }
+            ty
+        };
+        Ok(body.output_types().enumerate().map(stack).collect())
+    }
+}
+
+impl Call {
+    /// The name in text forms and messages.
+    pub fn name(&self) -> &'static str {
+        "call"
+    }
+
+    /// The function's output types.
+    ///
+    /// # Errors
+    /// The operands are not of the function's input types.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_inputs(&self.function, operands)?;
+        Ok(self.function.output_types().cloned().collect())
+    }
+}
+
+impl Checkpoint {
+    /// The name in text forms and messages.
+    pub fn name(&self) -> &'static str {
+        "checkpoint"
+    }
+
+    /// The body's output types.
+    ///
+    /// # Errors
+    /// The operands are not of the body's input types.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_inputs(&self.body, operands)?;
+        Ok(self.body.output_types().cloned().collect())
+    }
+}
+
+impl CustomVjp {
+    /// The name in text forms and messages.
+    pub fn name(&self) -> &'static str {
+        "custom-vjp"
+    }
+
+    /// The primal's output types.
+    ///
+    /// # Errors
+    /// The operands are not of the primal's input types, or the three graphs do not fit together.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_inputs(&self.primal, operands)?;
+        expect_inputs(&self.forward, operands)?;
+        let (primal, forward, backward) = (&self.primal, &self.forward, &self.backward);
+        let mut forward_types = forward.output_types();
+        let outputs: ResultTypes = primal.output_types().cloned().collect();
+        for (index, expected) in outputs.iter().enumerate() {
+            let found = forward_types.next();
+            if found != Some(expected) {
+                return Err(TypeError::Attribute(format!(
+                    "output {index} of the forward rule must be {expected} as in the function itself, found {}",
+                    found.map_or("nothing".to_owned(), ToString::to_string)
+                )));
+            }
+        }
+        let cotangents = primal.output_types().filter(|ty| ty.dtype.is_float());
+        let expected_inputs: Vec<&TensorType> = forward_types.chain(cotangents).collect();
+        if !backward.input_types().eq(expected_inputs.iter().copied()) {
+            return Err(TypeError::Attribute(format!(
+                "the backward rule must take the residuals and the cotangents {expected_inputs:?}, found {:?}",
+                backward.input_types().collect::<Vec<_>>()
+            )));
+        }
+        let expected_outputs: Vec<&TensorType> = operands.iter().copied().filter(|ty| ty.dtype.is_float()).collect();
+        if !backward.output_types().eq(expected_outputs.iter().copied()) {
+            return Err(TypeError::Attribute(format!(
+                "the backward rule must return one cotangent for each floating-point argument, {expected_outputs:?}, \
+                 found {:?}",
+                backward.output_types().collect::<Vec<_>>()
+            )));
+        }
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,393 @@
+//! Ops that move elements without computing: broadcast, reshape, transpose, slice, pad, concatenate, reverse.
+
+use smallvec::SmallVec;
+
+use super::{
+    AxisList, Primitive, ReduceKind, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
+};
+use crate::autodiff::VjpContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::EmitContext;
+use crate::hlo::proto;
+use crate::ir::{Dims, TensorType};
+
+fn to_i64(axes: &[usize]) -> impl Iterator<Item = i64> + '_ {
+    axes.iter().map(|&axis| axis as i64)
+}
+
+/// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.
+/// `mapping` increases, so nothing is transposed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BroadcastInDim {
+    /// Sizes of the result.
+    pub dims: Dims,
+    /// Result dimension of each operand dimension.
+    pub mapping: AxisList,
+}
+
+impl Primitive for BroadcastInDim {
+    fn name(&self) -> &'static str {
+        "broadcast"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        let operand = operands[0];
+        if self.mapping.len() != operand.rank() {
+            return Err(TypeError::Rank {
+                operand: 0,
+                expected: format!("{} (one for each mapped axis)", self.mapping.len()),
+                found: operand.rank(),
+            });
+        }
+        expect_axes(&self.mapping, self.dims.len())?;
+        if !self.mapping.is_sorted() {
+            return Err(TypeError::Attribute(format!("the axes {:?} must increase; transpose first", self.mapping)));
+        }
+        for (dim, &axis) in self.mapping.iter().enumerate() {
+            if operand.dims[dim] != self.dims[axis] {
+                return Err(TypeError::Size { operand: 0, dim, expected: self.dims[axis], found: operand.dims[dim] });
+            }
+        }
+        Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.clone() }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let gradient = context.builder.reduce(ReduceKind::Sum, &complement(&self.mapping, self.dims.len()), ct)?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.begin("broadcast").dimensions.extend(to_i64(&self.mapping));
+        context.finish();
+    }
+}
+
+/// The same elements in the same row-major order, with other dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reshape {
+    /// Sizes of the result.
+    pub dims: Dims,
+}
+
+impl Primitive for Reshape {
+    fn name(&self) -> &'static str {
+        "reshape"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        let (found, expected) = (operands[0].element_count(), self.dims.iter().product::<usize>());
+        if found != expected {
+            return Err(TypeError::Attribute(format!(
+                "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
+                operands[0],
+                self.dims.as_slice()
+            )));
+        }
+        Ok(one(TensorType { dtype: operands[0].dtype, dims: self.dims.clone() }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let dims = context.operand_type(0).dims.clone();
+        let gradient = context.builder.reshape(ct, &dims)?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.simple("reshape");
+    }
+}
+
+/// Permutes dimensions: result dimension `i` is operand dimension `permutation[i]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Transpose {
+    /// Operand dimension of each result dimension.
+    pub permutation: AxisList,
+}
+
+impl Primitive for Transpose {
+    fn name(&self) -> &'static str {
+        "transpose"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        let rank = operands[0].rank();
+        if self.permutation.len() != rank {
+            return Err(TypeError::Rank { operand: 0, expected: self.permutation.len().to_string(), found: rank });
+        }
+        expect_axes(&self.permutation, rank)?;
+        let dims = self.permutation.iter().map(|&axis| operands[0].dims[axis]).collect();
+        Ok(one(TensorType { dtype: operands[0].dtype, dims }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let mut inverse = AxisList::from_elem(0, self.permutation.len());
+        for (index, &axis) in self.permutation.iter().enumerate() {
+            inverse[axis] = index;
+        }
+        let gradient = context.builder.transpose(ct, &inverse)?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
+        context.finish();
+    }
+}
+
+/// What [`Slice`] keeps of one dimension: `start, start + stride, ..` below `limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SliceDim {
+    /// First index kept.
+    pub start: usize,
+    /// End of the range.
+    pub limit: usize,
+    /// Distance between indices; at least 1.
+    pub stride: usize,
+}
+
+impl SliceDim {
+    fn size(self) -> usize {
+        (self.limit - self.start).div_ceil(self.stride)
+    }
+}
+
+/// A strided sub-tensor at a fixed position.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Slice {
+    /// One range for each dimension.
+    pub ranges: Box<[SliceDim]>,
+}
+
+impl Primitive for Slice {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        let operand = operands[0];
+        if operand.rank() != self.ranges.len() {
+            return Err(TypeError::Rank { operand: 0, expected: self.ranges.len().to_string(), found: operand.rank() });
+        }
+        for (dim, (range, &size)) in self.ranges.iter().zip(&operand.dims).enumerate() {
+            if range.start > range.limit || range.limit > size || range.stride == 0 {
+                return Err(TypeError::Attribute(format!(
+                    "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
+                    range.start, range.limit, range.stride
+                )));
+            }
+        }
+        let dims = self.ranges.iter().map(|range| range.size()).collect();
+        Ok(one(TensorType { dtype: operand.dtype, dims }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let dims = context.operand_type(0).dims.clone();
+        let padding = self.ranges.iter().zip(&dims).map(|(range, &size)| {
+            let kept = range.size();
+            let covered = if kept == 0 { 0 } else { (kept - 1) * range.stride + 1 };
+            PadDim {
+                low: range.start as i64,
+                high: size as i64 - range.start as i64 - covered as i64,
+                interior: range.stride - 1,
+            }
+        });
+        let op = Pad { padding: padding.collect() };
+        let zero = context.builder.splat(TensorType::scalar(context.operand_type(0).dtype), 0.0);
+        let gradient = context.builder.push1(op, &[ct, zero])?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let dimensions = self.ranges.iter().map(|range| proto::hlo_instruction_proto::SliceDimensions {
+            start: range.start as i64,
+            limit: range.limit as i64,
+            stride: range.stride as i64,
+        });
+        context.begin("slice").slice_dimensions.extend(dimensions);
+        context.finish();
+    }
+}
+
+/// What [`Pad`] adds to one dimension. Negative borders remove elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PadDim {
+    /// Elements before the first.
+    pub low: i64,
+    /// Elements after the last.
+    pub high: i64,
+    /// Elements between any two neighbours.
+    pub interior: usize,
+}
+
+impl PadDim {
+    fn size(self, size: usize) -> i64 {
+        let size = size as i64;
+        size + (size - 1).max(0) * self.interior as i64 + self.low + self.high
+    }
+}
+
+/// `pad(operand, value)`: adds borders and holes filled with a scalar.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pad {
+    /// One entry for each dimension.
+    pub padding: Box<[PadDim]>,
+}
+
+impl Primitive for Pad {
+    fn name(&self) -> &'static str {
+        "pad"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 2)?;
+        let operand = operands[0];
+        expect_dims(1, operands[1], &[])?;
+        expect_dtype(1, operands[1], operand.dtype)?;
+        if operand.rank() != self.padding.len() {
+            return Err(TypeError::Rank { operand: 0, expected: self.padding.len().to_string(), found: operand.rank() });
+        }
+        let mut dims = Dims::new();
+        for (dim, (padding, &size)) in self.padding.iter().zip(&operand.dims).enumerate() {
+            let padded = padding.size(size);
+            let padded = usize::try_from(padded).map_err(|_| {
+                TypeError::Attribute(format!("padding dimension {dim} of size {size} gives the negative size {padded}"))
+            })?;
+            dims.push(padded);
+        }
+        Ok(one(TensorType { dtype: operand.dtype, dims }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let zero = context.builder.splat(TensorType::scalar(context.operand_type(0).dtype), 0.0);
+        // Removing the borders first leaves the operand's elements at multiples of the stride.
+        let unpad = self.padding.iter().map(|dim| PadDim { low: -dim.low, high: -dim.high, interior: 0 }).collect();
+        let inner = context.builder.push1(Pad { padding: unpad }, &[ct, zero])?;
+        let mut gradient = inner;
+        if self.padding.iter().any(|dim| dim.interior > 0) {
+            let dims = context.builder.ty(inner).dims.clone();
+            let ranges = self.padding.iter().zip(&dims);
+            let ranges = ranges.map(|(dim, &limit)| SliceDim { start: 0, limit, stride: dim.interior + 1 }).collect();
+            gradient = context.builder.push1(Slice { ranges }, &[inner])?;
+        }
+        if context.needs(0) {
+            context.set(0, gradient);
+        }
+        if context.needs(1) {
+            let all: AxisList = (0..self.padding.len()).collect();
+            let total = context.builder.reduce(ReduceKind::Sum, &all, ct)?;
+            let kept = context.builder.reduce(ReduceKind::Sum, &all, gradient)?;
+            let rest = context.builder.sub(total, kept)?;
+            context.set(1, rest);
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let dimensions = self.padding.iter().map(|dim| proto::padding_config::PaddingConfigDimension {
+            edge_padding_low: dim.low,
+            edge_padding_high: dim.high,
+            interior_padding: dim.interior as i64,
+        });
+        let config = proto::PaddingConfig { dimensions: dimensions.collect() };
+        context.begin("pad").padding_config = Some(config.into());
+        context.finish();
+    }
+}
+
+/// Joins tensors of one element type along a dimension; the other dimensions agree.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Concatenate {
+    /// The dimension joined.
+    pub axis: usize,
+}
+
+impl Primitive for Concatenate {
+    fn name(&self) -> &'static str {
+        "concatenate"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        let Some((first, rest)) = operands.split_first() else {
+            return Err(TypeError::OperandCount { expected: 1, found: 0 });
+        };
+        expect_axes(&[self.axis], first.rank())?;
+        let mut result = (*first).clone();
+        for (index, ty) in rest.iter().enumerate() {
+            expect_dtype(index + 1, ty, first.dtype)?;
+            let mut expected = first.dims.clone();
+            if let Some(&size) = ty.dims.get(self.axis) {
+                expected[self.axis] = size;
+                result.dims[self.axis] += size;
+            }
+            expect_dims(index + 1, ty, &expected)?;
+        }
+        Ok(one(result))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let dims = context.builder.ty(ct).dims.clone();
+        let mut start = 0;
+        for index in 0..context.operand_count() {
+            let size = context.operand_type(index).dims[self.axis];
+            if context.needs(index) {
+                let mut ranges: SmallVec<[SliceDim; 6]> =
+                    dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
+                ranges[self.axis] = SliceDim { start, limit: start + size, stride: 1 };
+                let gradient = context.builder.push1(Slice { ranges: ranges.into_vec().into() }, &[ct])?;
+                context.set(index, gradient);
+            }
+            start += size;
+        }
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.begin("concatenate").dimensions.push(self.axis as i64);
+        context.finish();
+    }
+}
+
+/// Reverses the order of elements along dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reverse {
+    /// The dimensions reversed.
+    pub axes: AxisList,
+}
+
+impl Primitive for Reverse {
+    fn name(&self) -> &'static str {
+        "reverse"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 1)?;
+        expect_axes(&self.axes, operands[0].rank())?;
+        Ok(one(operands[0].clone()))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let gradient = context.builder.push1(self.clone(), &[ct])?;
+        context.set(0, gradient);
+        Ok(())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.begin("reverse").dimensions.extend(to_i64(&self.axes));
+        context.finish();
+    }
+}

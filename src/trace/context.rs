@@ -1,0 +1,273 @@
+//! The stack of traces under way on this thread.
+//!
+//! Tracing a closure pushes a frame; tensor operations append nodes to the innermost frame. A tensor of an outer frame
+//! that is used inside becomes an extra input of the inner graph (a capture), so that graphs are always closed.
+//!
+//! A wrong operation does not panic and does not return a `Result` (operators could not): the frame keeps the first
+//! error, the operation yields a poisoned tensor, further operations do nothing, and whoever started the trace gets the
+//! error.
+
+use std::cell::RefCell;
+use std::panic::Location;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::Tensor;
+use crate::error::{Error, TraceError, TraceErrorKind};
+use crate::ir::{DType, Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value};
+use crate::ops::Op;
+
+pub(super) type Place = &'static Location<'static>;
+
+/// The value index of a tensor that stands for an error.
+pub(super) const POISON: Value = Value(u32::MAX);
+
+struct Frame {
+    id: u32,
+    builder: GraphBuilder,
+    /// Captured tensors of the frame below, and their inputs here.
+    captures: Vec<(Value, Value)>,
+    known: FxHashMap<Value, Value>,
+    /// The construct whose closure must not capture, if it is one.
+    closed: Option<&'static str>,
+    error: Option<Error>,
+    scope: Scope,
+}
+
+#[derive(Default)]
+struct Stack {
+    frames: Vec<Frame>,
+    next_id: u32,
+}
+
+thread_local! {
+    static STACK: RefCell<Stack> = RefCell::new(Stack::default());
+}
+
+fn with_stack<R>(f: impl FnOnce(&mut Stack) -> R) -> R {
+    STACK.with_borrow_mut(f)
+}
+
+/// A traced closure body.
+pub(super) struct Body {
+    pub(super) builder: GraphBuilder,
+    /// Explicit inputs.
+    pub(super) inputs: Vec<Value>,
+    /// Tensors of the enclosing frame that the body uses.
+    pub(super) captured: Vec<Tensor>,
+    /// The inputs that stand for them.
+    pub(super) capture_inputs: Vec<Value>,
+    pub(super) outputs: Vec<Value>,
+}
+
+impl Body {
+    /// The body as a graph that takes the captures first.
+    pub(super) fn captures_first(self) -> (Graph, Vec<Tensor>) {
+        let order = self.capture_inputs.iter().chain(&self.inputs).copied().collect();
+        (self.builder.finish_ordered(order, self.outputs), self.captured)
+    }
+}
+
+impl Stack {
+    fn origin(&self, place: Option<Place>) -> Origin {
+        let scope = self.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
+        Origin { location: place, scope, ..Origin::default() }
+    }
+
+    fn fail(&mut self, error: Error) -> Tensor {
+        if let Some(frame) = self.frames.last_mut() {
+            frame.error.get_or_insert(error);
+            return Tensor { frame: frame.id, value: POISON };
+        }
+        Tensor { frame: 0, value: POISON }
+    }
+
+    fn fail_with(&mut self, kind: TraceErrorKind, place: Place) -> Tensor {
+        let origin = self.origin(Some(place));
+        self.fail(TraceError { kind, origin }.into())
+    }
+
+    /// The value that a tensor is in the innermost frame; `None` after noting an error.
+    fn resolve(&mut self, tensor: Tensor, place: Place) -> Option<Value> {
+        let Some(top) = self.frames.last() else { return None };
+        if top.error.is_some() {
+            return None;
+        }
+        if tensor.value == POISON {
+            // The error was noted in another frame, or no trace was under way when it was made.
+            self.fail_with(TraceErrorKind::NoTrace, place);
+            return None;
+        }
+        if top.id == tensor.frame {
+            return Some(tensor.value);
+        }
+        let Some(owner) = self.frames.iter().rposition(|frame| frame.id == tensor.frame) else {
+            self.fail_with(TraceErrorKind::Escaped, place);
+            return None;
+        };
+        let mut value = tensor.value;
+        for depth in owner + 1..self.frames.len() {
+            let ty = self.frames[depth - 1].builder.ty(value).clone();
+            if let Some(construct) = self.frames[depth].closed {
+                self.fail_with(TraceErrorKind::Capture { construct }, place);
+                return None;
+            }
+            let frame = &mut self.frames[depth];
+            value = *frame.known.entry(value).or_insert_with(|| {
+                let input = frame.builder.input(ty, PortInfo::default());
+                frame.captures.push((value, input));
+                input
+            });
+        }
+        Some(value)
+    }
+
+    fn apply(&mut self, op: Op, operands: &[Tensor], place: Place) -> Option<SmallVec<[Tensor; 2]>> {
+        let mut values: SmallVec<[Value; 8]> = SmallVec::new();
+        for &operand in operands {
+            values.push(self.resolve(operand, place)?);
+        }
+        let origin = self.origin(Some(place));
+        let frame = self.frames.last_mut()?;
+        if frame.error.is_some() {
+            return None;
+        }
+        frame.builder.set_origin(origin);
+        match frame.builder.push(op, &values) {
+            Ok(results) => Some(results.into_iter().map(|value| Tensor { frame: frame.id, value }).collect()),
+            Err(error) => {
+                frame.error = Some(error.into());
+                None
+            }
+        }
+    }
+}
+
+/// Applies an op with one result.
+pub(super) fn apply(op: impl Into<Op>, operands: &[Tensor], place: Place) -> Tensor {
+    apply_many(op.into(), operands, 1, place)[0]
+}
+
+/// Applies an op with a known number of results.
+pub(super) fn apply_many(op: Op, operands: &[Tensor], count: usize, place: Place) -> SmallVec<[Tensor; 2]> {
+    with_stack(|stack| match stack.apply(op, operands, place) {
+        Some(results) => results,
+        None => SmallVec::from_elem(poison(stack), count),
+    })
+}
+
+fn poison(stack: &Stack) -> Tensor {
+    Tensor { frame: stack.frames.last().map_or(0, |frame| frame.id), value: POISON }
+}
+
+/// Notes an error in the innermost trace.
+pub(super) fn fail(kind: TraceErrorKind, place: Place) -> Tensor {
+    with_stack(|stack| stack.fail_with(kind, place))
+}
+
+/// Notes an error that has happened inside another trace.
+pub(super) fn fail_error(error: Error) -> Tensor {
+    with_stack(|stack| stack.fail(error))
+}
+
+/// The type of a tensor; a scalar `f32` for a poisoned one.
+pub(super) fn type_of(tensor: Tensor) -> TensorType {
+    with_stack(|stack| {
+        let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame);
+        match frame {
+            Some(frame) if tensor.value != POISON => frame.builder.ty(tensor.value).clone(),
+            _ => TensorType::scalar(DType::F32),
+        }
+    })
+}
+
+/// Runs `f` with one more name on the scope path.
+pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<(u32, Scope)>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            with_stack(|stack| {
+                if let Some((id, scope)) = self.0
+                    && let Some(frame) = stack.frames.iter_mut().find(|frame| frame.id == id)
+                {
+                    frame.scope = scope;
+                }
+            });
+        }
+    }
+    let _restore = Restore(with_stack(|stack| {
+        let frame = stack.frames.last_mut()?;
+        let outer = frame.scope;
+        frame.scope = outer.child(name);
+        Some((frame.id, outer))
+    }));
+    f()
+}
+
+/// Traces a closure as a graph of its own. `closed` names the construct if its closure must not capture.
+pub(super) fn trace_body(
+    name: &str,
+    inputs: impl IntoIterator<Item = (TensorType, PortInfo)>,
+    closed: Option<&'static str>,
+    place: Place,
+    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+) -> Result<Body, Error> {
+    // Should the user's closure panic, the frame must not stay behind for the next trace on this thread.
+    struct Pop(usize);
+    impl Drop for Pop {
+        fn drop(&mut self) {
+            with_stack(|stack| stack.frames.truncate(self.0));
+        }
+    }
+    let mut builder = GraphBuilder::new(name);
+    let inputs: Vec<Value> = inputs.into_iter().map(|(ty, info)| builder.input(ty, info)).collect();
+    let (depth, id) = with_stack(|stack| {
+        stack.next_id += 1;
+        let id = stack.next_id;
+        let scope = stack.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
+        let (captures, known) = (Vec::new(), FxHashMap::default());
+        stack.frames.push(Frame { id, builder, captures, known, closed, error: None, scope });
+        (stack.frames.len() - 1, id)
+    });
+    let pop = Pop(depth);
+    let arguments: Vec<Tensor> = inputs.iter().map(|&value| Tensor { frame: id, value }).collect();
+    let outputs = f(&arguments);
+    let outputs: Option<Vec<Value>> =
+        with_stack(|stack| outputs.into_iter().map(|output| stack.resolve(output, place)).collect());
+    let (frame, parent) = with_stack(|stack| (stack.frames.pop(), stack.frames.last().map_or(0, |frame| frame.id)));
+    drop(pop);
+    let Some(frame) = frame else {
+        return Err(TraceError::other("the trace has ended early".to_owned()));
+    };
+    if let Some(error) = frame.error {
+        return Err(error);
+    }
+    let Some(outputs) = outputs else {
+        return Err(TraceError { kind: TraceErrorKind::Escaped, origin: Origin::default() }.into());
+    };
+    let (outer, capture_inputs): (Vec<Value>, Vec<Value>) = frame.captures.into_iter().unzip();
+    let captured = outer.into_iter().map(|value| Tensor { frame: parent, value }).collect();
+    Ok(Body { builder: frame.builder, inputs, captured, capture_inputs, outputs })
+}
+
+/// Runs `f` on the innermost frame's builder, with the values of `tensors` there.
+pub(super) fn with_builder<R>(
+    tensors: &[Tensor],
+    place: Place,
+    f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, Error>,
+) -> Option<(R, u32)> {
+    with_stack(|stack| {
+        let values: Option<Vec<Value>> = tensors.iter().map(|&tensor| stack.resolve(tensor, place)).collect();
+        let (values, origin) = (values?, stack.origin(Some(place)));
+        let frame = stack.frames.last_mut()?;
+        frame.builder.set_origin(origin);
+        match f(&mut frame.builder, &values) {
+            Ok(result) => Some((result, frame.id)),
+            Err(error) => {
+                frame.error.get_or_insert(error);
+                None
+            }
+        }
+    })
+}

@@ -1,0 +1,40 @@
+//! The tracing language: ordinary Rust over [`Tensor`] handles becomes a graph.
+//!
+//! ```
+//! use meshloom::trace::{Function, TensorSpec, value_and_grad};
+//! use meshloom::ir::DType::F32;
+//!
+//! # fn main() -> Result<(), meshloom::Error> {
+//! let (x, w) = (TensorSpec::new(F32, [4, 8]), TensorSpec::new(F32, [8, 2]));
+//! let function = Function::trace("least_squares", (x, w), |(x, w)| {
+//!     value_and_grad(w, |w| x.matmul(w).tanh().square().mean(..))
+//! })?;
+//! println!("{}", function.graph());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Rules of the language:
+//! - **Shapes are strict.** Elementwise operators take two tensors of the same dimensions, or one without dimensions (or
+//!   a Rust number), which is repeated. Anything else is broadcast explicitly ([`Tensor::broadcast_to`],
+//!   [`Tensor::broadcast_like`]). Element types never convert by themselves, except that a Rust number takes the tensor's.
+//! - **Errors come at the end.** A wrong operation poisons its result; [`Function::trace`] returns the first error, with
+//!   the source line and scope of the call that was wrong.
+//! - **Closures capture.** The closures of [`scan`], [`checkpoint`], [`value_and_grad`] may use outer tensors.
+//! - **Axes count from the front (0, 1, ..) or from the back (-1, -2, ..).**
+
+mod context;
+mod control;
+mod einsum;
+mod function;
+mod operators;
+mod tensor;
+mod transform;
+mod tree;
+
+pub use control::{ScanOptions, checkpoint, custom_vjp, scan, scan_with};
+pub use einsum::{einsum, einsum_with};
+pub use function::Function;
+pub use tensor::{Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros};
+pub use transform::{grad, value_and_grad, value_and_grad_aux, vjp};
+pub use tree::{MapTree, Path, Tree};

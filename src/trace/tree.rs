@@ -1,0 +1,281 @@
+//! Trees of tensors: structs, tuples, vectors and options whose leaves all have one type.
+
+use std::fmt::Write;
+
+use super::{Param, Tensor, TensorSpec};
+use crate::ir::Literal;
+
+/// The way from the root of a tree to a leaf, such as `layers.3.attention.wq`.
+#[derive(Clone, Debug, Default)]
+pub struct Path(String);
+
+impl Path {
+    /// The path as text, its parts joined by dots.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Runs `f` with one more part on the path.
+    pub fn descend<R>(&mut self, part: impl std::fmt::Display, f: impl FnOnce(&mut Path) -> R) -> R {
+        let length = self.0.len();
+        if length > 0 {
+            self.0.push('.');
+        }
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "{part}");
+        let result = f(self);
+        self.0.truncate(length);
+        result
+    }
+}
+
+/// A value made of leaves of one type, always visited in the same order.
+///
+/// Structs get it from [`tree!`](crate::tree); tuples, `Vec`, arrays and `Option` of trees are trees.
+pub trait Tree: Sized {
+    /// The leaves' type.
+    type Leaf;
+
+    /// Visits every leaf with its path.
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &Self::Leaf));
+
+    /// The same structure with other leaves, drawn in visiting order.
+    fn rebuild(&self, next: &mut dyn FnMut() -> Self::Leaf) -> Self;
+
+    /// All leaves, cloned, in visiting order.
+    fn leaves(&self) -> Vec<Self::Leaf>
+    where
+        Self::Leaf: Clone,
+    {
+        let mut leaves = Vec::new();
+        self.visit(&mut Path::default(), &mut |_, leaf| leaves.push(leaf.clone()));
+        leaves
+    }
+
+    /// The paths of all leaves, in visiting order.
+    fn paths(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.visit(&mut Path::default(), &mut |path, _| paths.push(path.as_str().to_owned()));
+        paths
+    }
+}
+
+/// A tree whose leaves can be replaced by leaves of type `U`.
+pub trait MapTree<U>: Tree {
+    /// The same structure over `U`.
+    type Mapped: Tree<Leaf = U>;
+
+    /// Replaces every leaf.
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &Self::Leaf) -> U) -> Self::Mapped;
+
+    /// Replaces every leaf.
+    fn map(&self, mut f: impl FnMut(&Path, &Self::Leaf) -> U) -> Self::Mapped {
+        self.map_with(&mut Path::default(), &mut f)
+    }
+}
+
+/// Declares a type to be a leaf: a tree of itself.
+#[macro_export]
+macro_rules! tree_leaf {
+    ($($leaf:ty),* $(,)?) => {$(
+        impl $crate::trace::Tree for $leaf {
+            type Leaf = $leaf;
+
+            fn visit(&self, path: &mut $crate::trace::Path, f: &mut dyn FnMut(&$crate::trace::Path, &$leaf)) {
+                f(path, self);
+            }
+
+            fn rebuild(&self, next: &mut dyn FnMut() -> $leaf) -> $leaf {
+                next()
+            }
+        }
+
+        impl<U: $crate::trace::Tree<Leaf = U>> $crate::trace::MapTree<U> for $leaf {
+            type Mapped = U;
+
+            fn map_with(
+                &self,
+                path: &mut $crate::trace::Path,
+                f: &mut dyn FnMut(&$crate::trace::Path, &$leaf) -> U,
+            ) -> U {
+                f(path, self)
+            }
+        }
+    )*};
+}
+
+tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
+
+/// Declares structs that are trees over their type parameter.
+///
+/// ```
+/// meshloom::tree! {
+///     /// A dense layer.
+///     pub struct Dense<T> {
+///         /// [inputs, outputs].
+///         pub weight: T,
+///         /// [outputs].
+///         pub bias: Option<T>,
+///     }
+/// }
+/// use meshloom::trace::Tree;
+/// let names = Dense { weight: "w".to_owned(), bias: Some("b".to_owned()) };
+/// assert_eq!(names.paths(), ["weight", "bias"]);
+/// ```
+#[macro_export]
+macro_rules! tree {
+    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident> {
+        $($(#[$field_doc:meta])* $field_visibility:vis $field:ident: $ty:ty),* $(,)?
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        $visibility struct $name<$leaf> {
+            $($(#[$field_doc])* $field_visibility $field: $ty,)*
+        }
+
+        impl<$leaf: $crate::trace::Tree<Leaf = $leaf>> $crate::trace::Tree for $name<$leaf> {
+            type Leaf = $leaf;
+
+            fn visit(&self, path: &mut $crate::trace::Path, f: &mut dyn FnMut(&$crate::trace::Path, &$leaf)) {
+                $(path.descend(stringify!($field), |path| $crate::trace::Tree::visit(&self.$field, path, f));)*
+            }
+
+            fn rebuild(&self, next: &mut dyn FnMut() -> $leaf) -> Self {
+                $name { $($field: $crate::trace::Tree::rebuild(&self.$field, next),)* }
+            }
+        }
+
+        impl<$leaf, Mapped> $crate::trace::MapTree<Mapped> for $name<$leaf>
+        where
+            $leaf: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped, Mapped = Mapped>,
+            Mapped: $crate::trace::Tree<Leaf = Mapped>,
+        {
+            type Mapped = $name<Mapped>;
+
+            fn map_with(
+                &self,
+                path: &mut $crate::trace::Path,
+                f: &mut dyn FnMut(&$crate::trace::Path, &$leaf) -> Mapped,
+            ) -> $name<Mapped> {
+                $name {
+                    $($field: path.descend(stringify!($field), |path| {
+                        $crate::trace::MapTree::<Mapped>::map_with(&self.$field, path, f)
+                    }),)*
+                }
+            }
+        }
+    )*};
+}
+
+/// No leaves at all: what a scan without stacked inputs or outputs stacks.
+impl Tree for () {
+    type Leaf = Tensor;
+
+    fn visit(&self, _: &mut Path, _: &mut dyn FnMut(&Path, &Tensor)) {}
+
+    fn rebuild(&self, _: &mut dyn FnMut() -> Tensor) {}
+}
+
+impl<A: Tree> Tree for Vec<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        for (index, element) in self.iter().enumerate() {
+            path.descend(index, |path| element.visit(path, f));
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        self.iter().map(|element| element.rebuild(next)).collect()
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Vec<A> {
+    type Mapped = Vec<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        let each = |(index, element): (usize, &A)| path.descend(index, |path| element.map_with(path, f));
+        self.iter().enumerate().map(each).collect()
+    }
+}
+
+impl<A: Tree, const N: usize> Tree for [A; N] {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        for (index, element) in self.iter().enumerate() {
+            path.descend(index, |path| element.visit(path, f));
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        self.each_ref().map(|element| element.rebuild(next))
+    }
+}
+
+impl<U, A: MapTree<U>, const N: usize> MapTree<U> for [A; N] {
+    type Mapped = [A::Mapped; N];
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        let mut index = 0;
+        self.each_ref().map(|element| {
+            index += 1;
+            path.descend(index - 1, |path| element.map_with(path, f))
+        })
+    }
+}
+
+impl<A: Tree> Tree for Option<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        if let Some(element) = self {
+            element.visit(path, f);
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        self.as_ref().map(|element| element.rebuild(next))
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Option<A> {
+    type Mapped = Option<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        self.as_ref().map(|element| element.map_with(path, f))
+    }
+}
+
+macro_rules! tuple_trees {
+    ($(($first:ident $($rest:ident)*) ($($index:tt)*);)*) => {$(
+        impl<$first: Tree, $($rest: Tree<Leaf = $first::Leaf>),*> Tree for ($first, $($rest,)*) {
+            type Leaf = $first::Leaf;
+
+            fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &$first::Leaf)) {
+                $(path.descend($index, |path| self.$index.visit(path, f));)*
+            }
+
+            fn rebuild(&self, next: &mut dyn FnMut() -> $first::Leaf) -> Self {
+                ($(self.$index.rebuild(next),)*)
+            }
+        }
+
+        impl<U, $first: MapTree<U>, $($rest: MapTree<U> + Tree<Leaf = $first::Leaf>),*> MapTree<U> for ($first, $($rest,)*) {
+            type Mapped = ($first::Mapped, $($rest::Mapped,)*);
+
+            fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &$first::Leaf) -> U) -> Self::Mapped {
+                ($(path.descend($index, |path| self.$index.map_with(path, f)),)*)
+            }
+        }
+    )*};
+}
+
+tuple_trees! {
+    (A) (0);
+    (A B) (0 1);
+    (A B C) (0 1 2);
+    (A B C D) (0 1 2 3);
+    (A B C D E) (0 1 2 3 4);
+    (A B C D E F) (0 1 2 3 4 5);
+}
