@@ -1,3 +1,5 @@
 //! meshloom: a Rust compiler frontend for XLA.
 
 pub mod ir;
+pub mod sharding;
+mod suggest;
