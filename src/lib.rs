@@ -3,3 +3,4 @@
 pub mod ir;
 pub mod sharding;
 mod suggest;
+pub mod train;

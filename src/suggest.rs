@@ -6,8 +6,8 @@ pub(crate) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>
     allowed
         .into_iter()
         .map(|candidate| (strsim::damerau_levenshtein(&lowered, &candidate.to_lowercase()), candidate))
-        // A third of the letters may be wrong: "hed_dim" finds "head_dim", "batch" does not find "mlp".
-        .filter(|(distance, candidate)| distance * 3 <= candidate.chars().count().max(lowered.chars().count()))
+        // Less than a third of the letters may be wrong: "hed_dim" finds "head_dim", but "gpu" does not find "cpu".
+        .filter(|(distance, candidate)| distance * 3 < candidate.chars().count().max(lowered.chars().count()))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }

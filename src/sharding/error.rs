@@ -160,7 +160,7 @@ pub enum ShardingError {
     #[error("{problem}; or set rules.strict = false to {}", .problem.fallback())]
     Rule {
         /// The problem.
-        problem: RuleProblem,
+        problem: Box<RuleProblem>,
     },
     /// One axis twice in one rule.
     #[error("rule {rule} names mesh axis {axis:?} twice; an axis can split a dimension once")]

@@ -348,7 +348,7 @@ impl Rules {
 
     fn report(&self, problem: RuleProblem, diagnostics: &mut Vec<Diagnostic>) -> Result<(), ShardingError> {
         if self.strict {
-            return Err(ShardingError::Rule { problem });
+            return Err(ShardingError::Rule { problem: Box::new(problem) });
         }
         diagnostics.push(Diagnostic { problem });
         Ok(())

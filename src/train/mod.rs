@@ -1,0 +1,4 @@
+//! What a training run needs beside the model: its config, its data and its metrics.
+
+pub mod config;
+pub mod data;
