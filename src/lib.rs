@@ -2,3 +2,6 @@
 
 pub mod hlo;
 pub mod ir;
+pub mod sharding;
+mod suggest;
+pub mod train;

@@ -1,0 +1,154 @@
+//! The device mesh.
+
+use std::fmt;
+
+use super::ShardingError;
+use crate::suggest::did_you_mean;
+
+/// One axis of a [`Mesh`], by its place in it (0 is the most major).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MeshAxis(u8);
+
+impl MeshAxis {
+    /// The axis at that place; `None` when no mesh can have so many.
+    pub fn new(index: usize) -> Option<MeshAxis> {
+        (index < Mesh::MAX_AXES).then_some(MeshAxis(index as u8))
+    }
+
+    /// The place in the mesh.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Devices arranged along named axes, major to minor.
+///
+/// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
+/// The text form is that of the run config: `data=2,fsdp=4`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    axes: Vec<(String, usize)>,
+}
+
+impl Mesh {
+    /// The most axes that a mesh can have. An axis is a byte wherever it is stored, and sixteen fit in a spec without allocation.
+    pub const MAX_AXES: usize = 16;
+
+    /// A mesh from names and sizes, major to minor. Without axes it is a single device.
+    pub fn new<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Mesh, ShardingError> {
+        let mesh = Mesh { axes: axes.into_iter().map(|(name, size)| (name.to_owned(), size)).collect() };
+        let text = || mesh.to_string();
+        let mut product = 1usize;
+        for (index, (name, size)) in mesh.axes.iter().enumerate() {
+            if *size == 0 || !is_axis_name(name) {
+                return Err(ShardingError::MeshSyntax { text: text(), part: format!("{name}={size}") });
+            }
+            if mesh.axes[..index].iter().any(|(earlier, _)| earlier == name) {
+                return Err(ShardingError::DuplicateAxis { text: text(), axis: name.clone() });
+            }
+            product = match product.checked_mul(*size) {
+                Some(product) if product <= u32::MAX as usize && index < Mesh::MAX_AXES => product,
+                _ => return Err(ShardingError::MeshTooLarge { text: text() }),
+            };
+        }
+        Ok(mesh)
+    }
+
+    /// A mesh from its text form, for that many devices. One size may be -1: it becomes what fills up the devices.
+    pub fn parse(text: &str, devices: usize) -> Result<Mesh, ShardingError> {
+        let mut axes = Vec::new();
+        let mut fill = None;
+        for part in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
+            let wrong = || ShardingError::MeshSyntax { text: text.to_owned(), part: part.to_owned() };
+            let (name, size) = part.split_once('=').ok_or_else(wrong)?;
+            let (name, size) = (name.trim(), size.trim());
+            if size == "-1" {
+                if let Some(first) = fill.replace(axes.len()) {
+                    let (first, _): (&str, usize) = axes[first];
+                    let (first, second) = (first.to_owned(), name.to_owned());
+                    return Err(ShardingError::TwoFills { text: text.to_owned(), first, second });
+                }
+                axes.push((name, 1));
+            } else {
+                axes.push((name, size.parse().map_err(|_| wrong())?));
+            }
+        }
+        // Checked once with 1 in place of -1, so that a wrong name or size is reported rather than its effect on the product.
+        let mut mesh = Mesh::new(axes)?;
+        let product = mesh.device_count();
+        if let Some(fill) = fill {
+            if devices == 0 || !devices.is_multiple_of(product) {
+                let axis = mesh.axes[fill].0.clone();
+                return Err(ShardingError::FillDoesNotDivide { text: text.to_owned(), axis, others: product, devices });
+            }
+            mesh.axes[fill].1 = devices / product;
+        } else if product != devices {
+            return Err(ShardingError::DeviceCount { text: text.to_owned(), product, devices });
+        }
+        Ok(mesh)
+    }
+
+    /// Number of axes.
+    pub fn axis_count(&self) -> usize {
+        self.axes.len()
+    }
+
+    /// The axes, major to minor.
+    pub fn axes(&self) -> impl ExactSizeIterator<Item = MeshAxis> + use<> {
+        (0..self.axes.len() as u8).map(MeshAxis)
+    }
+
+    /// The names of the axes, major to minor.
+    pub fn axis_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.axes.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The axis of that name.
+    pub fn axis(&self, name: &str) -> Option<MeshAxis> {
+        self.axes().find(|axis| self.axes[axis.index()].0 == name)
+    }
+
+    /// The axis of that name, or an error that suggests one.
+    pub fn require_axis(&self, name: &str) -> Result<MeshAxis, ShardingError> {
+        self.axis(name).ok_or_else(|| ShardingError::UnknownAxis {
+            mesh: self.to_string(),
+            axis: name.to_owned(),
+            suggestion: did_you_mean(name, self.axis_names()),
+        })
+    }
+
+    /// The name of an axis; `?` for one that belongs to a larger mesh.
+    pub fn name(&self, axis: MeshAxis) -> &str {
+        self.axes.get(axis.index()).map_or("?", |(name, _)| name)
+    }
+
+    /// The size of an axis; 1 for one that belongs to a larger mesh.
+    pub fn size(&self, axis: MeshAxis) -> usize {
+        self.axes.get(axis.index()).map_or(1, |(_, size)| *size)
+    }
+
+    /// Number of devices.
+    pub fn device_count(&self) -> usize {
+        self.axes.iter().map(|(_, size)| size).product()
+    }
+
+    /// Where a device stands along an axis.
+    pub fn axis_index(&self, device: usize, axis: MeshAxis) -> usize {
+        let stride: usize = self.axes.iter().skip(axis.index() + 1).map(|(_, size)| size).product();
+        device / stride % self.size(axis)
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, size)) in self.axes.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma}{name}={size}")?;
+        }
+        Ok(())
+    }
+}
+
+fn is_axis_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|letter| letter.is_alphanumeric() || letter == '_' || letter == '-')
+}

@@ -1,0 +1,17 @@
+//! Where values live: the device mesh, shardings over it, and the rules that turn logical axis names into shardings.
+//!
+//! A [`Mesh`] names the axes along which devices are arranged. A [`Spec`] says over which of those axes each dimension of a
+//! value is split, and over which the value is still a partial sum. [`Rules`] map the names that models put on dimensions
+//! ("embed", "activation_batch") to mesh axes and so yield the spec of each tensor; [`RuleSets`] hold one such list per role.
+//!
+//! Architecture invariant: nothing here knows of the run config. `train` reads rules from it and hands them over.
+
+mod error;
+mod mesh;
+mod rules;
+mod spec;
+
+pub use error::ShardingError;
+pub use mesh::{Mesh, MeshAxis};
+pub use rules::{DECODER_RULES, Diagnostic, PRESETS, Role, Rule, RuleProblem, RuleSets, Rules};
+pub use spec::{Axes, Spec, SpecDisplay};

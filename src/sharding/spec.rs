@@ -1,0 +1,174 @@
+//! How one value is split over a mesh.
+
+use std::fmt;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::{Mesh, MeshAxis, ShardingError};
+use crate::ir::Dims;
+
+/// A list of mesh axes. For the axes of one dimension the order is major to minor.
+pub type Axes = SmallVec<[MeshAxis; Mesh::MAX_AXES]>;
+
+/// The sharding of one value: for each dimension the mesh axes that it is split over, major to minor, and the mesh axes over
+/// which the value is still a partial sum.
+///
+/// The text form needs the mesh's names: [`Spec::display`] gives `[fsdp, (data,tensor), _]{unreduced: stage}`, where `_` is a
+/// dimension that is not split.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Spec {
+    dims: SmallVec<[Axes; 4]>,
+    unreduced: Axes,
+}
+
+impl Spec {
+    /// Every device holds the whole value.
+    pub fn replicated(rank: usize) -> Spec {
+        Spec { dims: SmallVec::from_elem(Axes::new(), rank), unreduced: Axes::new() }
+    }
+
+    /// A spec from the axes of each dimension.
+    pub fn new(dims: impl IntoIterator<Item = Axes>) -> Spec {
+        Spec { dims: dims.into_iter().collect(), unreduced: Axes::new() }
+    }
+
+    /// A spec from axis names; an empty list is a dimension that is not split. For tests and examples.
+    pub fn from_names(mesh: &Mesh, dims: &[&[&str]]) -> Result<Spec, ShardingError> {
+        let axes = |names: &&[&str]| names.iter().map(|name| mesh.require_axis(name)).collect::<Result<Axes, _>>();
+        let spec = Spec::new(dims.iter().map(axes).collect::<Result<Vec<_>, _>>()?);
+        spec.check(mesh)?;
+        Ok(spec)
+    }
+
+    /// The same with these axes unreduced. Their order carries no meaning, so it is made canonical.
+    #[must_use]
+    pub fn with_unreduced(mut self, axes: impl IntoIterator<Item = MeshAxis>) -> Spec {
+        self.unreduced = axes.into_iter().collect();
+        self.unreduced.sort_unstable();
+        self
+    }
+
+    /// The same with other axes on one dimension; unchanged when there is no such dimension.
+    #[must_use]
+    pub fn with_dim(mut self, dim: usize, axes: impl IntoIterator<Item = MeshAxis>) -> Spec {
+        if let Some(slot) = self.dims.get_mut(dim) {
+            *slot = axes.into_iter().collect();
+        }
+        self
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The axes of every dimension.
+    pub fn dims(&self) -> &[Axes] {
+        &self.dims
+    }
+
+    /// The axes of one dimension; none when there is no such dimension.
+    pub fn dim(&self, dim: usize) -> &[MeshAxis] {
+        self.dims.get(dim).map_or(&[], |axes| axes)
+    }
+
+    /// The axes over which the value is still a partial sum, in mesh order.
+    pub fn unreduced(&self) -> &[MeshAxis] {
+        &self.unreduced
+    }
+
+    /// Whether every device holds the whole, final value.
+    pub fn is_replicated(&self) -> bool {
+        self.unreduced.is_empty() && self.dims.iter().all(|axes| axes.is_empty())
+    }
+
+    /// All axes that occur, those of the dimensions first.
+    pub fn used_axes(&self) -> impl Iterator<Item = MeshAxis> {
+        self.dims.iter().flatten().chain(&self.unreduced).copied()
+    }
+
+    /// Into how many parts a dimension is split.
+    pub fn part_count(&self, mesh: &Mesh, dim: usize) -> usize {
+        self.dim(dim).iter().map(|&axis| mesh.size(axis)).product()
+    }
+
+    /// Which of those parts a device holds.
+    pub fn part_index(&self, mesh: &Mesh, device: usize, dim: usize) -> usize {
+        self.dim(dim).iter().fold(0, |index, &axis| index * mesh.size(axis) + mesh.axis_index(device, axis))
+    }
+
+    /// Checks that every axis is the mesh's and occurs once.
+    pub fn check(&self, mesh: &Mesh) -> Result<(), ShardingError> {
+        let mut seen = [false; Mesh::MAX_AXES];
+        for axis in self.used_axes() {
+            let spec = || self.display(mesh).to_string();
+            if axis.index() >= mesh.axis_count() {
+                let (mesh, count) = (mesh.to_string(), mesh.axis_count());
+                return Err(ShardingError::AxisOutOfRange { spec: spec(), axis: axis.index(), mesh, count });
+            }
+            if std::mem::replace(&mut seen[axis.index()], true) {
+                return Err(ShardingError::AxisTwice { spec: spec(), axis: mesh.name(axis).to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The dimensions of one device's part. Every dimension must divide evenly.
+    pub fn local_dims(&self, mesh: &Mesh, dims: &[usize]) -> Result<Dims, ShardingError> {
+        let spec = || self.display(mesh).to_string();
+        if dims.len() != self.rank() {
+            return Err(ShardingError::Rank { spec: spec(), spec_rank: self.rank(), rank: dims.len() });
+        }
+        let local = |(dim, &size): (usize, &usize)| {
+            let parts = self.part_count(mesh, dim);
+            match size.is_multiple_of(parts) {
+                true => Ok(size / parts),
+                false => Err(ShardingError::NotDivisible { spec: spec(), dim, size, parts }),
+            }
+        };
+        dims.iter().enumerate().map(local).collect()
+    }
+
+    /// For every device the box of the value that it holds, as a range per dimension.
+    pub fn boxes(&self, mesh: &Mesh, dims: &[usize]) -> Result<Vec<Vec<Range<usize>>>, ShardingError> {
+        let local = self.local_dims(mesh, dims)?;
+        let range = |device, dim: usize| {
+            let start = self.part_index(mesh, device, dim) * local[dim];
+            start..start + local[dim]
+        };
+        Ok((0..mesh.device_count()).map(|device| (0..dims.len()).map(|dim| range(device, dim)).collect()).collect())
+    }
+
+    /// The text form, with the mesh's names.
+    pub fn display<'a>(&'a self, mesh: &'a Mesh) -> SpecDisplay<'a> {
+        SpecDisplay { spec: self, mesh }
+    }
+}
+
+/// The text form of a spec: see [`Spec::display`].
+#[derive(Clone, Copy, Debug)]
+pub struct SpecDisplay<'a> {
+    spec: &'a Spec,
+    mesh: &'a Mesh,
+}
+
+impl fmt::Display for SpecDisplay<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |axes: &[MeshAxis]| axes.iter().map(|&axis| self.mesh.name(axis)).collect::<Vec<_>>().join(",");
+        f.write_str("[")?;
+        for (dim, axes) in self.spec.dims.iter().enumerate() {
+            let comma = if dim > 0 { ", " } else { "" };
+            match axes.as_slice() {
+                [] => write!(f, "{comma}_")?,
+                [axis] => write!(f, "{comma}{}", self.mesh.name(*axis))?,
+                axes => write!(f, "{comma}({})", names(axes))?,
+            }
+        }
+        f.write_str("]")?;
+        if !self.spec.unreduced.is_empty() {
+            write!(f, "{{unreduced: {}}}", names(&self.spec.unreduced))?;
+        }
+        Ok(())
+    }
+}

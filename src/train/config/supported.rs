@@ -1,0 +1,74 @@
+//! What this version can run. Each feature that lands drops its line here.
+
+use super::error::{ConfigError, ConfigErrorKind};
+use super::{ModelFamily, PartitionMode, Platform, RematPolicy, RuleSource, RunConfig};
+
+impl RunConfig {
+    /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
+    /// converting configs need not.
+    pub fn check_supported(&self) -> Result<(), ConfigError> {
+        let quoted = |text: &str| format!("{text:?}");
+        let file = self.rules.sources().find(|(_, source)| matches!(source, RuleSource::File(_)));
+        let checks: [(&str, bool, String, &str); 11] = [
+            (
+                "model.family",
+                self.model.family != ModelFamily::Llama,
+                quoted(self.model.family.name()),
+                "use model.family = \"llama\"",
+            ),
+            ("model.dropout", self.model.dropout > 0.0, self.model.dropout.to_string(), "use model.dropout = 0.0"),
+            (
+                "data.tokenizer",
+                self.data.tokenizer != "bytes",
+                quoted(&self.data.tokenizer),
+                "use data.tokenizer = \"bytes\"",
+            ),
+            (
+                "train.microbatches",
+                self.train.microbatches > 1,
+                self.train.microbatches.to_string(),
+                "use train.microbatches = 1",
+            ),
+            ("mesh.dcn", !self.mesh.dcn.trim().is_empty(), quoted(&self.mesh.dcn), "use mesh.dcn = \"\""),
+            (
+                &file.map(|(section, _)| format!("{section}.file")).unwrap_or_default(),
+                file.is_some(),
+                "given".to_owned(),
+                "write the rules as a list, or use rules.preset = \"decoder\"",
+            ),
+            (
+                "remat.policy",
+                self.remat.policy == RematPolicy::Offload,
+                quoted(self.remat.policy.name()),
+                "use remat.policy = \"save\"",
+            ),
+            ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
+            ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
+            (
+                "partition.mode",
+                self.partition.mode != PartitionMode::Gspmd,
+                quoted(self.partition.mode.name()),
+                "use partition.mode = \"gspmd\"",
+            ),
+            (
+                "target.platform",
+                self.target.platform != Platform::Cpu,
+                quoted(self.target.platform.name()),
+                "use target.platform = \"cpu\"",
+            ),
+        ];
+        for (key, unsupported, value, instead) in checks {
+            if unsupported {
+                return Err(not_built(key, value, instead));
+            }
+        }
+        match self.target.topology.is_empty() {
+            true => Ok(()),
+            false => Err(not_built("target.topology", quoted(&self.target.topology), "use target.topology = \"\"")),
+        }
+    }
+}
+
+fn not_built(key: &str, value: String, instead: &str) -> ConfigError {
+    ConfigErrorKind::NotBuilt { key: key.to_owned(), value, instead: instead.to_owned() }.into()
+}

@@ -1,0 +1,257 @@
+//! Checks of values that are of the right type: each alone, then those that depend on one another.
+
+use super::error::{ConfigError, invalid, invalid_described};
+use super::{DilocoConfig, PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RuleSource, RunConfig};
+use crate::sharding::{Mesh, ShardingError};
+
+type Checked = Result<(), ConfigError>;
+
+impl RunConfig {
+    /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
+    /// configs that were changed since.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_model()?;
+        self.validate_train()?;
+        self.validate_rules_and_remat()?;
+        positive("target.devices", self.target.devices)?;
+        // With a topology the devices are those of the topology, which the runtime knows.
+        if self.target.topology.is_empty() {
+            let mesh = self.mesh()?;
+            self.validate_mesh(&mesh)?;
+            self.validate_pipeline(axis_size(&mesh, "stage"))?;
+            self.validate_diloco(axis_size(&mesh, "diloco"))?;
+        }
+        Ok(())
+    }
+
+    fn validate_model(&self) -> Checked {
+        let model = &self.model;
+        positive("model.layers", model.layers)?;
+        positive("model.embed", model.embed)?;
+        positive("model.heads", model.heads)?;
+        positive("model.kv_heads", model.kv_heads)?;
+        positive("model.head_dim", model.head_dim)?;
+        positive("model.mlp", model.mlp)?;
+        positive("model.vocab", model.vocab)?;
+        positive("model.seq", model.seq)?;
+        divides("model.heads", model.heads, "model.kv_heads", model.kv_heads)?;
+        if !model.head_dim.is_multiple_of(2) {
+            return Err(invalid(
+                "model.head_dim",
+                model.head_dim,
+                "it must be even, because rotary positions turn pairs",
+            ));
+        }
+        if self.data.tokenizer == "bytes" && model.vocab < 256 {
+            let reason = "it must be at least 256 with data.tokenizer = \"bytes\"";
+            return Err(invalid("model.vocab", model.vocab, reason));
+        }
+        within("model.dropout", model.dropout, 0.0..1.0)?;
+        for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
+            if text.is_empty() {
+                return Err(invalid(key, text, "it must not be empty; give the path of a file"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_train(&self) -> Checked {
+        let train = &self.train;
+        positive("train.batch", train.batch)?;
+        positive("train.steps", train.steps)?;
+        positive("train.microbatches", train.microbatches)?;
+        divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
+        within("train.learning_rate", train.learning_rate, 0.0..f64::INFINITY)?;
+        within("train.weight_decay", train.weight_decay, 0.0..f64::INFINITY)?;
+        match train.clip_norm > 0.0 {
+            true => Ok(()),
+            false => Err(invalid("train.clip_norm", train.clip_norm, "it must be more than 0")),
+        }
+    }
+
+    fn validate_rules_and_remat(&self) -> Checked {
+        for (section, source) in self.rules.sources() {
+            if let RuleSource::File(path) = source
+                && path.is_empty()
+            {
+                let reason = "it must not be empty; give the path of a rule file";
+                return Err(invalid(&format!("{section}.{}", source.key()), path, reason));
+            }
+        }
+        let needs_names = matches!(self.remat.policy, RematPolicy::Save | RematPolicy::Offload);
+        match self.remat.names.is_empty() {
+            true if needs_names => {
+                let reason = "it needs remat.names, the values to keep";
+                Err(invalid("remat.policy", self.remat.policy.name(), reason))
+            }
+            false if !needs_names => {
+                let reason = "names are for remat.policy = \"save\" or \"offload\"";
+                Err(invalid("remat.names", &self.remat.names, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_mesh(&self, mesh: &Mesh) -> Checked {
+        let dcn = &self.mesh.dcn;
+        for part in dcn.split(',').map(str::trim).filter(|_| !dcn.trim().is_empty()) {
+            let fault = |reason: &str| Err(invalid("mesh.dcn", dcn, &format!("{part:?} {reason}")));
+            let Some((name, size)) = part.split_once('=') else { return fault("is not name=size, as in diloco=2") };
+            let Some(axis) = mesh.axis(name.trim()) else { return fault("names an axis that mesh.axes does not have") };
+            match size.trim().parse::<usize>() {
+                Ok(size) if size > 0 && mesh.size(axis).is_multiple_of(size) => {}
+                _ => return fault(&format!("has a size that does not divide the axis, which has {}", mesh.size(axis))),
+            }
+        }
+        // A file's rules are not read yet: `check_supported` reports that.
+        if self.rules.sources().any(|(_, source)| matches!(source, RuleSource::File(_))) {
+            return Ok(());
+        }
+        match self.rule_sets()?.check_mesh(mesh) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let (section, source) = self.faulty_source(mesh, &error);
+                Err(invalid_described(&format!("{section}.{}", source.key()), source.describe(), &error.to_string()))
+            }
+        }
+    }
+
+    fn validate_pipeline(&self, stages: usize) -> Checked {
+        let Some(pipeline) = &self.pipeline else {
+            return match stages {
+                1 => Ok(()),
+                _ => Err(invalid("mesh.axes", &self.mesh.axes, "an axis \"stage\" needs a section [pipeline]")),
+            };
+        };
+        let PipelineConfig { microbatches, repeats, layers_per_stage, weights, schedule, delay_forwarding, .. } =
+            *pipeline;
+        positive("pipeline.microbatches", microbatches)?;
+        positive("pipeline.repeats", repeats)?;
+        positive("pipeline.layers_per_stage", layers_per_stage)?;
+        if stages == 1 && repeats == 1 {
+            let reason = "a pipeline needs a mesh axis \"stage\" of more than one device, or more than one repeat; \
+                          give one of them, or drop the section [pipeline]";
+            return Err(invalid("pipeline.repeats", repeats, reason));
+        }
+        if schedule == PipelineSchedule::Gpipe && repeats > 1 {
+            let reason =
+                format!("schedule \"gpipe\" has one repeat, but pipeline.repeats is {repeats}; use \"circular\"");
+            return Err(invalid("pipeline.schedule", schedule.name(), &reason));
+        }
+        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
+        if self.model.layers != held {
+            let reason = format!(
+                "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
+                 {stages} * {repeats} * {layers_per_stage} = {held}"
+            );
+            return Err(invalid("model.layers", self.model.layers, &reason));
+        }
+        if !microbatches.is_multiple_of(stages) {
+            let reason = format!("it must be a multiple of the {stages} stages of the mesh");
+            return Err(invalid("pipeline.microbatches", microbatches, &reason));
+        }
+        let batch = self.train.batch / self.train.microbatches;
+        if !batch.is_multiple_of(microbatches) {
+            let reason = format!("it must divide train.batch / train.microbatches, which is {batch}");
+            return Err(invalid("pipeline.microbatches", microbatches, &reason));
+        }
+        // The weights of two repeats are at hand, so a stage may lag by less than one repeat.
+        let lag = (stages - 1) * if delay_forwarding { 2 } else { 1 };
+        if matches!(weights, PipelineWeights::Bsw | PipelineWeights::BswSplit) && lag > microbatches {
+            let reason = format!(
+                "the last stage lags by {lag} iterations, more than the {microbatches} microbatches of a repeat; \
+                 use at least {lag} pipeline.microbatches, or \"gather-once\""
+            );
+            return Err(invalid("pipeline.weights", weights.name(), &reason));
+        }
+        Ok(())
+    }
+
+    fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {
+        let Some(diloco) = &self.diloco else {
+            return match replicas_of_mesh {
+                1 => Ok(()),
+                _ => Err(invalid("mesh.axes", &self.mesh.axes, "an axis \"diloco\" needs a section [diloco]")),
+            };
+        };
+        let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
+        positive("diloco.replicas", replicas)?;
+        positive("diloco.sync_period", sync_period)?;
+        if replicas != replicas_of_mesh {
+            let reason = format!("it must be the size of the mesh axis \"diloco\", which is {replicas_of_mesh}");
+            return Err(invalid("diloco.replicas", replicas, &reason));
+        }
+        divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
+        within("diloco.outer_lr", diloco.outer_lr, 0.0..f64::INFINITY)?;
+        within("diloco.outer_momentum", diloco.outer_momentum, 0.0..1.0)?;
+        if !(0.0..=1.0).contains(&diloco.overlap_alpha) {
+            return Err(invalid("diloco.overlap_alpha", diloco.overlap_alpha, "it must be from 0 to 1"));
+        }
+        if !streaming {
+            return Ok(());
+        }
+        if fragments < 2 {
+            let reason = "it must be at least 2: one for everything outside the layers, one or more for the layers";
+            return Err(invalid("diloco.fragments", fragments, reason));
+        }
+        if !self.model.layers.is_multiple_of(fragments - 1) {
+            let reason = format!("fragments - 1 must divide model.layers, which is {}", self.model.layers);
+            return Err(invalid("diloco.fragments", fragments, &reason));
+        }
+        if sync_period < fragments {
+            let reason =
+                format!("it must be at least diloco.fragments, which is {fragments}: one fragment syncs at a time");
+            return Err(invalid("diloco.sync_period", sync_period, &reason));
+        }
+        let period = sync_period / fragments * fragments;
+        if diloco.overlap_steps >= period {
+            let reason = format!("it must be less than the {period} steps until the same fragment syncs again");
+            return Err(invalid("diloco.overlap_steps", diloco.overlap_steps, &reason));
+        }
+        match self.model.scan_layers {
+            true => Ok(()),
+            false => Err(invalid("model.scan_layers", false, "diloco.streaming needs it to be true")),
+        }
+    }
+
+    /// The first rule source that fails against the mesh in the same way.
+    fn faulty_source(&self, mesh: &Mesh, error: &ShardingError) -> (&'static str, &RuleSource) {
+        let fails = |section: &str, source: &RuleSource| {
+            source
+                .rules(section, self.rules.strict)
+                .is_ok_and(|rules| rules.check_mesh(mesh).err().as_ref() == Some(error))
+        };
+        let found = self.rules.sources().find(|(section, source)| fails(section, source));
+        found.unwrap_or(("rules", &self.rules.source))
+    }
+}
+
+fn axis_size(mesh: &Mesh, name: &str) -> usize {
+    mesh.axis(name).map_or(1, |axis| mesh.size(axis))
+}
+
+fn positive(key: &str, value: usize) -> Checked {
+    match value {
+        0 => Err(invalid(key, value, "it must be at least 1")),
+        _ => Ok(()),
+    }
+}
+
+fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Checked {
+    match value.is_multiple_of(divisor) {
+        true => Ok(()),
+        false => Err(invalid(key, value, &format!("it must be a multiple of {divisor_key}, which is {divisor}"))),
+    }
+}
+
+/// Reads only check that numbers are finite; NaN, which a changed config may hold, is in no range.
+fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
+    match range.contains(&value) {
+        true => Ok(()),
+        false if range.end.is_infinite() => Err(invalid(key, value, &format!("it must be at least {}", range.start))),
+        false => {
+            let reason = format!("it must be at least {} and less than {}", range.start, range.end);
+            Err(invalid(key, value, &reason))
+        }
+    }
+}

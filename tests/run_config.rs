@@ -1,0 +1,344 @@
+//! The run config: from TOML and overrides to a config, or to an error that helps.
+
+use insta::assert_snapshot;
+use meshloom::ir::DType;
+use meshloom::train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
+
+/// Reads a config with overrides and returns its text, or the error.
+fn check(text: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    match RunConfig::from_toml_with(text, "run.toml", &overrides) {
+        Ok(config) => config.to_toml(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn read(text: &str, overrides: &[&str]) -> RunConfig {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    RunConfig::from_toml_with(text, "run.toml", &overrides).unwrap()
+}
+
+fn example(name: &str) -> String {
+    format!("{}/examples/configs/{name}.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_default_file_is_the_default() {
+    let config = RunConfig::load(example("default"), &[]).unwrap();
+    assert_eq!(config, RunConfig::default());
+    assert_eq!(RunConfig::from_toml("", "").unwrap(), RunConfig::default());
+    config.check_supported().unwrap();
+    // It names every key, those of the optional sections as comments.
+    let text = std::fs::read_to_string(example("default")).unwrap();
+    let uncommented: String = text
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n")
+        .collect();
+    let full = read(&uncommented, &["mesh.axes=diloco=2,stage=2,fsdp=2"]);
+    assert_eq!(full.pipeline, Some(PipelineConfig::default()));
+    assert_eq!(full.diloco, Some(Default::default()));
+    for line in full.to_toml().lines().filter_map(|line| line.split_once(" = ")) {
+        assert!(uncommented.contains(&format!("\n{} = ", line.0)), "{} is missing", line.0);
+    }
+    let keys = uncommented.lines().filter(|line| line.contains(" = ") && !line.starts_with('#'));
+    keys.for_each(|line| assert!(line.contains(" # "), "{line} has no comment"));
+}
+
+#[test]
+fn example_configs() {
+    for (name, mesh) in [("fsdp8", "fsdp=8"), ("data8", "data=8"), ("one-device", "data=1,fsdp=1")] {
+        let config = RunConfig::load(example(name), &[]).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.mesh().unwrap().to_string(), mesh);
+        assert_eq!(config.model, RunConfig::default().model);
+    }
+}
+
+#[test]
+fn round_trip() {
+    assert_snapshot!(check("", &[]), @r#"
+    [model]
+    family = "llama"
+    layers = 4
+    embed = 256
+    heads = 8
+    kv_heads = 4
+    head_dim = 32
+    mlp = 768
+    vocab = 256
+    seq = 256
+    tied_embeddings = false
+    param_dtype = "f32"
+    compute_dtype = "f32"
+    dropout = 0.0
+    scan_layers = true
+
+    [data]
+    text = "examples/data/austen.txt"
+    tokenizer = "bytes"
+
+    [train]
+    batch = 16
+    steps = 200
+    seed = 0
+    microbatches = 1
+    learning_rate = 0.003
+    warmup = 20
+    weight_decay = 0.1
+    clip_norm = 1.0
+
+    [mesh]
+    axes = "data=2,fsdp=4"
+    dcn = ""
+
+    [rules]
+    preset = "decoder"
+    strict = true
+
+    [remat]
+    policy = "none"
+    names = []
+
+    [partition]
+    mode = "gspmd"
+
+    [target]
+    platform = "cpu"
+    devices = 8
+    topology = ""
+    "#);
+    let text = r#"
+        pipeline.delay_forwarding = true
+        [model]
+        layers = 8
+        compute_dtype = "bf16"
+        [train]
+        learning_rate = 1
+        [mesh]
+        axes = "diloco=2, stage=2, fsdp=-1"
+        [rules]
+        list = [["embed", ["fsdp"]], ["mlp", "fsdp"], ["norm", []], ["kv"]]
+        strict = false
+        [rules.params]
+        preset = "decoder"
+        [rules.optimizer]
+        list = []
+        [remat]
+        policy = "save"
+        names = ["a\"quoted\" name", "b"]
+        [pipeline]
+        layers_per_stage = 2
+        [diloco]
+        streaming = true
+    "#;
+    // One section twice, once as dotted keys, is not TOML.
+    assert_snapshot!(check(text, &[]), @"run.toml:20:10: this is not TOML: duplicate key");
+    let text = text
+        .replace("pipeline.delay", "#")
+        .replace("layers_per_stage = 2", "layers_per_stage = 2\ndelay_forwarding = true");
+    let config = read(&text, &[]);
+    assert_eq!(read(&config.to_toml(), &[]), config);
+    assert_snapshot!(config.to_toml().split("[rules]").nth(1).unwrap(), @r#"
+    list = [["embed", ["fsdp"]], ["mlp", ["fsdp"]], ["norm", []], ["kv", []]]
+    strict = false
+
+    [rules.params]
+    preset = "decoder"
+
+    [rules.optimizer]
+    list = []
+
+    [remat]
+    policy = "save"
+    names = ['a"quoted" name', "b"]
+
+    [pipeline]
+    microbatches = 4
+    repeats = 2
+    layers_per_stage = 2
+    weights = "bsw"
+    schedule = "circular"
+    delay_forwarding = true
+    scan_iterations = true
+    scan_repeats = true
+    keep_gathered = false
+
+    [diloco]
+    replicas = 2
+    sync_period = 20
+    outer_lr = 0.7
+    outer_momentum = 0.9
+    streaming = true
+    fragments = 3
+    sequential_layers = false
+    overlap_steps = 0
+    overlap_alpha = 0.0
+    transport = "f32"
+
+    [partition]
+    mode = "gspmd"
+
+    [target]
+    platform = "cpu"
+    devices = 8
+    topology = ""
+    "#);
+}
+
+#[test]
+fn overrides() {
+    let config = read(
+        "[rules]\npreset = \"decoder\"\n[train]\nsteps = 3\n",
+        &[
+            "train.steps=7",
+            "model.compute_dtype=bf16",
+            "mesh.axes=data=2,fsdp=-1",
+            " train.learning_rate = 1e-4 ",
+            "model.tied_embeddings=true",
+            "data.text=/some/where else.txt",
+            "rules.list=[[\"embed\", [\"fsdp\"]]]",
+            "partition.mode=\"explicit\"",
+            "remat.policy=save",
+            "remat.names=[\"attention\"]",
+        ],
+    );
+    assert_eq!((config.train.steps, config.train.learning_rate), (7, 1e-4));
+    assert_eq!(config.model.compute_dtype, DType::BF16);
+    assert_eq!(config.mesh().unwrap().to_string(), "data=2,fsdp=4");
+    assert!(config.model.tied_embeddings);
+    assert_eq!(config.data.text, "/some/where else.txt");
+    assert!(matches!(&config.rules.source, RuleSource::List(rules) if rules.len() == 1));
+    assert_eq!(config.partition.mode, PartitionMode::Explicit);
+    // The last one wins.
+    assert_eq!(read("", &["train.seed=1", "train.seed=2"]).train.seed, 2);
+
+    assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("", &["remat.names=[\"a\""]), @r#""remat.names=[\"a\"" is not an override: unclosed array, expected `]`; write section.key=value, as in train.steps=100"#);
+}
+
+#[test]
+fn unknown_keys() {
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+    assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
+    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, strict, params, compute, optimizer"#);
+    assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+}
+
+#[test]
+fn wrong_types() {
+    assert_snapshot!(check("model = 3", &[]), @"run.toml:1:9: model is 3 (an integer), but must be a section, [model]");
+    assert_snapshot!(check("[model]\nlayers = \"4\"", &[]), @r#"run.toml:2:10: model.layers is "4" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("[model]\nlayers = 4.0", &[]), @"run.toml:2:10: model.layers is 4.0 (a float), but must be an integer of at least 0");
+    assert_snapshot!(check("[model]\nlayers = -4", &[]), @"run.toml:2:10: model.layers is -4: it must be an integer of at least 0");
+    assert_snapshot!(check("[model.layers]\n", &[]), @"run.toml:1:1: model.layers is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("[model]\nscan_layers = 1", &[]), @"run.toml:2:15: model.scan_layers is 1 (an integer), but must be true or false");
+    assert_snapshot!(check("[model]\nparam_dtype = \"s32\"", &[]), @r#"run.toml:2:15: model.param_dtype is "s32": it must be one of "bf16", "f16", "f32", "f64""#);
+    assert_snapshot!(check("[model]\nfamily = \"lama\"", &[]), @r#"run.toml:2:10: model.family is "lama": it must be one of "llama", "gemma2", "mixtral", "deepseek" (did you mean "llama"?)"#);
+    assert_snapshot!(check("[train]\nlearning_rate = nan", &[]), @"run.toml:2:17: train.learning_rate is nan: it must be a finite number");
+    assert_snapshot!(check("[train]\nseed = 99999999999999999999", &[]), @"run.toml:2:8: the number 99999999999999999999 is too large: integers have 64 bits");
+    assert_snapshot!(check("[rules]\nlist = [[\"embed\", 3]]", &[]), @r#"run.toml:2:8: rules.list is [["embed", 3]]: rule 0 is ["embed", 3]; it must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
+    assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
+    assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list"#);
+    assert_snapshot!(check("[remat]\nnames = [\"a\", 1]", &[]), @r#"run.toml:2:9: remat.names is ["a", 1] (an array), but must be an array of strings"#);
+    assert_snapshot!(check("[model\nlayers = 4", &[]), @"run.toml:1:7: this is not TOML: unclosed table, expected `]`");
+    assert_snapshot!(check("[model]\nlayers = 4\nlayers = 5", &[]), @"run.toml:3:1: this is not TOML: duplicate key");
+}
+
+#[test]
+fn impossible_values() {
+    let with = |overrides: &[&str]| check("", overrides);
+    assert_snapshot!(with(&["model.layers=0"]), @"--set model.layers=0: model.layers is 0: it must be at least 1");
+    assert_snapshot!(with(&["model.embed=0"]), @"--set model.embed=0: model.embed is 0: it must be at least 1");
+    assert_snapshot!(with(&["model.kv_heads=3"]), @"--set model.kv_heads=3: model.heads is 8: it must be a multiple of model.kv_heads, which is 3");
+    assert_snapshot!(with(&["model.head_dim=33"]), @"--set model.head_dim=33: model.head_dim is 33: it must be even, because rotary positions turn pairs");
+    assert_snapshot!(with(&["model.vocab=128"]), @r#"--set model.vocab=128: model.vocab is 128: it must be at least 256 with data.tokenizer = "bytes""#);
+    assert_snapshot!(with(&["model.dropout=1.0"]), @"--set model.dropout=1.0: model.dropout is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(with(&["data.text="]), @r#"--set data.text=: data.text is "": it must not be empty; give the path of a file"#);
+    assert_snapshot!(with(&["train.microbatches=3"]), @"--set train.microbatches=3: train.batch is 16: it must be a multiple of train.microbatches, which is 3");
+    assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be at least 0");
+    assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be more than 0");
+    assert_snapshot!(with(&["mesh.axes=data=3"]), @r#"--set mesh.axes=data=3: mesh.axes is "data=3": mesh "data=3" has 3 devices, but there are 8; change a size, or give one axis -1 to fill up (target.devices is 8)"#);
+    assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
+    assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": "fdsp=2" names an axis that mesh.axes does not have"#);
+    assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": "fsdp=3" has a size that does not divide the axis, which has 4"#);
+    assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder" (did you mean "decoder"?)"#);
+    assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
+    assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
+    assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
+    assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu""#);
+    // The file says where.
+    assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");
+    assert_snapshot!(check("[rules]\npreset = \"decoder\"\nlist = []\n", &[]), @"run.toml:3:8: rules.list is []: rules.preset is given too; rules come from one of preset, file, list");
+}
+
+#[test]
+fn impossible_pipelines_and_replicas() {
+    let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
+    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]"#);
+    assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: it must be a multiple of the 2 stages of the mesh");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
+    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": schedule "gpipe" has one repeat, but pipeline.repeats is 2; use "circular""#);
+    assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
+    assert_snapshot!(
+        check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
+        @r#"run.toml: pipeline.weights is "bsw": the last stage lags by 6 iterations, more than the 4 microbatches of a repeat; use at least 6 pipeline.microbatches, or "gather-once""#
+    );
+    let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
+    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]"#);
+    assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
+    assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.overlap_steps=18"]), @"--set diloco.overlap_steps=18: diloco.overlap_steps is 18: it must be less than the 18 steps until the same fragment syncs again");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "model.scan_layers=false"]), @"--set model.scan_layers=false: model.scan_layers is false: diloco.streaming needs it to be true");
+}
+
+/// All of these are possible, only not yet.
+#[test]
+fn not_built_yet() {
+    let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
+    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama""#);
+    assert_snapshot!(check(&["model.dropout=0.1"]), @"model.dropout is 0.1: not built yet; use model.dropout = 0.0");
+    assert_snapshot!(check(&["data.tokenizer=tokenizer.json", "model.vocab=100"]), @r#"data.tokenizer is "tokenizer.json": not built yet; use data.tokenizer = "bytes""#);
+    assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
+    assert_snapshot!(check(&["mesh.dcn=data=2"]), @r#"mesh.dcn is "data=2": not built yet; use mesh.dcn = """#);
+    assert_snapshot!(check(&["rules.file=rules.yml"]), @r#"rules.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
+    assert_snapshot!(check(&["rules.params.file=rules.yml"]), @r#"rules.params.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
+    assert_snapshot!(check(&["remat.policy=offload", "remat.names=[\"a\"]"]), @r#"remat.policy is "offload": not built yet; use remat.policy = "save""#);
+    assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
+    assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
+    assert_snapshot!(check(&["partition.mode=explicit"]), @r#"partition.mode is "explicit": not built yet; use partition.mode = "gspmd""#);
+    assert_snapshot!(check(&["partition.mode=shardy"]), @r#"partition.mode is "shardy": not built yet; use partition.mode = "gspmd""#);
+    assert_snapshot!(check(&["target.platform=tpu", "target.topology=v5p:8x8x8"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
+    assert_snapshot!(check(&["target.topology=v5p:8x8x8"]), @r#"target.topology is "v5p:8x8x8": not built yet; use target.topology = """#);
+}
+
+#[test]
+fn missing_file() {
+    let error = RunConfig::load("no/such/run.toml", &[]).unwrap_err();
+    assert_snapshot!(error, @r#"cannot read the config "no/such/run.toml": No such file or directory (os error 2); give the path of a TOML file"#);
+}
+
+/// The rules of a config split what they say.
+#[test]
+fn rule_sets() {
+    let config = read("[rules.optimizer]\nlist = [[\"embed\", [\"data\", \"fsdp\"]]]", &[]);
+    let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
+    let spec = |rules: &meshloom::sharding::Rules| {
+        let spec = rules.resolve(&mesh, "w", &[Some("embed"), Some("mlp")], &[256, 768], &mut Vec::new()).unwrap();
+        spec.display(&mesh).to_string()
+    };
+    let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
+    assert_eq!(specs, ["[fsdp, _]", "[fsdp, _]", "[(data,fsdp), _]"]);
+}
