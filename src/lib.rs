@@ -1,7 +1,13 @@
 //! meshloom: a Rust compiler frontend for XLA.
 
+pub mod autodiff;
+pub mod error;
 pub mod hlo;
 pub mod ir;
+pub mod ops;
 pub mod sharding;
 mod suggest;
+pub mod trace;
 pub mod train;
+
+pub use error::Error;

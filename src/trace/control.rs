@@ -1,0 +1,268 @@
+//! Loops, checkpoints and hand-written gradients.
+
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::context::{self, Body, Place, apply_many, trace_body};
+use super::{Tensor, Tree};
+use crate::error::{Error, TraceErrorKind};
+use crate::ir::{PortInfo, TensorType};
+use crate::ops::{Checkpoint, CustomVjp, RematPolicy, Scan, Splat};
+
+/// How a scan runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScanOptions {
+    /// Number of iterations; needed only when nothing is stacked.
+    pub length: Option<usize>,
+    /// Runs from the last slice to the first.
+    pub reverse: bool,
+}
+
+pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
+    tensors.iter().map(|tensor| (tensor.ty(), PortInfo::default())).collect()
+}
+
+/// The same structure with other tensors, in order. Missing ones (after an error) are poisoned.
+pub(super) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
+    tree.rebuild(&mut || tensors.next().unwrap_or(Tensor::POISONED))
+}
+
+fn describe(types: &[TensorType]) -> String {
+    let types: Vec<String> = types.iter().map(ToString::to_string).collect();
+    format!("({})", types.join(", "))
+}
+
+fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
+    tensors.iter().map(|tensor| tensor.ty()).collect()
+}
+
+/// Runs `body` over the leading dimension of `stacked`, carrying a value: `(carry, slice) -> (carry, output)`. Returns
+/// the last carry and the outputs, stacked. The body is traced once; it may use outer tensors, which every iteration
+/// sees unchanged.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, scan};
+/// # use meshloom::ir::DType::F32;
+/// // A running product of matrices: the layer stack of every decoder has this form.
+/// let specs = (TensorSpec::new(F32, [4]), TensorSpec::new(F32, [12, 4, 4]));
+/// let function = Function::trace("layers", specs, |(x, weights)| scan(x, weights, |x, w| (x.matmul(w).tanh(), ())).0)?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn scan<C, X, Y>(carry: C, stacked: X, body: impl FnOnce(C, X) -> (C, Y)) -> (C, Y)
+where
+    C: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    Y: Tree<Leaf = Tensor>,
+{
+    scan_at(ScanOptions::default(), carry, stacked, body, Location::caller())
+}
+
+/// [`scan`] with options.
+#[track_caller]
+pub fn scan_with<C, X, Y>(options: ScanOptions, carry: C, stacked: X, body: impl FnOnce(C, X) -> (C, Y)) -> (C, Y)
+where
+    C: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    Y: Tree<Leaf = Tensor>,
+{
+    scan_at(options, carry, stacked, body, Location::caller())
+}
+
+fn scan_at<C, X, Y>(
+    options: ScanOptions,
+    carry: C,
+    stacked: X,
+    body: impl FnOnce(C, X) -> (C, Y),
+    place: Place,
+) -> (C, Y)
+where
+    C: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    Y: Tree<Leaf = Tensor>,
+{
+    let (carries, slices) = (carry.leaves(), stacked.leaves());
+    let mut length = options.length;
+    let mut inputs = ports(&carries);
+    let mut problem = None;
+    for (tensor, path) in slices.iter().zip(stacked.paths()) {
+        let mut ty = tensor.ty();
+        let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
+        let expected_length = *length.get_or_insert(leading.unwrap_or(0));
+        if leading != Some(expected_length) {
+            let expected = format!("a leading dimension of {expected_length}");
+            let what = format!("stacked input {path:?} of a scan");
+            problem = Some(TraceErrorKind::Mismatch { what, expected, found: tensor.ty().to_string() });
+        }
+        inputs.push((ty, PortInfo::default()));
+    }
+    let healthy = slices.iter().all(|tensor| tensor.value != context::POISON);
+    if let (Some(problem), true) = (problem, healthy) {
+        context::fail(problem, place);
+    }
+    if length.is_none() {
+        let message = "a scan that stacks nothing needs `ScanOptions::length`".to_owned();
+        context::fail(TraceErrorKind::Other(message), place);
+    }
+    let mut shape = None;
+    let traced = trace_body("scan", inputs, None, place, |tensors| {
+        let mut tensors = tensors.iter().copied();
+        let (carry, slice) = (refill(&carry, &mut tensors), refill(&stacked, &mut tensors));
+        let (next, output) = body(carry, slice);
+        let mut results = next.leaves();
+        let (expected, found) = (types_of(&carries), types_of(&results));
+        let healthy = results.iter().all(|tensor| tensor.value != context::POISON);
+        if expected != found && healthy {
+            let what = "the carry that a scan's body returns".to_owned();
+            let (expected, found) = (describe(&expected), describe(&found));
+            context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+        }
+        results.extend(output.leaves());
+        shape = Some((next, output));
+        results
+    });
+    let Some((carry_shape, output_shape)) = shape else { unreachable_body() };
+    let results = finish(traced, |traced| {
+        let invariant_count = traced.captured.len();
+        let (body, captured) = traced.captures_first();
+        let count = body.outputs().len();
+        let op = Scan {
+            body: Arc::new(body),
+            length: length.unwrap_or(0),
+            invariant_count,
+            carry_count: carries.len(),
+            reverse: options.reverse,
+        };
+        let operands = [&captured[..], &carries, &slices].concat();
+        apply_many(op.into(), &operands, count, place).to_vec()
+    });
+    let mut results = results.into_iter();
+    (refill(&carry_shape, &mut results), refill(&output_shape, &mut results))
+}
+
+/// `trace_body` always calls its closure, so its outputs' structure is always known.
+#[allow(clippy::panic)]
+pub(super) fn unreachable_body() -> ! {
+    panic!("defect in meshloom: a traced closure was not called")
+}
+
+/// Goes on with a traced body, or hands its error to the enclosing trace.
+fn finish(traced: Result<Body, Error>, f: impl FnOnce(Body) -> Vec<Tensor>) -> Vec<Tensor> {
+    match traced {
+        Ok(body) => f(body),
+        Err(error) => {
+            context::fail_error(error);
+            Vec::new()
+        }
+    }
+}
+
+/// Runs `f`, whose intermediate values are computed again in the backward pass as far as `policy` does not keep them. `f`
+/// may use outer tensors; only its operands and results are kept for sure.
+#[track_caller]
+pub fn checkpoint<P, O>(policy: RematPolicy, inputs: P, f: impl FnOnce(P) -> O) -> O
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let place = Location::caller();
+    if policy == RematPolicy::None {
+        return f(inputs);
+    }
+    let arguments = inputs.leaves();
+    let mut shape = None;
+    let traced = trace_body("checkpoint", ports(&arguments), None, place, |tensors| {
+        let output = f(refill(&inputs, &mut tensors.iter().copied()));
+        let results = output.leaves();
+        shape = Some(output);
+        results
+    });
+    let Some(shape) = shape else { unreachable_body() };
+    let results = finish(traced, |traced| {
+        let (body, captured) = traced.captures_first();
+        let count = body.outputs().len();
+        let operands = [&captured[..], &arguments].concat();
+        apply_many(Checkpoint { body: Arc::new(body), policy }.into(), &operands, count, place).to_vec()
+    });
+    refill(&shape, &mut results.into_iter())
+}
+
+/// Runs `function`, whose gradient is given by hand: under differentiation `forward` runs instead and returns the same
+/// outputs and residuals; `backward` gets the residuals and the cotangents of the outputs and returns those of the
+/// inputs. Cotangents of outputs that are not floating-point are zeros; those returned for inputs that are not
+/// floating-point are ignored. None of the three may use outer tensors.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, custom_vjp};
+/// # use meshloom::ir::DType::F32;
+/// // Clips the gradient, not the value.
+/// let function = Function::trace("clipped", TensorSpec::new(F32, [8]), |x| {
+///     custom_vjp(x, |x| x, |x| (x, ()), |(), ct| ct.maximum(-1.0).minimum(1.0))
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn custom_vjp<P, O, R>(
+    inputs: P,
+    function: impl FnOnce(P) -> O,
+    forward: impl FnOnce(P) -> (O, R),
+    backward: impl FnOnce(R, O) -> P,
+) -> O
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+    R: Tree<Leaf = Tensor>,
+{
+    const NAME: &str = "a custom_vjp";
+    let place = Location::caller();
+    let arguments = inputs.leaves();
+    let (mut outputs, mut residuals) = (None, None);
+    let primal = trace_body("primal", ports(&arguments), Some(NAME), place, |tensors| {
+        let output = function(refill(&inputs, &mut tensors.iter().copied()));
+        let results = output.leaves();
+        outputs = Some((output, types_of(&results)));
+        results
+    });
+    let Some((outputs, output_types)) = outputs else { unreachable_body() };
+    let mut residual_types = Vec::new();
+    let forward = trace_body("forward", ports(&arguments), Some(NAME), place, |tensors| {
+        let (output, residual) = forward(refill(&inputs, &mut tensors.iter().copied()));
+        let mut results = output.leaves();
+        let saved = residual.leaves();
+        residual_types = types_of(&saved);
+        results.extend(saved);
+        residuals = Some(residual);
+        results
+    });
+    let Some(residuals) = residuals else { unreachable_body() };
+    let cotangent_types = output_types.iter().filter(|ty| ty.dtype.is_float());
+    let backward_inputs: Vec<_> =
+        residual_types.iter().chain(cotangent_types).map(|ty| (ty.clone(), PortInfo::default())).collect();
+    let backward = trace_body("backward", backward_inputs, Some(NAME), place, |tensors| {
+        let mut tensors = tensors.iter().copied();
+        let residual = refill(&residuals, &mut tensors);
+        let mut types = output_types.iter();
+        let cotangents = outputs.rebuild(&mut || match types.next() {
+            Some(ty) if ty.dtype.is_float() => {
+                tensors.next().unwrap_or(Tensor::POISONED)
+            }
+            Some(ty) => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
+            None => Tensor::POISONED,
+        });
+        let gradients = backward(residual, cotangents).leaves();
+        let inputs = arguments.iter().zip(gradients);
+        inputs.filter(|(argument, _)| argument.dtype().is_float()).map(|(_, gradient)| gradient).collect()
+    });
+    let results = match (primal, forward, backward) {
+        (Ok(primal), Ok(forward), Ok(backward)) => {
+            let graph = |body: Body| Arc::new(body.captures_first().0);
+            let op = CustomVjp { primal: graph(primal), forward: graph(forward), backward: graph(backward) };
+            apply_many(op.into(), &arguments, output_types.len(), place).to_vec()
+        }
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+            context::fail_error(error);
+            Vec::new()
+        }
+    };
+    refill(&outputs, &mut results.into_iter())
+}

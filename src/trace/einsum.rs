@@ -1,0 +1,125 @@
+//! Contractions by formula.
+
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use super::Tensor;
+use super::context::{self, Place, apply};
+use crate::error::TraceErrorKind;
+use crate::ir::DType;
+use crate::ops::{AxisList, DotDims, DotGeneral, Precision, Reduce, ReduceKind, Transpose};
+
+type Letters = SmallVec<[char; 8]>;
+
+/// Sums products of elements by a formula such as `"bte,ehd->bhtd"`: one letter for each dimension; a letter missing
+/// from the result is summed over, one in both operands and the result runs in step. One or two operands; no letter
+/// twice in one operand. The result has the operands' element type.
+#[track_caller]
+pub fn einsum(formula: &str, operands: &[Tensor]) -> Tensor {
+    let dtype = operands.first().map_or(DType::F32, |operand| operand.dtype());
+    einsum_at(formula, operands, dtype, Location::caller())
+}
+
+/// As [`einsum`], accumulated in and returned as `dtype`.
+#[track_caller]
+pub fn einsum_with(formula: &str, operands: &[Tensor], dtype: DType) -> Tensor {
+    einsum_at(formula, operands, dtype, Location::caller())
+}
+
+fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> Tensor {
+    if let Some(&poisoned) = operands.iter().find(|operand| operand.value == context::POISON) {
+        return poisoned;
+    }
+    let refuse = |problem: String| context::fail(TraceErrorKind::Einsum { formula: formula.to_owned(), problem }, place);
+    let Some((inputs, output)) = formula.split_once("->") else {
+        return refuse("there is no `->`".to_owned());
+    };
+    let inputs: SmallVec<[Letters; 2]> = inputs.split(',').map(|term| term.trim().chars().collect()).collect();
+    let output: Letters = output.trim().chars().collect();
+    if inputs.len() != operands.len() {
+        return refuse(format!("it has {} operands, but {} are given", inputs.len(), operands.len()));
+    }
+    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate() {
+        if letters.len() != operand.rank() {
+            return refuse(format!("operand {index} has type {}, but the formula gives it {} dimensions", operand.ty(), letters.len()));
+        }
+    }
+    for letters in inputs.iter().chain([&output]) {
+        for (index, letter) in letters.iter().enumerate() {
+            if !letter.is_alphabetic() {
+                return refuse(format!("`{letter}` is no letter"));
+            }
+            if letters[..index].contains(letter) {
+                return refuse(format!("`{letter}` occurs twice in one term"));
+            }
+        }
+    }
+    if let Some(letter) = output.iter().find(|letter| !inputs.iter().any(|input| input.contains(letter))) {
+        return refuse(format!("`{letter}` is in the result but in no operand"));
+    }
+    // A letter of one operand alone that the result lacks is summed first, so that the product is smaller.
+    let mut terms: SmallVec<[(Letters, Tensor); 2]> = SmallVec::new();
+    for (index, (letters, &operand)) in inputs.iter().zip(operands).enumerate() {
+        let elsewhere = |letter: &char| {
+            output.contains(letter) || inputs.iter().enumerate().any(|(other, input)| other != index && input.contains(letter))
+        };
+        let axes: AxisList = (0..letters.len()).filter(|&axis| !elsewhere(&letters[axis])).collect();
+        let kept: Letters = letters.iter().copied().filter(elsewhere).collect();
+        let summed =
+            if axes.is_empty() { operand } else { apply(Reduce { kind: ReduceKind::Sum, axes }, &[operand], place) };
+        terms.push((kept, summed));
+    }
+    match terms.as_slice() {
+        [(letters, operand)] => arrange(operand.convert(dtype), letters, &output, place),
+        [(left, lhs), (right, rhs)] => {
+            // Either order of the operands is right; the one whose product needs no transpose is better.
+            let natural = product_letters(left, right, &output);
+            if natural == output || product_letters(right, left, &output) != output {
+                arrange(product((left, *lhs), (right, *rhs), &output, dtype, place), &natural, &output, place)
+            } else {
+                product((right, *rhs), (left, *lhs), &output, dtype, place)
+            }
+        }
+        _ => refuse("it must have one or two operands".to_owned()),
+    }
+}
+
+/// The letters of a dot's result: batch, free left, free right.
+fn product_letters(left: &Letters, right: &Letters, output: &Letters) -> Letters {
+    let batch = left.iter().filter(|letter| right.contains(letter) && output.contains(letter));
+    let free_left = left.iter().filter(|letter| !right.contains(letter));
+    let free_right = right.iter().filter(|letter| !left.contains(letter));
+    batch.chain(free_left).chain(free_right).copied().collect()
+}
+
+fn product(
+    (left, lhs): (&Letters, Tensor),
+    (right, rhs): (&Letters, Tensor),
+    output: &Letters,
+    dtype: DType,
+    place: Place,
+) -> Tensor {
+    let mut dims = DotDims::default();
+    for (left_axis, letter) in left.iter().enumerate() {
+        if let Some(right_axis) = right.iter().position(|other| other == letter) {
+            let (lhs_axes, rhs_axes) = if output.contains(letter) {
+                (&mut dims.lhs_batch, &mut dims.rhs_batch)
+            } else {
+                (&mut dims.lhs_contract, &mut dims.rhs_contract)
+            };
+            lhs_axes.push(left_axis);
+            rhs_axes.push(right_axis);
+        }
+    }
+    apply(DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default }, &[lhs, rhs], place)
+}
+
+/// Transposes from one order of letters to another.
+fn arrange(tensor: Tensor, from: &Letters, to: &Letters, place: Place) -> Tensor {
+    if from == to {
+        return tensor;
+    }
+    let permutation = to.iter().filter_map(|letter| from.iter().position(|other| other == letter)).collect();
+    apply(Transpose { permutation }, &[tensor], place)
+}

@@ -1,0 +1,97 @@
+//! Traced functions.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::context::{apply_many, trace_body};
+use super::control::refill;
+use super::{MapTree, Tensor, TensorSpec, Tree};
+use crate::error::{Error, TraceError};
+use crate::ir::{Graph, PortInfo};
+use crate::ops::Call;
+
+/// A traced function: a graph, and the trees its inputs and outputs form.
+#[derive(Clone, Debug)]
+pub struct Function<I, O> {
+    graph: Arc<Graph>,
+    inputs: I,
+    outputs: O,
+}
+
+impl<I, O> Function<I, O>
+where
+    I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+    O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+{
+    /// Traces a closure: calls it once with tensors of the given types and records what it does.
+    ///
+    /// # Errors
+    /// The first wrong operation in the closure, with its source line and scope.
+    #[track_caller]
+    pub fn trace<R>(name: &str, inputs: I, f: impl FnOnce(I::Mapped) -> R) -> Result<Function<I, O>, Error>
+    where
+        R: Tree<Leaf = Tensor> + MapTree<TensorSpec, Mapped = O>,
+    {
+        let place = Location::caller();
+        let mut ports = Vec::new();
+        inputs.visit(&mut Default::default(), &mut |path, spec: &TensorSpec| {
+            let info = PortInfo { path: path.as_str().into(), axes: spec.axes.clone(), spec: None };
+            ports.push((spec.ty.clone(), info));
+        });
+        if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank()) {
+            return Err(TraceError::other(format!(
+                "input {:?} of `{name}` has type {ty} but {} axis names",
+                info.path,
+                info.axes.len()
+            )));
+        }
+        let mut outputs = None;
+        let mut info = Vec::new();
+        let traced = trace_body(name, ports, Some("a traced function"), place, |tensors| {
+            let mut tensors = tensors.iter();
+            let arguments = inputs.map(|_, _| *tensors.next().unwrap_or(&Tensor::POISONED));
+            let results = f(arguments);
+            outputs = Some(results.map(|path, tensor| {
+                info.push(PortInfo::named(path.as_str()));
+                TensorSpec { ty: tensor.ty(), axes: Default::default() }
+            }));
+            results.leaves()
+        });
+        let body = traced?;
+        let Some(outputs) = outputs else { super::control::unreachable_body() };
+        let graph = Arc::new(body.builder.finish(body.outputs, info));
+        Ok(Function { graph, inputs, outputs })
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Arc<Graph> {
+        &self.graph
+    }
+
+    /// The inputs' types and axis names.
+    pub fn inputs(&self) -> &I {
+        &self.inputs
+    }
+
+    /// The outputs' types.
+    pub fn outputs(&self) -> &O {
+        &self.outputs
+    }
+
+    /// Calls the function inside another trace. It is emitted once, however often it is called.
+    #[track_caller]
+    pub fn call(&self, inputs: <I as MapTree<Tensor>>::Mapped) -> <O as MapTree<Tensor>>::Mapped {
+        let op = Call { function: self.graph.clone() };
+        let count = self.graph.outputs().len();
+        let results = apply_many(op.into(), &inputs.leaves(), count, Location::caller());
+        let mut results = results.into_iter();
+        self.outputs.map(|_, _| results.next().unwrap_or(Tensor::POISONED))
+    }
+}
+
+impl<I, O> fmt::Display for Function<I, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.graph, f)
+    }
+}

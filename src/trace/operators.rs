@@ -1,0 +1,317 @@
+//! Arithmetic, comparison, elementwise functions, reductions and contractions on [`Tensor`].
+
+use std::ops;
+use std::panic::Location;
+
+use super::context::{Place, apply};
+use super::tensor::splat;
+use super::{Axes, Tensor};
+use crate::ir::DType;
+use crate::ops::{
+    ArgReduce, ArgReduceKind, AxisList, Barrier, Binary, BinaryKind, Compare, Direction, DotDims, DotGeneral, Precision,
+    Reduce, ReduceKind, Select, Unary, UnaryKind,
+};
+
+/// Something that takes part in an elementwise operation with a tensor: a tensor or a Rust number.
+pub trait Operand: Copy {
+    /// The operand as a tensor; a number takes the type of `other`.
+    fn tensor(self, other: Tensor, place: Place) -> Tensor;
+}
+
+impl Operand for Tensor {
+    fn tensor(self, _: Tensor, _: Place) -> Tensor {
+        self
+    }
+}
+
+impl Operand for f64 {
+    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+        splat(other.ty(), self, place)
+    }
+}
+
+impl Operand for i32 {
+    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+        splat(other.ty(), self.into(), place)
+    }
+}
+
+/// Repeats whichever of two tensors has no dimensions to those of the other.
+fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
+    let (x_dims, y_dims) = (x.dims(), y.dims());
+    match (x_dims.is_empty(), y_dims.is_empty()) {
+        (true, false) => (x.broadcast_at(&y_dims, AxisList::new(), place), y),
+        (false, true) => (x, y.broadcast_at(&x_dims, AxisList::new(), place)),
+        _ => (x, y),
+    }
+}
+
+fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: Place) -> Tensor {
+    let (x, y) = align(x, y, place);
+    apply(Binary(kind), &[x, y], place)
+}
+
+fn compare(direction: Direction, x: Tensor, y: Tensor, place: Place) -> Tensor {
+    let (x, y) = align(x, y, place);
+    apply(Compare(direction), &[x, y], place)
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident $kind:ident;)*) => {$(
+        impl<T: Operand> ops::$trait<T> for Tensor {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: T) -> Tensor {
+                let place = Location::caller();
+                binary(BinaryKind::$kind, self, other.tensor(self, place), place)
+            }
+        }
+        impl ops::$trait<Tensor> for f64 {
+            type Output = Tensor;
+            #[track_caller]
+            fn $method(self, other: Tensor) -> Tensor {
+                let place = Location::caller();
+                binary(BinaryKind::$kind, self.tensor(other, place), other, place)
+            }
+        }
+    )*};
+}
+
+operators! {
+    Add add Add;
+    BitAnd bitand And;
+    BitOr bitor Or;
+    BitXor bitxor Xor;
+    Div div Divide;
+    Mul mul Multiply;
+    Rem rem Remainder;
+    Shl shl ShiftLeft;
+    Shr shr ShiftRightLogical;
+    Sub sub Subtract;
+}
+
+impl ops::Neg for Tensor {
+    type Output = Tensor;
+    #[track_caller]
+    fn neg(self) -> Tensor {
+        apply(Unary(UnaryKind::Negate), &[self], Location::caller())
+    }
+}
+
+impl ops::Not for Tensor {
+    type Output = Tensor;
+    #[track_caller]
+    fn not(self) -> Tensor {
+        apply(Unary(UnaryKind::Not), &[self], Location::caller())
+    }
+}
+
+macro_rules! unary_methods {
+    ($($(#[$doc:meta])* $method:ident $kind:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self) -> Tensor {
+                apply(Unary(UnaryKind::$kind), &[self], Location::caller())
+            }
+        )*}
+    };
+}
+
+unary_methods! {
+    /// Absolute value.
+    abs Abs;
+    /// Smallest integer not below.
+    ceil Ceil;
+    /// Cosine.
+    cos Cosine;
+    /// Error function.
+    erf Erf;
+    /// e to the power of each element.
+    exp Exponential;
+    /// e to the power of each element, less one; exact near zero.
+    exp_m1 ExponentialMinusOne;
+    /// Largest integer not above.
+    floor Floor;
+    /// Whether each element is neither infinite nor NaN.
+    is_finite IsFinite;
+    /// Natural logarithm.
+    log Log;
+    /// Natural logarithm of one plus each element; exact near zero.
+    log_1p LogPlusOne;
+    /// 1 / (1 + exp(-x)).
+    logistic Logistic;
+    /// Nearest integer, halves to even.
+    round RoundNearestEven;
+    /// One over the square root.
+    rsqrt Rsqrt;
+    /// -1, 0 or 1 by sign.
+    sign Sign;
+    /// Sine.
+    sin Sine;
+    /// Square root.
+    sqrt Sqrt;
+    /// Hyperbolic tangent.
+    tanh Tanh;
+}
+
+macro_rules! binary_methods {
+    ($($(#[$doc:meta])* $method:ident $kind:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self, other: impl Operand) -> Tensor {
+                let place = Location::caller();
+                binary(BinaryKind::$kind, self, other.tensor(self, place), place)
+            }
+        )*}
+    };
+}
+
+binary_methods! {
+    /// The larger of two; NaN if either is.
+    maximum Maximum;
+    /// The smaller of two; NaN if either is.
+    minimum Minimum;
+    /// This tensor to the power of `other`.
+    pow Power;
+    /// Bits moved down, copies of the sign bit moved in.
+    shift_right_arithmetic ShiftRightArithmetic;
+}
+
+macro_rules! comparison_methods {
+    ($($(#[$doc:meta])* $method:ident $direction:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self, other: impl Operand) -> Tensor {
+                let place = Location::caller();
+                compare(Direction::$direction, self, other.tensor(self, place), place)
+            }
+        )*}
+    };
+}
+
+comparison_methods! {
+    /// Whether each element is equal.
+    equal Eq;
+    /// Whether each element is greater.
+    greater Gt;
+    /// Whether each element is greater or equal.
+    greater_equal Ge;
+    /// Whether each element is less.
+    less Lt;
+    /// Whether each element is less or equal.
+    less_equal Le;
+    /// Whether each element is different.
+    not_equal Ne;
+}
+
+macro_rules! reduction_methods {
+    ($($(#[$doc:meta])* $method:ident $kind:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self, axes: impl Axes) -> Tensor {
+                let axes = self.axes(axes, Location::caller());
+                apply(Reduce { kind: ReduceKind::$kind, axes }, &[self], Location::caller())
+            }
+        )*}
+    };
+}
+
+reduction_methods! {
+    /// Whether all elements along the axes are true.
+    all And;
+    /// Whether any element along the axes is true.
+    any Or;
+    /// The largest element along the axes.
+    max Max;
+    /// The smallest element along the axes.
+    min Min;
+    /// The sum along the axes.
+    sum Sum;
+}
+
+impl Tensor {
+    /// The mean along the axes.
+    #[track_caller]
+    pub fn mean(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        let axes = self.axes(axes, place);
+        let dims = self.dims();
+        let count: usize = axes.iter().map(|&axis| dims[axis]).product();
+        let sum = apply(Reduce { kind: ReduceKind::Sum, axes }, &[self], place);
+        let factor = splat(sum.ty(), 1.0 / count as f64, place);
+        binary(BinaryKind::Multiply, sum, factor, place)
+    }
+
+    /// Position (`s32`) of the largest element along an axis; the first of equals.
+    #[track_caller]
+    pub fn argmax(self, axis: i32) -> Tensor {
+        self.arg_reduce(ArgReduceKind::Max, axis, Location::caller())
+    }
+
+    /// Position (`s32`) of the smallest element along an axis; the first of equals.
+    #[track_caller]
+    pub fn argmin(self, axis: i32) -> Tensor {
+        self.arg_reduce(ArgReduceKind::Min, axis, Location::caller())
+    }
+
+    fn arg_reduce(self, kind: ArgReduceKind, axis: i32, place: Place) -> Tensor {
+        let axes = self.axes(axis, place);
+        let Some(&axis) = axes.first() else { return self };
+        apply(ArgReduce { kind, axis }, &[self], place)
+    }
+
+    /// Each element times itself.
+    #[track_caller]
+    pub fn square(self) -> Tensor {
+        binary(BinaryKind::Multiply, self, self, Location::caller())
+    }
+
+    /// One over each element.
+    #[track_caller]
+    pub fn recip(self) -> Tensor {
+        let place = Location::caller();
+        binary(BinaryKind::Divide, splat(self.ty(), 1.0, place), self, place)
+    }
+
+    /// Elementwise choice by this `pred` tensor. Where one of the three has no dimensions, it is repeated.
+    #[track_caller]
+    pub fn select(self, on_true: impl Operand, on_false: impl Operand) -> Tensor {
+        let place = Location::caller();
+        // A number takes the type of the other choice, so one of the two must be a tensor for the type to be known.
+        let on_true_tensor = on_true.tensor(self, place);
+        let on_false = on_false.tensor(on_true_tensor, place);
+        let on_true = on_true.tensor(on_false, place);
+        let (on_true, on_false) = align(on_true, on_false, place);
+        let (chosen, on_true) = align(self, on_true, place);
+        let (chosen, on_false) = align(chosen, on_false, place);
+        apply(Select, &[chosen, on_true, on_false], place)
+    }
+
+    /// Matrix product over the last dimension of this tensor and the first of `other`: `[.., k]` by `[k, ..]`.
+    #[track_caller]
+    pub fn matmul(self, other: Tensor) -> Tensor {
+        let dims = DotDims {
+            lhs_contract: AxisList::from_slice(&[self.rank().saturating_sub(1)]),
+            rhs_contract: AxisList::from_slice(&[0]),
+            ..DotDims::default()
+        };
+        self.dot_general(other, dims, self.dtype())
+    }
+
+    /// Products of elements summed over contracted dimensions, accumulated in and returned as `dtype`.
+    #[track_caller]
+    pub fn dot_general(self, other: Tensor, dims: DotDims, dtype: DType) -> Tensor {
+        let op = DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default };
+        apply(op, &[self, other], Location::caller())
+    }
+
+    /// The same value, computed no earlier than asked for and not merged with other computation.
+    #[track_caller]
+    pub fn barrier(self) -> Tensor {
+        apply(Barrier, &[self], Location::caller())
+    }
+}

@@ -1,0 +1,519 @@
+//! Tensor handles, their shape operations, and what makes tensors from nothing.
+
+use std::fmt;
+use std::ops::{Bound, Range, RangeBounds, RangeFull};
+use std::panic::Location;
+
+use smallvec::SmallVec;
+
+use super::context::{self, Place, apply};
+use crate::error::TraceErrorKind;
+use crate::ir::{AxisNames, DType, Dims, Literal, Name, TensorType, Value};
+use crate::ops::{
+    AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,
+    GatherDims, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat, StopGradient, Transpose,
+    WithAxes, complement,
+};
+use crate::sharding::Spec;
+
+/// A tensor of a trace under way: a small, copyable handle.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tensor {
+    pub(super) frame: u32,
+    pub(super) value: Value,
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.value, self.ty())
+    }
+}
+
+/// What a traced function expects of one input: type and logical axis names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorSpec {
+    /// Element type and dimensions.
+    pub ty: TensorType,
+    /// Logical axis names, one for each dimension; empty when none are declared.
+    pub axes: AxisNames,
+}
+
+impl TensorSpec {
+    /// A spec without axis names.
+    pub fn new(dtype: DType, dims: impl AsRef<[usize]>) -> TensorSpec {
+        TensorSpec { ty: TensorType::new(dtype, dims.as_ref()), axes: AxisNames::new() }
+    }
+
+    /// The same with logical axis names, one for each dimension; `""` for a dimension without.
+    #[must_use]
+    pub fn with_axes(mut self, names: &[&str]) -> TensorSpec {
+        self.axes = names.iter().map(|name| Name::new(name)).collect();
+        self
+    }
+}
+
+/// How a parameter's first value is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All elements are this number.
+    Constant(f64),
+    /// Normally distributed with this standard deviation, cut off at three deviations.
+    Normal(f64),
+}
+
+/// A parameter's declaration: type, logical axis names and first value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Param {
+    /// Type and axis names.
+    pub spec: TensorSpec,
+    /// First value.
+    pub init: Init,
+}
+
+/// Axis numbers, from the front (0, 1, ..) or the back (-1, -2, ..): one number, an array, a slice, or `..` for all.
+pub trait Axes {
+    /// The axes as positions from the front; the offending number when one is out of range or repeated.
+    ///
+    /// # Errors
+    /// The number that is out of range or repeated.
+    fn resolve(&self, rank: usize) -> Result<AxisList, i64>;
+}
+
+fn resolve_axes(axes: impl IntoIterator<Item = i32>, rank: usize) -> Result<AxisList, i64> {
+    let mut resolved = AxisList::new();
+    for axis in axes {
+        let position = if axis < 0 { i64::from(axis) + rank as i64 } else { i64::from(axis) };
+        match usize::try_from(position) {
+            Ok(position) if position < rank && !resolved.contains(&position) => resolved.push(position),
+            _ => return Err(axis.into()),
+        }
+    }
+    Ok(resolved)
+}
+
+impl Axes for i32 {
+    fn resolve(&self, rank: usize) -> Result<AxisList, i64> {
+        resolve_axes([*self], rank)
+    }
+}
+
+impl<const N: usize> Axes for [i32; N] {
+    fn resolve(&self, rank: usize) -> Result<AxisList, i64> {
+        resolve_axes(*self, rank)
+    }
+}
+
+impl Axes for &[i32] {
+    fn resolve(&self, rank: usize) -> Result<AxisList, i64> {
+        resolve_axes(self.iter().copied(), rank)
+    }
+}
+
+impl Axes for RangeFull {
+    fn resolve(&self, rank: usize) -> Result<AxisList, i64> {
+        Ok((0..rank).collect())
+    }
+}
+
+/// What [`Tensor::index`] does with one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Index {
+    /// Keeps `start..end`; `None` is the dimension's size.
+    Range(usize, Option<usize>),
+    /// Takes one element and removes the dimension. Negative numbers count from the back.
+    At(i64),
+}
+
+impl From<i32> for Index {
+    fn from(at: i32) -> Index {
+        Index::At(at.into())
+    }
+}
+
+impl From<RangeFull> for Index {
+    fn from(_: RangeFull) -> Index {
+        Index::Range(0, None)
+    }
+}
+
+impl From<Range<usize>> for Index {
+    fn from(range: Range<usize>) -> Index {
+        Index::Range(range.start, Some(range.end))
+    }
+}
+
+impl Tensor {
+    /// Stands for a tensor that an error has prevented.
+    pub(super) const POISONED: Tensor = Tensor { frame: 0, value: context::POISON };
+
+    /// Element type and dimensions. A scalar `f32` for a tensor that stands for an error.
+    pub fn ty(self) -> TensorType {
+        context::type_of(self)
+    }
+
+    /// Element type.
+    pub fn dtype(self) -> DType {
+        self.ty().dtype
+    }
+
+    /// Number of dimensions.
+    pub fn rank(self) -> usize {
+        self.ty().rank()
+    }
+
+    /// Dimension sizes.
+    pub fn dims(self) -> Dims {
+        self.ty().dims
+    }
+
+    /// Dimension sizes as an array, for `let [batch, length] = x.shape();`. With another number of dimensions, an
+    /// error is noted and the sizes are 1.
+    #[track_caller]
+    pub fn shape<const N: usize>(self) -> [usize; N] {
+        let dims = self.dims();
+        match dims.as_slice().try_into() {
+            Ok(sizes) => sizes,
+            Err(_) => {
+                if self.value != context::POISON {
+                    let what = "number of dimensions".to_owned();
+                    let (expected, found) = (N.to_string(), format!("{} in {}", dims.len(), self.ty()));
+                    context::fail(TraceErrorKind::Mismatch { what, expected, found }, Location::caller());
+                }
+                [1; N]
+            }
+        }
+    }
+
+    /// The size of one dimension. For an axis that does not exist, an error is noted and the size is 1.
+    #[track_caller]
+    pub fn dim(self, axis: i32) -> usize {
+        let axes = self.axes(axis, Location::caller());
+        axes.first().and_then(|&axis| self.dims().get(axis).copied()).unwrap_or(1)
+    }
+
+    /// Resolves axis numbers; notes an error and gives none when they do not fit.
+    pub(super) fn axes(self, axes: impl Axes, place: Place) -> AxisList {
+        let rank = self.rank();
+        axes.resolve(rank).unwrap_or_else(|axis| {
+            if self.value != context::POISON {
+                let message = format!("axis {axis} is out of range or repeated for a tensor of type {}", self.ty());
+                context::fail(TraceErrorKind::Other(message), place);
+            }
+            AxisList::new()
+        })
+    }
+
+    /// The same elements as another type.
+    #[track_caller]
+    pub fn convert(self, dtype: DType) -> Tensor {
+        if self.dtype() == dtype { self } else { apply(Convert(dtype), &[self], Location::caller()) }
+    }
+
+    /// The same bits as another type of the same width.
+    #[track_caller]
+    pub fn bitcast_convert(self, dtype: DType) -> Tensor {
+        apply(BitcastConvert(dtype), &[self], Location::caller())
+    }
+
+    /// The same elements in row-major order with other dimensions.
+    #[track_caller]
+    pub fn reshape(self, dims: impl AsRef<[usize]>) -> Tensor {
+        self.reshape_at(dims.as_ref(), Location::caller())
+    }
+
+    fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
+        if self.value != context::POISON && self.dims().as_slice() == dims {
+            return self;
+        }
+        apply(Reshape { dims: Dims::from_slice(dims) }, &[self], place)
+    }
+
+    /// Adds a dimension of size 1 at `axis` of the result.
+    #[track_caller]
+    pub fn expand(self, axis: i32) -> Tensor {
+        let mut dims = self.dims();
+        let Ok(axes) = resolve_axes([axis], dims.len() + 1) else {
+            self.axes(axis, Location::caller());
+            return self;
+        };
+        dims.insert(axes[0], 1);
+        self.reshape_at(&dims, Location::caller())
+    }
+
+    /// Permutes dimensions: result dimension `i` is dimension `axes[i]`.
+    #[track_caller]
+    pub fn transpose(self, axes: impl Axes) -> Tensor {
+        let permutation = self.axes(axes, Location::caller());
+        if self.value != context::POISON && permutation.len() == self.rank() && permutation.is_sorted() {
+            return self;
+        }
+        apply(Transpose { permutation }, &[self], Location::caller())
+    }
+
+    /// Repeats to `dims`: dimensions are matched from the back, missing ones and those of size 1 are repeated.
+    #[track_caller]
+    pub fn broadcast_to(self, dims: impl AsRef<[usize]>) -> Tensor {
+        let (dims, own, place) = (dims.as_ref(), self.dims(), Location::caller());
+        let offset = dims.len().saturating_sub(own.len());
+        // Dimensions of size 1 that grow are dropped first, since a broadcast never changes a size.
+        let kept: AxisList = (0..own.len()).filter(|&dim| Some(&own[dim]) == dims.get(offset + dim)).collect();
+        let dropped = complement(&kept, own.len());
+        if dims.len() < own.len() || dropped.iter().any(|&dim| own[dim] != 1) {
+            let (expected, found) = (format!("a shape that repeats to {dims:?}"), self.ty().to_string());
+            return self.mismatch("broadcast", expected, found, place);
+        }
+        let squeezed: Dims = kept.iter().map(|&dim| own[dim]).collect();
+        let mapping: AxisList = kept.iter().map(|&dim| offset + dim).collect();
+        self.reshape_at(&squeezed, place).broadcast_at(dims, mapping, place)
+    }
+
+    /// Repeats to the dimensions of `other`: own dimension `i` becomes dimension `axes[i]` there; all others repeat.
+    #[track_caller]
+    pub fn broadcast_like(self, other: Tensor, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        let mapping = other.axes(axes, place);
+        self.broadcast_at(&other.dims(), mapping, place)
+    }
+
+    pub(super) fn broadcast_at(self, dims: &[usize], mapping: AxisList, place: Place) -> Tensor {
+        if self.value != context::POISON && mapping.len() == dims.len() && self.dims().as_slice() == dims {
+            return self;
+        }
+        apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping }, &[self], place)
+    }
+
+    pub(super) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
+        if self.value == context::POISON {
+            return self;
+        }
+        context::fail(TraceErrorKind::Mismatch { what: what.to_owned(), expected, found }, place)
+    }
+
+    /// The elements `range` of one dimension.
+    #[track_caller]
+    pub fn slice(self, axis: i32, range: impl RangeBounds<usize>) -> Tensor {
+        let place = Location::caller();
+        let axes = self.axes(axis, place);
+        let Some(&axis) = axes.first() else { return self };
+        let dims = self.dims();
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start + 1,
+            Bound::Unbounded => 0,
+        };
+        let limit = match range.end_bound() {
+            Bound::Included(&end) => end + 1,
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => dims[axis],
+        };
+        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
+        ranges[axis] = SliceDim { start, limit, stride: 1 };
+        apply(Slice { ranges: ranges.into() }, &[self], place)
+    }
+
+    /// Selects along the leading dimensions: a range keeps a dimension, a number removes it; later dimensions stay.
+    #[track_caller]
+    pub fn index(self, indices: impl AsRef<[Index]>) -> Tensor {
+        let (dims, place, indices) = (self.dims(), Location::caller(), indices.as_ref());
+        if indices.len() > dims.len() {
+            let expected = format!("at most {} indices", dims.len());
+            return self.mismatch("indexing", expected, indices.len().to_string(), place);
+        }
+        let mut ranges: Vec<SliceDim> = Vec::new();
+        let mut kept = Dims::new();
+        for (dim, &size) in dims.iter().enumerate() {
+            let (start, limit, keep) = match indices.get(dim) {
+                None => (0, size, true),
+                Some(&Index::Range(start, end)) => (start, end.unwrap_or(size), true),
+                Some(&Index::At(at)) => {
+                    let position = if at < 0 { at + size as i64 } else { at };
+                    let Some(start) = usize::try_from(position).ok().filter(|&start| start < size) else {
+                        let expected = format!("an index into dimension {dim} of size {size}");
+                        return self.mismatch("indexing", expected, at.to_string(), place);
+                    };
+                    (start, start + 1, false)
+                }
+            };
+            ranges.push(SliceDim { start, limit, stride: 1 });
+            if keep {
+                kept.push(limit.saturating_sub(start));
+            }
+        }
+        apply(Slice { ranges: ranges.into() }, &[self], place).reshape_at(&kept, place)
+    }
+
+    /// Adds `low` elements before and `high` elements after one dimension, all equal to `value`.
+    #[track_caller]
+    pub fn pad(self, axis: i32, low: i64, high: i64, value: f64) -> Tensor {
+        let place = Location::caller();
+        let axes = self.axes(axis, place);
+        let Some(&axis) = axes.first() else { return self };
+        let mut padding = vec![PadDim { low: 0, high: 0, interior: 0 }; self.rank()];
+        padding[axis] = PadDim { low, high, interior: 0 };
+        let value = splat(TensorType::scalar(self.dtype()), value, place);
+        apply(Pad { padding: padding.into() }, &[self, value], place)
+    }
+
+    /// Reverses the order along dimensions.
+    #[track_caller]
+    pub fn reverse(self, axes: impl Axes) -> Tensor {
+        let axes = self.axes(axes, Location::caller());
+        apply(Reverse { axes }, &[self], Location::caller())
+    }
+
+    /// A sub-tensor of fixed sizes at a computed position: one integer scalar for each dimension. A position that does
+    /// not fit is moved back until it does.
+    #[track_caller]
+    pub fn dynamic_slice(self, starts: &[Tensor], sizes: impl AsRef<[usize]>) -> Tensor {
+        let operands = [&[self], starts].concat();
+        apply(DynamicSlice { sizes: Dims::from_slice(sizes.as_ref()) }, &operands, Location::caller())
+    }
+
+    /// This tensor with a sub-tensor replaced at a computed position, which is moved back until it fits.
+    #[track_caller]
+    pub fn dynamic_update_slice(self, update: Tensor, starts: &[Tensor]) -> Tensor {
+        let operands = [&[self, update], starts].concat();
+        apply(DynamicUpdateSlice, &operands, Location::caller())
+    }
+
+    /// Takes rows by index along dimension `axis`, which is replaced by the dimensions of `indices` (integers). An
+    /// index out of range takes the nearest row. This is an embedding lookup when `axis` is 0.
+    #[track_caller]
+    pub fn take(self, axis: i32, indices: Tensor) -> Tensor {
+        let place = Location::caller();
+        let axes = self.axes(axis, place);
+        let Some(&axis) = axes.first() else { return self };
+        let (rank, indices_rank) = (self.rank(), indices.rank());
+        let mut slice_sizes = self.dims();
+        slice_sizes[axis] = 1;
+        let dims = GatherDims {
+            offset_dims: (0..rank - 1).map(|dim| if dim < axis { dim } else { dim + indices_rank }).collect(),
+            collapsed_dims: AxisList::from_slice(&[axis]),
+            start_index_map: AxisList::from_slice(&[axis]),
+            index_vector_dim: indices_rank,
+            ..GatherDims::default()
+        };
+        apply(Gather { dims: Box::new(dims), slice_sizes }, &[self, indices], place)
+    }
+
+    /// Takes one element of the last dimension by index: `result[..] = self[.., indices[..]]`. `indices` has all
+    /// dimensions but the last. An index out of range takes the nearest element.
+    #[track_caller]
+    pub fn take_along_last(self, indices: Tensor) -> Tensor {
+        let place = Location::caller();
+        let batch = indices.rank();
+        if self.rank() != batch + 1 {
+            let expected = format!("indices with {} dimensions", self.rank().saturating_sub(1));
+            return self.mismatch("take_along_last", expected, indices.ty().to_string(), place);
+        }
+        let dims = GatherDims {
+            collapsed_dims: AxisList::from_slice(&[batch]),
+            operand_batch_dims: (0..batch).collect(),
+            indices_batch_dims: (0..batch).collect(),
+            start_index_map: AxisList::from_slice(&[batch]),
+            index_vector_dim: batch,
+            ..GatherDims::default()
+        };
+        let slice_sizes = Dims::from_elem(1, batch + 1);
+        apply(Gather { dims: Box::new(dims), slice_sizes }, &[self, indices], place)
+    }
+
+    /// The same value through which no gradient flows.
+    #[track_caller]
+    pub fn stop_gradient(self) -> Tensor {
+        apply(StopGradient, &[self], Location::caller())
+    }
+
+    /// The same value under a name that [`RematPolicy::Save`](crate::ops::RematPolicy::Save) refers to.
+    #[track_caller]
+    pub fn named(self, name: &str) -> Tensor {
+        apply(Named(Name::new(name)), &[self], Location::caller())
+    }
+
+    /// The same value with logical axis names, one for each dimension (`""` for none), by which it is sharded.
+    #[track_caller]
+    pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
+        let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
+        apply(WithAxes(names), &[self], Location::caller())
+    }
+
+    /// The same value, sharded by `spec` from here on.
+    #[track_caller]
+    pub fn reshard(self, spec: Spec) -> Tensor {
+        apply(Reshard(spec), &[self], Location::caller())
+    }
+
+    /// A tensor of this type whose elements are all `number`.
+    #[track_caller]
+    pub fn full_like(self, number: f64) -> Tensor {
+        splat(self.ty(), number, Location::caller())
+    }
+
+    /// Zeros of this type.
+    #[track_caller]
+    pub fn zeros_like(self) -> Tensor {
+        splat(self.ty(), 0.0, Location::caller())
+    }
+}
+
+pub(super) fn splat(ty: TensorType, number: f64, place: Place) -> Tensor {
+    apply(Splat::new(ty, number), &[], place)
+}
+
+/// A tensor whose elements are all `number`.
+#[track_caller]
+pub fn full(dtype: DType, dims: impl AsRef<[usize]>, number: f64) -> Tensor {
+    splat(TensorType::new(dtype, dims.as_ref()), number, Location::caller())
+}
+
+/// Zeros.
+#[track_caller]
+pub fn zeros(dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
+    splat(TensorType::new(dtype, dims.as_ref()), 0.0, Location::caller())
+}
+
+/// A dense constant.
+#[track_caller]
+pub fn constant(value: Literal) -> Tensor {
+    apply(Constant(Box::new(value)), &[], Location::caller())
+}
+
+/// Positions along dimension `axis` of a tensor.
+#[track_caller]
+pub fn iota(dtype: DType, dims: impl AsRef<[usize]>, axis: i32) -> Tensor {
+    let (ty, place) = (TensorType::new(dtype, dims.as_ref()), Location::caller());
+    match resolve_axes([axis], ty.rank()) {
+        Ok(axes) => apply(Iota { ty, axis: axes[0] }, &[], place),
+        Err(axis) => context::fail(TraceErrorKind::Other(format!("axis {axis} is out of range for an iota of type {ty}")), place),
+    }
+}
+
+/// 0, 1, .. below `count`.
+#[track_caller]
+pub fn arange(dtype: DType, count: usize) -> Tensor {
+    apply(Iota { ty: TensorType::new(dtype, &[count]), axis: 0 }, &[], Location::caller())
+}
+
+/// Joins tensors along a dimension.
+#[track_caller]
+pub fn concatenate(tensors: &[Tensor], axis: i32) -> Tensor {
+    let place = Location::caller();
+    let Some(first) = tensors.first() else {
+        return context::fail(TraceErrorKind::Other("cannot concatenate no tensors".to_owned()), place);
+    };
+    let axes = first.axes(axis, place);
+    let Some(&axis) = axes.first() else { return *first };
+    apply(Concatenate { axis }, tensors, place)
+}
+
+/// Joins tensors of one type along a new dimension.
+#[track_caller]
+pub fn stack(tensors: &[Tensor], axis: i32) -> Tensor {
+    let expanded: SmallVec<[Tensor; 8]> = tensors.iter().map(|tensor| tensor.expand(axis)).collect();
+    concatenate(&expanded, axis)
+}
+
+/// Runs `f` with one more name on the scope path, which every node carries down to HLO metadata.
+pub fn scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
+    context::in_scope(name, f)
+}
