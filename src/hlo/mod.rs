@@ -1,3 +1,4 @@
-//! HLO modules: the protobuf types XLA reads.
+//! HLO modules: the protobuf types that XLA reads, and their text form.
 
 pub mod proto;
+pub mod text;
