@@ -17,7 +17,7 @@ mod sharding;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
@@ -136,7 +136,7 @@ fn print_module(module: &HloModuleProto, config: Option<&HloModuleConfigProto>, 
     };
     printer.header(module, config);
     printer.text("\n\n");
-    for computation in &module.computations {
+    for computation in post_order(module, &printer.module) {
         if printer.options.async_sugar && printer.module.is_sugared(computation) {
             continue;
         }
@@ -146,13 +146,50 @@ fn print_module(module: &HloModuleProto, config: Option<&HloModuleConfigProto>, 
     printer.out
 }
 
+/// Computations in XLA's order of printing: depth first from those that nothing calls, callees before callers, callees
+/// of one computation by the ids of their callers. A cycle of calls, which no valid module has, comes last.
+fn post_order<'a>(module: &'a HloModuleProto, index: &Index<'a>) -> Vec<&'a HloComputationProto> {
+    let mut called = FxHashSet::default();
+    let mut callees: FxHashMap<i64, Vec<&HloComputationProto>> = FxHashMap::default();
+    for computation in &module.computations {
+        let callers = computation.instructions.iter().filter(|caller| !caller.called_computation_ids.is_empty());
+        let mut callers: Vec<_> = callers.collect();
+        callers.sort_by_key(|caller| caller.id);
+        // Last first: they go onto a stack.
+        let ids = callers.iter().rev().flat_map(|caller| caller.called_computation_ids.iter().rev());
+        let list: Vec<_> = ids.filter_map(|id| index.computations.get(id).copied()).collect();
+        called.extend(list.iter().map(|callee| callee.id));
+        callees.insert(computation.id, list);
+    }
+    let mut order = Vec::with_capacity(module.computations.len());
+    let mut entered = FxHashSet::default();
+    let mut left = FxHashSet::default();
+    let roots = module.computations.iter().filter(|computation| !called.contains(&computation.id));
+    let mut stack: Vec<&HloComputationProto> = Vec::new();
+    for root in roots.chain(&module.computations) {
+        stack.push(root);
+        while let Some(&computation) = stack.last() {
+            if entered.insert(computation.id) {
+                let next = callees.get(&computation.id).into_iter().flatten();
+                stack.extend(next.filter(|callee| !entered.contains(&callee.id)));
+                continue;
+            }
+            stack.pop();
+            if left.insert(computation.id) {
+                order.push(computation);
+            }
+        }
+    }
+    order
+}
+
 /// What is known of the whole module before printing.
 struct Index<'a> {
     computations: FxHashMap<i64, &'a HloComputationProto>,
     /// Of computations, where they are not the stored ones.
     names: FxHashMap<i64, String>,
     /// Computations that an async-start wraps.
-    wrapped: FxHashMap<i64, ()>,
+    wrapped: FxHashSet<i64>,
 }
 
 impl<'a> Index<'a> {
@@ -165,11 +202,11 @@ impl<'a> Index<'a> {
                 names.insert(computation.id, renumbered(&computation.name, &mut counts));
             }
         }
-        let mut wrapped = FxHashMap::default();
+        let mut wrapped = FxHashSet::default();
         for computation in &module.computations {
             for instruction in &computation.instructions {
                 if instruction.opcode == "async-start" {
-                    wrapped.extend(instruction.called_computation_ids.first().map(|&id| (id, ())));
+                    wrapped.extend(instruction.called_computation_ids.first());
                 }
             }
         }
@@ -182,7 +219,7 @@ impl<'a> Index<'a> {
 
     /// Whether the computation is one that an async operation's short form stands for.
     fn is_sugared(&self, computation: &HloComputationProto) -> bool {
-        self.wrapped.contains_key(&computation.id) && is_one_instruction(computation)
+        self.wrapped.contains(&computation.id) && is_one_instruction(computation)
     }
 }
 
@@ -347,12 +384,10 @@ impl<'a> Printer<'a> {
             self.propagation("parameters", &config.allow_spmd_sharding_propagation_to_parameters);
             self.propagation("output", &config.allow_spmd_sharding_propagation_to_output);
         }
-        // Without a configuration the device assignment is what says how many there are.
-        let devices = module.device_assignment.as_ref();
-        let replicas = config.map(|config| config.replica_count).filter(|&count| count != 0);
-        let partitions = config.map(|config| config.num_partitions).filter(|&count| count != 0);
-        self.count("replica_count", replicas.or(devices.map(|devices| devices.replica_count.into())));
-        self.count("num_partitions", partitions.or(devices.map(|devices| devices.computation_count.into())));
+        if let Some(config) = config {
+            self.count("replica_count", config.replica_count);
+            self.count("num_partitions", config.num_partitions);
+        }
         if let Some(attributes) = module.frontend_attributes.as_ref().filter(|attributes| !attributes.map.is_empty()) {
             self.text(", frontend_attributes=");
             self.frontend_attributes(&attributes.map);
@@ -362,8 +397,9 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn count(&mut self, name: &str, count: Option<i64>) {
-        if let Some(count) = count.filter(|&count| count != 1) {
+    fn count(&mut self, name: &str, count: i64) {
+        // Unset means 1.
+        if !matches!(count, 0 | 1) {
             self.text(", ");
             self.text(name);
             self.text("=");

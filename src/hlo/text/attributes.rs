@@ -121,8 +121,8 @@ impl Printer<'_> {
             "rng-get-and-update-state" => self.integer("delta", instruction.delta),
             "scan" => {
                 self.list("dimensions", &instruction.dimensions);
-                self.flag("is_reverse", instruction.is_reverse);
                 self.integer("num_carries", instruction.num_carries);
+                self.flag("is_reverse", instruction.is_reverse);
                 match TriState::try_from(instruction.is_associative) {
                     Ok(TriState::True) => self.text(", is_associative=true"),
                     Ok(TriState::False) => self.text(", is_associative=false"),

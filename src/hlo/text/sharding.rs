@@ -8,7 +8,7 @@ use crate::hlo::proto::{
 };
 
 impl Printer<'_> {
-    /// Appends a sharding with its braces: `{replicated}`, `{devices=[2,4]<=[8]}`, `{mesh[x=8], [{x}, {}]}`.
+    /// Appends a sharding with its braces: `{replicated}`, `{devices=[2,4]<=[8]}`, `{mesh['x'=8], [{'x'}, {}]}`.
     pub(super) fn sharding(&mut self, sharding: &OpSharding) {
         if sharding.r#type() == Type::Tuple {
             self.text("{");
@@ -171,7 +171,7 @@ impl Printer<'_> {
         self.text("}");
     }
 
-    /// `mesh[x=2,y=4]`, with the devices' order where it is not the plain one.
+    /// `mesh['x'=2,'y'=4]`, with the devices' order where it is not the plain one.
     fn mesh(&mut self, mesh: &MeshProto) {
         if let (true, Some(&device)) = (mesh.axes.is_empty(), mesh.device_ids.first()) {
             self.text("maximal_mesh[device_id=");
@@ -184,7 +184,7 @@ impl Printer<'_> {
             if index > 0 {
                 self.text(",");
             }
-            self.text(&axis.name);
+            self.axis_name(&axis.name);
             self.text("=");
             self.number(axis.size);
         }
@@ -204,13 +204,19 @@ impl Printer<'_> {
         }
     }
 
+    fn axis_name(&mut self, name: &str) {
+        self.text("'");
+        self.text(name);
+        self.text("'");
+    }
+
     fn axes(&mut self, mesh: &MeshProto, axes: &[AxisRefProto], separator: &str) {
         for (index, axis) in axes.iter().enumerate() {
             if index > 0 {
                 self.text(separator);
             }
             match usize::try_from(axis.mesh_axis_index).ok().and_then(|index| mesh.axes.get(index)) {
-                Some(mesh_axis) => self.text(&mesh_axis.name),
+                Some(mesh_axis) => self.axis_name(&mesh_axis.name),
                 None => self.number(axis.mesh_axis_index),
             }
             if let Some(part) = &axis.sub_axis_info {
