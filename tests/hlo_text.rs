@@ -3,10 +3,15 @@
 //! `python3 tests/oracle/hlo_text.py --write` makes these files (any Python with jax); `--check` has XLA's parser read
 //! what our printer says about many more modules.
 
+#![allow(clippy::print_stderr)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::proto::{
+    HloComputationProto, HloInstructionProto, HloModuleProto, LayoutProto, OpMetadata, PrimitiveType, ShapeProto,
+};
 use meshloom::hlo::text::{self, TextOptions};
 use prost::Message;
 
@@ -46,6 +51,105 @@ fn parseable_text_is_what_xla_prints() {
     for file in files {
         check(&file);
     }
+}
+
+/// Whatever bytes decode, print.
+#[test]
+fn mutated_modules_print() {
+    let originals: Vec<Vec<u8>> = modules(&golden_folder()).iter().map(|file| fs::read(file).unwrap()).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |bound: usize| {
+        // xorshift64: the same mutations in every run.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % bound as u64) as usize
+    };
+    let mut printed = 0;
+    for _ in 0..10_000 {
+        let mut bytes = originals[random(originals.len())].clone();
+        for _ in 0..=random(4) {
+            let position = random(bytes.len());
+            match random(4) {
+                0 => bytes[position] = random(256) as u8,
+                1 => bytes[position] ^= 1 << random(8),
+                2 => drop(bytes.remove(position)),
+                _ => bytes.insert(position, random(256) as u8),
+            }
+        }
+        if let Ok(module) = HloModuleProto::decode(bytes.as_slice()) {
+            printed += 1;
+            assert!(text::print(&module, &TextOptions::parseable()).starts_with("HloModule "));
+            assert!(text::print(&module, &TextOptions::canonical()).starts_with("HloModule "));
+        }
+    }
+    assert!(printed > 1000, "only {printed} mutated modules decoded");
+}
+
+/// A module of `count` additions, each of the two values before it.
+fn additions(count: i64) -> HloModuleProto {
+    let shape = ShapeProto {
+        element_type: PrimitiveType::F32.into(),
+        dimensions: vec![8, 128],
+        layout: Some(Box::new(LayoutProto { minor_to_major: vec![1, 0], ..Default::default() })),
+        ..Default::default()
+    };
+    let instruction = |id: i64| HloInstructionProto {
+        name: if id < 2 { format!("x.{id}") } else { format!("add.{id}") },
+        opcode: if id < 2 { "parameter" } else { "add" }.to_string(),
+        id,
+        parameter_number: id,
+        shape: Some(shape.clone()),
+        operand_ids: if id < 2 { Vec::new() } else { vec![id - 2, id - 1] },
+        metadata: Some(Box::new(OpMetadata { op_name: "jit(f)/layer/add".to_string(), ..Default::default() })),
+        ..Default::default()
+    };
+    let computation = HloComputationProto {
+        name: "main.7".to_string(),
+        id: 7,
+        root_id: count - 1,
+        instructions: (0..count).map(instruction).collect(),
+        ..Default::default()
+    };
+    HloModuleProto {
+        name: "additions".to_string(),
+        entry_computation_id: 7,
+        computations: vec![computation],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn canonical_text_is_short() {
+    let mut module = additions(4);
+    // An operand that does not exist.
+    module.computations[0].instructions[3].operand_ids[0] = 42;
+    let expected = "\
+HloModule additions
+
+ENTRY %main (x: f32[8,128], x.1: f32[8,128]) -> f32[8,128] {
+  %x = f32[8,128] parameter(0)
+  %x.1 = f32[8,128] parameter(1)
+  %add = f32[8,128] add(%x, %x.1)
+  ROOT %add.1 = f32[8,128] add(%MISSING_42, %add)
+}
+
+";
+    assert_eq!(text::print(&module, &TextOptions::canonical()), expected);
+    let with_metadata = text::print(&module, &TextOptions::canonical().with_metadata(true));
+    assert!(with_metadata.contains("parameter(1), metadata={op_name=\"jit(f)/layer/add\"}"), "{with_metadata}");
+}
+
+#[test]
+fn large_modules_print_quickly() {
+    let module = additions(50_000);
+    let start = Instant::now();
+    let text = text::print(&module, &TextOptions::parseable());
+    let elapsed = start.elapsed();
+    assert_eq!(text.lines().count(), 50_005);
+    // A release build needs some 15 ms; this bound only tells linear from quadratic, on a busy machine.
+    assert!(elapsed < Duration::from_secs(2), "printing took {elapsed:?}");
+    eprintln!("50,000 instructions, {} bytes: {elapsed:?}", text.len());
 }
 
 /// For `hlo_text.py --check`: prints the modules of a folder, each beside itself, in both presets.

@@ -233,9 +233,14 @@ fn is_one_instruction(computation: &HloComputationProto) -> bool {
             .all(|instruction| instruction.id == root || instruction.opcode == "parameter")
 }
 
-/// `name` without a trailing number, and with a number of our own from the second time on.
+/// `name` without its trailing `.number`s, and with a number of our own from the second time on.
 fn renumbered(name: &str, counts: &mut FxHashMap<String, u32>) -> String {
-    let base = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let mut base = name;
+    while let Some((rest, number)) = base.rsplit_once('.')
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        base = rest;
+    }
     let base = if base.is_empty() { "value" } else { base };
     match counts.get_mut(base) {
         None => {

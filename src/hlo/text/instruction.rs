@@ -9,11 +9,17 @@ use crate::hlo::proto::{
     HloInstructionProto, OpMetadata, OriginalValueElementProto, OriginalValueProto, PrimitiveType, StatisticsViz,
 };
 
+/// How far an async operation may be from its start: real chains have two or three links.
+const MAX_ASYNC_CHAIN: usize = 4096;
+
+/// How deep the tuples of an original value may nest; as deep as protobuf readers let shapes nest.
+const MAX_NESTING: usize = 100;
+
 /// What an async operation stands for: the one instruction of the computation that it wraps.
 fn wrapped<'a>(printer: &Printer<'a>, instruction: &HloInstructionProto) -> Option<&'a HloInstructionProto> {
     let mut start = instruction;
     // Updates and dones lead to their start through their first operand. Malformed chains may be cyclic.
-    for _ in 0..printer.names.len() {
+    for _ in 0..MAX_ASYNC_CHAIN {
         if start.opcode == "async-start" {
             break;
         }
@@ -321,7 +327,7 @@ impl<'a> Printer<'a> {
             .filter(|element| element.shape_index.starts_with(index))
             .filter_map(|element| element.shape_index.get(depth).copied())
             .collect();
-        if !children.is_empty() {
+        if !children.is_empty() && depth < MAX_NESTING {
             self.text("(");
             for (position, child) in children.into_iter().enumerate() {
                 if position > 0 {

@@ -9,6 +9,9 @@ use crate::hlo::proto::{LiteralProto, PrimitiveType, ShapeProto};
 /// Rows printed of an array without elements; a malformed shape may claim any number of them.
 const MAX_EMPTY_ROWS: u64 = 1 << 16;
 
+/// Far above the rank of any real array; a malformed one must not exhaust the stack.
+const MAX_RANK: usize = 64;
+
 /// The elements of a literal, by position in memory order.
 enum Elements<'a> {
     Pred(&'a [bool]),
@@ -18,12 +21,11 @@ enum Elements<'a> {
         width: usize,
         signed: bool,
     },
-    /// Fewer than 8 bits each, first element in the low bits; or one a byte, as older writers had it.
-    Packed {
+    /// Fewer than 8 bits each, one a byte in the low bits.
+    Narrow {
         bytes: &'a [u8],
         bits: usize,
         signed: bool,
-        one_per_byte: bool,
     },
     S32(&'a [i32]),
     S64(&'a [i64]),
@@ -35,10 +37,10 @@ enum Elements<'a> {
     F64(&'a [f64]),
     C64(&'a [f32]),
     C128(&'a [f64]),
+    /// At most 8 bits, always one a byte.
     Small {
         bytes: &'a [u8],
         float: SmallFloat,
-        bits: usize,
     },
 }
 
@@ -47,25 +49,19 @@ impl<'a> Elements<'a> {
     fn of(literal: &'a LiteralProto, element_type: i32, count: usize) -> Option<Self> {
         use PrimitiveType as T;
         let bytes = |bytes: &'a [u8], width, signed| Elements::Integer { bytes, width, signed };
-        let packed = |bytes: &'a [u8], bits, signed| Elements::Packed {
-            bytes,
-            bits,
-            signed,
-            one_per_byte: bytes.len() >= count,
-        };
+        let narrow = |bytes, bits, signed| Elements::Narrow { bytes, bits, signed };
         let small = |bytes, exponent_bits, mantissa_bits, bias, special| Elements::Small {
             bytes,
             float: SmallFloat { exponent_bits, mantissa_bits, bias, unsigned: false, special },
-            bits: (1 + exponent_bits + mantissa_bits) as usize,
         };
         let elements = match T::try_from(element_type).ok()? {
             T::Pred => Elements::Pred(&literal.preds),
-            T::S1 => packed(&literal.s1s, 1, true),
-            T::S2 => packed(&literal.s2s, 2, true),
-            T::S4 => packed(&literal.s4s, 4, true),
-            T::U1 => packed(&literal.u1s, 1, false),
-            T::U2 => packed(&literal.u2s, 2, false),
-            T::U4 => packed(&literal.u4s, 4, false),
+            T::S1 => narrow(&literal.s1s, 1, true),
+            T::S2 => narrow(&literal.s2s, 2, true),
+            T::S4 => narrow(&literal.s4s, 4, true),
+            T::U1 => narrow(&literal.u1s, 1, false),
+            T::U2 => narrow(&literal.u2s, 2, false),
+            T::U4 => narrow(&literal.u4s, 4, false),
             T::S8 => bytes(&literal.s8s, 1, true),
             T::U8 => bytes(&literal.u8s, 1, false),
             T::S16 => bytes(&literal.s16s, 2, true),
@@ -99,7 +95,6 @@ impl<'a> Elements<'a> {
                     unsigned: true,
                     special: Special::AllOnesNan,
                 },
-                bits: 8,
             },
             T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => return None,
         };
@@ -110,13 +105,7 @@ impl<'a> Elements<'a> {
         match self {
             Elements::Pred(values) => values.len(),
             Elements::Integer { bytes, width, .. } => bytes.len() / width,
-            Elements::Packed { bytes, bits, one_per_byte, .. } => {
-                if *one_per_byte {
-                    bytes.len()
-                } else {
-                    bytes.len() * (8 / bits)
-                }
-            }
+            Elements::Narrow { bytes, .. } => bytes.len(),
             Elements::S32(values) => values.len(),
             Elements::S64(values) => values.len(),
             Elements::U32(values) => values.len(),
@@ -126,7 +115,6 @@ impl<'a> Elements<'a> {
             Elements::F64(values) => values.len(),
             Elements::C64(values) => values.len() / 2,
             Elements::C128(values) => values.len() / 2,
-            Elements::Small { bytes, bits: 4, .. } => bytes.len() * 2,
             Elements::Small { bytes, .. } => bytes.len(),
         }
     }
@@ -184,6 +172,9 @@ impl Printer<'_> {
 
     fn try_literal(&mut self, literal: &LiteralProto) -> Option<()> {
         let shape = literal.shape.as_ref()?;
+        if shape.dimensions.len() > MAX_RANK {
+            return None;
+        }
         let count = element_count(shape)?;
         let elements = Elements::of(literal, shape.element_type, count)?;
         if self.options.constant_limit.is_some_and(|limit| count > limit) {
@@ -260,10 +251,8 @@ impl Printer<'_> {
                 let value = slice.iter().rev().fold(0i64, |value, &byte| (value << 8) | i64::from(byte));
                 self.number(if *signed { sign_extend(value, width * 8) } else { value });
             }
-            Elements::Packed { bytes, bits, signed, one_per_byte } => {
-                let per_byte = if *one_per_byte { 1 } else { 8 / bits };
-                let byte = bytes.get(index / per_byte).copied().unwrap_or(0);
-                let value = i64::from(byte >> (index % per_byte * bits)) & ((1 << bits) - 1);
+            Elements::Narrow { bytes, bits, signed } => {
+                let value = i64::from(bytes.get(index).copied().unwrap_or(0)) & ((1 << bits) - 1);
                 self.number(if *signed { sign_extend(value, *bits) } else { value });
             }
             Elements::S32(values) => self.number(values.get(index).map_or(0, |&value| i64::from(value))),
@@ -276,11 +265,7 @@ impl Printer<'_> {
             Elements::F64(values) => number::write_f64(&mut self.out, values.get(index).copied().unwrap_or(0.0)),
             Elements::C64(parts) => complex(self, parts, index, number::write_f32),
             Elements::C128(parts) => complex(self, parts, index, number::write_f64),
-            Elements::Small { bytes, float, bits: 4 } => {
-                let byte = bytes.get(index / 2).copied().unwrap_or(0);
-                float.write(&mut self.out, (byte >> (index % 2 * 4)) & 0xf);
-            }
-            Elements::Small { bytes, float, .. } => {
+            Elements::Small { bytes, float } => {
                 float.write(&mut self.out, bytes.get(index).copied().unwrap_or(0));
             }
         }
