@@ -8,7 +8,8 @@ optimized by the CPU compiler. Checked of each module:
   - our `parseable()` text equals XLA's `to_string(HloPrintOptions())` with print_large_constants, byte for byte;
   - XLA's parser reads it, and the module it has read is the original one: XLA prints both alike (but for metadata and
     the order of computations, which reading renumbers);
-  - XLA's parser reads our `canonical()` text.
+  - XLA's parser reads our `canonical()` text;
+  - XLA reads what our message types encode after decoding the module, and prints it the same.
 """
 
 import argparse
@@ -440,6 +441,9 @@ def check(folder):
                 kept += 1
         except Exception as error:
             problems.append(f"XLA does not read it: {str(error)[:800]}")
+        encoded = hlo.HloModule.from_serialized_hlo_module_proto((folder / f"{name}.encoded").read_bytes())
+        if encoded.to_string(options()) != text:
+            problems.append("our message types lose: " + first_difference(encoded.to_string(options()), text))
         try:
             hlo.hlo_module_from_text((folder / f"{name}.canonical.txt").read_text())
         except Exception as error:
