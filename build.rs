@@ -5,6 +5,7 @@ use std::error::Error;
 /// Message fields that few instructions have and that are large. Boxed, they cost a pointer in every
 /// `HloInstructionProto` instead of their own size.
 const BOXED_FIELDS: &[&str] = &[
+    ".xla.HloInstructionProto.backend_config_payload",
     ".xla.HloInstructionProto.block_scaling_config",
     ".xla.HloInstructionProto.cholesky_options",
     ".xla.HloInstructionProto.collective_device_list",

@@ -5,6 +5,7 @@ pub mod error;
 pub mod hlo;
 pub mod ir;
 pub mod ops;
+pub mod passes;
 pub mod sharding;
 mod suggest;
 pub mod trace;

@@ -1,8 +1,9 @@
-//! HLO modules: the protobuf types XLA reads, and emission of graphs as modules.
+//! HLO modules: the protobuf types that XLA reads, emission of graphs as modules, and the text form.
 
 mod emit;
 pub mod proto;
 mod sharding;
+pub mod text;
 mod writer;
 
 pub use emit::{EmitContext, EmitOptions, EmittedModule, emit};

@@ -48,6 +48,11 @@ impl GraphBuilder {
         self.origin
     }
 
+    /// The id that the next pushed node gets.
+    pub(crate) fn next_node(&self) -> Node {
+        Node(self.graph.nodes.len() as u32)
+    }
+
     /// The graph so far.
     pub fn graph(&self) -> &Graph {
         &self.graph

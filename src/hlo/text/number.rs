@@ -1,0 +1,215 @@
+//! Numbers as C prints them with `%g`, which is how XLA prints the elements of constants.
+
+use std::fmt::Write;
+
+use half::{bf16, f16};
+
+/// Appends `value` as `printf("%.*g", digits, value)` does. NaN and infinities are the caller's business.
+fn write_general(out: &mut String, value: f64, digits: usize) {
+    let digits = digits.max(1);
+    let scientific = format!("{value:.precision$e}", precision = digits - 1);
+    let Some((mantissa, exponent)) = scientific.split_once('e') else {
+        out.push_str(&scientific);
+        return;
+    };
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if exponent < -4 || exponent >= digits as i32 {
+        out.push_str(without_trailing_zeros(mantissa));
+        let sign = if exponent < 0 { '-' } else { '+' };
+        let _ = write!(out, "e{sign}{:02}", exponent.abs());
+    } else {
+        let decimals = (digits as i32 - 1 - exponent).max(0) as usize;
+        out.push_str(without_trailing_zeros(&format!("{value:.decimals$}")));
+    }
+}
+
+fn without_trailing_zeros(text: &str) -> &str {
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
+}
+
+/// Appends "nan", "inf" or their negatives; false if `value` is finite.
+fn write_special(out: &mut String, value: f64) -> bool {
+    if value.is_finite() {
+        return false;
+    }
+    if value.is_sign_negative() {
+        out.push('-');
+    }
+    out.push_str(if value.is_nan() { "nan" } else { "inf" });
+    true
+}
+
+/// A NaN's payload is printed unless it is the one that the plain word "nan" reads back as.
+fn write_payload(out: &mut String, payload: u64, quiet: u64) {
+    if payload != quiet {
+        let _ = write!(out, "(0x{payload:x})");
+    }
+}
+
+/// Appends the shortest of 15 and 17 digits that reads back as `value`.
+pub(super) fn write_f64(out: &mut String, value: f64) {
+    if write_special(out, value) {
+        if value.is_nan() {
+            write_payload(out, value.to_bits() & ((1 << 52) - 1), 1 << 51);
+        }
+        return;
+    }
+    let start = out.len();
+    write_general(out, value, 15);
+    if out[start..].parse::<f64>().is_ok_and(|read| read != value) {
+        out.truncate(start);
+        write_general(out, value, 17);
+    }
+}
+
+/// Appends the shortest of 6 and 9 digits that reads back as `value`.
+pub(super) fn write_f32(out: &mut String, value: f32) {
+    if write_special(out, f64::from(value)) {
+        if value.is_nan() {
+            write_payload(out, u64::from(value.to_bits() & ((1 << 23) - 1)), 1 << 22);
+        }
+        return;
+    }
+    // Most constants of real programs are small whole numbers; the general path costs two formats and a parse.
+    if value.fract() == 0.0 && value.abs() < 1e6 && (value != 0.0 || value.is_sign_positive()) {
+        let _ = write!(out, "{}", value as i32);
+        return;
+    }
+    let start = out.len();
+    write_general(out, f64::from(value), 6);
+    if out[start..].parse::<f32>().is_ok_and(|read| read != value) {
+        out.truncate(start);
+        write_general(out, f64::from(value), 9);
+    }
+}
+
+pub(super) fn write_f16(out: &mut String, value: f16) {
+    if write_special(out, value.to_f64()) {
+        if value.is_nan() {
+            write_payload(out, u64::from(value.to_bits() & 0x3ff), 0x200);
+        }
+        return;
+    }
+    write_general(out, value.to_f64(), 5);
+}
+
+pub(super) fn write_bf16(out: &mut String, value: bf16) {
+    if write_special(out, value.to_f64()) {
+        if value.is_nan() {
+            write_payload(out, u64::from(value.to_bits() & 0x7f), 0x40);
+        }
+        return;
+    }
+    write_general(out, value.to_f64(), 4);
+}
+
+/// `absl::StrCat` of a float or double: six digits.
+pub(super) fn write_short(out: &mut String, value: f64) {
+    if !write_special(out, value) {
+        write_general(out, value, 6);
+    }
+}
+
+/// What the bits of a float type of at most 8 bits mean.
+pub(super) struct SmallFloat {
+    pub(super) exponent_bits: u32,
+    pub(super) mantissa_bits: u32,
+    pub(super) bias: i32,
+    /// No sign bit (only F8E8M0FNU).
+    pub(super) unsigned: bool,
+    pub(super) special: Special,
+}
+
+/// Which bit patterns of a small float are not numbers.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Special {
+    /// The largest exponent holds infinities and NaNs, as in IEEE 754.
+    Ieee,
+    /// All exponent and mantissa bits set is NaN; there are no infinities ("FN").
+    AllOnesNan,
+    /// Negative zero is the only NaN ("FNUZ").
+    NegativeZeroNan,
+    /// Every pattern is a number.
+    None,
+}
+
+impl SmallFloat {
+    /// Digits that tell any two values apart, as the C++ `max_digits10`.
+    fn digits(&self) -> usize {
+        1 + (f64::from(self.mantissa_bits + 1) * std::f64::consts::LOG10_2).ceil() as usize
+    }
+
+    /// Appends the value of `bits`.
+    pub(super) fn write(&self, out: &mut String, bits: u8) {
+        let bits = u32::from(bits);
+        let mantissa_mask = (1u32 << self.mantissa_bits) - 1;
+        let exponent_mask = (1u32 << self.exponent_bits) - 1;
+        let mantissa = bits & mantissa_mask;
+        let exponent = (bits >> self.mantissa_bits) & exponent_mask;
+        let negative = !self.unsigned && (bits >> (self.mantissa_bits + self.exponent_bits)) & 1 == 1;
+        let sign = if negative { "-" } else { "" };
+        match self.special {
+            Special::Ieee if exponent == exponent_mask => {
+                out.push_str(sign);
+                if mantissa == 0 {
+                    out.push_str("inf");
+                } else {
+                    out.push_str("nan");
+                    write_payload(out, u64::from(mantissa), 1 << (self.mantissa_bits - 1));
+                }
+                return;
+            }
+            Special::AllOnesNan if exponent == exponent_mask && mantissa == mantissa_mask => {
+                out.push_str(sign);
+                out.push_str("nan");
+                return;
+            }
+            Special::NegativeZeroNan if negative && exponent == 0 && mantissa == 0 => {
+                out.push_str("-nan");
+                return;
+            }
+            _ => {}
+        }
+        let fraction = f64::from(mantissa) / f64::from(1u32 << self.mantissa_bits);
+        let magnitude = if exponent == 0 && !self.unsigned {
+            fraction * 2f64.powi(1 - self.bias)
+        } else {
+            (1.0 + fraction) * 2f64.powi(exponent as i32 - self.bias)
+        };
+        write_general(out, if negative { -magnitude } else { magnitude }, self.digits());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(write: impl Fn(&mut String)) -> String {
+        let mut out = String::new();
+        write(&mut out);
+        out
+    }
+
+    #[test]
+    fn floats_print_as_in_c() {
+        let cases: &[(f32, &str)] = &[
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (0.1, "0.1"),
+            (1.0 / 3.0, "0.333333343"),
+            (1e6, "1e+06"),
+            (123456.0, "123456"),
+            (1234567.0, "1234567"),
+            (1e-5, "1e-05"),
+            (f32::MAX, "3.40282347e+38"),
+            (f32::NEG_INFINITY, "-inf"),
+            (f32::NAN, "nan"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(text(|out| write_f32(out, *value)), *expected);
+        }
+        assert_eq!(text(|out| write_f64(out, 0.1)), "0.1");
+        assert_eq!(text(|out| write_f64(out, 1.0 / 3.0)), "0.33333333333333331");
+        assert_eq!(text(|out| write_bf16(out, bf16::from_f32(0.1))), "0.1001");
+    }
+}
