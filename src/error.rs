@@ -134,7 +134,9 @@ pub struct TraceError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TraceErrorKind {
     /// A tensor outlived the closure that it was made in.
-    #[error("a tensor is used outside the trace it belongs to; return it from the traced closure instead of storing it")]
+    #[error(
+        "a tensor is used outside the trace it belongs to; return it from the traced closure instead of storing it"
+    )]
     Escaped,
     /// A tensor operation was called with no trace under way.
     #[error("a tensor operation needs a trace under way; call it inside the closure given to `Function::trace`")]

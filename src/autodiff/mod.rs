@@ -14,6 +14,7 @@ mod regions;
 mod split;
 mod tape;
 
+pub(crate) use tape::gradient_of_first;
 pub use tape::{Tape, value_and_grad};
 
 use crate::error::{OpError, TypeError};

@@ -171,7 +171,8 @@ fn record_scan(
     };
     let invariants: Vec<Value> = residuals.iter().filter(|residual| invariant(residual)).map(source).collect();
     let stacked: Vec<Value> = residuals.iter().filter(|residual| !invariant(residual)).map(source).collect();
-    let body = backward_scan_body(&backward, &residuals.iter().map(invariant).collect::<Vec<_>>(), &carries, &accumulated)?;
+    let body =
+        backward_scan_body(&backward, &residuals.iter().map(invariant).collect::<Vec<_>>(), &carries, &accumulated)?;
     let tape = ScanTape {
         backward: Scan {
             body: Arc::new(body),
@@ -298,7 +299,8 @@ pub(super) fn pullback(
                 }
             }
             let results = builder.inline(&custom.backward, &arguments);
-            let differentiable = (0..operands.len()).filter(|&index| custom.primal.ty(custom.primal.inputs()[index]).dtype.is_float());
+            let differentiable =
+                (0..operands.len()).filter(|&index| custom.primal.ty(custom.primal.inputs()[index]).dtype.is_float());
             for (index, result) in differentiable.zip(results) {
                 gradients[index] = Some(result);
             }

@@ -44,8 +44,7 @@ impl Joint {
     /// marked required get a cotangent even where none flows, which is then zero.
     pub(super) fn new(body: &Graph, active: &[bool], wanted: &[bool], required: &[bool]) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
-        let inputs: Vec<Value> =
-            body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+        let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
         let tape = Tape::record(&mut builder, body, &inputs, active, wanted)?;
         let boundary = builder.graph().node_count();
         let cotangents: Vec<Option<Value>> = body
@@ -94,7 +93,8 @@ impl Joint {
             })
             .collect();
         Halves {
-            forward: self.extract(&graph.inputs()[..self.body_inputs], &outputs, |node| node.id.index() < self.boundary),
+            forward: self
+                .extract(&graph.inputs()[..self.body_inputs], &outputs, |node| node.id.index() < self.boundary),
             backward: {
                 let inputs: Vec<Value> = saved.iter().chain(&graph.inputs()[self.body_inputs..]).copied().collect();
                 self.extract(&inputs, results, |node| {

@@ -144,7 +144,8 @@ impl<'g> Tape<'g> {
             }
         }
         for node in graph.nodes().rev() {
-            let incoming: SmallVec<[Option<Value>; 2]> = node.results().map(|result| cotangents[result.index()]).collect();
+            let incoming: SmallVec<[Option<Value>; 2]> =
+                node.results().map(|result| cotangents[result.index()]).collect();
             if incoming.iter().all(Option::is_none) {
                 continue;
             }
@@ -181,11 +182,6 @@ impl<'g> Tape<'g> {
         }
         builder.set_origin(outer);
         Ok(graph.inputs().iter().map(|input| cotangents[input.index()]).collect())
-    }
-
-    /// What stands for a value of the recorded graph.
-    pub(super) fn value(&self, value: Value) -> Value {
-        self.map.get(value)
     }
 }
 

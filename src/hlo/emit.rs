@@ -370,7 +370,13 @@ impl Emitter {
         let compare = |emitter: &mut Self, direction: &str, dtype: DType, lhs, rhs| {
             let instruction = emitter.writer.begin("compare", &TensorType::scalar(DType::Pred), &[lhs, rhs]);
             instruction.comparison_direction.push_str(direction);
-            let ty = if dtype.is_float() { "FLOAT" } else if dtype.is_signed_integer() { "SIGNED" } else { "UNSIGNED" };
+            let ty = if dtype.is_float() {
+                "FLOAT"
+            } else if dtype.is_signed_integer() {
+                "SIGNED"
+            } else {
+                "UNSIGNED"
+            };
             instruction.comparison_type.push_str(ty);
             emitter.writer.commit()
         };
@@ -472,12 +478,7 @@ impl EmitContext<'_> {
     }
 
     /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
-    pub fn begin_with(
-        &mut self,
-        opcode: &str,
-        result: usize,
-        operands: &[InstructionId],
-    ) -> &mut HloInstructionProto {
+    pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
         let ty = self.node.results().nth(result).map_or(self.operand_type(0), |value| self.graph.ty(value));
         let ty = ty.clone();
         self.emitter.begin(opcode, &ty, operands)

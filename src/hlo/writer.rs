@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use prost::Message;
-use prost::encoding::{encode_key, encode_varint, encoded_len_varint, WireType};
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use rustc_hash::FxHashMap;
 
 use super::proto::{self, HloInstructionProto, ShapeProto};
@@ -96,7 +96,12 @@ impl ModuleWriter {
     }
 
     /// Closes the innermost open computation.
-    pub(super) fn close_computation(&mut self, name: &str, root: InstructionId, result: ShapeProto) -> (ComputationId, proto::ProgramShapeProto) {
+    pub(super) fn close_computation(
+        &mut self,
+        name: &str,
+        root: InstructionId,
+        result: ShapeProto,
+    ) -> (ComputationId, proto::ProgramShapeProto) {
         let Some(computation) = self.open.pop() else {
             return (0, proto::ProgramShapeProto::default());
         };
@@ -125,7 +130,12 @@ impl ModuleWriter {
     }
 
     /// Starts an instruction in the scratch message. [`ModuleWriter::commit`] writes it.
-    pub(super) fn begin(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> &mut HloInstructionProto {
+    pub(super) fn begin(
+        &mut self,
+        opcode: &str,
+        ty: &TensorType,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
         let (element_type, dims) = (element_type(ty.dtype), &ty.dims);
         let instruction = self.begin_any(opcode, operands);
         let shape = instruction.shape.get_or_insert_with(ShapeProto::default);
@@ -176,11 +186,6 @@ impl ModuleWriter {
         }
         self.scratch.shape = shape;
         self.scratch.metadata = metadata;
-    }
-
-    /// Where the current instruction's metadata goes.
-    pub(super) fn metadata(&mut self) -> &mut proto::OpMetadata {
-        self.scratch.metadata.get_or_insert_with(Default::default)
     }
 
     /// Names, numbers and writes the scratch message.

@@ -99,7 +99,9 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         let inferred = node.op().infer(&operands).map_err(refuse)?;
         let found: Vec<_> = node.results().map(|value| graph.ty(value).clone()).collect();
         if inferred.as_slice() != found {
-            return Err(refuse(TypeError::Attribute(format!("its results are {found:?}, but the op yields {inferred:?}"))));
+            return Err(refuse(TypeError::Attribute(format!(
+                "its results are {found:?}, but the op yields {inferred:?}"
+            ))));
         }
         for (index, value) in node.results().enumerate() {
             if defined[value.index()] || graph.definition(value) != Definition::Result(node.id, index as u32) {

@@ -1,8 +1,8 @@
 //! Shorthand for pushing common ops, for gradient rules and transforms.
 
 use super::{
-    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, Reduce, ReduceKind, Reshape, Splat, Transpose, Unary,
-    UnaryKind,
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, Reduce, ReduceKind, Reshape, Splat, Transpose,
+    Unary, UnaryKind,
 };
 use crate::error::OpError;
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};

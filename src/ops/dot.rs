@@ -103,7 +103,7 @@ impl Primitive for DotGeneral {
         // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one.
         let dtype = context.operand_type(0).dtype;
         let ct = context.builder.convert(ct, dtype)?;
-        let mut transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
+        let transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
             let contracted = DotDims {
                 lhs_batch: batch.clone(),
                 rhs_batch: side.other_batch.into(),
@@ -113,7 +113,8 @@ impl Primitive for DotGeneral {
             let op = DotGeneral { dims: Box::new(contracted), dtype, precision: self.precision };
             let product = builder.push1(op, &[ct, other])?;
             // The product's dimensions are: batch, own free, then the partners of own contracted in the other's order.
-            let mut order: Vec<(usize, usize)> = side.other_contract.iter().copied().zip(side.contract.iter().copied()).collect();
+            let mut order: Vec<(usize, usize)> =
+                side.other_contract.iter().copied().zip(side.contract.iter().copied()).collect();
             order.sort_unstable();
             let placed = side.batch.iter().chain(side.free).copied().chain(order.into_iter().map(|(_, own)| own));
             let mut permutation = AxisList::from_elem(0, side.batch.len() + side.free.len() + side.contract.len());
@@ -165,8 +166,10 @@ impl Primitive for DotGeneral {
         let instruction = context.begin("dot");
         instruction.dot_dimension_numbers = Some(numbers.into());
         if let Some(precision) = precision {
-            let config =
-                proto::PrecisionConfig { operand_precision: vec![precision.into(); 2], ..proto::PrecisionConfig::default() };
+            let config = proto::PrecisionConfig {
+                operand_precision: vec![precision.into(); 2],
+                ..proto::PrecisionConfig::default()
+            };
             instruction.precision_config = Some(config.into());
         }
         context.finish();

@@ -3,7 +3,9 @@
 //! The dimension numbers are XLA's (see "Gather" and "Scatter" in XLA's operation semantics). A gather moves start
 //! indices back until the slice fits; a scatter drops updates that do not fit.
 
-use super::{AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one};
+use super::{
+    AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
+};
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
@@ -97,8 +99,7 @@ impl GatherDims {
         sizes: &[usize],
     ) -> Result<Value, OpError> {
         let ty = builder.ty(indices).clone();
-        let limits: Vec<i64> =
-            self.start_index_map.iter().map(|&axis| (operand[axis] - sizes[axis]) as i64).collect();
+        let limits: Vec<i64> = self.start_index_map.iter().map(|&axis| (operand[axis] - sizes[axis]) as i64).collect();
         let limit = if let [limit] = limits[..] {
             builder.splat(ty.clone(), limit as f64)
         } else {

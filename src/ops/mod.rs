@@ -200,11 +200,7 @@ impl Op {
 
 /// Checks the number of operands.
 pub(crate) fn expect_operands(operands: &[&TensorType], expected: usize) -> Result<(), TypeError> {
-    if operands.len() == expected {
-        Ok(())
-    } else {
-        Err(TypeError::OperandCount { expected, found: operands.len() })
-    }
+    if operands.len() == expected { Ok(()) } else { Err(TypeError::OperandCount { expected, found: operands.len() }) }
 }
 
 /// Checks that all operands have the first one's type.

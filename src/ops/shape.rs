@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    AxisList, Primitive, ReduceKind, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
+    AxisList, Primitive, ReduceKind, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands,
+    one,
 };
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
@@ -256,7 +257,11 @@ impl Primitive for Pad {
         expect_dims(1, operands[1], &[])?;
         expect_dtype(1, operands[1], operand.dtype)?;
         if operand.rank() != self.padding.len() {
-            return Err(TypeError::Rank { operand: 0, expected: self.padding.len().to_string(), found: operand.rank() });
+            return Err(TypeError::Rank {
+                operand: 0,
+                expected: self.padding.len().to_string(),
+                found: operand.rank(),
+            });
         }
         let mut dims = Dims::new();
         for (dim, (padding, &size)) in self.padding.iter().zip(&operand.dims).enumerate() {

@@ -77,7 +77,8 @@ fn copy_subset(
     fn chosen<'a>(values: impl Iterator<Item = Value> + 'a, flags: &'a [bool]) -> impl Iterator<Item = Value> + 'a {
         values.zip(flags).filter_map(|(value, &flag)| flag.then_some(value))
     }
-    let operands: SmallVec<[Value; 8]> = chosen(node.operands().iter().map(|&value| map.get(value)), operands).collect();
+    let operands: SmallVec<[Value; 8]> =
+        chosen(node.operands().iter().map(|&value| map.get(value)), operands).collect();
     builder.set_origin(node.origin());
     let types = chosen(node.results(), results).map(|value| graph.ty(value).clone());
     let new = builder.push_typed(op, &operands, types);

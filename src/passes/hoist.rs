@@ -62,7 +62,7 @@ fn hoist_from(builder: &mut GraphBuilder, graph: &Graph, node: NodeRef<'_>, scan
     }
     // Values that the rest of the body, or its outputs, read.
     let mut hoisted: Vec<Value> = Vec::new();
-    let mut read = |value: Value, hoisted: &mut Vec<Value>| {
+    let read = |value: Value, hoisted: &mut Vec<Value>| {
         let worthwhile = invariant[value.index()] && !trivial[value.index()] && body.defining_node(value).is_some();
         if worthwhile && !hoisted.contains(&value) {
             hoisted.push(value);

@@ -243,9 +243,7 @@ where
         let residual = refill(&residuals, &mut tensors);
         let mut types = output_types.iter();
         let cotangents = outputs.rebuild(&mut || match types.next() {
-            Some(ty) if ty.dtype.is_float() => {
-                tensors.next().unwrap_or(Tensor::POISONED)
-            }
+            Some(ty) if ty.dtype.is_float() => tensors.next().unwrap_or(Tensor::POISONED),
             Some(ty) => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
             None => Tensor::POISONED,
         });

@@ -31,7 +31,8 @@ fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> 
     if let Some(&poisoned) = operands.iter().find(|operand| operand.value == context::POISON) {
         return poisoned;
     }
-    let refuse = |problem: String| context::fail(TraceErrorKind::Einsum { formula: formula.to_owned(), problem }, place);
+    let refuse =
+        |problem: String| context::fail(TraceErrorKind::Einsum { formula: formula.to_owned(), problem }, place);
     let Some((inputs, output)) = formula.split_once("->") else {
         return refuse("there is no `->`".to_owned());
     };
@@ -42,7 +43,11 @@ fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> 
     }
     for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate() {
         if letters.len() != operand.rank() {
-            return refuse(format!("operand {index} has type {}, but the formula gives it {} dimensions", operand.ty(), letters.len()));
+            return refuse(format!(
+                "operand {index} has type {}, but the formula gives it {} dimensions",
+                operand.ty(),
+                letters.len()
+            ));
         }
     }
     for letters in inputs.iter().chain([&output]) {
@@ -62,7 +67,8 @@ fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> 
     let mut terms: SmallVec<[(Letters, Tensor); 2]> = SmallVec::new();
     for (index, (letters, &operand)) in inputs.iter().zip(operands).enumerate() {
         let elsewhere = |letter: &char| {
-            output.contains(letter) || inputs.iter().enumerate().any(|(other, input)| other != index && input.contains(letter))
+            output.contains(letter)
+                || inputs.iter().enumerate().any(|(other, input)| other != index && input.contains(letter))
         };
         let axes: AxisList = (0..letters.len()).filter(|&axis| !elsewhere(&letters[axis])).collect();
         let kept: Letters = letters.iter().copied().filter(elsewhere).collect();

@@ -5,7 +5,6 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{apply_many, trace_body};
-use super::control::refill;
 use super::{MapTree, Tensor, TensorSpec, Tree};
 use crate::error::{Error, TraceError};
 use crate::ir::{Graph, PortInfo};
@@ -39,7 +38,8 @@ where
             let info = PortInfo { path: path.as_str().into(), axes: spec.axes.clone(), spec: None };
             ports.push((spec.ty.clone(), info));
         });
-        if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank()) {
+        if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank())
+        {
             return Err(TraceError::other(format!(
                 "input {:?} of `{name}` has type {ty} but {} axis names",
                 info.path,

@@ -35,6 +35,8 @@ mod tree;
 pub use control::{ScanOptions, checkpoint, custom_vjp, scan, scan_with};
 pub use einsum::{einsum, einsum_with};
 pub use function::Function;
-pub use tensor::{Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros};
+pub use tensor::{
+    Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
+};
 pub use transform::{grad, value_and_grad, value_and_grad_aux, vjp};
 pub use tree::{MapTree, Path, Tree};

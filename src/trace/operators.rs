@@ -8,8 +8,8 @@ use super::tensor::splat;
 use super::{Axes, Tensor};
 use crate::ir::DType;
 use crate::ops::{
-    ArgReduce, ArgReduceKind, AxisList, Barrier, Binary, BinaryKind, Compare, Direction, DotDims, DotGeneral, Precision,
-    Reduce, ReduceKind, Select, Unary, UnaryKind,
+    ArgReduce, ArgReduceKind, AxisList, Barrier, Binary, BinaryKind, Compare, Direction, DotDims, DotGeneral,
+    Precision, Reduce, ReduceKind, Select, Unary, UnaryKind,
 };
 
 /// Something that takes part in an elementwise operation with a tensor: a tensor or a Rust number.

@@ -484,7 +484,9 @@ pub fn iota(dtype: DType, dims: impl AsRef<[usize]>, axis: i32) -> Tensor {
     let (ty, place) = (TensorType::new(dtype, dims.as_ref()), Location::caller());
     match resolve_axes([axis], ty.rank()) {
         Ok(axes) => apply(Iota { ty, axis: axes[0] }, &[], place),
-        Err(axis) => context::fail(TraceErrorKind::Other(format!("axis {axis} is out of range for an iota of type {ty}")), place),
+        Err(axis) => {
+            context::fail(TraceErrorKind::Other(format!("axis {axis} is out of range for an iota of type {ty}")), place)
+        }
     }
 }
 

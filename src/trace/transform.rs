@@ -112,10 +112,13 @@ where
     let outputs: O = refill(&shape, &mut outputs.into_iter().map(|value| Tensor { frame, value }));
     let seeds = cotangents(&outputs).leaves();
     let gradients = with_builder(&seeds, place, |builder, seeds| {
-        let seeds: Vec<Option<Value>> = seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();
+        let seeds: Vec<Option<Value>> =
+            seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();
         let gradients = tape.pullback(builder, &seeds)?;
         let own = gradients.into_iter().enumerate().skip(captured.len());
-        Ok(own.map(|(index, gradient)| gradient.unwrap_or_else(|| builder.zeros_like(values[index]))).collect::<Vec<_>>())
+        Ok(own
+            .map(|(index, gradient)| gradient.unwrap_or_else(|| builder.zeros_like(values[index])))
+            .collect::<Vec<_>>())
     });
     let gradients = gradients.map(|(values, _)| values).unwrap_or_default();
     (outputs, refill(&inputs, &mut gradients.into_iter().map(|value| Tensor { frame, value })))
