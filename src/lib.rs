@@ -2,3 +2,4 @@
 
 pub mod hlo;
 pub mod ir;
+pub mod pjrt;
