@@ -71,7 +71,7 @@ impl Array {
         for (index, shard) in shards.iter().enumerate() {
             let Some(expected) = layout.local_type(ty.dtype, index) else { continue };
             if *shard.ty() != expected {
-                let actual = shard.ty().clone();
+                let (expected, actual) = (expected.into(), shard.ty().clone().into());
                 return Err(PjrtError::Type { what: format!("shard {index}"), expected, actual });
             }
         }
@@ -148,8 +148,12 @@ impl Array {
 
 fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
     if ty.dims.as_slice() != layout.dims() {
-        let expected = TensorType::new(ty.dtype, layout.dims());
-        return Err(PjrtError::Type { what: "the value of a shard layout".into(), expected, actual: ty.clone() });
+        let expected = TensorType::new(ty.dtype, layout.dims()).into();
+        return Err(PjrtError::Type {
+            what: "the value of a shard layout".into(),
+            expected,
+            actual: ty.clone().into(),
+        });
     }
     Ok(())
 }

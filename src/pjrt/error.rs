@@ -194,9 +194,9 @@ pub enum PjrtError {
         /// Which value.
         what: String,
         /// The type it should have.
-        expected: TensorType,
+        expected: Box<TensorType>,
         /// The type it has.
-        actual: TensorType,
+        actual: Box<TensorType>,
     },
 
     /// The caller's: a buffer that lies on another device, or belongs to another client, than the call needs.

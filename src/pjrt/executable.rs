@@ -508,7 +508,7 @@ fn check_type(
 ) -> Result<(), PjrtError> {
     match expected {
         Some(expected) if expected != actual => {
-            Err(PjrtError::Type { what: what(), expected: expected.clone(), actual: actual.clone() })
+            Err(PjrtError::Type { what: what(), expected: expected.clone().into(), actual: actual.clone().into() })
         }
         _ => Ok(()),
     }

@@ -195,3 +195,63 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
     let path = path.to_owned();
     move |source| PjrtError::Io { action, path, source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OBJECT: &[u8] = b"an object";
+
+    /// A wheel on disk with one object in it, and its row of the table.
+    fn wheel(folder: &Path, object: &'static str) -> (PathBuf, Wheel) {
+        let path = folder.join("some-1.0-py3-none-any.whl");
+        let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));
+        archive.start_file("some/plugin.so", zip::write::SimpleFileOptions::default()).expect("an entry");
+        archive.write_all(OBJECT).expect("its bytes");
+        archive.finish().expect("a wheel");
+        let sum = hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
+        let row = Wheel {
+            platform: "test",
+            name: "some",
+            version: "1.0",
+            object,
+            sha256: Box::leak(sum.into_boxed_str()),
+            byte_count: 0,
+            pip_arguments: &[],
+        };
+        (path, row)
+    }
+
+    #[test]
+    fn only_the_pinned_wheel_passes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, row) = wheel(folder.path(), "some/plugin.so");
+        check_sha256(&row, &path).expect("it is the pinned one");
+        fs::write(&path, "something else").expect("a change");
+        let error = check_sha256(&row, &path).expect_err("it is not the pinned one").to_string();
+        assert!(error.starts_with("cannot fetch some==1.0: some-1.0-py3-none-any.whl has SHA-256 "), "{error}");
+    }
+
+    #[test]
+    fn unpacking_is_all_or_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = folder.path().join("target.so");
+        let (path, row) = wheel(folder.path(), "some/absent.so");
+        let error = unpack(&row, &path, folder.path(), &target, &Progress::new(&row)).expect_err("no such entry");
+        assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
+        assert!(!target.exists());
+        let (path, row) = wheel(folder.path(), "some/plugin.so");
+        unpack(&row, &path, folder.path(), &target, &Progress::new(&row)).expect("unpack");
+        assert_eq!(fs::read(&target).expect("the object"), OBJECT);
+    }
+
+    #[test]
+    fn what_is_in_the_cache_is_not_fetched_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, row) = wheel(folder.path(), "some/plugin.so");
+        let cached = cached_path(folder.path(), &row);
+        fs::create_dir_all(cached.parent().expect("a folder")).expect("create");
+        fs::write(&cached, OBJECT).expect("write");
+        assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
+    }
+}

@@ -103,10 +103,11 @@ impl Plugin {
             format!("run `python3 -m pip install{extra} {}`, or ", wheel.requirement())
         });
         let install = install.unwrap_or_default();
+        let allow = if is_offline() { "unset MESHLOOM_OFFLINE so that it is downloaded, or " } else { "" };
         Err(PjrtError::NotFound {
             platform: platform.into(),
             attempts: search.attempts,
-            fix: format!("{install}set {variable} to the path of a PJRT plugin (.so)"),
+            fix: format!("{allow}{install}set {variable} to the path of a PJRT plugin (.so)"),
         })
     }
 
@@ -216,6 +217,10 @@ fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, 
     Ok(vec![chosen.ok_or_else(|| unknown("wheel", name, names))?])
 }
 
+fn is_offline() -> bool {
+    env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 /// A search in progress: what was tried and failed so far.
 struct Search {
     attempts: Vec<Attempt>,
@@ -278,8 +283,7 @@ impl Search {
 
     fn fetch(&mut self, cache: &Path, wheel: &Wheel, options: &FindOptions) -> Option<Arc<Plugin>> {
         let place = format!("download of {}", wheel.requirement());
-        let offline = env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0");
-        if offline {
+        if is_offline() {
             self.failed(place, "forbidden by MESHLOOM_OFFLINE=1");
             return None;
         }
