@@ -6,6 +6,7 @@ pub mod hlo;
 pub mod ir;
 pub mod ops;
 pub mod passes;
+pub mod pjrt;
 pub mod sharding;
 mod suggest;
 pub mod trace;

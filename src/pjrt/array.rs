@@ -1,0 +1,163 @@
+//! A global value spread over devices.
+
+use std::collections::HashMap;
+
+use super::buffer::Buffer;
+use super::client::Client;
+use super::error::PjrtError;
+use super::executable::check_count;
+use super::layout::{ShardLayout, copy_in, copy_out};
+use crate::ir::{Literal, TensorType};
+
+/// A global type and where its parts lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySpec {
+    /// The type of the whole value.
+    pub ty: TensorType,
+    /// The box of each device.
+    pub layout: ShardLayout,
+}
+
+/// A global value spread over devices, one buffer each. Cloning shares the buffers.
+#[derive(Clone, Debug)]
+pub struct Array {
+    ty: TensorType,
+    layout: ShardLayout,
+    shards: Vec<Buffer>,
+}
+
+impl Array {
+    /// Starts copying a literal to the client's first devices, to each its box.
+    pub fn put(client: &Client, literal: &Literal, layout: &ShardLayout) -> Result<Array, PjrtError> {
+        let devices: Vec<usize> = (0..layout.device_count()).collect();
+        Array::put_on(client, literal, layout, &devices)
+    }
+
+    /// As [`Array::put`], to the devices with these indices: an executable's [`devices`](super::Executable::devices).
+    pub fn put_on(
+        client: &Client,
+        literal: &Literal,
+        layout: &ShardLayout,
+        devices: &[usize],
+    ) -> Result<Array, PjrtError> {
+        check_dims(literal.ty(), layout)?;
+        check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
+        // Copies of one box are cut out once.
+        let mut parts = HashMap::new();
+        let mut shards = Vec::with_capacity(devices.len());
+        for (index, (shard, &device)) in layout.boxes().iter().zip(devices).enumerate() {
+            let part = match parts.get(shard) {
+                Some(part) => part,
+                None if layout.is_whole(shard) => parts.entry(shard).or_insert_with(|| literal.clone()),
+                None => {
+                    let bytes = copy_out(literal.bytes(), literal.ty(), shard);
+                    let actual = bytes.len();
+                    let part = layout
+                        .local_type(literal.ty().dtype, index)
+                        .and_then(|local| Literal::from_bytes(local, bytes))
+                        .ok_or_else(|| bad_size(literal.ty(), actual))?;
+                    parts.entry(shard).or_insert(part)
+                }
+            };
+            shards.push(Buffer::from_literal(client, part, device)?);
+        }
+        Ok(Array { ty: literal.ty().clone(), layout: layout.clone(), shards })
+    }
+
+    /// An array from buffers that are on devices already, in the order of the layout's boxes.
+    pub fn from_shards(ty: TensorType, layout: ShardLayout, shards: Vec<Buffer>) -> Result<Array, PjrtError> {
+        check_dims(&ty, &layout)?;
+        check_count(|| "shards", layout.device_count(), shards.len())?;
+        for (index, shard) in shards.iter().enumerate() {
+            let Some(expected) = layout.local_type(ty.dtype, index) else { continue };
+            if *shard.ty() != expected {
+                let (expected, actual) = (expected.into(), shard.ty().clone().into());
+                return Err(PjrtError::Type { what: format!("shard {index}"), expected, actual });
+            }
+        }
+        Ok(Array { ty, layout, shards })
+    }
+
+    /// The type of the whole value.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The box of each device.
+    pub fn layout(&self) -> &ShardLayout {
+        &self.layout
+    }
+
+    /// Type and layout together, as [`Executable::run`](super::Executable::run) takes them.
+    pub fn spec(&self) -> ArraySpec {
+        ArraySpec { ty: self.ty.clone(), layout: self.layout.clone() }
+    }
+
+    /// The buffer of each device.
+    pub fn shards(&self) -> &[Buffer] {
+        &self.shards
+    }
+
+    /// Waits for the whole value and assembles it on the host. Of equal boxes only one is read.
+    pub fn get(&self) -> Result<Literal, PjrtError> {
+        let devices = self.layout.covering_devices()?;
+        if let &[device] = devices.as_slice() {
+            return self.shard(device);
+        }
+        // All copies run at once.
+        let copies = devices.iter().map(|&device| Ok((device, self.start_copy(device)?)));
+        let copies = copies.collect::<Result<Vec<_>, PjrtError>>()?;
+        let mut bytes = vec![0; self.ty.byte_count()];
+        for (device, copy) in copies {
+            copy_in(&mut bytes, &self.ty, &self.layout.boxes()[device], copy.finish()?.bytes());
+        }
+        let actual = bytes.len();
+        Literal::from_bytes(self.ty.clone(), bytes).ok_or_else(|| bad_size(&self.ty, actual))
+    }
+
+    /// Waits for what one device holds and copies it to the host.
+    pub fn shard(&self, device: usize) -> Result<Literal, PjrtError> {
+        self.start_copy(device)?.finish()
+    }
+
+    /// Whether all devices have their part.
+    pub fn is_ready(&self) -> Result<bool, PjrtError> {
+        for shard in &self.shards {
+            if !shard.is_ready()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until all devices have their part; returns the error of what should have made it.
+    pub fn block_until_ready(&self) -> Result<(), PjrtError> {
+        self.shards.iter().try_for_each(Buffer::block_until_ready)
+    }
+
+    fn start_copy(&self, device: usize) -> Result<super::buffer::HostCopy, PjrtError> {
+        let shard = self.shards.get(device).ok_or_else(|| PjrtError::InvalidOption {
+            option: "shard".into(),
+            value: device.to_string(),
+            expected: format!("less than {}, the number of shards", self.shards.len()),
+        })?;
+        shard.check_usable(&format!("shard {device} of the array"))?;
+        shard.start_copy()
+    }
+}
+
+fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
+    if ty.dims.as_slice() != layout.dims() {
+        let expected = TensorType::new(ty.dtype, layout.dims()).into();
+        return Err(PjrtError::Type {
+            what: "the value of a shard layout".into(),
+            expected,
+            actual: ty.clone().into(),
+        });
+    }
+    Ok(())
+}
+
+fn bad_size(ty: &TensorType, actual: usize) -> PjrtError {
+    PjrtError::Count { what: format!("bytes of {ty}"), expected: ty.byte_count(), actual }
+}

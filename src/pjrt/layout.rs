@@ -1,0 +1,183 @@
+//! Which part of a global value each device holds, and copying such parts.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::error::PjrtError;
+use crate::ir::{DType, Dims, TensorType};
+
+/// A box of a global value: one range for each dimension.
+pub type ShardBox = Vec<Range<usize>>;
+
+/// For each device, in the order of an executable's devices, the box of the global value that it holds. Devices with equal
+/// boxes hold copies. Cloning shares the boxes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ShardLayout {
+    dims: Dims,
+    boxes: Arc<[ShardBox]>,
+}
+
+impl ShardLayout {
+    /// Every device holds the whole value of these global dimensions.
+    pub fn replicated(dims: &[usize], device_count: usize) -> ShardLayout {
+        let whole: ShardBox = dims.iter().map(|&size| 0..size).collect();
+        ShardLayout { dims: Dims::from_slice(dims), boxes: vec![whole; device_count].into() }
+    }
+
+    /// One box for each device, each within the global dimensions.
+    pub fn from_boxes(dims: &[usize], boxes: Vec<ShardBox>) -> Result<ShardLayout, PjrtError> {
+        let invalid = |reason| Err(PjrtError::Layout { reason });
+        for (device, shard) in boxes.iter().enumerate() {
+            if shard.len() != dims.len() {
+                return invalid(format!(
+                    "the box of device {device} has {} ranges, expected {}",
+                    shard.len(),
+                    dims.len()
+                ));
+            }
+            for (dim, (range, &size)) in shard.iter().zip(dims).enumerate() {
+                if range.start > range.end || range.end > size {
+                    return invalid(format!(
+                        "the box of device {device} has {range:?} in dimension {dim}, expected a range within 0..{size}"
+                    ));
+                }
+            }
+        }
+        Ok(ShardLayout { dims: Dims::from_slice(dims), boxes: boxes.into() })
+    }
+
+    /// The global dimensions.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// The box of each device.
+    pub fn boxes(&self) -> &[ShardBox] {
+        &self.boxes
+    }
+
+    /// How many devices hold a part.
+    pub fn device_count(&self) -> usize {
+        self.boxes.len()
+    }
+
+    /// The type of what a device holds; `None` when there is no such device.
+    pub fn local_type(&self, dtype: DType, device: usize) -> Option<TensorType> {
+        Some(TensorType { dtype, dims: self.boxes.get(device)?.iter().map(ExactSizeIterator::len).collect() })
+    }
+
+    /// Whether every device holds the whole value.
+    pub fn is_replicated(&self) -> bool {
+        self.boxes.iter().all(|shard| self.is_whole(shard))
+    }
+
+    pub(super) fn is_whole(&self, shard: &ShardBox) -> bool {
+        shard.iter().zip(&self.dims).all(|(range, &size)| *range == (0..size))
+    }
+
+    /// The first device of each distinct box that is not empty, which is what must be read to have the whole value.
+    ///
+    /// # Errors
+    /// When the boxes leave a part of the value to nobody, or two of them overlap without being equal.
+    pub(super) fn covering_devices(&self) -> Result<Vec<usize>, PjrtError> {
+        let mut seen = HashSet::new();
+        let holds_something = |shard: &ShardBox| shard.iter().all(|range| !range.is_empty());
+        let devices: Vec<usize> =
+            (0..self.boxes.len()).filter(|&d| holds_something(&self.boxes[d]) && seen.insert(&self.boxes[d])).collect();
+        let covered: usize = devices.iter().map(|&device| volume(&self.boxes[device])).sum();
+        let total: usize = self.dims.iter().product();
+        if covered < total {
+            let reason = format!("the shards hold {covered} of the {total} elements of the value");
+            return Err(PjrtError::Layout { reason });
+        }
+        // Shardings cut each dimension at the same places everywhere, so nearly always no box contains a cut of another, and
+        // then distinct boxes cannot overlap; equal volume is coverage. Only odd layouts are compared box by box.
+        if covered > total || !self.is_grid(&devices) {
+            for (position, &first) in devices.iter().enumerate() {
+                for &second in &devices[position + 1..] {
+                    if overlap(&self.boxes[first], &self.boxes[second]) {
+                        let reason = format!("the boxes of devices {first} and {second} overlap but are not equal");
+                        return Err(PjrtError::Layout { reason });
+                    }
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    fn is_grid(&self, devices: &[usize]) -> bool {
+        (0..self.dims.len()).all(|dim| {
+            let ranges: BTreeSet<_> =
+                devices.iter().map(|&device| (self.boxes[device][dim].start, self.boxes[device][dim].end)).collect();
+            ranges.iter().zip(ranges.iter().skip(1)).all(|(left, right)| left.1 <= right.0)
+        })
+    }
+}
+
+fn volume(shard: &ShardBox) -> usize {
+    shard.iter().map(ExactSizeIterator::len).product()
+}
+
+fn overlap(left: &ShardBox, right: &ShardBox) -> bool {
+    left.iter().zip(right).all(|(left, right)| left.start < right.end && right.start < left.end)
+}
+
+/// Copies a box out of a dense global value.
+pub(super) fn copy_out(global: &[u8], ty: &TensorType, shard: &ShardBox) -> Vec<u8> {
+    let mut local = Vec::with_capacity(volume(shard) * ty.dtype.byte_count());
+    for_each_run(ty, shard, |run| local.extend_from_slice(&global[run]));
+    local
+}
+
+/// Copies a dense box into a dense global value.
+pub(super) fn copy_in(global: &mut [u8], ty: &TensorType, shard: &ShardBox, local: &[u8]) {
+    let mut rest = local;
+    for_each_run(ty, shard, |run| {
+        let (bytes, after) = rest.split_at(run.len());
+        global[run].copy_from_slice(bytes);
+        rest = after;
+    });
+}
+
+/// The longest contiguous byte ranges of a box in a row-major value, in the order of the box's own elements.
+fn for_each_run(ty: &TensorType, shard: &ShardBox, mut visit: impl FnMut(Range<usize>)) {
+    if volume(shard) == 0 {
+        return;
+    }
+    let rank = ty.dims.len();
+    // Bytes from one index to the next, for each dimension.
+    let mut strides = vec![ty.dtype.byte_count(); rank];
+    for dim in (1..rank).rev() {
+        strides[dim - 1] = strides[dim] * ty.dims[dim];
+    }
+    // Dimensions that the box spans whole join the run of the dimension before them.
+    let mut outer = rank;
+    while outer > 0 && shard[outer - 1] == (0..ty.dims[outer - 1]) {
+        outer -= 1;
+    }
+    outer = outer.saturating_sub(1);
+    let run_length = match shard.get(outer) {
+        Some(range) => range.len() * strides[outer],
+        None => ty.dtype.byte_count(),
+    };
+    let mut offset: usize = shard.iter().zip(&strides).map(|(range, stride)| range.start * stride).sum();
+    let mut index = vec![0; outer];
+    loop {
+        visit(offset..offset + run_length);
+        let mut dim = outer;
+        loop {
+            if dim == 0 {
+                return;
+            }
+            dim -= 1;
+            index[dim] += 1;
+            offset += strides[dim];
+            if index[dim] < shard[dim].len() {
+                break;
+            }
+            offset -= index[dim] * strides[dim];
+            index[dim] = 0;
+        }
+    }
+}

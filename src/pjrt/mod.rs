@@ -1,0 +1,60 @@
+//! Running programs: PJRT plugins, their devices, and values on them.
+//!
+//! ```text
+//! Plugin::find("cpu") -> Client::new -> compile(module bytes, CompileOptions) -> Executable
+//!                                    -> Array::put(literal, layout) ------------> run -> Array -> get -> Literal
+//! ```
+//!
+//! A [`Plugin`] is a shared object with XLA inside, found on the machine or fetched. A [`Client`] is its devices. An
+//! [`Executable`] is a program compiled for some of them. A [`Buffer`] is a value in one device's memory, an [`Array`] is a
+//! global value spread over many.
+//!
+//! All handles are `Send + Sync` and cheap to clone, and each keeps alive what it needs: a client outlives its buffers and
+//! executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits for it.
+//!
+//! XLA checks much by ending the process, so whatever can be checked is checked here before a plugin is called.
+//!
+//! ```no_run
+//! use meshloom::pjrt::{Array, Client, CompileOptions, ShardLayout};
+//! # fn module() -> Vec<u8> { Vec::new() }
+//! # fn main() -> Result<(), meshloom::pjrt::PjrtError> {
+//! let client = Client::cpu(1)?;
+//! let executable = client.compile(&module(), &CompileOptions::default())?;
+//! let one = meshloom::ir::Literal::scalar(1.0f32);
+//! let argument = Array::put(&client, &one, &ShardLayout::replicated(&[], 1))?;
+//! let outputs = executable.run(&[&argument], &[argument.spec()])?;
+//! println!("{:?}", outputs[0].get()?);
+//! # Ok(())
+//! # }
+//! ```
+
+mod api;
+mod array;
+mod buffer;
+mod cache;
+mod client;
+mod error;
+mod event;
+mod executable;
+mod fetch;
+mod layout;
+mod options;
+mod plugin;
+mod program;
+#[rustfmt::skip]
+mod sys;
+mod value;
+mod wheels;
+
+pub use array::{Array, ArraySpec};
+pub use buffer::Buffer;
+pub use cache::CompileCache;
+pub use client::{Client, ClientOptions, Device};
+pub use error::{Attempt, ErrorCode, PjrtError};
+pub use executable::{Executable, ExecuteOptions, MemoryStats, OptimizedProgram};
+pub use layout::{ShardBox, ShardLayout};
+pub use options::{CompileOptions, DebugValue};
+pub use plugin::{FindOptions, Plugin};
+pub use program::Parameter;
+pub use value::NamedValue;
+pub use wheels::{WHEELS, Wheel};

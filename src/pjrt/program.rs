@@ -1,0 +1,153 @@
+//! What we must know of a module to check a call of it: its parameters, and which of them it takes over.
+
+use std::collections::HashSet;
+
+use prost::Message;
+
+use super::error::PjrtError;
+use crate::hlo::proto::op_sharding::Type as ShardingType;
+use crate::hlo::proto::{HloComputationProto, HloModuleProto, OpSharding, PrimitiveType, ShapeProto};
+use crate::ir::{DType, TensorType};
+
+/// One parameter of a compiled program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the module.
+    pub name: String,
+    /// Its type before XLA partitions the program; `None` when the element type has no host form here or it is a tuple.
+    pub global_type: Option<TensorType>,
+    /// The type each device must be given; `None` when that is known to the partitioner only.
+    pub local_type: Option<TensorType>,
+    /// Whether the program takes the argument's memory for an output.
+    pub donated: bool,
+    /// Whether the program wants the argument row-major, which is the only layout made here.
+    pub row_major: bool,
+}
+
+impl Parameter {
+    /// `parameter 3 ("layers.0.wq")`, for messages.
+    pub(super) fn describe(&self, index: usize) -> String {
+        if self.name.is_empty() { format!("argument {index}") } else { format!("argument {index} (\"{}\")", self.name) }
+    }
+}
+
+/// Decodes a module and checks what XLA would otherwise meet half-way.
+pub(super) fn parameters(module: &[u8], partitioned: bool) -> Result<Vec<Parameter>, PjrtError> {
+    let invalid = |reason: String| PjrtError::InvalidModule { reason };
+    if module.is_empty() {
+        return Err(invalid("it has no bytes".into()));
+    }
+    let module = HloModuleProto::decode(module).map_err(|error| invalid(error.to_string()))?;
+    for computation in &module.computations {
+        check_computation(computation).map_err(invalid)?;
+    }
+    let entry =
+        module.computations.iter().find(|computation| computation.id == module.entry_computation_id).ok_or_else(
+            || invalid(format!("it has no computation with the entry's id {}", module.entry_computation_id)),
+        )?;
+    let shape = module.host_program_shape.as_ref().or(entry.program_shape.as_ref());
+    let shape = shape.ok_or_else(|| invalid("it has no program shape".into()))?;
+
+    let mut found: Vec<Option<Parameter>> = vec![None; shape.parameters.len()];
+    let total = found.len();
+    for instruction in entry.instructions.iter().filter(|instruction| instruction.opcode == "parameter") {
+        let number = instruction.parameter_number;
+        let slot = usize::try_from(number).ok().and_then(|number| found.get_mut(number));
+        let slot = slot.ok_or_else(|| {
+            invalid(format!("the entry has a parameter number {number}, but the program shape has {total} parameters"))
+        })?;
+        let index = number as usize;
+        let global_type = tensor_type(&shape.parameters[index]);
+        let local_type = match (&global_type, partitioned) {
+            (Some(ty), true) => local_type(ty, instruction.sharding.as_deref()),
+            (ty, _) => ty.clone(),
+        };
+        let name = instruction.name.clone();
+        let row_major = is_row_major(&shape.parameters[index]);
+        if slot.replace(Parameter { name, global_type, local_type, donated: false, row_major }).is_some() {
+            return Err(invalid(format!("the entry has two parameters with the number {number}")));
+        }
+    }
+    let aliases = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
+    let donors = module.buffer_donor.iter().flat_map(|donor| &donor.entries);
+    let donated = aliases.map(|entry| entry.parameter_number).chain(donors.map(|entry| entry.parameter_number));
+    for number in donated {
+        let slot = usize::try_from(number).ok().and_then(|number| found.get_mut(number));
+        match slot {
+            Some(Some(parameter)) => parameter.donated = true,
+            _ => return Err(invalid(format!("it donates parameter {number}, but has {total} parameters"))),
+        }
+    }
+    let missing = found.iter().position(Option::is_none);
+    match missing {
+        Some(index) => Err(invalid(format!("the entry has no parameter number {index}, but its shape has {total}"))),
+        None => Ok(found.into_iter().flatten().collect()),
+    }
+}
+
+fn check_computation(computation: &HloComputationProto) -> Result<(), String> {
+    let mut ids = HashSet::with_capacity(computation.instructions.len());
+    for instruction in &computation.instructions {
+        // Instructions come after their operands, so the ones seen so far are all that may be referred to.
+        if let Some(operand) = instruction.operand_ids.iter().find(|operand| !ids.contains(*operand)) {
+            let (name, computation) = (&instruction.name, &computation.name);
+            return Err(format!(
+                "instruction \"{name}\" of \"{computation}\" has an operand {operand} that is not before it"
+            ));
+        }
+        if !ids.insert(instruction.id) {
+            return Err(format!("\"{}\" has two instructions with the id {}", computation.name, instruction.id));
+        }
+    }
+    if !ids.contains(&computation.root_id) {
+        return Err(format!("\"{}\" has no instruction with its root's id {}", computation.name, computation.root_id));
+    }
+    Ok(())
+}
+
+/// The type of a dense array; `None` for anything else.
+pub(super) fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
+    let dtype = match PrimitiveType::try_from(shape.element_type).ok()? {
+        PrimitiveType::Pred => DType::Pred,
+        PrimitiveType::S8 => DType::S8,
+        PrimitiveType::S16 => DType::S16,
+        PrimitiveType::S32 => DType::S32,
+        PrimitiveType::S64 => DType::S64,
+        PrimitiveType::U8 => DType::U8,
+        PrimitiveType::U16 => DType::U16,
+        PrimitiveType::U32 => DType::U32,
+        PrimitiveType::U64 => DType::U64,
+        PrimitiveType::Bf16 => DType::BF16,
+        PrimitiveType::F16 => DType::F16,
+        PrimitiveType::F32 => DType::F32,
+        PrimitiveType::F64 => DType::F64,
+        _ => return None,
+    };
+    let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
+    Some(TensorType { dtype, dims })
+}
+
+fn is_row_major(shape: &ShapeProto) -> bool {
+    shape.layout.as_ref().is_none_or(|layout| {
+        let order = &layout.minor_to_major;
+        order.is_empty() || order.iter().rev().copied().eq(0..order.len() as i64)
+    })
+}
+
+/// What one device holds of a parameter with this sharding, when that follows from the sharding alone.
+fn local_type(ty: &TensorType, sharding: Option<&OpSharding>) -> Option<TensorType> {
+    let sharding = sharding?;
+    if sharding.named_sharding.is_some() {
+        return None;
+    }
+    match ShardingType::try_from(sharding.r#type).ok()? {
+        ShardingType::Replicated => Some(ty.clone()),
+        ShardingType::Other => {
+            let tiles = sharding.tile_assignment_dimensions.get(..ty.rank())?;
+            let split = |(&size, &tile): (&usize, &i64)| Some(size.div_ceil(usize::try_from(tile).ok()?.max(1)));
+            let dims = ty.dims.iter().zip(tiles).map(split).collect::<Option<_>>()?;
+            Some(TensorType { dtype: ty.dtype, dims })
+        }
+        _ => None,
+    }
+}

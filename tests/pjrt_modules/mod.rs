@@ -1,0 +1,163 @@
+//! Tiny HLO modules, written out as protos: the runtime is tested without the emitter.
+
+use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use meshloom::hlo::proto::{
+    DotDimensionNumbers, HloComputationProto, HloInputOutputAliasProto, HloInstructionProto, HloModuleProto, Kind,
+    LayoutProto, LiteralProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto, op_sharding,
+};
+use prost::Message;
+
+fn shape(dims: &[usize]) -> ShapeProto {
+    let layout = LayoutProto { minor_to_major: (0..dims.len() as i64).rev().collect(), ..Default::default() };
+    ShapeProto {
+        element_type: PrimitiveType::F32.into(),
+        dimensions: dims.iter().map(|&size| size as i64).collect(),
+        is_dynamic_dimension: vec![false; dims.len()],
+        layout: Some(Box::new(layout)),
+        ..Default::default()
+    }
+}
+
+fn tuple(shapes: &[ShapeProto]) -> ShapeProto {
+    ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes: shapes.to_vec(), ..Default::default() }
+}
+
+fn instruction(id: i64, name: &str, opcode: &str, shape: ShapeProto, operands: &[i64]) -> HloInstructionProto {
+    HloInstructionProto {
+        id,
+        name: name.into(),
+        opcode: opcode.into(),
+        shape: Some(shape),
+        operand_ids: operands.to_vec(),
+        ..Default::default()
+    }
+}
+
+fn parameter(id: i64, number: i64, name: &str, dims: &[usize]) -> HloInstructionProto {
+    HloInstructionProto { parameter_number: number, ..instruction(id, name, "parameter", shape(dims), &[]) }
+}
+
+/// A computation whose root is its last instruction.
+fn computation(id: i64, name: &str, instructions: Vec<HloInstructionProto>) -> HloComputationProto {
+    let mut parameters: Vec<_> = instructions.iter().filter(|i| i.opcode == "parameter").collect();
+    parameters.sort_by_key(|parameter| parameter.parameter_number);
+    let root = instructions.last().expect("a root");
+    let program_shape = ProgramShapeProto {
+        parameters: parameters.iter().filter_map(|parameter| parameter.shape.clone()).collect(),
+        result: root.shape.clone(),
+        parameter_names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
+    };
+    HloComputationProto {
+        id,
+        name: name.into(),
+        root_id: root.id,
+        program_shape: Some(program_shape),
+        instructions,
+        ..Default::default()
+    }
+}
+
+/// A module whose entry is the last computation.
+fn module(computations: Vec<HloComputationProto>) -> HloModuleProto {
+    let entry = computations.last().expect("an entry");
+    HloModuleProto {
+        name: "test".into(),
+        entry_computation_name: entry.name.clone(),
+        entry_computation_id: entry.id,
+        host_program_shape: entry.program_shape.clone(),
+        computations,
+        ..Default::default()
+    }
+}
+
+fn add_module(dims: &[usize], result: &[usize]) -> HloModuleProto {
+    let instructions = vec![
+        parameter(1, 0, "left", dims),
+        parameter(2, 1, "right", dims),
+        instruction(3, "sum", "add", shape(result), &[1, 2]),
+    ];
+    module(vec![computation(1, "main", instructions)])
+}
+
+/// `left + right`.
+pub fn add(dims: &[usize]) -> Vec<u8> {
+    add_module(dims, dims).encode_to_vec()
+}
+
+/// An addition whose stated result has another shape.
+pub fn add_with_wrong_result() -> Vec<u8> {
+    add_module(&[4], &[5]).encode_to_vec()
+}
+
+/// A module whose entry's root does not exist.
+pub fn without_root() -> Vec<u8> {
+    let mut module = add_module(&[4], &[4]);
+    module.computations[0].root_id = 99;
+    module.encode_to_vec()
+}
+
+/// `left + right` in the memory of `left`.
+pub fn donating_add(dims: &[usize]) -> Vec<u8> {
+    let entry = AliasEntryProto { parameter_number: 0, kind: Kind::MayAlias.into(), ..Default::default() };
+    let alias = HloInputOutputAliasProto { entries: vec![entry] };
+    HloModuleProto { input_output_alias: Some(alias), ..add_module(dims, dims) }.encode_to_vec()
+}
+
+/// The argument, laid out with its first dimension minor.
+pub fn column_major_copy(dims: &[usize]) -> Vec<u8> {
+    let mut result = shape(dims);
+    let layout = LayoutProto { minor_to_major: (0..dims.len() as i64).collect(), ..Default::default() };
+    result.layout = Some(Box::new(layout));
+    let instructions = vec![parameter(1, 0, "value", dims), instruction(2, "copy", "copy", result, &[1])];
+    module(vec![computation(1, "main", instructions)]).encode_to_vec()
+}
+
+fn replicated() -> OpSharding {
+    OpSharding { r#type: op_sharding::Type::Replicated.into(), ..Default::default() }
+}
+
+fn rows_over_eight() -> OpSharding {
+    OpSharding {
+        r#type: op_sharding::Type::Other.into(),
+        tile_assignment_dimensions: vec![8, 1],
+        tile_assignment_devices: (0..8).collect(),
+        ..Default::default()
+    }
+}
+
+/// `(left · right, sum of left)` with `left` and the product split by rows over eight devices: the sum needs an all-reduce.
+pub fn sharded_dot() -> Vec<u8> {
+    let add = computation(
+        1,
+        "add",
+        vec![parameter(1, 0, "x", &[]), parameter(2, 1, "y", &[]), instruction(3, "plus", "add", shape(&[]), &[1, 2])],
+    );
+    let sharded = |sharding, instruction| HloInstructionProto { sharding: Some(Box::new(sharding)), ..instruction };
+    let dimensions = DotDimensionNumbers {
+        lhs_contracting_dimensions: vec![1],
+        rhs_contracting_dimensions: vec![0],
+        ..Default::default()
+    };
+    let zero = LiteralProto { shape: Some(shape(&[])), f32s: vec![0.0], ..Default::default() };
+    let both = OpSharding {
+        r#type: op_sharding::Type::Tuple.into(),
+        tuple_shardings: vec![rows_over_eight(), replicated()],
+        ..Default::default()
+    };
+    let main = vec![
+        sharded(rows_over_eight(), parameter(11, 0, "left", &[16, 4])),
+        sharded(replicated(), parameter(12, 1, "right", &[4, 2])),
+        HloInstructionProto {
+            dot_dimension_numbers: Some(Box::new(dimensions)),
+            ..instruction(13, "product", "dot", shape(&[16, 2]), &[11, 12])
+        },
+        HloInstructionProto { literal: Some(Box::new(zero)), ..instruction(14, "zero", "constant", shape(&[]), &[]) },
+        HloInstructionProto {
+            dimensions: vec![0, 1],
+            called_computation_ids: vec![1],
+            ..instruction(15, "total", "reduce", shape(&[]), &[11, 14])
+        },
+        sharded(both, instruction(16, "both", "tuple", tuple(&[shape(&[16, 2]), shape(&[])]), &[13, 15])),
+    ];
+    module(vec![add, computation(2, "main", main)]).encode_to_vec()
+}
