@@ -479,9 +479,10 @@ impl EmitContext<'_> {
 
     /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
     pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let ty = self.node.results().nth(result).map_or(self.operand_type(0), |value| self.graph.ty(value));
-        let ty = ty.clone();
-        self.emitter.begin(opcode, &ty, operands)
+        let (graph, node) = (self.graph, self.node);
+        // A rule only ever names results that its own `infer` gives the node.
+        let value = node.results().nth(result).unwrap_or(node.result());
+        self.emitter.begin(opcode, graph.ty(value), operands)
     }
 
     /// Ends the instruction begun, which is result 0.

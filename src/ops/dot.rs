@@ -104,21 +104,40 @@ impl Primitive for DotGeneral {
         let dtype = context.operand_type(0).dtype;
         let ct = context.builder.convert(ct, dtype)?;
         let transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
-            let contracted = DotDims {
-                lhs_batch: batch.clone(),
-                rhs_batch: side.other_batch.into(),
-                lhs_contract: ct_free.into(),
-                rhs_contract: side.other_free.into(),
-            };
-            let op = DotGeneral { dims: Box::new(contracted), dtype, precision: self.precision };
-            let product = builder.push1(op, &[ct, other])?;
-            // The product's dimensions are: batch, own free, then the partners of own contracted in the other's order.
-            let mut order: Vec<(usize, usize)> =
+            // Own contracted dimensions come out in the order of their partners, the other operand's free dimensions.
+            let mut partners: Vec<(usize, usize)> =
                 side.other_contract.iter().copied().zip(side.contract.iter().copied()).collect();
-            order.sort_unstable();
-            let placed = side.batch.iter().chain(side.free).copied().chain(order.into_iter().map(|(_, own)| own));
-            let mut permutation = AxisList::from_elem(0, side.batch.len() + side.free.len() + side.contract.len());
-            for (position, own) in placed.enumerate() {
+            partners.sort_unstable();
+            let contracted = partners.into_iter().map(|(_, own)| own);
+            let ct_first: AxisList = side.batch.iter().chain(side.free).copied().chain(contracted.clone()).collect();
+            let ct_last: AxisList =
+                side.batch.iter().copied().chain(contracted).chain(side.free.iter().copied()).collect();
+            // Of the two operand orders, the one whose product comes out in the right order needs no transpose.
+            let swap = ct_last.is_sorted() && !ct_first.is_sorted();
+            let (ct_batch, ct_contract) = (batch.clone(), AxisList::from_slice(ct_free));
+            let (other_batch, other_contract) =
+                (AxisList::from_slice(side.other_batch), AxisList::from_slice(side.other_free));
+            let (operands, dims, order) = if swap {
+                let dims = DotDims {
+                    lhs_batch: other_batch,
+                    rhs_batch: ct_batch,
+                    lhs_contract: other_contract,
+                    rhs_contract: ct_contract,
+                };
+                ([other, ct], dims, ct_last)
+            } else {
+                let dims = DotDims {
+                    lhs_batch: ct_batch,
+                    rhs_batch: other_batch,
+                    lhs_contract: ct_contract,
+                    rhs_contract: other_contract,
+                };
+                ([ct, other], dims, ct_first)
+            };
+            let product =
+                builder.push1(DotGeneral { dims: Box::new(dims), dtype, precision: self.precision }, &operands)?;
+            let mut permutation = AxisList::from_elem(0, order.len());
+            for (position, own) in order.into_iter().enumerate() {
                 permutation[own] = position;
             }
             builder.transpose(product, &permutation)
