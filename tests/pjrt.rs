@@ -216,6 +216,15 @@ fn bad_modules_and_options_are_refused() {
 }
 
 #[test]
+fn shardings_that_abort_xla_are_refused() {
+    for (sharding, expected) in modules::bad_pair_shardings() {
+        let module = modules::sharded_dot_with_result_sharding(sharding);
+        let text = error(client().compile(&module, &CompileOptions::partitioned(8))).to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 fn plugin_errors_come_through() {
     let error_of = |module: &[u8], options: &CompileOptions| error(client().compile(module, options));
     let wrong_type = error_of(&modules::add_with_wrong_result(), &CompileOptions::default());
