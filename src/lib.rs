@@ -1,6 +1,7 @@
 //! meshloom: a Rust compiler frontend for XLA.
 
 pub mod autodiff;
+pub mod compile;
 pub mod error;
 pub mod hlo;
 pub mod ir;

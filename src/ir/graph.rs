@@ -136,6 +136,12 @@ impl Graph {
         &self.output_info
     }
 
+    /// Describes the outputs anew.
+    pub(crate) fn set_output_info(&mut self, info: Vec<PortInfo>) {
+        debug_assert_eq!(info.len(), self.outputs.len());
+        self.output_info = info;
+    }
+
     /// Number of values: inputs and results.
     pub fn value_count(&self) -> usize {
         self.values.len()

@@ -58,12 +58,15 @@ fn next_bits(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// A number in (0, 1]: never 0, so that its logarithm is finite.
+pub(crate) fn uniform(state: &mut u64) -> f64 {
+    ((next_bits(state) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
+}
+
 /// A standard normal number within three deviations, by Box and Muller.
 fn truncated_normal(state: &mut u64) -> f64 {
     loop {
-        // In (0, 1], so that the logarithm is finite.
-        let mut uniform = || ((next_bits(state) >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
-        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+        let (radius, angle) = ((-2.0 * uniform(state).ln()).sqrt(), std::f64::consts::TAU * uniform(state));
         let number = radius * angle.cos();
         if number.abs() <= 3.0 {
             return number;

@@ -16,6 +16,7 @@ mod rotary;
 pub use attention::{Attention, AttentionMask, attention, masked_softmax};
 pub use decoder::{Batch, Decoder, DecoderConfig, DecoderLayer, Layers};
 pub use init::initialize;
+pub(crate) use init::uniform;
 pub use loss::cross_entropy;
 pub use mlp::{Mlp, mlp, swiglu};
 pub use norm::rms_norm;
