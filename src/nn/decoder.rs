@@ -202,7 +202,11 @@ impl DecoderConfig {
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
     pub fn logits(&self, params: &Decoder<Tensor>, tokens: Tensor, segment_ids: Tensor, positions: Tensor) -> Tensor {
         let axes = ["activation_batch", "activation_length", "activation_embed"];
-        let x = scope("embedding", || params.embedding.convert(self.compute_dtype).take(0, tokens).with_axes(axes));
+        let x = scope("embedding", || {
+            // The lookup wants whole rows: whatever shards the width of the parameter is gathered first.
+            let table = params.embedding.convert(self.compute_dtype).with_axes(["vocab", "activation_embed"]);
+            table.take(0, tokens).with_axes(axes)
+        });
         let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
         let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>| {

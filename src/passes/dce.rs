@@ -79,9 +79,12 @@ fn copy_subset(
     }
     let operands: SmallVec<[Value; 8]> =
         chosen(node.operands().iter().map(|&value| map.get(value)), operands).collect();
+    let outer = builder.origin();
     builder.set_origin(node.origin());
     let types = chosen(node.results(), results).map(|value| graph.ty(value).clone());
     let new = builder.push_typed(op, &operands, types);
+    // A phase left behind would be taken for that of the nodes copied next.
+    builder.set_origin(outer);
     for (old, new) in chosen(node.results(), results).zip(new) {
         map.set(old, new);
     }

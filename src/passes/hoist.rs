@@ -82,6 +82,7 @@ fn hoist_from(builder: &mut GraphBuilder, graph: &Graph, node: NodeRef<'_>, scan
     let (invariants, rest) = operands.split_at(scan.invariant_count);
     let mut outside: FxHashMap<Value, Value> =
         body.inputs()[..scan.invariant_count].iter().copied().zip(invariants.iter().copied()).collect();
+    let outer = builder.origin();
     for inner in body.nodes().filter(|inner| !stays(inner)) {
         let operands: Vec<Value> = inner.operands().iter().filter_map(|value| outside.get(value).copied()).collect();
         builder.set_origin(inner.origin());
@@ -112,6 +113,8 @@ fn hoist_from(builder: &mut GraphBuilder, graph: &Graph, node: NodeRef<'_>, scan
     let operands = [invariants, &added, rest].concat();
     builder.set_origin(node.origin());
     let results = builder.push_typed(op.into(), &operands, node.results().map(|value| graph.ty(value).clone()));
+    // A phase left behind would be taken for that of the nodes copied next.
+    builder.set_origin(outer);
     for (old, new) in node.results().zip(results) {
         map.set(old, new);
     }
