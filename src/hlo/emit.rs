@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::proto::{self, HloInstructionProto};
 use super::sharding::op_sharding;
-use super::writer::{ComputationId, InstructionId, ModuleWriter, literal, shape, tuple_shape};
+use super::writer::{ComputationId, InstructionId, Metadata, ModuleWriter, literal, shape, tuple_shape};
 use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
 use crate::ops::{ArgReduce, ArgReduceKind, Call, Op, ReduceKind, Scan};
 use crate::sharding::{Mesh, Spec};
@@ -54,6 +54,7 @@ struct Emitter {
     writer: ModuleWriter,
     mesh: Option<Mesh>,
     omit_metadata: bool,
+    /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses stay theirs.
     functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
@@ -85,15 +86,15 @@ impl Emitter {
         let mut inputs = Vec::with_capacity(graph.inputs().len());
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
             let ty = graph.ty(input);
-            let next = self.writer.next_id();
             let instruction = self.writer.parameter(ty, &info.path);
-            if !info.path.is_empty() {
-                instruction.name = format!("{}.{next}", sanitize(&info.path));
-                instruction.metadata.get_or_insert_with(Default::default).op_name.push_str(&info.path);
-            }
             if let Some(mesh) = &self.mesh {
                 let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
                 instruction.sharding = Some(op_sharding(mesh, &spec).into());
+            }
+            if !info.path.is_empty() {
+                let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
+                self.writer.set_name(&name);
+                self.writer.set_metadata(Metadata { op_name: [&info.path, "", ""], ..Metadata::default() });
             }
             inputs.push(self.writer.commit());
         }
@@ -318,9 +319,9 @@ impl Emitter {
     }
 
     fn begin(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let instruction = self.writer.begin(opcode, ty, operands);
-        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
-        instruction
+        self.writer.begin(opcode, ty, operands);
+        self.describe();
+        self.writer.attributes()
     }
 
     fn begin_tuple<'t>(
@@ -329,9 +330,27 @@ impl Emitter {
         types: impl IntoIterator<Item = &'t TensorType>,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let instruction = self.writer.begin_tuple(opcode, types, operands);
-        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
-        instruction
+        self.writer.begin_tuple(opcode, types, operands);
+        self.describe();
+        self.writer.attributes()
+    }
+
+    /// States where the instruction begun came from.
+    fn describe(&mut self) {
+        if self.omit_metadata {
+            return;
+        }
+        let phase = match self.origin.phase {
+            Phase::Forward => "",
+            Phase::Backward => "backward/",
+            Phase::Recompute => "recompute/",
+        };
+        let path = self.paths.entry(self.origin.scope).or_insert_with_key(|scope| match scope.path() {
+            path if path.is_empty() => path,
+            path => path + "/",
+        });
+        let source = self.origin.location.map_or(("", 0), |location| (location.file(), location.line()));
+        self.writer.set_metadata(Metadata { op_type: self.op_name, op_name: [phase, path, self.op_name], source });
     }
 
     /// A scalar constant of the open computation, written once.
@@ -398,36 +417,6 @@ impl Emitter {
         self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
         let root = self.writer.commit();
         self.close("arg_reduce", root, tuple_shape([&value, &index])).0
-    }
-}
-
-/// Fills in where an instruction came from.
-fn describe(
-    instruction: &mut HloInstructionProto,
-    omit_metadata: bool,
-    origin: Origin,
-    op_name: &str,
-    paths: &mut FxHashMap<Scope, String>,
-) {
-    if omit_metadata {
-        return;
-    }
-    let metadata = instruction.metadata.get_or_insert_with(Default::default);
-    metadata.op_type.push_str(op_name);
-    metadata.op_name.push_str(match origin.phase {
-        Phase::Forward => "",
-        Phase::Backward => "backward/",
-        Phase::Recompute => "recompute/",
-    });
-    let path = paths.entry(origin.scope).or_insert_with(|| origin.scope.path());
-    if !path.is_empty() {
-        metadata.op_name.push_str(path);
-        metadata.op_name.push('/');
-    }
-    metadata.op_name.push_str(op_name);
-    if let Some(location) = origin.location {
-        metadata.source_file.push_str(location.file());
-        metadata.source_line = location.line() as i32;
     }
 }
 

@@ -120,12 +120,19 @@ impl fmt::Display for DType {
 /// Element type and dimension sizes of one value.
 ///
 /// The text form is HLO's without layout: `f32[16,256]`, `s32[]`.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,
     /// Dimension sizes, major to minor.
     pub dims: Dims,
+}
+
+// Types are copied more often than anything else, and `SmallVec` clones element by element where this copies bytes.
+impl Clone for TensorType {
+    fn clone(&self) -> TensorType {
+        TensorType { dtype: self.dtype, dims: Dims::from_slice(&self.dims) }
+    }
 }
 
 impl TensorType {

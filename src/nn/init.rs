@@ -11,15 +11,16 @@ use crate::trace::{Init, MapTree, Param, Tree};
 pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> T::Mapped {
     params.map(|path, param| {
         let ty = &param.spec.ty;
+        let path = path.to_string();
         let mut numbers = Vec::with_capacity(ty.element_count());
         if param.is_stacked {
             let count = ty.dims[0];
-            let (first, rest) = path.as_str().split_once('.').unwrap_or((path.as_str(), ""));
+            let (first, rest) = path.split_once('.').unwrap_or((&path, ""));
             for layer in 0..count {
                 draw(param.init, &format!("{first}.{layer}.{rest}"), seed, ty.element_count() / count, &mut numbers);
             }
         } else {
-            draw(param.init, path.as_str(), seed, ty.element_count(), &mut numbers);
+            draw(param.init, &path, seed, ty.element_count(), &mut numbers);
         }
         let bytes: Vec<u8> = match ty.dtype {
             DType::BF16 => numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
