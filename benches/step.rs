@@ -85,7 +85,11 @@ fn main() -> anyhow::Result<()> {
     let plugin = Plugin::find("cpu")?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(1), ..ClientOptions::default() })?;
     let mut trainer = Trainer::new(&config, &client)?;
-    println!("meshloom: lowered in {:.2} ms, compiled in {:.2} s", 1e3 * trainer.lower_seconds(), trainer.compile_seconds());
+    println!(
+        "meshloom: lowered in {:.2} ms, compiled in {:.2} s",
+        1e3 * trainer.lower_seconds(),
+        trainer.compile_seconds()
+    );
     let mut jax = match Jax::start(options) {
         Ok((jax, seconds)) => {
             println!("JAX {}: lowered and compiled in {seconds:.2} s", options.join(" "));
