@@ -13,6 +13,21 @@ pub enum Error {
     /// The traced program's fault: tensors, trees or closures were combined in a way that has no meaning.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The rules' or the mesh's fault: they do not fit each other, or the program.
+    #[error(transparent)]
+    Sharding(#[from] Box<crate::sharding::ShardingError>),
+    /// The machine's or the plugin's fault, or arguments that do not fit a program.
+    #[error(transparent)]
+    Pjrt(#[from] Box<crate::pjrt::PjrtError>),
+    /// The run config's fault.
+    #[error(transparent)]
+    Config(#[from] Box<crate::train::config::ConfigError>),
+    /// The training text's fault.
+    #[error(transparent)]
+    Data(#[from] Box<crate::train::data::DataError>),
+    /// The metrics file could not be written.
+    #[error(transparent)]
+    Metrics(#[from] crate::train::metrics::MetricsError),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
     Verify {
@@ -23,10 +38,22 @@ pub enum Error {
     },
 }
 
-impl From<OpError> for Error {
-    fn from(error: OpError) -> Error {
-        Error::Op(Box::new(error))
-    }
+macro_rules! boxed {
+    ($($variant:ident($error:ty)),*) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Error {
+                Error::$variant(Box::new(error))
+            }
+        }
+    )*};
+}
+
+boxed! {
+    Op(OpError),
+    Sharding(crate::sharding::ShardingError),
+    Pjrt(crate::pjrt::PjrtError),
+    Config(crate::train::config::ConfigError),
+    Data(crate::train::data::DataError)
 }
 
 /// Why an op refuses its operands.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::entities::{Name, Node, Origin, Value};
 use super::types::TensorType;
 use crate::ops::Op;
-use crate::sharding::Spec;
+use crate::sharding::{Role, Spec};
 
 /// Logical axis names, one for each dimension; the empty name where a dimension has none.
 pub type AxisNames = SmallVec<[Name; 6]>;
@@ -19,6 +19,8 @@ pub struct PortInfo {
     pub path: Arc<str>,
     /// Logical axis names; empty when none were declared.
     pub axes: AxisNames,
+    /// Which axis rules shard it.
+    pub role: Role,
     /// How the value is sharded, once the sharding pass has decided it.
     pub spec: Option<Spec>,
 }
@@ -137,6 +139,12 @@ impl Graph {
     /// Path and axes of each output.
     pub fn output_info(&self) -> &[PortInfo] {
         &self.output_info
+    }
+
+    /// Describes the outputs anew.
+    pub(crate) fn set_output_info(&mut self, info: Vec<PortInfo>) {
+        debug_assert_eq!(info.len(), self.outputs.len());
+        self.output_info = info;
     }
 
     /// Number of values: inputs and results.

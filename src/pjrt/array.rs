@@ -161,3 +161,5 @@ fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
 fn bad_size(ty: &TensorType, actual: usize) -> PjrtError {
     PjrtError::Count { what: format!("bytes of {ty}"), expected: ty.byte_count(), actual }
 }
+
+crate::tree_leaf!(Array);

@@ -36,7 +36,7 @@ impl CompileCache {
         if let Ok(file) = fs::read(&path) {
             match open(&file) {
                 None => tracing::warn!("{} is damaged; compiling again", path.display()),
-                Some(bytes) => match Prepared::new(client, module, options)?.deserialize(client, bytes) {
+                Some(bytes) => match prepared.deserialize(client, bytes) {
                     Ok(executable) => return Ok(executable),
                     Err(error) => tracing::warn!("{} cannot be loaded ({error}); compiling again", path.display()),
                 },

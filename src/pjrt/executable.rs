@@ -94,7 +94,7 @@ impl Prepared {
         Ok(Prepared { options: options.encode(&assignment), parameters })
     }
 
-    pub(super) fn compile(self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
+    pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
         let format = "hlo";
         let program = sized!(
             PJRT_Program,
@@ -116,12 +116,12 @@ impl Prepared {
         // SAFETY: the client is live, and program and options outlive the call. The executable is then ours.
         unsafe {
             client.api().call(&mut arguments)?;
-            Executable::owned(client, self.parameters, arguments.executable)
+            Executable::owned(client, self.parameters.clone(), arguments.executable)
         }
     }
 
     /// Loads what [`Executable::serialize`] gave.
-    pub(super) fn deserialize(self, client: &Client, bytes: &[u8]) -> Result<Executable, PjrtError> {
+    pub(super) fn deserialize(&self, client: &Client, bytes: &[u8]) -> Result<Executable, PjrtError> {
         let mut arguments = PJRT_Executable_DeserializeAndLoad_Args {
             client: client.raw(),
             serialized_executable: bytes.as_ptr().cast(),
@@ -133,7 +133,7 @@ impl Prepared {
         // SAFETY: the client is live, and the bytes outlive the call. The executable is then ours.
         unsafe {
             client.api().call(&mut arguments)?;
-            Executable::owned(client, self.parameters, arguments.loaded_executable)
+            Executable::owned(client, self.parameters.clone(), arguments.loaded_executable)
         }
     }
 }
@@ -211,6 +211,13 @@ impl Executable {
     pub fn execute(&self, arguments: &[Vec<Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>, PjrtError> {
         let inner = &*self.0;
         self.check_arguments(arguments)?;
+        if let Some(index) = inner.output_types.iter().position(Option::is_none) {
+            // Found out before the execution, so that it consumes nothing.
+            return Err(PjrtError::ElementType {
+                what: format!("output {index}"),
+                name: "a type other than pred, integers and floats of 8 to 64 bits".into(),
+            });
+        }
         let taken = self.take_donated(arguments, options)?;
         let launched = inner.launch(arguments, options);
         if launched.is_err() {
@@ -433,20 +440,33 @@ impl Inner {
         // many outputs as the program has. The output buffers are then ours.
         unsafe {
             api.call(&mut call)?;
-            let mut result = Vec::with_capacity(outputs.len());
-            for (list, &device) in outputs.iter().zip(&self.devices) {
-                let mut buffers = Vec::with_capacity(list.len());
-                for (index, &raw) in list.iter().enumerate() {
-                    let ty = match self.output_types.get(index) {
-                        Some(Some(ty)) => ty.clone(),
-                        _ => type_of(api, raw)?,
-                    };
-                    buffers.push(Buffer::owned(&self.client, device, ty, raw));
+            // The types first: should one be unknown, there are no handles yet that would free the buffers.
+            let types = outputs.first().map(|list| self.types_of(list)).transpose();
+            let types = types.inspect_err(|_| {
+                for &buffer in outputs.iter().flatten() {
+                    api.destroy(PJRT_Buffer_Destroy_Args { buffer, ..Arguments::new() });
                 }
-                result.push(buffers);
-            }
-            Ok(result)
+            })?;
+            let own = |(list, &device): (&Vec<*mut PJRT_Buffer>, &usize)| {
+                let typed = list.iter().zip(types.iter().flatten());
+                typed.map(|(&raw, ty)| Buffer::owned(&self.client, device, ty.clone(), raw)).collect()
+            };
+            Ok(outputs.iter().zip(&self.devices).map(own).collect())
         }
+    }
+
+    /// The types of one device's outputs; those of all devices are equal.
+    ///
+    /// # Safety
+    /// The buffers must be live.
+    unsafe fn types_of(&self, outputs: &[*mut PJRT_Buffer]) -> Result<Vec<TensorType>, PjrtError> {
+        let api = self.client.api();
+        let known = |(index, &raw): (usize, &*mut PJRT_Buffer)| match self.output_types.get(index) {
+            Some(Some(ty)) => Ok(ty.clone()),
+            // SAFETY: the caller's promise.
+            _ => unsafe { type_of(api, raw) },
+        };
+        outputs.iter().enumerate().map(known).collect()
     }
 
     /// # Safety

@@ -48,6 +48,24 @@ pub(super) fn parameters(module: &[u8], partitioned: bool) -> Result<Vec<Paramet
     let shape = module.host_program_shape.as_ref().or(entry.program_shape.as_ref());
     let shape = shape.ok_or_else(|| invalid("it has no program shape".into()))?;
 
+    let root = entry.instructions.iter().find(|instruction| instruction.id == entry.root_id);
+    if let (Some(result), Some(actual)) = (&shape.result, root.and_then(|root| root.shape.as_ref()))
+        && !is_same_shape(result, actual)
+    {
+        return Err(invalid("the program shape's result is not that of the entry's root".into()));
+    }
+    if partitioned
+        && let Some(root) = root
+        && let (Some(shape), Some(sharding)) = (&root.shape, &root.sharding)
+        && shape.element_type == i32::from(PrimitiveType::Tuple)
+        && sharding.r#type != i32::from(ShardingType::Tuple)
+        && sharding.named_sharding.is_none()
+    {
+        // XLA allows this elsewhere, but aborts when it is the entry's result.
+        let root = &root.name;
+        return Err(invalid(format!("the entry's result \"{root}\" is a tuple, but its sharding is not a tuple's")));
+    }
+
     let mut found: Vec<Option<Parameter>> = vec![None; shape.parameters.len()];
     let total = found.len();
     for instruction in entry.instructions.iter().filter(|instruction| instruction.opcode == "parameter") {
@@ -95,6 +113,15 @@ fn check_computation(computation: &HloComputationProto) -> Result<(), String> {
                 "instruction \"{name}\" of \"{computation}\" has an operand {operand} that is not before it"
             ));
         }
+        let Some(shape) = &instruction.shape else {
+            return Err(format!("instruction \"{}\" of \"{}\" has no shape", instruction.name, computation.name));
+        };
+        if let Some(sharding) = &instruction.sharding
+            && let Some(reason) = sharding_mismatch(shape, sharding)
+        {
+            let (name, computation) = (&instruction.name, &computation.name);
+            return Err(format!("the sharding of instruction \"{name}\" of \"{computation}\" {reason}"));
+        }
         if !ids.insert(instruction.id) {
             return Err(format!("\"{}\" has two instructions with the id {}", computation.name, instruction.id));
         }
@@ -103,6 +130,53 @@ fn check_computation(computation: &HloComputationProto) -> Result<(), String> {
         return Err(format!("\"{}\" has no instruction with its root's id {}", computation.name, computation.root_id));
     }
     Ok(())
+}
+
+/// Why a sharding cannot be that of a value of this shape. XLA's partitioner ends the process over such a module.
+fn sharding_mismatch(shape: &ShapeProto, sharding: &OpSharding) -> Option<String> {
+    if sharding.named_sharding.is_some() {
+        return None;
+    }
+    let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
+    match ShardingType::try_from(sharding.r#type).ok()? {
+        ShardingType::Tuple if !is_tuple => Some("is a tuple's, but the value is not a tuple".into()),
+        ShardingType::Tuple => {
+            let mut shapes = Vec::new();
+            leaves(shape, &mut shapes);
+            let (expected, actual) = (shapes.len(), sharding.tuple_shardings.len());
+            if expected != actual {
+                return Some(format!("has {actual} elements, expected {expected}"));
+            }
+            shapes.into_iter().zip(&sharding.tuple_shardings).enumerate().find_map(|(index, (shape, sharding))| {
+                sharding_mismatch(shape, sharding).map(|reason| format!("has an element {index} that {reason}"))
+            })
+        }
+        ShardingType::Other if is_tuple => Some("is tiled, but the value is a tuple".into()),
+        ShardingType::Other => {
+            // Dimensions after those of the value are groups of copies and the like.
+            let groups = sharding.last_tile_dims.len().max(usize::from(sharding.replicate_on_last_tile_dim));
+            let (expected, actual) = (shape.dimensions.len() + groups, sharding.tile_assignment_dimensions.len());
+            (expected != actual).then(|| format!("has {actual} tile dimensions, expected {expected}"))
+        }
+        _ => None,
+    }
+}
+
+/// Whether element types and dimensions agree; layouts may differ.
+fn is_same_shape(left: &ShapeProto, right: &ShapeProto) -> bool {
+    left.element_type == right.element_type
+        && left.dimensions == right.dimensions
+        && left.tuple_shapes.len() == right.tuple_shapes.len()
+        && left.tuple_shapes.iter().zip(&right.tuple_shapes).all(|(left, right)| is_same_shape(left, right))
+}
+
+/// Leaves of a nested tuple; an empty tuple counts as one, as it does for XLA's shardings.
+fn leaves<'a>(shape: &'a ShapeProto, found: &mut Vec<&'a ShapeProto>) {
+    if shape.tuple_shapes.is_empty() {
+        found.push(shape);
+    } else {
+        shape.tuple_shapes.iter().for_each(|element| leaves(element, found));
+    }
 }
 
 /// The type of a dense array; `None` for anything else.

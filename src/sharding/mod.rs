@@ -6,11 +6,13 @@
 //!
 //! Architecture invariant: nothing here knows of the run config. `train` reads rules from it and hands them over.
 
+mod annotate;
 mod error;
 mod mesh;
 mod rules;
 mod spec;
 
+pub use annotate::{Annotated, annotate};
 pub use error::ShardingError;
 pub use mesh::{Mesh, MeshAxis};
 pub use rules::{DECODER_RULES, Diagnostic, PRESETS, Role, Rule, RuleProblem, RuleSets, Rules};

@@ -380,11 +380,12 @@ fn unknown_axis(mesh: &Mesh, rule: &Rule, axis: &str) -> RuleProblem {
 }
 
 /// What a value is, for the choice of its rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Parameters as they are stored between steps.
     Params,
     /// Parameters and activations as the forward and backward pass use them.
+    #[default]
     Compute,
     /// Optimizer state.
     Optimizer,

@@ -9,6 +9,7 @@ use super::{MapTree, Tensor, TensorSpec, Tree};
 use crate::error::{Error, TraceError};
 use crate::ir::{Graph, PortInfo};
 use crate::ops::Call;
+use crate::sharding::Role;
 
 /// A traced function: a graph, and the trees its inputs and outputs form.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ where
         let place = Location::caller();
         let mut ports = Vec::new();
         inputs.visit(&mut Default::default(), &mut |path, spec: &TensorSpec| {
-            let info = PortInfo { path: path.as_str().into(), axes: spec.axes.clone(), spec: None };
+            let info = PortInfo { path: path.as_str().into(), axes: spec.axes.clone(), role: spec.role, spec: None };
             ports.push((spec.ty.clone(), info));
         });
         if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank())
@@ -54,7 +55,7 @@ where
             let results = f(arguments);
             outputs = Some(results.map(|path, tensor| {
                 info.push(PortInfo::named(path.as_str()));
-                TensorSpec { ty: tensor.ty(), axes: Default::default() }
+                TensorSpec { ty: tensor.ty(), axes: Default::default(), role: Role::Compute }
             }));
             results.leaves()
         });

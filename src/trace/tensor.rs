@@ -14,7 +14,7 @@ use crate::ops::{
     GatherDims, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat, StopGradient, Transpose,
     WithAxes, complement,
 };
-use crate::sharding::Spec;
+use crate::sharding::{Role, Spec};
 
 /// A tensor of a trace under way: a small, copyable handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,19 +29,21 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What a traced function expects of one input: type and logical axis names.
+/// What a traced function expects of one input: type, logical axis names and role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Element type and dimensions.
     pub ty: TensorType,
     /// Logical axis names, one for each dimension; empty when none are declared.
     pub axes: AxisNames,
+    /// Which axis rules shard it.
+    pub role: Role,
 }
 
 impl TensorSpec {
     /// A spec without axis names.
     pub fn new(dtype: DType, dims: impl AsRef<[usize]>) -> TensorSpec {
-        TensorSpec { ty: TensorType::new(dtype, dims.as_ref()), axes: AxisNames::new() }
+        TensorSpec { ty: TensorType::new(dtype, dims.as_ref()), axes: AxisNames::new(), role: Role::Compute }
     }
 
     /// The same with logical axis names, one for each dimension; `""` for a dimension without.
@@ -49,6 +51,12 @@ impl TensorSpec {
     pub fn with_axes(mut self, names: &[&str]) -> TensorSpec {
         self.axes = names.iter().map(|name| Name::new(name)).collect();
         self
+    }
+}
+
+impl From<Param> for TensorSpec {
+    fn from(param: Param) -> TensorSpec {
+        param.spec
     }
 }
 
@@ -68,6 +76,30 @@ pub struct Param {
     pub spec: TensorSpec,
     /// First value.
     pub init: Init,
+    /// Whether the leading dimension runs over layers whose parameters are drawn one by one.
+    pub is_stacked: bool,
+}
+
+impl Param {
+    /// A parameter with one axis name for each dimension.
+    pub fn new(dtype: DType, dims: impl AsRef<[usize]>, axes: &[&str], init: Init) -> Param {
+        let spec = TensorSpec { role: Role::Params, ..TensorSpec::new(dtype, dims).with_axes(axes) };
+        Param { spec, init, is_stacked: false }
+    }
+
+    /// This parameter of `count` layers in one tensor, with a leading dimension named `layers`.
+    #[must_use]
+    pub fn stacked(mut self, count: usize) -> Param {
+        self.spec.ty.dims.insert(0, count);
+        self.spec.axes.insert(0, Name::new("layers"));
+        self.is_stacked = true;
+        self
+    }
+
+    /// Number of dimensions of one layer's parameter.
+    pub fn unstacked_rank(&self) -> usize {
+        self.spec.ty.rank() - usize::from(self.is_stacked)
+    }
 }
 
 /// Axis numbers, from the front (0, 1, ..) or the back (-1, -2, ..): one number, an array, a slice, or `..` for all.

@@ -1,5 +1,10 @@
-//! What a training run needs beside the model: its config, its data and its metrics.
+//! Training a decoder: the run config, the data, the step and the loop around it.
 
 pub mod config;
 pub mod data;
 pub mod metrics;
+pub mod sample;
+pub mod step;
+mod trainer;
+
+pub use trainer::Trainer;

@@ -161,3 +161,23 @@ pub fn sharded_dot() -> Vec<u8> {
     ];
     module(vec![add, computation(2, "main", main)]).encode_to_vec()
 }
+
+/// [`sharded_dot`] with another sharding on its result, of the types that make XLA end the process.
+pub fn sharded_dot_with_result_sharding(sharding: OpSharding) -> Vec<u8> {
+    let mut module = HloModuleProto::decode(&*sharded_dot()).expect("our own module");
+    module.computations[1].instructions[5].sharding = Some(Box::new(sharding));
+    module.encode_to_vec()
+}
+
+/// Shardings that cannot be those of a pair of a matrix and a scalar, and what is wrong with each.
+pub fn bad_pair_shardings() -> Vec<(OpSharding, &'static str)> {
+    let tuple =
+        |tuple_shardings| OpSharding { r#type: op_sharding::Type::Tuple.into(), tuple_shardings, ..Default::default() };
+    vec![
+        (replicated(), "the entry's result \"both\" is a tuple, but its sharding is not a tuple's"),
+        (rows_over_eight(), "\"both\" of \"main\" is tiled, but the value is a tuple"),
+        (tuple(vec![replicated()]), "\"both\" of \"main\" has 1 elements, expected 2"),
+        (tuple(vec![replicated(), tuple(vec![])]), "an element 1 that is a tuple's, but the value is not a tuple"),
+        (tuple(vec![replicated(), rows_over_eight()]), "an element 1 that has 2 tile dimensions, expected 0"),
+    ]
+}

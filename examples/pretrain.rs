@@ -1,0 +1,103 @@
+//! The main job: trains a Llama-style decoder on real text over 8 virtual CPU devices.
+//!
+//! ```text
+//! cargo run --release --example pretrain
+//! cargo run --release --example pretrain -- --config examples/configs/fsdp8.toml --set train.steps=50
+//! ```
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Parser;
+use meshloom::pjrt::{Client, ClientOptions, Plugin};
+use meshloom::train::Trainer;
+use meshloom::train::config::RunConfig;
+use meshloom::train::data::{decode_bytes, unigram_entropy};
+use meshloom::train::metrics::{MetricsWriter, Progress};
+
+/// Trains a decoder on text.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Run config (TOML); without it every key has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the config; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// Steps to run; short for --set train.steps=N except that the learning-rate schedule keeps its length
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Seed of parameters and data; short for --set train.seed=N
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Writes one JSON line for each step
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+    /// Tokens to sample at the end
+    #[arg(long, value_name = "N", default_value_t = 160)]
+    sample: usize,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    let mut overrides = arguments.set;
+    overrides.extend(arguments.seed.map(|seed| format!("train.seed={seed}")));
+    let config = match &arguments.config {
+        Some(path) => RunConfig::load(path, &overrides)?,
+        None => RunConfig::from_overrides(&overrides)?,
+    };
+    config.check_supported()?;
+    let steps = arguments.steps.unwrap_or(config.train.steps as u64);
+    let mut metrics_file = arguments.metrics.as_ref().map(MetricsWriter::create).transpose()?;
+
+    let plugin = Plugin::find(config.target.platform.name())?;
+    let device_count = Trainer::device_count(&config)?;
+    let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
+    let mut trainer = Trainer::new(&config, &client).context("cannot set up training")?;
+    for diagnostic in trainer.diagnostics() {
+        eprintln!("warning: {diagnostic}");
+    }
+    let entropy = unigram_entropy(trainer.dataset().bytes());
+    eprintln!(
+        "{} parameters on {device_count} devices ({}); lowered in {:.1} ms, compiled in {:.1} s",
+        trainer.parameter_count(),
+        config.mesh.axes,
+        1e3 * trainer.lower_seconds(),
+        trainer.compile_seconds(),
+    );
+    eprintln!("{} bytes of text, {entropy:.4} nats per byte as single letters", trainer.dataset().bytes().len());
+
+    let mut progress = Progress::new(steps);
+    let start = Instant::now();
+    let mut last = None;
+    for _ in 0..steps {
+        let metrics = trainer.step()?;
+        if let Some(file) = &mut metrics_file {
+            file.write(&metrics)?;
+        }
+        progress.update(&metrics);
+        last = Some(metrics);
+    }
+    progress.finish();
+    let Some(last) = last else { return Ok(()) };
+    println!(
+        "step {}: loss {:.4} nats per byte, {:.4} below the entropy of single letters, after {:.0} s",
+        last.step,
+        last.loss,
+        entropy - last.loss,
+        start.elapsed().as_secs_f64(),
+    );
+    if arguments.sample > 0 {
+        let prompt = "It was ";
+        let tokens: Vec<i32> = prompt.bytes().map(i32::from).collect();
+        let text = trainer.sampler()?.continue_text(&tokens, arguments.sample, 0.8, config.train.seed)?;
+        println!("\n{prompt}{}", decode_bytes(&text));
+    }
+    Ok(())
+}

@@ -1,0 +1,208 @@
+//! The pass order: from a traced graph to a module, and from a module to a program that runs.
+//!
+//! ```text
+//! traced -> common subexpressions -> dead code -> sharded -> emitted -> compiled
+//! ```
+//!
+//! The verifier runs after each pass; each pass is timed.
+
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::hlo::{EmitOptions, EmittedModule, emit};
+use crate::ir::{Graph, verify};
+use crate::passes::{eliminate_common_subexpressions, eliminate_dead_code};
+use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
+use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
+use crate::trace::{MapTree, Tree};
+
+/// A pass that needs nothing but the graph.
+pub struct Pass {
+    /// Name, by which it is switched off.
+    pub name: &'static str,
+    /// What it does, in a few words.
+    pub description: &'static str,
+    run: fn(&Graph) -> Graph,
+}
+
+/// The graph-to-graph passes, in the order they run.
+pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "common-subexpressions",
+        description: "merges nodes with equal ops and operands",
+        run: eliminate_common_subexpressions,
+    },
+    Pass { name: "dead-code", description: "drops what no output depends on", run: eliminate_dead_code },
+];
+
+/// How a graph is lowered.
+#[derive(Clone, Debug, Default)]
+pub struct LowerOptions<'a> {
+    /// The mesh and the rules by which logical axis names are sharded over it; none for one device.
+    pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
+    /// Pairs of (output, input) that share a buffer: the input is donated.
+    pub aliases: Vec<(usize, usize)>,
+    /// Names of passes of [`PASSES`] that do not run.
+    pub without: &'a [&'a str],
+    /// Leaves out the verifier.
+    pub skip_verifier: bool,
+    /// Leaves source lines and scope paths out of the module.
+    pub omit_metadata: bool,
+}
+
+/// How long one pass took.
+#[derive(Clone, Copy, Debug)]
+pub struct PassTiming {
+    /// Name of the pass.
+    pub pass: &'static str,
+    /// Time it took, with the verifier.
+    pub time: Duration,
+    /// Nodes after it, those in regions once each.
+    pub node_count: usize,
+}
+
+/// A graph on its way to a plugin.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// The graph that was emitted.
+    pub graph: Graph,
+    /// The module.
+    pub module: EmittedModule,
+    /// The mesh it is partitioned over, if any.
+    pub mesh: Option<Mesh>,
+    /// What rules warned of.
+    pub diagnostics: Vec<Diagnostic>,
+    /// Time of each pass, in order.
+    pub timings: Vec<PassTiming>,
+}
+
+/// Runs all passes and emits the module.
+///
+/// # Errors
+/// Rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
+    let mut timings = Vec::new();
+    let mut start = Instant::now();
+    let mut done = |pass: &'static str, graph: &Graph| -> Result<(), Error> {
+        if !options.skip_verifier {
+            verify(graph).map_err(|source| Error::Verify { pass, source })?;
+        }
+        let time = start.elapsed();
+        timings.push(PassTiming { pass, time, node_count: graph.total_node_count() });
+        tracing::debug!(pass, ?time, "pass done");
+        start = Instant::now();
+        Ok(())
+    };
+    let mut current = None;
+    for pass in PASSES.iter().filter(|pass| !options.without.contains(&pass.name)) {
+        let next = (pass.run)(current.as_ref().unwrap_or(graph));
+        done(pass.name, &next)?;
+        current = Some(next);
+    }
+    let mut graph = current.unwrap_or_else(|| graph.clone());
+    let mut diagnostics = Vec::new();
+    if let Some((mesh, rules)) = options.sharding {
+        let annotated = annotate(&graph, mesh, rules, &options.aliases)?;
+        diagnostics = annotated.diagnostics;
+        graph = annotated.graph;
+        done("shard", &graph)?;
+    }
+    let mesh = options.sharding.map(|(mesh, _)| mesh);
+    let emit_options = EmitOptions { mesh, aliases: &options.aliases, omit_metadata: options.omit_metadata };
+    let module = emit(&graph, emit_options);
+    timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
+    Ok(Lowered { graph, module, mesh: mesh.cloned(), diagnostics, timings })
+}
+
+impl Lowered {
+    /// How an input or output is laid out over the devices.
+    fn array_spec(&self, value: crate::ir::Value, spec: Option<&Spec>) -> Result<ArraySpec, Error> {
+        let ty = self.graph.ty(value).clone();
+        let layout = match (&self.mesh, spec) {
+            (Some(mesh), Some(spec)) => ShardLayout::from_boxes(&ty.dims, spec.boxes(mesh, &ty.dims)?)?,
+            (mesh, _) => ShardLayout::replicated(&ty.dims, mesh.as_ref().map_or(1, Mesh::device_count)),
+        };
+        Ok(ArraySpec { ty, layout })
+    }
+
+    /// Compiles the module on a client.
+    ///
+    /// # Errors
+    /// The client has too few devices, or the plugin refuses the module.
+    pub fn compile(&self, client: &Client) -> Result<Program, Error> {
+        let graph = &self.graph;
+        let devices = self.mesh.as_ref().map_or(1, Mesh::device_count);
+        let options = crate::pjrt::CompileOptions::partitioned(devices);
+        let executable = client.compile(&self.module.bytes, &options)?;
+        let specs = |values: &[crate::ir::Value], info: &[crate::ir::PortInfo]| {
+            let each = values.iter().zip(info).map(|(&value, info)| self.array_spec(value, info.spec.as_ref()));
+            each.collect::<Result<Vec<_>, _>>()
+        };
+        let inputs = specs(graph.inputs(), graph.input_info())?;
+        let outputs = specs(graph.outputs(), graph.output_info())?;
+        Ok(Program { executable, inputs, outputs })
+    }
+}
+
+/// A compiled function of arrays.
+#[derive(Clone)]
+pub struct Program {
+    executable: Executable,
+    inputs: Vec<ArraySpec>,
+    outputs: Vec<ArraySpec>,
+}
+
+impl Program {
+    /// The executable.
+    pub fn executable(&self) -> &Executable {
+        &self.executable
+    }
+
+    /// Type and layout of each input.
+    pub fn inputs(&self) -> &[ArraySpec] {
+        &self.inputs
+    }
+
+    /// Type and layout of each output.
+    pub fn outputs(&self) -> &[ArraySpec] {
+        &self.outputs
+    }
+
+    /// Copies a tree of literals to the devices, laid out as the inputs from index `first` on.
+    ///
+    /// # Errors
+    /// The plugin is out of memory, or there are more literals than inputs.
+    pub fn put<L>(&self, first: usize, literals: &L) -> Result<L::Mapped, Error>
+    where
+        L: Tree<Leaf = crate::ir::Literal> + MapTree<Array>,
+    {
+        let leaves = literals.leaves();
+        let mut arrays = Vec::with_capacity(leaves.len());
+        for (index, literal) in leaves.iter().enumerate() {
+            let Some(spec) = self.inputs.get(first + index) else {
+                return Err(crate::error::TraceError::other(format!(
+                    "the program has {} inputs, but {} are given",
+                    self.inputs.len(),
+                    first + leaves.len()
+                )));
+            };
+            arrays.push(Array::put(self.executable.client(), literal, &spec.layout)?);
+        }
+        let mut arrays = arrays.into_iter();
+        let first = arrays.next();
+        let Some(first) = first else {
+            return Err(crate::error::TraceError::other("there are no literals to put".to_owned()));
+        };
+        let mut arrays = [first.clone()].into_iter().chain(arrays);
+        // One array was made for each leaf.
+        Ok(literals.map(|_, _| arrays.next().unwrap_or_else(|| first.clone())))
+    }
+
+    /// Starts an execution; results are ready when read. Donated arguments cannot be used again.
+    ///
+    /// # Errors
+    /// An argument has another type or layout than the program's input, or has been donated.
+    pub fn run(&self, arguments: &[&Array]) -> Result<Vec<Array>, Error> {
+        Ok(self.executable.run(arguments, &self.outputs)?)
+    }
+}

@@ -1,0 +1,239 @@
+//! The Llama-style decoder.
+
+use super::attention::{Attention, AttentionMask, attention};
+use super::loss::cross_entropy;
+use super::mlp::{Mlp, mlp};
+use super::norm::rms_norm;
+use super::rotary::Rotary;
+use crate::ir::DType;
+use crate::ops::RematPolicy;
+use crate::trace::{Init, MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+
+/// The shape of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub embed: usize,
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub mlp: usize,
+    /// Number of token values.
+    pub vocab: usize,
+    /// Whether the head is the transposed embedding.
+    pub tied_embeddings: bool,
+    /// Type that parameters are stored in.
+    pub param_dtype: DType,
+    /// Type that activations are computed in; norms, softmax and loss are always `f32`.
+    pub compute_dtype: DType,
+    /// Whether the layers are one scan over stacked parameters, or each has its own nodes.
+    pub scan_layers: bool,
+    /// What the backward pass finds of a layer, and what it computes again.
+    pub remat: RematPolicy,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Added to the mean square in norms.
+    pub norm_epsilon: f64,
+}
+
+crate::tree! {
+    /// Parameters of one decoder layer.
+    pub struct DecoderLayer<T> {
+        /// `[embed]`.
+        pub attention_norm: T,
+        /// Attention.
+        pub attention: Attention<T>,
+        /// `[embed]`.
+        pub mlp_norm: T,
+        /// Feed-forward block.
+        pub mlp: Mlp<T>,
+    }
+
+    /// Parameters of a decoder.
+    pub struct Decoder<T> {
+        /// `[vocab, embed]`.
+        pub embedding: T,
+        /// The layer stack.
+        pub layers: Layers<T>,
+        /// `[embed]`.
+        pub final_norm: T,
+        /// `[embed, vocab]`; none when tied to the embedding.
+        pub head: Option<T>,
+    }
+
+    /// One batch of packed sequences; all `[batch, length]`.
+    pub struct Batch<T> {
+        /// Input tokens, `s32`.
+        pub tokens: T,
+        /// The token after each, `s32`.
+        pub targets: T,
+        /// Which document a token belongs to, `s32`.
+        pub segment_ids: T,
+        /// Position within the document, `s32`.
+        pub positions: T,
+        /// Weight of each token's loss, `f32`.
+        pub weights: T,
+    }
+}
+
+/// The layer stack: one set of parameters with a leading layer dimension, or one for each layer.
+#[derive(Clone, Debug)]
+pub enum Layers<T> {
+    /// Paths read `layers.attention.wq`.
+    Stacked(Box<DecoderLayer<T>>),
+    /// Paths read `layers.3.attention.wq`.
+    Separate(Vec<DecoderLayer<T>>),
+}
+
+impl<T: Tree<Leaf = T>> Tree for Layers<T> {
+    type Leaf = T;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
+        match self {
+            Layers::Stacked(layer) => layer.visit(path, f),
+            Layers::Separate(layers) => layers.visit(path, f),
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
+        match self {
+            Layers::Stacked(layer) => Layers::Stacked(Box::new(layer.rebuild(next))),
+            Layers::Separate(layers) => Layers::Separate(layers.rebuild(next)),
+        }
+    }
+}
+
+impl<T, U> MapTree<U> for Layers<T>
+where
+    T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
+    U: Tree<Leaf = U>,
+{
+    type Mapped = Layers<U>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Layers<U> {
+        match self {
+            Layers::Stacked(layer) => Layers::Stacked(Box::new(layer.map_with(path, f))),
+            Layers::Separate(layers) => Layers::Separate(layers.map_with(path, f)),
+        }
+    }
+}
+
+impl Batch<TensorSpec> {
+    /// The types of a batch of `batch` rows of `length` tokens.
+    pub fn specs(batch: usize, length: usize) -> Batch<TensorSpec> {
+        let spec =
+            |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&["activation_batch", "activation_length"]);
+        Batch {
+            tokens: spec(DType::S32),
+            targets: spec(DType::S32),
+            segment_ids: spec(DType::S32),
+            positions: spec(DType::S32),
+            weights: spec(DType::F32),
+        }
+    }
+}
+
+impl DecoderConfig {
+    /// The parameters.
+    ///
+    /// Matrices start normally distributed with variance one over the fan-in; those that write into the residual stream
+    /// with that divided by twice the number of layers, so that the stream's variance does not grow with depth.
+    pub fn parameters(&self) -> Decoder<Param> {
+        let (embed, heads, kv_heads, head_dim, hidden) =
+            (self.embed, self.heads, self.kv_heads, self.head_dim, self.mlp);
+        let residual = (2.0 * self.layers as f64).powf(-0.5);
+        let matrix = |dims: &[usize], axes: &[&str], fan_in: usize, gain: f64| {
+            Param::new(self.param_dtype, dims, axes, Init::Normal(gain * (fan_in as f64).powf(-0.5)))
+        };
+        let norm = || Param::new(self.param_dtype, [embed], &["norm"], Init::Constant(1.0));
+        let layer = DecoderLayer {
+            attention_norm: norm(),
+            attention: Attention {
+                wq: matrix(&[embed, heads, head_dim], &["embed", "heads", "kv"], embed, 1.0),
+                wk: matrix(&[embed, kv_heads, head_dim], &["embed", "kv_heads", "kv"], embed, 1.0),
+                wv: matrix(&[embed, kv_heads, head_dim], &["embed", "kv_heads", "kv"], embed, 1.0),
+                wo: matrix(&[heads, head_dim, embed], &["heads", "kv", "embed"], heads * head_dim, residual),
+            },
+            mlp_norm: norm(),
+            mlp: Mlp {
+                gate: matrix(&[embed, hidden], &["embed", "mlp"], embed, 1.0),
+                up: matrix(&[embed, hidden], &["embed", "mlp"], embed, 1.0),
+                down: matrix(&[hidden, embed], &["mlp", "embed"], hidden, residual),
+            },
+        };
+        let layers = if self.scan_layers {
+            Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked(self.layers))))
+        } else {
+            Layers::Separate(vec![layer; self.layers])
+        };
+        Decoder {
+            // A tied embedding is the head as well, for which the fan-in is the width.
+            embedding: matrix(
+                &[self.vocab, embed],
+                &["vocab", "embed"],
+                if self.tied_embeddings { embed } else { 1 },
+                1.0,
+            ),
+            layers,
+            final_norm: norm(),
+            head: (!self.tied_embeddings).then(|| matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0)),
+        }
+    }
+
+    /// One layer: attention, then the feed-forward block, each added to the residual stream `x` `[batch, length, embed]`.
+    fn layer(&self, x: Tensor, params: &DecoderLayer<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
+        let axes = ["activation_batch", "activation_length", "activation_embed"];
+        let x = scope("attention", || {
+            let normal = rms_norm(x, params.attention_norm, self.norm_epsilon);
+            x + attention(normal, &params.attention, rotary, mask).with_axes(axes)
+        });
+        scope("mlp", || {
+            let normal = rms_norm(x, params.mlp_norm, self.norm_epsilon);
+            (x + mlp(normal, &params.mlp)).with_axes(axes)
+        })
+    }
+
+    /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
+    pub fn logits(&self, params: &Decoder<Tensor>, tokens: Tensor, segment_ids: Tensor, positions: Tensor) -> Tensor {
+        let axes = ["activation_batch", "activation_length", "activation_embed"];
+        let x = scope("embedding", || {
+            // The lookup wants whole rows: whatever shards the width of the parameter is gathered first.
+            let table = params.embedding.convert(self.compute_dtype).with_axes(["vocab", "activation_embed"]);
+            table.take(0, tokens).with_axes(axes)
+        });
+        let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
+        let mask = scope("mask", || AttentionMask::causal(segment_ids));
+        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>| {
+            checkpoint(self.remat.clone(), (x, layer), |(x, layer)| self.layer(x, &layer, &rotary, mask))
+        };
+        let x = match &params.layers {
+            Layers::Stacked(layers) => {
+                scope("layers", || scan(x, (**layers).clone(), |x, layer| (one_layer(x, layer), ())).0)
+            }
+            Layers::Separate(layers) => layers
+                .iter()
+                .enumerate()
+                .fold(x, |x, (index, layer)| scope(&format!("layers.{index}"), || one_layer(x, layer.clone()))),
+        };
+        scope("head", || {
+            let x = rms_norm(x, params.final_norm, self.norm_epsilon);
+            let logits = match params.head {
+                Some(head) => einsum_with("bte,ev->btv", &[x, head.convert(x.dtype())], DType::F32),
+                None => einsum_with("bte,ve->btv", &[x, params.embedding.convert(x.dtype())], DType::F32),
+            };
+            logits.with_axes(["activation_batch", "activation_length", "activation_vocab"])
+        })
+    }
+
+    /// The mean cross entropy of a batch, in nats per token.
+    pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
+        let logits = self.logits(params, batch.tokens, batch.segment_ids, batch.positions);
+        scope("loss", || cross_entropy(logits, batch.targets, batch.weights))
+    }
+}

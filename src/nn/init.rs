@@ -1,0 +1,75 @@
+//! First values of parameters.
+
+use sha2::{Digest, Sha256};
+
+use crate::ir::{DType, Literal};
+use crate::trace::{Init, MapTree, Param, Tree};
+
+/// Draws the first values of all parameters. A parameter's value depends on the seed and its path alone: not on the
+/// other parameters, not on the mesh, and not on whether layers are stacked (layer 3 of a stacked `layers.mlp.up` is
+/// drawn as `layers.3.mlp.up`).
+pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> T::Mapped {
+    params.map(|path, param| {
+        let ty = &param.spec.ty;
+        let mut numbers = Vec::with_capacity(ty.element_count());
+        if param.is_stacked {
+            let count = ty.dims[0];
+            let (first, rest) = path.as_str().split_once('.').unwrap_or((path.as_str(), ""));
+            for layer in 0..count {
+                draw(param.init, &format!("{first}.{layer}.{rest}"), seed, ty.element_count() / count, &mut numbers);
+            }
+        } else {
+            draw(param.init, path.as_str(), seed, ty.element_count(), &mut numbers);
+        }
+        let bytes: Vec<u8> = match ty.dtype {
+            DType::BF16 => numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            DType::F16 => numbers.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            DType::F64 => numbers.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
+            // Parameters of integer type have no meaning; they get the bits of `f32`, which have the right width or fail.
+            _ => numbers.iter().flat_map(|&x| x.to_le_bytes()).collect(),
+        };
+        Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|| Literal::scalar(0.0f32))
+    })
+}
+
+/// Appends `count` numbers, which depend on the seed and the path.
+fn draw(init: Init, path: &str, seed: u64, count: usize, numbers: &mut Vec<f32>) {
+    match init {
+        Init::Constant(number) => numbers.extend(std::iter::repeat_n(number as f32, count)),
+        Init::Normal(deviation) => {
+            let mut hash = Sha256::new();
+            hash.update(seed.to_le_bytes());
+            hash.update(path.as_bytes());
+            let digest = hash.finalize();
+            let mut key = [0; 8];
+            key.copy_from_slice(&digest[..8]);
+            let mut state = u64::from_le_bytes(key);
+            numbers.extend((0..count).map(|_| (deviation * truncated_normal(&mut state)) as f32));
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators").
+fn next_bits(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number in (0, 1]: never 0, so that its logarithm is finite.
+pub(crate) fn uniform(state: &mut u64) -> f64 {
+    ((next_bits(state) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
+}
+
+/// A standard normal number within three deviations, by Box and Muller.
+fn truncated_normal(state: &mut u64) -> f64 {
+    loop {
+        let (radius, angle) = ((-2.0 * uniform(state).ln()).sqrt(), std::f64::consts::TAU * uniform(state));
+        let number = radius * angle.cos();
+        if number.abs() <= 3.0 {
+            return number;
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The language-model loss.
+
+use crate::ir::DType;
+use crate::trace::{Tensor, custom_vjp, iota};
+
+/// The weighted mean over tokens of the cross entropy, in nats: `sum(weights * (logsumexp(logits) - logits[target]))`
+/// divided by `sum(weights)`, or by 1 if that is less.
+///
+/// `logits` is `[batch, length, vocab]`, `targets` (integer) and `weights` (`f32`) are `[batch, length]`; computed in
+/// `f32`. No gradient flows into the weights. The target's logit is picked by comparing positions rather than by a
+/// gather, so a sharded vocabulary never has to come together.
+pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
+    let losses = token_losses(logits, targets);
+    let total = weights.sum(..).maximum(1.0).stop_gradient();
+    (losses * weights.stop_gradient()).sum(..) / total
+}
+
+/// Cross entropy of each token. The backward pass is `softmax - one-hot`, from the logits and their logsumexp alone.
+fn token_losses(logits: Tensor, targets: Tensor) -> Tensor {
+    let forward = |logits: Tensor, targets: Tensor| {
+        let wide = logits.convert(DType::F32);
+        let highest = wide.max(-1);
+        let shifted = (wide - highest.broadcast_like(wide, [0, 1])).exp();
+        let log_total = shifted.sum(-1).log() + highest;
+        let target = is_target(wide, targets).select(wide, 0.0).sum(-1);
+        (log_total - target, log_total)
+    };
+    custom_vjp(
+        (logits, targets),
+        |(logits, targets)| forward(logits, targets).0,
+        |(logits, targets)| {
+            let (losses, log_total) = forward(logits, targets);
+            (losses, (logits, targets, log_total))
+        },
+        |(logits, targets, log_total), ct| {
+            let wide = logits.convert(DType::F32);
+            let probabilities = (wide - log_total.broadcast_like(wide, [0, 1])).exp();
+            let expected = is_target(wide, targets).convert(DType::F32);
+            let gradient = (probabilities - expected) * ct.broadcast_like(wide, [0, 1]);
+            (gradient.convert(logits.dtype()), targets)
+        },
+    )
+}
+
+/// Where the last dimension's position is the target.
+fn is_target(logits: Tensor, targets: Tensor) -> Tensor {
+    iota(DType::S32, logits.dims(), -1).equal(targets.broadcast_like(logits, [0, 1]))
+}

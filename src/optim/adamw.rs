@@ -1,0 +1,135 @@
+//! AdamW, and clipping by the global norm.
+
+use crate::ir::DType;
+use crate::trace::{Init, MapTree, Param, Tensor, Tree};
+
+/// AdamW's constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay, for parameters of two or more dimensions (not counting a stacked layer dimension).
+    pub weight_decay: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> AdamW {
+        AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+    }
+}
+
+/// AdamW's state for parameters of the tree type `P`.
+#[derive(Clone, Debug)]
+pub struct AdamWState<P> {
+    /// First moments, `f32`.
+    pub first: P,
+    /// Second moments, `f32`.
+    pub second: P,
+}
+
+impl<P: Tree> Tree for AdamWState<P> {
+    type Leaf = P::Leaf;
+
+    fn visit(&self, path: &mut crate::trace::Path, f: &mut dyn FnMut(&crate::trace::Path, &P::Leaf)) {
+        path.descend("first", |path| self.first.visit(path, f));
+        path.descend("second", |path| self.second.visit(path, f));
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> P::Leaf) -> Self {
+        AdamWState { first: self.first.rebuild(next), second: self.second.rebuild(next) }
+    }
+}
+
+impl<U, P: MapTree<U>> MapTree<U> for AdamWState<P> {
+    type Mapped = AdamWState<P::Mapped>;
+
+    fn map_with(
+        &self,
+        path: &mut crate::trace::Path,
+        f: &mut dyn FnMut(&crate::trace::Path, &P::Leaf) -> U,
+    ) -> Self::Mapped {
+        AdamWState {
+            first: path.descend("first", |path| self.first.map_with(path, f)),
+            second: path.descend("second", |path| self.second.map_with(path, f)),
+        }
+    }
+}
+
+impl AdamW {
+    /// The state's declaration: moments like the parameters, in `f32`, zero at first.
+    pub fn state<P: Tree<Leaf = Param> + MapTree<Param, Mapped = P>>(&self, params: &P) -> AdamWState<P> {
+        let moment = || {
+            params.map(|_, param| {
+                let mut moment = param.clone();
+                moment.spec.ty.dtype = DType::F32;
+                moment.spec.role = crate::sharding::Role::Optimizer;
+                moment.init = Init::Constant(0.0);
+                moment
+            })
+        };
+        AdamWState { first: moment(), second: moment() }
+    }
+
+    /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar)
+    /// counts from 0, `rate` is an `f32` scalar. Computed in `f32`.
+    ///
+    /// `p := p - rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * p)` with `t = step + 1`.
+    ///
+    /// Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101.
+    pub fn update<P: Tree<Leaf = Tensor>>(
+        &self,
+        declared: &impl Tree<Leaf = Param>,
+        params: &P,
+        gradients: &P,
+        state: &AdamWState<P>,
+        step: Tensor,
+        rate: Tensor,
+    ) -> (P, AdamWState<P>) {
+        let count = (step + 1).convert(DType::F32);
+        let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
+        let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
+        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves());
+        let moments = state.first.leaves().into_iter().zip(state.second.leaves());
+        let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
+        for (((param, gradient), declared), (first, second)) in leaves.zip(moments) {
+            let gradient = gradient.convert(DType::F32);
+            let first = first * self.beta1 + gradient * (1.0 - self.beta1);
+            let second = second * self.beta2 + gradient.square() * (1.0 - self.beta2);
+            let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
+            let wide = param.convert(DType::F32);
+            let decays = declared.unstacked_rank() >= 2 && self.weight_decay != 0.0;
+            let change = if decays { direction + wide * self.weight_decay } else { direction };
+            new_params.push((wide - change * rate).convert(param.dtype()));
+            new_first.push(first);
+            new_second.push(second);
+        }
+        let refill = |tree: &P, leaves: Vec<Tensor>| {
+            let mut leaves = leaves.into_iter();
+            // One leaf was pushed for each leaf of the tree.
+            tree.rebuild(&mut || leaves.next().unwrap_or(step))
+        };
+        let state = AdamWState { first: refill(&state.first, new_first), second: refill(&state.second, new_second) };
+        (refill(params, new_params), state)
+    }
+}
+
+/// The Euclidean norm of all leaves together, as an `f32` scalar.
+pub fn global_norm<P: Tree<Leaf = Tensor>>(tree: &P) -> Tensor {
+    let squares = tree.leaves().into_iter().map(|leaf| leaf.convert(DType::F32).square().sum(..));
+    let total = squares.reduce(|sum, square| sum + square);
+    total.unwrap_or_else(|| crate::trace::zeros(DType::F32, [])).sqrt()
+}
+
+/// Scales all leaves down so that their global norm, given as `norm`, is at most `limit`.
+pub fn clip_by_global_norm<P: Tree<Leaf = Tensor>>(tree: &P, norm: Tensor, limit: f64) -> P {
+    let factor = norm.maximum(limit).recip() * limit;
+    let mut leaves = tree.leaves().into_iter().map(|leaf| {
+        let factor = factor.convert(leaf.dtype());
+        leaf * factor
+    });
+    tree.rebuild(&mut || leaves.next().unwrap_or(factor))
+}

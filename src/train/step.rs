@@ -1,0 +1,105 @@
+//! The train step as a traced function.
+
+use crate::Error;
+use crate::ir::DType;
+use crate::nn::{Batch, Decoder, DecoderConfig};
+use crate::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
+use crate::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, scope, value_and_grad};
+
+crate::tree! {
+    /// Everything that a step reads and replaces.
+    pub struct TrainState<T> {
+        /// Parameters.
+        pub params: Decoder<T>,
+        /// Optimizer state.
+        pub optimizer: AdamWState<Decoder<T>>,
+        /// Steps done, `s32`.
+        pub step: T,
+    }
+
+    /// What a step takes.
+    pub struct StepInput<T> {
+        /// The state, which is donated.
+        pub state: TrainState<T>,
+        /// The batch.
+        pub batch: Batch<T>,
+    }
+
+    /// What a step returns.
+    pub struct StepOutput<T> {
+        /// The new state.
+        pub state: TrainState<T>,
+        /// Mean cross entropy before the update, in nats per token, `f32`.
+        pub loss: T,
+        /// Global norm of the gradient before clipping, `f32`.
+        pub grad_norm: T,
+    }
+}
+
+/// What a train step is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainStep {
+    /// The model.
+    pub model: DecoderConfig,
+    /// The optimizer.
+    pub optimizer: AdamW,
+    /// The learning rate.
+    pub schedule: WarmupCosine,
+    /// Largest global norm of the gradient; a larger one is scaled down to it.
+    pub clip_norm: f64,
+    /// Rows of a batch, over all devices.
+    pub batch: usize,
+    /// Tokens of a row.
+    pub seq: usize,
+}
+
+/// A traced train step.
+pub type StepFunction = Function<StepInput<TensorSpec>, StepOutput<TensorSpec>>;
+
+impl TrainStep {
+    /// The state's declaration.
+    pub fn state(&self) -> TrainState<Param> {
+        let params = self.model.parameters();
+        let optimizer = self.optimizer.state(&params);
+        TrainState { params, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
+    }
+
+    /// Traces forward pass, backward pass and update.
+    ///
+    /// # Errors
+    /// The model's sizes do not fit together.
+    pub fn trace(&self) -> Result<StepFunction, Error> {
+        let declared = self.state();
+        let specs =
+            StepInput { state: declared.map(|_, param| param.spec.clone()), batch: Batch::specs(self.batch, self.seq) };
+        Function::trace("train_step", specs, |StepInput { state, batch }| {
+            let (loss, gradients) = value_and_grad(state.params.clone(), |params| self.model.loss(&params, &batch));
+            scope("optimizer", || {
+                let grad_norm = global_norm(&gradients);
+                let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
+                let rate = self.schedule.rate(state.step);
+                let (params, optimizer) = self.optimizer.update(
+                    &declared.params,
+                    &state.params,
+                    &clipped,
+                    &state.optimizer,
+                    state.step,
+                    rate,
+                );
+                StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
+            })
+        })
+    }
+}
+
+/// Pairs of (output, input) with the same path: what a step replaces.
+pub fn aliases<I, O>(function: &Function<I, O>) -> Vec<(usize, usize)>
+where
+    I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+    O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+{
+    let inputs = function.graph().input_info();
+    let position = |path: &str| inputs.iter().position(|input| &*input.path == path);
+    let outputs = function.graph().output_info().iter().enumerate();
+    outputs.filter_map(|(output, info)| Some((output, position(&info.path)?))).collect()
+}

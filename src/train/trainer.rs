@@ -1,0 +1,216 @@
+//! A training run on a plugin's devices.
+
+use std::time::Instant;
+
+use super::config::{self, RunConfig};
+use super::data::TextDataset;
+use super::metrics::StepMetrics;
+use super::sample::Sampler;
+use super::step::{StepFunction, TrainState, TrainStep, aliases};
+use crate::Error;
+use crate::compile::{LowerOptions, Lowered, Program, lower};
+use crate::ir::{Literal, Name};
+use crate::nn::{Batch, DecoderConfig, initialize};
+use crate::ops::RematPolicy;
+use crate::optim::{AdamW, WarmupCosine};
+use crate::pjrt::{Array, Client};
+use crate::sharding::{Diagnostic, Mesh};
+use crate::trace::Tree;
+
+/// Rotary base and norm epsilon of the Llama family.
+const ROPE_THETA: f64 = 10_000.0;
+const NORM_EPSILON: f64 = 1e-5;
+
+/// The rate that the schedule ends at, as a fraction of the peak.
+const RATE_FLOOR: f64 = 0.1;
+
+/// A compiled train step, its state on the devices, and its data.
+pub struct Trainer {
+    step: TrainStep,
+    program: Program,
+    state: TrainState<Array>,
+    dataset: TextDataset,
+    seed: u64,
+    steps_done: u64,
+    diagnostics: Vec<Diagnostic>,
+    lower_seconds: f64,
+    compile_seconds: f64,
+}
+
+impl RunConfig {
+    /// The model that the config describes.
+    pub fn decoder(&self) -> DecoderConfig {
+        let model = &self.model;
+        let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
+        DecoderConfig {
+            layers: model.layers,
+            embed: model.embed,
+            heads: model.heads,
+            kv_heads: model.kv_heads,
+            head_dim: model.head_dim,
+            mlp: model.mlp,
+            vocab: model.vocab,
+            tied_embeddings: model.tied_embeddings,
+            param_dtype: model.param_dtype,
+            compute_dtype: model.compute_dtype,
+            scan_layers: model.scan_layers,
+            remat: match self.remat.policy {
+                config::RematPolicy::None => RematPolicy::None,
+                config::RematPolicy::Full => RematPolicy::Full,
+                config::RematPolicy::Dots => RematPolicy::Dots,
+                // Offloading is refused by `check_supported`.
+                config::RematPolicy::Save | config::RematPolicy::Offload => RematPolicy::Save(names()),
+            },
+            rope_theta: ROPE_THETA,
+            norm_epsilon: NORM_EPSILON,
+        }
+    }
+
+    /// The train step that the config describes.
+    pub fn train_step(&self) -> TrainStep {
+        let train = &self.train;
+        TrainStep {
+            model: self.decoder(),
+            optimizer: AdamW { weight_decay: train.weight_decay, ..AdamW::default() },
+            schedule: WarmupCosine {
+                peak: train.learning_rate,
+                warmup: train.warmup,
+                steps: train.steps,
+                floor: RATE_FLOOR,
+            },
+            clip_norm: train.clip_norm,
+            batch: train.batch,
+            seq: self.model.seq,
+        }
+    }
+
+    /// The train step lowered over the config's mesh; also the traced function.
+    ///
+    /// # Errors
+    /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
+    pub fn lower_train_step(&self) -> Result<(StepFunction, Lowered), Error> {
+        self.check_supported()?;
+        let function = self.train_step().trace()?;
+        let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
+        let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
+        let options = LowerOptions { sharding, aliases: aliases(&function), ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options)?;
+        Ok((function, lowered))
+    }
+}
+
+impl Trainer {
+    /// Traces and compiles the train step, draws the first parameters, and reads the text.
+    ///
+    /// # Errors
+    /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
+    /// be read; or the plugin refuses the program.
+    pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
+        let dataset = TextDataset::load(&config.data.text)?;
+        let start = Instant::now();
+        let (_, lowered) = config.lower_train_step()?;
+        let lower_seconds = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let program = lowered.compile(client)?;
+        let compile_seconds = start.elapsed().as_secs_f64();
+        let step = config.train_step();
+        let seed = config.train.seed;
+        let state = program.put(0, &initialize(&step.state(), seed))?;
+        let diagnostics = lowered.diagnostics;
+        Ok(Trainer { step, program, state, dataset, seed, steps_done: 0, diagnostics, lower_seconds, compile_seconds })
+    }
+
+    /// Devices that the mesh of a config needs.
+    ///
+    /// # Errors
+    /// The mesh cannot be read.
+    pub fn device_count(config: &RunConfig) -> Result<usize, Error> {
+        Ok(config.mesh().map(|mesh| Mesh::device_count(&mesh))?)
+    }
+
+    /// What the axis rules warned of.
+    pub fn diagnostics(&self) -> &[Diagnostic] {
+        &self.diagnostics
+    }
+
+    /// Seconds from the closure to the module's bytes.
+    pub fn lower_seconds(&self) -> f64 {
+        self.lower_seconds
+    }
+
+    /// Seconds that the plugin took to compile the module.
+    pub fn compile_seconds(&self) -> f64 {
+        self.compile_seconds
+    }
+
+    /// The compiled step.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The state after the steps done so far.
+    pub fn state(&self) -> &TrainState<Array> {
+        &self.state
+    }
+
+    /// The training text.
+    pub fn dataset(&self) -> &TextDataset {
+        &self.dataset
+    }
+
+    /// Number of parameters.
+    pub fn parameter_count(&self) -> usize {
+        self.state.params.leaves().iter().map(|param| param.ty().element_count()).sum()
+    }
+
+    /// Runs one step on the next batch and waits for its loss.
+    ///
+    /// # Errors
+    /// The plugin fails.
+    pub fn step(&mut self) -> Result<StepMetrics, Error> {
+        let start = Instant::now();
+        let (rows, seq) = (self.step.batch, self.step.seq);
+        let batch = self.dataset.batch(self.seed, self.steps_done, rows, seq)?;
+        let batch = Batch {
+            tokens: batch.tokens,
+            targets: batch.targets,
+            segment_ids: batch.segment_ids,
+            positions: batch.positions,
+            weights: batch.weights,
+        };
+        let mut arguments = self.state.leaves();
+        let batch = self.program.put(arguments.len(), &batch)?;
+        arguments.extend(batch.leaves());
+        let outputs = self.program.run(&arguments.iter().collect::<Vec<_>>())?;
+        let (state, metrics) = outputs.split_at(self.state.paths().len());
+        let mut state = state.iter().cloned();
+        let last = &metrics[0];
+        // The step returns as many state leaves as it takes.
+        self.state = self.state.rebuild(&mut || state.next().unwrap_or_else(|| last.clone()));
+        let number = |array: &Array| Ok::<f64, Error>(array.get()?.to_f64_vec().first().copied().unwrap_or(f64::NAN));
+        let (loss, grad_norm) = (number(&metrics[0])?, number(&metrics[1])?);
+        self.steps_done += 1;
+        let step_seconds = start.elapsed().as_secs_f64();
+        let tokens_per_second = (rows * seq) as f64 / step_seconds;
+        Ok(StepMetrics { step: self.steps_done, loss, grad_norm, tokens_per_second, step_seconds })
+    }
+
+    /// A sampler with the present parameters, on one device.
+    ///
+    /// # Errors
+    /// The plugin fails.
+    pub fn sampler(&self) -> Result<Sampler, Error> {
+        let mut failure = None;
+        let params = crate::trace::MapTree::map(&self.state.params, |_, array| match array.get() {
+            Ok(literal) => literal,
+            Err(error) => {
+                failure.get_or_insert(error);
+                Literal::scalar(0.0f32)
+            }
+        });
+        match failure {
+            Some(error) => Err(error.into()),
+            None => Sampler::new(self.program.executable().client(), &self.step.model, &params, self.step.seq),
+        }
+    }
+}
