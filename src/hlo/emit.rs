@@ -62,6 +62,8 @@ struct Emitter {
     constants: Vec<FxHashMap<(DType, u64), InstructionId>>,
     origin: Origin,
     op_name: &'static str,
+    /// The phase of the region op whose body is being written.
+    phase: Phase,
 }
 
 /// Writes `graph` as a module.
@@ -75,6 +77,7 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         constants: Vec::new(),
         origin: Origin::default(),
         op_name: "",
+        phase: Phase::Forward,
     };
     emitter.module(graph, options.aliases)
 }
@@ -167,12 +170,12 @@ impl Emitter {
     }
 
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
-        self.origin = node.origin();
+        self.origin = node.origin().inside(self.phase);
         self.op_name = node.op().name();
         match node.op() {
             Op::Call(call) => self.call(call, operands),
-            Op::Checkpoint(checkpoint) => self.body(&checkpoint.body, operands),
-            Op::CustomVjp(custom) => self.body(&custom.primal, operands),
+            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
+            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
             Op::Scan(scan) => self.scan(graph, node, scan, operands),
             op => {
                 let results = SmallVec::from_elem(0, node.results().len());
@@ -185,10 +188,21 @@ impl Emitter {
         }
     }
 
+    /// Writes the body of the region op that is being emitted into the open computation.
+    fn region(&mut self, body: &Graph, inputs: &[InstructionId]) -> Ids {
+        let (origin, op_name) = (self.origin, self.op_name);
+        let outer = std::mem::replace(&mut self.phase, origin.phase);
+        let outputs = self.body(body, inputs);
+        (self.origin, self.op_name, self.phase) = (origin, op_name, outer);
+        outputs
+    }
+
     fn call(&mut self, call: &Call, operands: &[InstructionId]) -> Ids {
         let function = &call.function;
         let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
-        let origin = self.origin;
+        let (origin, op_name) = (self.origin, self.op_name);
+        // Whoever calls a function, its own nodes know which phase they belong to.
+        let phase = std::mem::take(&mut self.phase);
         let computation = known.unwrap_or_else(|| {
             self.open();
             let inputs: Ids = function
@@ -205,7 +219,7 @@ impl Emitter {
             self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
             id
         });
-        self.origin = origin;
+        (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
         self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
         let result = self.writer.commit();
         self.elements(result, function.output_types())
@@ -223,7 +237,6 @@ impl Emitter {
 
     /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
     fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
-        let origin = self.origin;
         let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
         let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
@@ -241,6 +254,10 @@ impl Emitter {
             let zero = self.number(ty.dtype, 0.0);
             self.begin("broadcast", ty, &[zero]);
             state.push(self.writer.commit());
+        }
+        if length == 0 {
+            // There is no slice of nothing that a body could read or write.
+            return state[1..].iter().copied().collect();
         }
         state.extend(invariants);
         state.extend(stacked);
@@ -291,8 +308,7 @@ impl Emitter {
             self.begin("reshape", &slice_type, &[slice]);
             inputs.push(self.writer.commit());
         }
-        let outputs = self.body(body, &inputs);
-        self.origin = origin;
+        let outputs = self.region(body, &inputs);
         state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
         for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
             let mut row = ty.clone();

@@ -153,12 +153,13 @@ impl TensorType {
 
     /// Number of elements; 1 for a scalar, 0 when any dimension is empty.
     pub fn element_count(&self) -> usize {
-        self.dims.iter().product()
+        // No machine has this many elements, but a program may ask for them and must get an error, not an overflow.
+        self.dims.iter().fold(1, |count, &size| count.saturating_mul(size))
     }
 
     /// Bytes of the dense value.
     pub fn byte_count(&self) -> usize {
-        self.element_count() * self.dtype.byte_count()
+        self.element_count().saturating_mul(self.dtype.byte_count())
     }
 
     /// The same dimensions with another element type.

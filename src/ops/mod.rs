@@ -198,6 +198,21 @@ impl Op {
     }
 }
 
+impl Op {
+    /// The same op with its bodies replaced; `None` for an op without regions.
+    pub(crate) fn map_regions(&self, mut f: impl FnMut(&Arc<Graph>) -> Arc<Graph>) -> Option<Op> {
+        Some(match self {
+            Op::Call(op) => Call { function: f(&op.function) }.into(),
+            Op::Checkpoint(op) => Checkpoint { body: f(&op.body), policy: op.policy.clone() }.into(),
+            Op::CustomVjp(op) => {
+                CustomVjp { primal: f(&op.primal), forward: f(&op.forward), backward: f(&op.backward) }.into()
+            }
+            Op::Scan(op) => Scan { body: f(&op.body), ..op.clone() }.into(),
+            _ => return None,
+        })
+    }
+}
+
 /// Checks the number of operands.
 pub(crate) fn expect_operands(operands: &[&TensorType], expected: usize) -> Result<(), TypeError> {
     if operands.len() == expected { Ok(()) } else { Err(TypeError::OperandCount { expected, found: operands.len() }) }

@@ -80,7 +80,8 @@ impl Primitive for Reshape {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        let (found, expected) = (operands[0].element_count(), self.dims.iter().product::<usize>());
+        let (found, expected) =
+            (operands[0].element_count(), TensorType::new(operands[0].dtype, &self.dims).element_count());
         if found != expected {
             return Err(TypeError::Attribute(format!(
                 "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
