@@ -187,7 +187,7 @@ impl Emitter {
     fn call(&mut self, call: &Call, operands: &[InstructionId]) -> Ids {
         let function = &call.function;
         let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
-        let origin = self.origin;
+        let (origin, op_name) = (self.origin, self.op_name);
         let computation = known.unwrap_or_else(|| {
             self.open();
             let inputs: Ids = function
@@ -204,7 +204,7 @@ impl Emitter {
             self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
             id
         });
-        self.origin = origin;
+        (self.origin, self.op_name) = (origin, op_name);
         self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
         let result = self.writer.commit();
         self.elements(result, function.output_types())
@@ -222,7 +222,7 @@ impl Emitter {
 
     /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
     fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
-        let origin = self.origin;
+        let (origin, op_name) = (self.origin, self.op_name);
         let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
         let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
@@ -234,13 +234,18 @@ impl Emitter {
         let state_types: Vec<&TensorType> =
             [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
 
-        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
-        state.extend(carries);
+        let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
             let zero = self.number(ty.dtype, 0.0);
             self.begin("broadcast", ty, &[zero]);
-            state.push(self.writer.commit());
+            results.push(self.writer.commit());
         }
+        if length == 0 {
+            // XLA refuses a body that takes slices from nothing.
+            return results;
+        }
+        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        state.extend(results);
         state.extend(invariants);
         state.extend(stacked);
         self.begin_tuple("tuple", state_types.iter().copied(), &state);
@@ -291,7 +296,7 @@ impl Emitter {
             inputs.push(self.writer.commit());
         }
         let outputs = self.body(body, &inputs);
-        self.origin = origin;
+        (self.origin, self.op_name) = (origin, op_name);
         state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
         for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
             let mut row = ty.clone();
