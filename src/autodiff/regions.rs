@@ -179,7 +179,8 @@ pub(super) fn record<'g>(
 
 fn keeps(policy: &RematPolicy, op: &Op) -> bool {
     match (policy, op) {
-        (RematPolicy::None, _) => true,
+        // What a loop or call leaves for its backward pass is made when it is recorded, so it is recorded again there.
+        (RematPolicy::None, op) => op.as_primitive().is_some(),
         (RematPolicy::Full, _) => false,
         (RematPolicy::Dots, op) => matches!(op, Op::DotGeneral(_)),
         (RematPolicy::Save(names), Op::Named(named)) => names.contains(&named.0),

@@ -248,17 +248,18 @@ impl Emitter {
         let state_types: Vec<&TensorType> =
             [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
 
-        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
-        state.extend(carries);
+        let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
             let zero = self.number(ty.dtype, 0.0);
             self.begin("broadcast", ty, &[zero]);
-            state.push(self.writer.commit());
+            results.push(self.writer.commit());
         }
         if length == 0 {
-            // There is no slice of nothing that a body could read or write.
-            return state[1..].iter().copied().collect();
+            // XLA refuses a body that takes slices from nothing.
+            return results;
         }
+        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        state.extend(results);
         state.extend(invariants);
         state.extend(stacked);
         self.begin_tuple("tuple", state_types.iter().copied(), &state);

@@ -151,15 +151,23 @@ impl TensorType {
         self.dims.len()
     }
 
-    /// Number of elements; 1 for a scalar, 0 when any dimension is empty.
+    /// Number of elements; 1 for a scalar, 0 when any dimension is empty; the largest number where it cannot be counted.
     pub fn element_count(&self) -> usize {
-        // No machine has this many elements, but a program may ask for them and must get an error, not an overflow.
-        self.dims.iter().fold(1, |count, &size| count.saturating_mul(size))
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        self.dims.iter().fold(1, |count: usize, &size| count.saturating_mul(size))
     }
 
-    /// Bytes of the dense value.
+    /// Bytes of the dense value; the largest number where they cannot be counted.
     pub fn byte_count(&self) -> usize {
         self.element_count().saturating_mul(self.dtype.byte_count())
+    }
+
+    /// Whether sizes and bytes are numbers that XLA, which counts in signed 64-bit integers, can represent.
+    pub fn is_addressable(&self) -> bool {
+        const LIMIT: usize = isize::MAX as usize;
+        self.dims.iter().all(|&size| size <= LIMIT) && self.byte_count() <= LIMIT
     }
 
     /// The same dimensions with another element type.
