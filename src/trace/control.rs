@@ -27,12 +27,12 @@ pub(super) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterato
     tree.rebuild(&mut || tensors.next().unwrap_or(Tensor::POISONED))
 }
 
-fn describe(types: &[TensorType]) -> String {
+pub(super) fn describe(types: &[TensorType]) -> String {
     let types: Vec<String> = types.iter().map(ToString::to_string).collect();
     format!("({})", types.join(", "))
 }
 
-fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
+pub(super) fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
     tensors.iter().map(|tensor| tensor.ty()).collect()
 }
 
