@@ -63,7 +63,10 @@ fn main() -> Result<(), Error> {
     let ((loss, gradient), (loss_one, gradient_one)) = (eight.run(&arrays)?, one.call(&values)?);
     let (gradient, gradient_one) = (gradient.get()?.to_f64_vec(), gradient_one.to_f64_vec());
     let difference = gradient.iter().zip(&gradient_one).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    println!("\nloss on 8 devices {:?}, on one {loss_one:?}; gradients differ by at most {difference:.1e}", loss.get()?);
+    println!(
+        "\nloss on 8 devices {:?}, on one {loss_one:?}; gradients differ by at most {difference:.1e}",
+        loss.get()?
+    );
 
     // XLA's partitioner chose these collectives.
     let optimized = eight.program().executable().optimized_hlo()?.decode()?;

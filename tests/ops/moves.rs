@@ -100,7 +100,8 @@ pub fn slice() -> Entry {
         .reject(op(&[(0, 4, 1), (3, 2, 1)]), "f32[4,4]", "the range 3..2 with stride 1 does not fit dimension 1")
         .reject(op(&[(0, 4, 0)]), "f32[4]", "the range 0..4 with stride 0 does not fit dimension 0")
         .reject(op(&[(0, 4, HUGE)]), "f32[4]", "does not fit dimension 0 of size 4");
-    let cases: [(&[usize], &[(usize, usize, usize)]); 6] = [
+    type Case<'a> = (&'a [usize], &'a [(usize, usize, usize)]);
+    let cases: [Case<'_>; 6] = [
         (&[8, 3], &[(1, 7, 2), (0, 2, 1)]),
         (&[9], &[(2, 9, 3)]),
         (&[9], &[(0, 8, 3)]),
