@@ -316,7 +316,7 @@ impl Primitive for Pad {
             interior_padding: dim.interior as i64,
         });
         let config = proto::PaddingConfig { dimensions: dimensions.collect() };
-        context.begin("pad").padding_config = Some(config.into());
+        context.begin("pad").padding_config = Some(config);
         context.finish();
     }
 }
