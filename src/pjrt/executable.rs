@@ -112,6 +112,7 @@ impl Prepared {
     pub(super) fn new(client: &Client, module: &[u8], options: &CompileOptions) -> Result<Prepared, PjrtError> {
         let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
         let assignment = options.assignment(&devices)?;
+        let options = options.for_platform(client.platform_name());
         let parameters = program::parameters(module, options.num_partitions > 1)?;
         Ok(Prepared { options: options.encode(&assignment), parameters })
     }

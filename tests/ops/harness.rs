@@ -96,6 +96,11 @@ pub fn distinct(dtype: DType, dims: &[usize]) -> Tensor {
     Tensor::new(dtype, dims, &values)
 }
 
+/// Several shapes for one element type, and one for all others.
+pub fn shapes(dtype: DType, several: &[&'static [usize]], one: &'static [usize]) -> Vec<&'static [usize]> {
+    if dtype == DType::F32 { several.to_vec() } else { vec![one] }
+}
+
 /// f64 numbers without ties, for gradients.
 pub fn f64s(dims: &[usize]) -> Tensor {
     random(DType::F64, dims, -2.0, 2.0)
@@ -157,6 +162,8 @@ pub struct Gradient {
     /// Half the distance of the two points.
     pub step: f64,
     pub expected: Expected,
+    /// Whether the gradient's own gradient is compared too.
+    pub second: bool,
 }
 
 /// All that is checked of one op.
@@ -211,10 +218,12 @@ impl Entry {
         self
     }
 
-    /// The gradient in all f64 operands.
+    /// The gradient in all f64 operands, and its gradient.
     pub fn gradient(self, op: impl Into<Op>, operands: &[Tensor]) -> Entry {
         let active: Vec<usize> = (0..operands.len()).filter(|&i| operands[i].ty.dtype == DType::F64).collect();
-        self.gradient_in(op, operands, &active)
+        let mut entry = self.gradient_in(op, operands, &active);
+        entry.gradients.last_mut().expect("a gradient case").second = true;
+        entry
     }
 
     /// The gradient in some operands.
@@ -225,6 +234,7 @@ impl Entry {
             active: active.to_vec(),
             step: 1e-5,
             expected: Expected::Differences,
+            second: false,
         });
         self
     }
