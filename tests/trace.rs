@@ -633,3 +633,19 @@ fn text_form() {
     }
     "#);
 }
+
+#[test]
+fn errors_name_the_parameter_through_closures() {
+    let specs = (TensorSpec::new(F32, [4]), TensorSpec::new(F32, [3, 4, 5]));
+    let error = Function::trace("model", specs, |(x, layers)| {
+        value_and_grad((x, layers), |(x, layers)| scan(x, layers, |x, w| (x.matmul(w), ())).0.sum(..))
+    });
+    let text = error.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(text.starts_with("the carry that a scan's body returns"), "{text}");
+    let specs = (TensorSpec::new(F32, [6]), TensorSpec::new(F32, [3, 4, 4]));
+    let error = Function::trace("model", specs, |(x, layers)| {
+        value_and_grad((x, layers), |(x, layers)| scan(x, layers, |x, w| (x.matmul(w), ())).0.sum(..))
+    });
+    let text = error.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(text.starts_with("dot(f32[6] \"0\", f32[4,4] \"1\"): dimension 0 of operand 1"), "{text}");
+}
