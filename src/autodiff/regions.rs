@@ -156,12 +156,6 @@ pub(super) fn record<'g>(
                 builder.copy_node(body, node, &mut map);
                 if keeps(&checkpoint.policy, node.op()) {
                     kept.extend(node.results().map(|value| (value, map.get(value))));
-                    // A name is given to what an op has computed; the gradient of that op may read it too.
-                    if let Op::Named(_) = node.op()
-                        && body.defining_node(node.operands()[0]).is_some()
-                    {
-                        kept.push((node.operands()[0], map.get(node.result())));
-                    }
                 }
             }
             let results = body.outputs().iter().map(|&value| map.get(value)).collect();
@@ -341,6 +335,13 @@ pub(super) fn pullback(
             let mut map = ValueMap::for_inputs(body, &guarded[..operands.len()]);
             for (&(inner, _), &value) in kept.iter().zip(&guarded[operands.len()..]) {
                 map.set(inner, value);
+                // A name is given to what an op has computed; the gradient of that op may read it too.
+                if let Some(node) = body.defining_node(inner)
+                    && matches!(node.op(), Op::Named(_))
+                    && body.defining_node(node.operands()[0]).is_some()
+                {
+                    map.set(node.operands()[0], value);
+                }
             }
             let mut fresh = guarded[operands.len() + kept.len()..].iter().copied();
             let cotangents: Vec<Option<Value>> = cotangents.iter().map(|ct| ct.and_then(|_| fresh.next())).collect();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Bodies, copy_inputs, copy_outputs};
+use super::{Bodies, contains_loop, copy_inputs, copy_outputs};
 use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap, Values};
 use crate::ops::{Op, Scan};
 
@@ -16,12 +16,13 @@ pub fn hoist_invariants(graph: &Graph) -> Graph {
 }
 
 fn hoist(graph: &Graph, bodies: &mut Bodies) -> Graph {
-    if !graph.nodes().any(|node| node.op().as_primitive().is_none()) {
+    if !contains_loop(graph) {
         return graph.clone();
     }
     let (mut builder, mut map) = copy_inputs(graph);
     for node in graph.nodes() {
-        match bodies.transform_op(node.op(), hoist) {
+        let by_body = |body: &Arc<Graph>| if contains_loop(body) { bodies.transform(body, hoist) } else { body.clone() };
+        match node.op().map_regions(by_body) {
             Some(Op::Scan(scan)) => hoist_from(&mut builder, graph, node, scan, &mut map),
             Some(op) => {
                 builder.copy_node_as(graph, node, op, &mut map);

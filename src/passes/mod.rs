@@ -16,6 +16,7 @@ pub use cse::eliminate_common_subexpressions;
 pub use dce::eliminate_dead_code;
 pub use hoist::hoist_invariants;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -62,7 +63,13 @@ fn copy_outputs(builder: GraphBuilder, graph: &Graph, map: &ValueMap) -> Graph {
 }
 
 /// What differentiation wants done first: invariants in front of loops, so that they are no residuals of an iteration;
-/// and no dead code, so that nothing is differentiated in vain.
-pub(crate) fn prepare(graph: &Graph) -> Graph {
-    hoist_invariants(&eliminate_dead_code(graph))
+/// and no dead carries, so that no loop is differentiated in vain. A graph without loops is left as it is.
+pub(crate) fn prepare(graph: &Graph) -> Cow<'_, Graph> {
+    if contains_loop(graph) { Cow::Owned(hoist_invariants(&eliminate_dead_code(graph))) } else { Cow::Borrowed(graph) }
+}
+
+/// Whether a graph has a scan, in a region or outside.
+fn contains_loop(graph: &Graph) -> bool {
+    let is_loop = |op: &Op| matches!(op, Op::Scan(_)) || op.regions().any(|body| contains_loop(body));
+    graph.nodes().any(|node| node.op().as_primitive().is_none() && is_loop(node.op()))
 }

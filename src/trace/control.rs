@@ -90,7 +90,10 @@ where
         let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
         let expected_length = *length.get_or_insert(leading.unwrap_or(0));
         if leading != Some(expected_length) {
-            let expected = format!("a leading dimension of {expected_length}");
+            let expected = match leading {
+                Some(_) => format!("a leading dimension of {expected_length}"),
+                None => "a leading dimension to run over".to_owned(),
+            };
             let what = format!("stacked input {path:?} of a scan");
             problem = Some(TraceErrorKind::Mismatch { what, expected, found: tensor.ty().to_string() });
         }
