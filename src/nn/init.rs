@@ -14,9 +14,9 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
         let mut numbers = Vec::with_capacity(ty.element_count());
         if param.is_stacked {
             let count = ty.dims[0];
-            let (first, rest) = path.as_str().split_once('.').unwrap_or((path.as_str(), ""));
             for layer in 0..count {
-                draw(param.init, &format!("{first}.{layer}.{rest}"), seed, ty.element_count() / count, &mut numbers);
+                let path = path_of_layer(path.as_str(), layer);
+                draw(param.init, &path, seed, ty.element_count() / count, &mut numbers);
             }
         } else {
             draw(param.init, path.as_str(), seed, ty.element_count(), &mut numbers);
@@ -30,6 +30,15 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
         };
         Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|| Literal::scalar(0.0f32))
     })
+}
+
+/// The path that a layer of a stacked parameter has when layers are separate: the number stands after `layers`.
+fn path_of_layer(path: &str, layer: usize) -> String {
+    let mut parts: Vec<&str> = path.split('.').collect();
+    let number = layer.to_string();
+    let position = parts.iter().position(|part| *part == "layers").unwrap_or(0);
+    parts.insert(position + 1, &number);
+    parts.join(".")
 }
 
 /// Appends `count` numbers, which depend on the seed and the path.

@@ -77,8 +77,9 @@ fn copy_subset(
     fn chosen<'a>(values: impl Iterator<Item = Value> + 'a, flags: &'a [bool]) -> impl Iterator<Item = Value> + 'a {
         values.zip(flags).filter_map(|(value, &flag)| flag.then_some(value))
     }
+    // What is not chosen may be gone already, so the choice comes first.
     let operands: SmallVec<[Value; 8]> =
-        chosen(node.operands().iter().map(|&value| map.get(value)), operands).collect();
+        chosen(node.operands().iter().copied(), operands).map(|value| map.get(value)).collect();
     let outer = builder.origin();
     builder.set_origin(node.origin());
     let types = chosen(node.results(), results).map(|value| graph.ty(value).clone());
@@ -128,7 +129,15 @@ fn prune(scan: &Scan, wanted: &[bool]) -> PrunedScan {
     }
     let live = live_values(body, &outputs);
     for node in body.nodes().filter(|node| node.results().any(|result| live[result.index()])) {
-        builder.copy_node(body, node, &mut map);
+        match node.op() {
+            Op::Barrier(_) => {
+                let kept: Vec<bool> = node.results().map(|result| live[result.index()]).collect();
+                copy_subset(&mut builder, body, node, Barrier.into(), &kept, &kept, &mut map);
+            }
+            _ => {
+                builder.copy_node(body, node, &mut map);
+            }
+        }
     }
     let results: Vec<Value> =
         body.outputs().iter().zip(&outputs).filter(|&(_, &kept)| kept).map(|(&value, _)| map.get(value)).collect();
@@ -143,15 +152,24 @@ fn prune(scan: &Scan, wanted: &[bool]) -> PrunedScan {
     PrunedScan { op, kept_inputs: inputs, kept_outputs: outputs }
 }
 
-/// The values that the chosen outputs depend on, taking whole nodes.
+/// The values that the chosen outputs depend on. A barrier passes each of its values on by itself: what a checkpoint
+/// guards but never reads must not keep an input of the loop alive. Other nodes are taken whole.
 fn live_values(body: &Graph, outputs: &[bool]) -> Vec<bool> {
     let mut live = vec![false; body.value_count()];
     for (output, _) in body.outputs().iter().zip(outputs).filter(|&(_, &wanted)| wanted) {
         live[output.index()] = true;
     }
     for node in body.nodes().rev() {
-        if node.results().any(|result| live[result.index()]) {
-            node.operands().iter().for_each(|operand| live[operand.index()] = true);
+        match node.op() {
+            Op::Barrier(_) => {
+                for (result, operand) in node.results().zip(node.operands()) {
+                    live[operand.index()] |= live[result.index()];
+                }
+            }
+            _ if node.results().any(|result| live[result.index()]) => {
+                node.operands().iter().for_each(|operand| live[operand.index()] = true);
+            }
+            _ => {}
         }
     }
     live
