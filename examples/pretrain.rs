@@ -6,10 +6,12 @@
 //! ```
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Context;
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use meshloom::Error;
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
 use meshloom::train::Trainer;
 use meshloom::train::config::RunConfig;
@@ -26,8 +28,8 @@ struct Arguments {
     /// Overrides one key of the config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// Steps to run; short for --set train.steps=N except that the learning-rate schedule keeps its length
-    #[arg(long, value_name = "N")]
+    /// Steps to run, at least 1; as --set train.steps=N, but the learning-rate schedule keeps its length
+    #[arg(long, value_name = "N", value_parser = parse_steps, allow_hyphen_values = true)]
     steps: Option<u64>,
     /// Seed of parameters and data; short for --set train.seed=N
     #[arg(long, value_name = "N")]
@@ -38,14 +40,47 @@ struct Arguments {
     /// Tokens to sample at the end
     #[arg(long, value_name = "N", default_value_t = 160)]
     sample: usize,
+    /// Writes checkpoints there (not built yet)
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Goes on from the last checkpoint there (not built yet)
+    #[arg(long, value_name = "DIR")]
+    resume: Option<PathBuf>,
 }
 
-fn main() -> anyhow::Result<()> {
+fn parse_steps(text: &str) -> Result<u64, String> {
+    let steps = text.parse().ok().filter(|&steps| steps > 0);
+    steps.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
+}
+
+impl Arguments {
+    /// Ends the program when a flag asks for what there is not yet.
+    fn refuse_unbuilt(&self) {
+        for (flag, value) in [("--checkpoint", &self.checkpoint), ("--resume", &self.resume)] {
+            if value.is_some() {
+                let message =
+                    format!("{flag}: not built yet; run without it (a run starts from its seed and keeps nothing)");
+                Arguments::command().error(ErrorKind::InvalidValue, message).exit();
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
-        .with_writer(std::io::stderr)
-        .init();
+    arguments.refuse_unbuilt();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<(), Error> {
     let mut overrides = arguments.set;
     overrides.extend(arguments.seed.map(|seed| format!("train.seed={seed}")));
     let config = match &arguments.config {
@@ -59,7 +94,7 @@ fn main() -> anyhow::Result<()> {
     let plugin = Plugin::find(config.target.platform.name())?;
     let device_count = Trainer::device_count(&config)?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
-    let mut trainer = Trainer::new(&config, &client).context("cannot set up training")?;
+    let mut trainer = Trainer::new(&config, &client)?;
     for diagnostic in trainer.diagnostics() {
         eprintln!("warning: {diagnostic}");
     }

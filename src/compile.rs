@@ -6,6 +6,8 @@
 //!
 //! The verifier runs after each pass; each pass is timed.
 
+mod function;
+
 use std::time::{Duration, Instant};
 
 use crate::Error;
@@ -15,6 +17,8 @@ use crate::passes::{eliminate_common_subexpressions, eliminate_dead_code};
 use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
 use crate::trace::{MapTree, Tree};
+
+pub use function::{CompiledFunction, compile};
 
 /// A pass that needs nothing but the graph.
 pub struct Pass {

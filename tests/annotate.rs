@@ -1,12 +1,13 @@
 //! The sharding pass and its annotations: which specs inputs, outputs and named values get, in loops too; and that XLA puts
 //! each element on the device that the spec says.
 
-mod support;
+mod eight_devices;
 
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
+use eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::{EmitOptions, emit, op_sharding};
@@ -16,7 +17,6 @@ use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};
 use meshloom::trace::{
     Function, MapTree, ScanOptions, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
 };
-use support::client;
 
 /// Rules from lines of "name axis axis".
 fn rules(text: &str, strict: bool) -> Rules {

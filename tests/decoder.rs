@@ -4,13 +4,14 @@
 // A test says what it found by panicking.
 #![allow(clippy::panic, clippy::print_stdout)]
 
-mod support;
+mod eight_devices;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::Path;
 use std::str::FromStr;
 
+use eight_devices::{client, relative_error, run};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
@@ -20,7 +21,6 @@ use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom::train::step::{TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
-use support::{client, relative_error, run};
 
 /// Largest relative error of anything in f32, single tensors included.
 const BOUND: f64 = 1e-5;
@@ -101,7 +101,7 @@ impl Golden {
     /// Parameters or gradients; those of single layers are put together where the model wants them stacked.
     fn params(&self, model: &DecoderConfig, what: &str) -> Decoder<Literal> {
         model.parameters().map(|path, param: &Param| {
-            let path = path.as_str();
+            let path = path.to_string();
             let literal = match path.strip_prefix("layers.").filter(|_| param.is_stacked) {
                 None => self.literal(&format!("{what}.{path}")),
                 Some(rest) => {

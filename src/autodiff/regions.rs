@@ -1,6 +1,10 @@
 //! Differentiation of ops with regions.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use super::split::{Halves, Joint, Residual, output_activity};
 use super::tape::Tape;
@@ -10,11 +14,13 @@ use crate::ops::{Barrier, Call, Op, RematPolicy, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]
-pub(super) enum RegionTape {
+pub(super) enum RegionTape<'g> {
     Scan(ScanTape),
     Call(CallTape),
     /// Values of the checkpoint's body that the policy keeps, and what they are in the builder.
     Checkpoint(Vec<(Value, Value)>),
+    /// The body of a checkpoint that keeps everything.
+    Inline(Box<Tape<'g>>),
     /// Residuals of the hand-written forward rule.
     CustomVjp(Vec<Value>),
 }
@@ -38,12 +44,58 @@ pub(super) struct ScanTape {
 
 #[derive(Debug)]
 pub(super) struct CallTape {
-    backward: Arc<Graph>,
+    halves: Rc<CallHalves>,
+    /// Operands of the backward half that come from the forward pass.
     residuals: Vec<Value>,
     /// Results whose cotangents are read.
     outputs: Vec<usize>,
+}
+
+/// A called function, differentiated.
+#[derive(Debug)]
+struct CallHalves {
+    forward: Arc<Graph>,
+    backward: Arc<Graph>,
+    residuals: Vec<Residual>,
     /// Operands that get a cotangent.
     inputs: Vec<usize>,
+}
+
+/// Functions differentiated so far, with the activity of their inputs and the demand for their outputs: calls that agree
+/// in these share both halves. The functions are held so that their addresses stay theirs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallCache(Rc<RefCell<FxHashMap<CallKey, DifferentiatedCall>>>);
+
+type CallKey = (*const Graph, Vec<bool>, Vec<bool>);
+type DifferentiatedCall = (Arc<Graph>, Rc<CallHalves>);
+
+impl CallCache {
+    fn halves(&self, function: &Arc<Graph>, active: &[bool], wanted: &[bool]) -> Result<Rc<CallHalves>, OpError> {
+        let key = (Arc::as_ptr(function), active.to_vec(), wanted.to_vec());
+        if let Some((_, halves)) = self.0.borrow().get(&key) {
+            return Ok(halves.clone());
+        }
+        let joint = Joint::new(function, active, wanted, &vec![false; active.len()], self)?;
+        let inputs = marked(joint.gradients.iter().map(Option::is_some));
+        let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
+        let Halves { forward, backward, residuals } = joint.split(&gradients, &vec![true; active.len()], 0);
+        let backward = backward.renamed(format!("{}_backward", function.name()));
+        let (forward, backward) = (Arc::new(forward), Arc::new(backward));
+        let halves = Rc::new(CallHalves { forward, backward, residuals, inputs });
+        self.0.borrow_mut().insert(key, (function.clone(), halves.clone()));
+        Ok(halves)
+    }
+}
+
+/// The residuals in the builder, from the op's operands and the results of its forward half, the last of which are the
+/// computed residuals.
+fn residual_values(residuals: &[Residual], operands: &[Value], results: &[Value], output_count: usize) -> Vec<Value> {
+    let value = |residual: &Residual| match *residual {
+        Residual::Input(index) => operands[index],
+        Residual::Output(index) => results[index],
+        Residual::Computed(index) => results[output_count + index],
+    };
+    residuals.iter().map(value).collect()
 }
 
 fn marked(flags: impl IntoIterator<Item = bool>) -> Vec<usize> {
@@ -73,31 +125,28 @@ pub(super) fn scan_activity(scan: &Scan, operands: &[bool]) -> (Vec<bool>, Vec<b
 }
 
 /// The forward walk of one region op: pushes it in a form that keeps residuals; returns its results.
-pub(super) fn record(
+pub(super) fn record<'g>(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: &'g Op,
     operands: &[Value],
     active: &[bool],
     wanted: &[bool],
-) -> Result<(Values, RegionTape), OpError> {
+    calls: &CallCache,
+) -> Result<(Values, RegionTape<'g>), OpError> {
     match op {
-        Op::Scan(scan) => record_scan(builder, scan, operands, active, wanted),
+        Op::Scan(scan) => record_scan(builder, scan, operands, active, wanted, calls),
         Op::Call(call) => {
-            let joint = Joint::new(&call.function, active, wanted, &vec![false; operands.len()])?;
-            let inputs = marked(joint.gradients.iter().map(Option::is_some));
-            let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
-            let Halves { forward, backward, residuals } = joint.split(&gradients, &vec![true; operands.len()]);
-            let mut results = builder.push(Call { function: Arc::new(forward) }, operands)?;
-            let computed: Values = results.drain(call.function.outputs().len()..).collect();
-            let residuals = residuals
-                .into_iter()
-                .map(|residual| match residual {
-                    Residual::Input(index) => operands[index],
-                    Residual::Computed(index) => computed[index],
-                })
-                .collect();
-            let outputs = marked(wanted.iter().copied());
-            Ok((results, RegionTape::Call(CallTape { backward: Arc::new(backward), residuals, outputs, inputs })))
+            let halves = calls.halves(&call.function, active, wanted)?;
+            let mut results = builder.push(Call { function: halves.forward.clone() }, operands)?;
+            let output_count = call.function.outputs().len();
+            let residuals = residual_values(&halves.residuals, operands, &results, output_count);
+            results.truncate(output_count);
+            Ok((results, RegionTape::Call(CallTape { halves, residuals, outputs: marked(wanted.iter().copied()) })))
+        }
+        Op::Checkpoint(checkpoint) if checkpoint.policy == RematPolicy::None => {
+            let map = ValueMap::for_inputs(&checkpoint.body, operands);
+            let tape = Tape::record_onto(builder, &checkpoint.body, map, active, wanted, calls)?;
+            Ok((tape.outputs().into(), RegionTape::Inline(Box::new(tape))))
         }
         Op::Checkpoint(checkpoint) => {
             let body = &*checkpoint.body;
@@ -124,7 +173,8 @@ pub(super) fn record(
 
 fn keeps(policy: &RematPolicy, op: &Op) -> bool {
     match (policy, op) {
-        (RematPolicy::None, _) => true,
+        // What a loop or call leaves for its backward pass is made when it is recorded, so it is recorded again there.
+        (RematPolicy::None, op) => op.as_primitive().is_some(),
         (RematPolicy::Full, _) => false,
         (RematPolicy::Dots, op) => matches!(op, Op::DotGeneral(_)),
         (RematPolicy::Save(names), Op::Named(named)) => names.contains(&named.0),
@@ -132,13 +182,14 @@ fn keeps(policy: &RematPolicy, op: &Op) -> bool {
     }
 }
 
-fn record_scan(
+fn record_scan<'g>(
     builder: &mut GraphBuilder,
     scan: &Scan,
     operands: &[Value],
     active: &[bool],
     wanted: &[bool],
-) -> Result<(Values, RegionTape), OpError> {
+    calls: &CallCache,
+) -> Result<(Values, RegionTape<'g>), OpError> {
     let (inputs, results) = scan_activity(scan, active);
     let first_slice = scan.invariant_count + scan.carry_count;
     let is_invariant = |input: usize| input < scan.invariant_count;
@@ -150,7 +201,7 @@ fn record_scan(
         .map(|(index, &active)| active && (index < scan.carry_count || wanted[index]))
         .collect();
     let required: Vec<bool> = (0..inputs.len()).map(|input| is_carry(input) && inputs[input]).collect();
-    let joint = Joint::new(&scan.body, &inputs, &wanted, &required)?;
+    let joint = Joint::new(&scan.body, &inputs, &wanted, &required, calls)?;
     let flowing = |input: &usize| joint.gradients[*input].is_some();
     let carries: Vec<usize> = (scan.invariant_count..first_slice).filter(flowing).collect();
     let accumulated: Vec<usize> = (0..scan.invariant_count).filter(flowing).collect();
@@ -158,21 +209,20 @@ fn record_scan(
     let returned: Vec<Value> =
         [&carries[..], &accumulated, &slices].concat().iter().filter_map(|&input| joint.gradients[input]).collect();
     let kept: Vec<bool> = (0..inputs.len()).map(|input| !is_carry(input)).collect();
-    let Halves { forward, backward, residuals } = joint.split(&returned, &kept);
+    let Halves { forward, backward, residuals } = joint.split(&returned, &kept, scan.carry_count);
 
     let op = Scan { body: Arc::new(forward), ..scan.clone() };
     let mut outputs = builder.push(op, operands)?;
-    let computed: Values = outputs.drain(scan.body.outputs().len()..).collect();
-
-    let invariant = |residual: &Residual| matches!(*residual, Residual::Input(input) if is_invariant(input));
-    let source = |residual: &Residual| match *residual {
-        Residual::Input(input) => operands[input],
-        Residual::Computed(index) => computed[index],
+    let values = residual_values(&residuals, operands, &outputs, scan.body.outputs().len());
+    outputs.truncate(scan.body.outputs().len());
+    let invariant: Vec<bool> =
+        residuals.iter().map(|residual| matches!(*residual, Residual::Input(input) if is_invariant(input))).collect();
+    let chosen = |wanted: bool| {
+        values.iter().zip(&invariant).filter_map(move |(&value, &invariant)| (invariant == wanted).then_some(value))
     };
-    let invariants: Vec<Value> = residuals.iter().filter(|residual| invariant(residual)).map(source).collect();
-    let stacked: Vec<Value> = residuals.iter().filter(|residual| !invariant(residual)).map(source).collect();
-    let body =
-        backward_scan_body(&backward, &residuals.iter().map(invariant).collect::<Vec<_>>(), &carries, &accumulated)?;
+    let (invariants, stacked): (Vec<Value>, Vec<Value>) = (chosen(true).collect(), chosen(false).collect());
+    let origin = builder.origin().in_phase(Phase::Backward);
+    let body = backward_scan_body(&backward, &invariant, &carries, &accumulated, origin)?;
     let tape = ScanTape {
         backward: Scan {
             body: Arc::new(body),
@@ -198,6 +248,7 @@ fn backward_scan_body(
     invariant: &[bool],
     carries: &[usize],
     accumulated: &[usize],
+    origin: Origin,
 ) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(format!("{}_backward", backward.name()));
     let mut arguments: Vec<Option<Value>> = vec![None; backward.inputs().len()];
@@ -216,7 +267,7 @@ fn backward_scan_body(
     (residual_count + carries.len()..types.len()).for_each(|index| input(&mut builder, index));
     let arguments: Vec<Value> = arguments.into_iter().flatten().collect();
     let mut outputs = builder.inline(backward, &arguments);
-    builder.set_origin(Origin { phase: Phase::Backward, ..Origin::default() });
+    builder.set_origin(origin);
     for (output, sum) in outputs[carries.len()..].iter_mut().zip(sums) {
         *output = builder.add(sum, *output)?;
     }
@@ -227,10 +278,11 @@ fn backward_scan_body(
 pub(super) fn pullback(
     builder: &mut GraphBuilder,
     op: &Op,
-    tape: &RegionTape,
+    tape: &RegionTape<'_>,
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
+    calls: &CallCache,
 ) -> Result<Vec<Option<Value>>, OpError> {
     let mut gradients = vec![None; operands.len()];
     match (op, tape) {
@@ -263,11 +315,12 @@ pub(super) fn pullback(
                 let ty = call.function.ty(call.function.outputs()[output]).clone();
                 arguments.push(cotangents[output].unwrap_or_else(|| builder.splat(ty, 0.0)));
             }
-            let results = builder.push(Call { function: tape.backward.clone() }, &arguments)?;
-            for (&input, result) in tape.inputs.iter().zip(results) {
+            let results = builder.push(Call { function: tape.halves.backward.clone() }, &arguments)?;
+            for (&input, result) in tape.halves.inputs.iter().zip(results) {
                 gradients[input] = Some(result);
             }
         }
+        (_, RegionTape::Inline(tape)) => gradients = tape.pullback(builder, cotangents)?,
         (Op::Checkpoint(checkpoint), RegionTape::Checkpoint(kept)) => {
             let backward = builder.origin();
             builder.set_origin(backward.in_phase(Phase::Recompute));
@@ -282,11 +335,18 @@ pub(super) fn pullback(
             let mut map = ValueMap::for_inputs(body, &guarded[..operands.len()]);
             for (&(inner, _), &value) in kept.iter().zip(&guarded[operands.len()..]) {
                 map.set(inner, value);
+                // A name is given to what an op has computed; the gradient of that op may read it too.
+                if let Some(node) = body.defining_node(inner)
+                    && matches!(node.op(), Op::Named(_))
+                    && body.defining_node(node.operands()[0]).is_some()
+                {
+                    map.set(node.operands()[0], value);
+                }
             }
             let mut fresh = guarded[operands.len() + kept.len()..].iter().copied();
             let cotangents: Vec<Option<Value>> = cotangents.iter().map(|ct| ct.and_then(|_| fresh.next())).collect();
             let wanted: Vec<bool> = cotangents.iter().map(Option::is_some).collect();
-            let inner = Tape::record_onto(builder, body, map, needs, &wanted)?;
+            let inner = Tape::record_onto(builder, body, map, needs, &wanted, calls)?;
             builder.set_origin(backward);
             gradients = inner.pullback(builder, &cotangents)?;
         }

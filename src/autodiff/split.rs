@@ -1,11 +1,12 @@
 //! Cutting a joint forward-and-backward graph in two.
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::regions::CallCache;
 use super::tape::{Tape, activity};
 use crate::error::OpError;
 use crate::ir::{DType, Definition, Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap};
-use crate::ops::{Op, UnaryKind};
+use crate::ops::{BinaryKind, Op, UnaryKind};
 
 /// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.
 pub(super) struct Joint {
@@ -25,6 +26,8 @@ pub(super) struct Joint {
 pub(super) enum Residual {
     /// An input of the body: whoever runs the backward half still has it.
     Input(usize),
+    /// An output that the body has anyway.
+    Output(usize),
     /// A value the forward half computes: its extra output with this index.
     Computed(usize),
 }
@@ -42,10 +45,17 @@ pub(super) struct Halves {
 impl Joint {
     /// Differentiates `body` with respect to the inputs marked active. Outputs marked wanted get a cotangent input. Inputs
     /// marked required get a cotangent even where none flows, which is then zero.
-    pub(super) fn new(body: &Graph, active: &[bool], wanted: &[bool], required: &[bool]) -> Result<Joint, OpError> {
+    pub(super) fn new(
+        body: &Graph,
+        active: &[bool],
+        wanted: &[bool],
+        required: &[bool],
+        calls: &CallCache,
+    ) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
         let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
-        let tape = Tape::record(&mut builder, body, &inputs, active, wanted)?;
+        let map = ValueMap::for_inputs(body, &inputs);
+        let tape = Tape::record_onto(&mut builder, body, map, active, wanted, calls)?;
         let boundary = builder.graph().node_count();
         let cotangents: Vec<Option<Value>> = body
             .output_types()
@@ -64,8 +74,9 @@ impl Joint {
     }
 
     /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
-    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved.
-    pub(super) fn split(&self, results: &[Value], kept: &[bool]) -> Halves {
+    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same holds
+    /// of the body's outputs from `first_kept_output` on.
+    pub(super) fn split(&self, results: &[Value], kept: &[bool], first_kept_output: usize) -> Halves {
         let graph = &self.graph;
         let live = self.live_backward_nodes(results);
         let is_forward = |value: Value| match graph.definition(value) {
@@ -82,10 +93,13 @@ impl Joint {
         let mut saved: Vec<Value> = read.into_iter().collect();
         saved.sort_unstable();
         let mut outputs = self.outputs.clone();
+        let kept_outputs: FxHashMap<Value, usize> =
+            self.outputs.iter().enumerate().skip(first_kept_output).map(|(index, &value)| (value, index)).collect();
         let residuals = saved
             .iter()
-            .map(|&value| match graph.definition(value) {
-                Definition::Input(index) if kept[index as usize] => Residual::Input(index as usize),
+            .map(|&value| match (graph.definition(value), kept_outputs.get(&value)) {
+                (Definition::Input(index), _) if kept[index as usize] => Residual::Input(index as usize),
+                (_, Some(&index)) => Residual::Output(index),
                 _ => {
                     outputs.push(value);
                     Residual::Computed(outputs.len() - 1 - self.outputs.len())
@@ -129,7 +143,7 @@ impl Joint {
     fn choose_recomputation(&self, read: &mut FxHashSet<Value>, kept: &[bool]) -> FxHashSet<usize> {
         let graph = &self.graph;
         let mut recomputed = FxHashSet::default();
-        for node in graph.nodes().take(self.boundary).collect::<Vec<_>>().into_iter().rev() {
+        for node in graph.nodes().take(self.boundary).rev() {
             if node.results().len() != 1 || !read.contains(&node.result()) {
                 continue;
             }
@@ -221,7 +235,8 @@ impl Joint {
 /// Whether running a node again costs no more than reading its result back from memory.
 fn is_cheap(node: NodeRef<'_>) -> bool {
     match node.op() {
-        Op::Binary(_) | Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
+        Op::Binary(binary) => !matches!(binary.0, BinaryKind::Power | BinaryKind::Remainder),
+        Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
         Op::Splat(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
         Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
         _ => false,

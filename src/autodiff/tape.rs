@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::VjpContext;
-use super::regions::{self, RegionTape};
-use crate::error::OpError;
+use super::regions::{self, CallCache, RegionTape};
+use crate::error::{OpError, TraceError, TraceErrorKind};
 use crate::ir::{Graph, GraphBuilder, Node, NodeRef, Phase, PortInfo, Value, ValueMap, Values};
 use crate::ops::Op;
 
@@ -18,7 +18,8 @@ pub struct Tape<'g> {
     /// For each value of `graph`, whether it depends differentiably on an active input.
     active: Vec<bool>,
     /// What ops with regions left behind.
-    regions: FxHashMap<Node, RegionTape>,
+    regions: FxHashMap<Node, RegionTape<'g>>,
+    calls: CallCache,
 }
 
 /// For each value of `graph`, whether it depends differentiably on an input marked active.
@@ -49,16 +50,17 @@ pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
     active
 }
 
-/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked.
-fn demand(graph: &Graph, wanted_outputs: &[bool]) -> Vec<bool> {
+/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is active,
+/// and so is everything on some way from it to such an output.
+fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; graph.value_count()];
     for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {
-        wanted[output.index()] |= is_wanted;
+        wanted[output.index()] |= is_wanted && active[output.index()];
     }
     for node in graph.nodes().rev() {
         if node.results().any(|result| wanted[result.index()]) {
             for operand in node.operands() {
-                wanted[operand.index()] = true;
+                wanted[operand.index()] |= active[operand.index()];
             }
         }
     }
@@ -79,7 +81,7 @@ impl<'g> Tape<'g> {
         wanted_outputs: &[bool],
     ) -> Result<Tape<'g>, OpError> {
         let map = ValueMap::for_inputs(graph, arguments);
-        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs)
+        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &CallCache::default())
     }
 
     /// As [`Tape::record`], where `map` already holds the inputs and perhaps other values, which are not computed again.
@@ -89,27 +91,28 @@ impl<'g> Tape<'g> {
         map: ValueMap,
         active_inputs: &[bool],
         wanted_outputs: &[bool],
+        calls: &CallCache,
     ) -> Result<Tape<'g>, OpError> {
         let active = activity(graph, active_inputs);
-        let wanted = demand(graph, wanted_outputs);
-        let mut tape = Tape { graph, map, active, regions: FxHashMap::default() };
+        let wanted = demand(graph, &active, wanted_outputs);
+        let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), calls: calls.clone() };
         for node in graph.nodes() {
-            if node.results().len() > 0 && node.results().all(|result| tape.map.find(result).is_some()) {
-                continue;
-            }
-            let is_active = |value: Value| tape.active[value.index()];
-            let differentiated = node.results().any(|result| is_active(result) && wanted[result.index()]);
+            let differentiated = node.results().any(|result| wanted[result.index()]);
             if !differentiated || node.op().as_primitive().is_some() {
-                builder.copy_node(graph, node, &mut tape.map);
+                if !node.results().all(|result| tape.map.find(result).is_some()) {
+                    builder.copy_node(graph, node, &mut tape.map);
+                }
                 continue;
             }
+            // Even if its results are at hand, an op with regions runs again for what its backward pass needs.
             let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
-            let operand_active: SmallVec<[bool; 8]> = node.operands().iter().map(|&value| is_active(value)).collect();
-            let result_wanted: SmallVec<[bool; 8]> =
-                node.results().map(|result| is_active(result) && wanted[result.index()]).collect();
+            let operand_active: SmallVec<[bool; 8]> =
+                node.operands().iter().map(|value| tape.active[value.index()]).collect();
+            let result_wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
             let outer = builder.origin();
             builder.set_origin(place(node, outer.phase));
-            let (results, region) = regions::record(builder, node.op(), &operands, &operand_active, &result_wanted)?;
+            let (results, region) =
+                regions::record(builder, node.op(), &operands, &operand_active, &result_wanted, calls)?;
             builder.set_origin(outer);
             for (old, new) in node.results().zip(results) {
                 tape.map.set(old, new);
@@ -167,7 +170,8 @@ impl<'g> Tape<'g> {
                 }
                 None => {
                     if let Some(region) = self.regions.get(&node.id) {
-                        let found = regions::pullback(builder, node.op(), region, &operands, &needs, &incoming)?;
+                        let found =
+                            regions::pullback(builder, node.op(), region, &operands, &needs, &incoming, &self.calls)?;
                         gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
                     }
                 }
@@ -212,7 +216,7 @@ pub fn value_and_grad(graph: &Graph, inputs: &[usize]) -> Result<Graph, crate::E
     let mut active = vec![false; arguments.len()];
     for &input in inputs {
         let Some(slot) = active.get_mut(input) else {
-            return Err(crate::error::TraceError::other(format!(
+            return Err(TraceError::other(format!(
                 "cannot differentiate with respect to input {input} of `{}`, which has {}",
                 graph.name(),
                 arguments.len()
@@ -240,10 +244,12 @@ pub(crate) fn gradient_of_first(
 ) -> Result<(Vec<Value>, Vec<Option<Value>>), crate::Error> {
     let scalar = graph.output_types().next().filter(|ty| ty.rank() == 0 && ty.dtype.is_float());
     let Some(scalar) = scalar else {
-        return Err(crate::error::TraceError::other(format!(
-            "a gradient needs a floating-point scalar as first output, found {}",
-            graph.output_types().next().map_or("no output".to_owned(), ToString::to_string)
-        )));
+        let kind = TraceErrorKind::Mismatch {
+            what: "the value to differentiate".to_owned(),
+            expected: "a floating-point scalar".to_owned(),
+            found: graph.output_types().next().map_or("nothing".to_owned(), ToString::to_string),
+        };
+        return Err(TraceError { kind, origin: builder.origin() }.into());
     };
     let mut wanted = vec![false; graph.outputs().len()];
     wanted[0] = true;

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::proto::{self, HloInstructionProto};
 use super::sharding::op_sharding;
-use super::writer::{ComputationId, InstructionId, ModuleWriter, literal, shape, tuple_shape};
+use super::writer::{ComputationId, InstructionId, Metadata, ModuleWriter, literal, shape, tuple_shape};
 use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
 use crate::ops::{ArgReduce, ArgReduceKind, Call, Op, ReduceKind, Scan};
 use crate::sharding::{Mesh, Spec};
@@ -54,6 +54,7 @@ struct Emitter {
     writer: ModuleWriter,
     mesh: Option<Mesh>,
     omit_metadata: bool,
+    /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses stay theirs.
     functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
@@ -61,6 +62,8 @@ struct Emitter {
     constants: Vec<FxHashMap<(DType, u64), InstructionId>>,
     origin: Origin,
     op_name: &'static str,
+    /// The phase of the region op whose body is being written.
+    phase: Phase,
 }
 
 /// Writes `graph` as a module.
@@ -74,6 +77,7 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         constants: Vec::new(),
         origin: Origin::default(),
         op_name: "",
+        phase: Phase::Forward,
     };
     emitter.module(graph, options.aliases)
 }
@@ -85,15 +89,15 @@ impl Emitter {
         let mut inputs = Vec::with_capacity(graph.inputs().len());
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
             let ty = graph.ty(input);
-            let next = self.writer.next_id();
             let instruction = self.writer.parameter(ty, &info.path);
-            if !info.path.is_empty() {
-                instruction.name = format!("{}.{next}", sanitize(&info.path));
-                instruction.metadata.get_or_insert_with(Default::default).op_name.push_str(&info.path);
-            }
             if let Some(mesh) = &self.mesh {
                 let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
                 instruction.sharding = Some(op_sharding(mesh, &spec).into());
+            }
+            if !info.path.is_empty() {
+                let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
+                self.writer.set_name(&name);
+                self.writer.set_metadata(Metadata { op_name: [&info.path, "", ""], ..Metadata::default() });
             }
             inputs.push(self.writer.commit());
         }
@@ -166,12 +170,12 @@ impl Emitter {
     }
 
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
-        self.origin = node.origin();
+        self.origin = node.origin().inside(self.phase);
         self.op_name = node.op().name();
         match node.op() {
             Op::Call(call) => self.call(call, operands),
-            Op::Checkpoint(checkpoint) => self.body(&checkpoint.body, operands),
-            Op::CustomVjp(custom) => self.body(&custom.primal, operands),
+            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
+            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
             Op::Scan(scan) => self.scan(graph, node, scan, operands),
             op => {
                 let results = SmallVec::from_elem(0, node.results().len());
@@ -184,10 +188,21 @@ impl Emitter {
         }
     }
 
+    /// Writes the body of the region op that is being emitted into the open computation.
+    fn region(&mut self, body: &Graph, inputs: &[InstructionId]) -> Ids {
+        let (origin, op_name) = (self.origin, self.op_name);
+        let outer = std::mem::replace(&mut self.phase, origin.phase);
+        let outputs = self.body(body, inputs);
+        (self.origin, self.op_name, self.phase) = (origin, op_name, outer);
+        outputs
+    }
+
     fn call(&mut self, call: &Call, operands: &[InstructionId]) -> Ids {
         let function = &call.function;
         let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
-        let origin = self.origin;
+        let (origin, op_name) = (self.origin, self.op_name);
+        // Whoever calls a function, its own nodes know which phase they belong to.
+        let phase = std::mem::take(&mut self.phase);
         let computation = known.unwrap_or_else(|| {
             self.open();
             let inputs: Ids = function
@@ -204,7 +219,7 @@ impl Emitter {
             self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
             id
         });
-        self.origin = origin;
+        (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
         self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
         let result = self.writer.commit();
         self.elements(result, function.output_types())
@@ -222,7 +237,6 @@ impl Emitter {
 
     /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
     fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
-        let origin = self.origin;
         let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
         let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
@@ -234,13 +248,18 @@ impl Emitter {
         let state_types: Vec<&TensorType> =
             [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
 
-        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
-        state.extend(carries);
+        let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
             let zero = self.number(ty.dtype, 0.0);
             self.begin("broadcast", ty, &[zero]);
-            state.push(self.writer.commit());
+            results.push(self.writer.commit());
         }
+        if length == 0 {
+            // XLA refuses a body that takes slices from nothing.
+            return results;
+        }
+        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        state.extend(results);
         state.extend(invariants);
         state.extend(stacked);
         self.begin_tuple("tuple", state_types.iter().copied(), &state);
@@ -290,8 +309,7 @@ impl Emitter {
             self.begin("reshape", &slice_type, &[slice]);
             inputs.push(self.writer.commit());
         }
-        let outputs = self.body(body, &inputs);
-        self.origin = origin;
+        let outputs = self.region(body, &inputs);
         state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
         for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
             let mut row = ty.clone();
@@ -318,9 +336,9 @@ impl Emitter {
     }
 
     fn begin(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let instruction = self.writer.begin(opcode, ty, operands);
-        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
-        instruction
+        self.writer.begin(opcode, ty, operands);
+        self.describe();
+        self.writer.attributes()
     }
 
     fn begin_tuple<'t>(
@@ -329,9 +347,27 @@ impl Emitter {
         types: impl IntoIterator<Item = &'t TensorType>,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let instruction = self.writer.begin_tuple(opcode, types, operands);
-        describe(instruction, self.omit_metadata, self.origin, self.op_name, &mut self.paths);
-        instruction
+        self.writer.begin_tuple(opcode, types, operands);
+        self.describe();
+        self.writer.attributes()
+    }
+
+    /// States where the instruction begun came from.
+    fn describe(&mut self) {
+        if self.omit_metadata {
+            return;
+        }
+        let phase = match self.origin.phase {
+            Phase::Forward => "",
+            Phase::Backward => "backward/",
+            Phase::Recompute => "recompute/",
+        };
+        let path = self.paths.entry(self.origin.scope).or_insert_with_key(|scope| match scope.path() {
+            path if path.is_empty() => path,
+            path => path + "/",
+        });
+        let source = self.origin.location.map_or(("", 0), |location| (location.file(), location.line()));
+        self.writer.set_metadata(Metadata { op_type: self.op_name, op_name: [phase, path, self.op_name], source });
     }
 
     /// A scalar constant of the open computation, written once.
@@ -398,36 +434,6 @@ impl Emitter {
         self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
         let root = self.writer.commit();
         self.close("arg_reduce", root, tuple_shape([&value, &index])).0
-    }
-}
-
-/// Fills in where an instruction came from.
-fn describe(
-    instruction: &mut HloInstructionProto,
-    omit_metadata: bool,
-    origin: Origin,
-    op_name: &str,
-    paths: &mut FxHashMap<Scope, String>,
-) {
-    if omit_metadata {
-        return;
-    }
-    let metadata = instruction.metadata.get_or_insert_with(Default::default);
-    metadata.op_type.push_str(op_name);
-    metadata.op_name.push_str(match origin.phase {
-        Phase::Forward => "",
-        Phase::Backward => "backward/",
-        Phase::Recompute => "recompute/",
-    });
-    let path = paths.entry(origin.scope).or_insert_with(|| origin.scope.path());
-    if !path.is_empty() {
-        metadata.op_name.push_str(path);
-        metadata.op_name.push('/');
-    }
-    metadata.op_name.push_str(op_name);
-    if let Some(location) = origin.location {
-        metadata.source_file.push_str(location.file());
-        metadata.source_line = location.line() as i32;
     }
 }
 

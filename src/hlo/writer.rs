@@ -4,6 +4,7 @@
 //! encoded at once into the bytes of its computation, so that a module never stands in memory as messages.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
@@ -27,9 +28,37 @@ struct Computation {
     tuple_parameter: Option<(ShapeProto, String)>,
 }
 
+/// Where an instruction came from, as its metadata says it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Metadata<'a> {
+    /// Name of the op it was emitted for.
+    pub(super) op_type: &'a str,
+    /// Parts of the path of that op, which are joined without separator.
+    pub(super) op_name: [&'a str; 3],
+    /// Source file and line; 0 for none.
+    pub(super) source: (&'a str, u32),
+}
+
+/// What every instruction has, kept apart from the scratch message so that the hundred fields that it does not have
+/// cost little.
+#[derive(Default)]
+struct Common {
+    opcode: String,
+    /// Its own name; otherwise it is named after opcode and id.
+    name: String,
+    operands: Vec<InstructionId>,
+    /// Where its encoded shape lies.
+    shape: Range<usize>,
+    metadata: Vec<u8>,
+}
+
 /// Writes a module's computations, innermost first.
 pub struct ModuleWriter {
+    common: Common,
     scratch: HloInstructionProto,
+    /// Encoded shapes, back to back: a module has few different ones.
+    shapes: Vec<u8>,
+    known_shapes: FxHashMap<TensorType, Range<usize>>,
     open: Vec<Computation>,
     done: Vec<u8>,
     next_instruction: InstructionId,
@@ -38,7 +67,18 @@ pub struct ModuleWriter {
     instruction_count: usize,
 }
 
-// Field numbers of hlo.proto that are written by hand because their contents are streamed.
+// Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
+// streamed, and what every instruction has because it is written so often.
+const INSTRUCTION_NAME: u32 = 1;
+const INSTRUCTION_OPCODE: u32 = 2;
+const INSTRUCTION_SHAPE: u32 = 3;
+const INSTRUCTION_METADATA: u32 = 7;
+const INSTRUCTION_ID: u32 = 35;
+const INSTRUCTION_OPERANDS: u32 = 36;
+const METADATA_OP_TYPE: u32 = 1;
+const METADATA_OP_NAME: u32 = 2;
+const METADATA_SOURCE_FILE: u32 = 3;
+const METADATA_SOURCE_LINE: u32 = 4;
 const COMPUTATION_NAME: u32 = 1;
 const COMPUTATION_INSTRUCTIONS: u32 = 2;
 const COMPUTATION_PROGRAM_SHAPE: u32 = 4;
@@ -67,7 +107,10 @@ fn put_number(field: u32, number: i64, out: &mut Vec<u8>) {
 impl ModuleWriter {
     pub(super) fn new() -> ModuleWriter {
         ModuleWriter {
+            common: Common::default(),
             scratch: HloInstructionProto::default(),
+            shapes: Vec::new(),
+            known_shapes: FxHashMap::default(),
             open: Vec::new(),
             done: Vec::new(),
             // XLA takes 0 for "not set".
@@ -129,22 +172,22 @@ impl ModuleWriter {
         self.done
     }
 
-    /// Starts an instruction in the scratch message. [`ModuleWriter::commit`] writes it.
+    /// Starts an instruction; its attributes go into the message returned. [`ModuleWriter::commit`] writes it.
     pub(super) fn begin(
         &mut self,
         opcode: &str,
         ty: &TensorType,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let (element_type, dims) = (element_type(ty.dtype), &ty.dims);
-        let instruction = self.begin_any(opcode, operands);
-        let shape = instruction.shape.get_or_insert_with(ShapeProto::default);
-        shape.element_type = element_type;
-        shape.dimensions.extend(dims.iter().map(|&size| size as i64));
-        shape.is_dynamic_dimension.extend(dims.iter().map(|_| false));
-        let layout = shape.layout.get_or_insert_with(Default::default);
-        layout.minor_to_major.extend((0..dims.len() as i64).rev());
-        instruction
+        let range = match self.known_shapes.get(ty) {
+            Some(range) => range.clone(),
+            None => {
+                let range = self.put_shape(&shape(ty));
+                self.known_shapes.insert(ty.clone(), range.clone());
+                range
+            }
+        };
+        self.begin_any(opcode, range, operands)
     }
 
     /// As [`ModuleWriter::begin`], for an instruction whose result is a tuple.
@@ -154,56 +197,102 @@ impl ModuleWriter {
         types: impl IntoIterator<Item = &'t TensorType>,
         operands: &[InstructionId],
     ) -> &mut HloInstructionProto {
-        let result = tuple_shape(types);
-        let instruction = self.begin_any(opcode, operands);
-        instruction.shape = Some(result);
-        instruction
+        let range = self.put_shape(&tuple_shape(types));
+        self.begin_any(opcode, range, operands)
     }
 
-    fn begin_any(&mut self, opcode: &str, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        self.reset();
-        let instruction = &mut self.scratch;
-        instruction.opcode.push_str(opcode);
-        instruction.operand_ids.extend_from_slice(operands);
-        instruction
+    fn put_shape(&mut self, shape: &ShapeProto) -> Range<usize> {
+        let start = self.shapes.len();
+        // The buffer grows as needed, so encoding cannot run out of room.
+        shape.encode_raw(&mut self.shapes);
+        start..self.shapes.len()
     }
 
-    /// Empties the scratch message, keeping what it has allocated for what every instruction has.
-    fn reset(&mut self) {
-        let mut shape = self.scratch.shape.take();
-        let mut metadata = self.scratch.metadata.take();
+    fn begin_any(&mut self, opcode: &str, shape: Range<usize>, operands: &[InstructionId]) -> &mut HloInstructionProto {
+        let common = &mut self.common;
+        common.opcode.clear();
+        common.opcode.push_str(opcode);
+        common.name.clear();
+        common.operands.clear();
+        common.operands.extend_from_slice(operands);
+        common.shape = shape;
+        common.metadata.clear();
         self.scratch.clear();
-        if let Some(shape) = &mut shape {
-            let mut layout = shape.layout.take();
-            shape.clear();
-            if let Some(layout) = &mut layout {
-                layout.clear();
-            }
-            shape.layout = layout;
-        }
-        if let Some(metadata) = &mut metadata {
-            metadata.clear();
-        }
-        self.scratch.shape = shape;
-        self.scratch.metadata = metadata;
+        &mut self.scratch
     }
 
-    /// Names, numbers and writes the scratch message.
+    /// The attributes of the instruction begun.
+    pub(super) fn attributes(&mut self) -> &mut HloInstructionProto {
+        &mut self.scratch
+    }
+
+    /// Names the instruction begun; unnamed ones are called `opcode.id`.
+    pub(super) fn set_name(&mut self, name: &str) {
+        self.common.name.clear();
+        self.common.name.push_str(name);
+    }
+
+    /// States where the instruction begun came from.
+    pub(super) fn set_metadata(&mut self, metadata: Metadata<'_>) {
+        let out = &mut self.common.metadata;
+        out.clear();
+        if !metadata.op_type.is_empty() {
+            put_bytes(METADATA_OP_TYPE, metadata.op_type.as_bytes(), out);
+        }
+        encode_key(METADATA_OP_NAME, WireType::LengthDelimited, out);
+        encode_varint(metadata.op_name.iter().map(|part| part.len() as u64).sum(), out);
+        metadata.op_name.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
+        if metadata.source.1 > 0 {
+            put_bytes(METADATA_SOURCE_FILE, metadata.source.0.as_bytes(), out);
+            put_number(METADATA_SOURCE_LINE, metadata.source.1.into(), out);
+        }
+    }
+
+    /// Numbers and writes the instruction begun.
     pub(super) fn commit(&mut self) -> InstructionId {
         let id = self.next_instruction;
         self.next_instruction += 1;
         self.instruction_count += 1;
-        self.scratch.id = id;
-        if self.scratch.name.is_empty() {
+        let Common { opcode, name, operands, shape, metadata } = &mut self.common;
+        if name.is_empty() {
+            name.push_str(opcode);
             // Writing to a string cannot fail.
-            let _ = write!(self.scratch.name, "{}.{id}", self.scratch.opcode);
+            let _ = write!(name, ".{id}");
         }
-        if let Some(computation) = self.open.last_mut() {
-            let length = self.scratch.encoded_len();
-            computation.bytes.reserve(length + encoded_len_varint(length as u64) + 2);
-            encode_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, &mut computation.bytes);
-            encode_varint(length as u64, &mut computation.bytes);
-            self.scratch.encode_raw(&mut computation.bytes);
+        let Some(computation) = self.open.last_mut() else { return id };
+        let out = &mut computation.bytes;
+        // The length stands in front of the instruction and is known behind it: it goes into room left for it, in as
+        // many bytes as any length below 2^28 takes.
+        const LENGTH_BYTES: usize = 4;
+        encode_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, out);
+        let length_at = out.len();
+        out.extend_from_slice(&[0; LENGTH_BYTES]);
+        put_bytes(INSTRUCTION_NAME, name.as_bytes(), out);
+        put_bytes(INSTRUCTION_OPCODE, opcode.as_bytes(), out);
+        put_bytes(INSTRUCTION_SHAPE, &self.shapes[shape.clone()], out);
+        if !metadata.is_empty() {
+            put_bytes(INSTRUCTION_METADATA, metadata, out);
+        }
+        put_number(INSTRUCTION_ID, id, out);
+        if !operands.is_empty() {
+            let length: usize = operands.iter().map(|&operand| encoded_len_varint(operand as u64)).sum();
+            encode_key(INSTRUCTION_OPERANDS, WireType::LengthDelimited, out);
+            encode_varint(length as u64, out);
+            operands.iter().for_each(|&operand| encode_varint(operand as u64, out));
+        }
+        self.scratch.encode_raw(out);
+        let mut length = out.len() - length_at - LENGTH_BYTES;
+        if length >> (7 * LENGTH_BYTES) == 0 {
+            for (index, byte) in out[length_at..length_at + LENGTH_BYTES].iter_mut().enumerate() {
+                // Every byte but the last says that another follows.
+                *byte = (length & 0x7f) as u8 | if index + 1 < LENGTH_BYTES { 0x80 } else { 0 };
+                length >>= 7;
+            }
+        } else {
+            // A constant of over 256 MiB: rare enough to move it.
+            let mut prefix = Vec::new();
+            encode_varint(length as u64, &mut prefix);
+            out.splice(length_at..length_at + LENGTH_BYTES, prefix);
         }
         id
     }

@@ -124,6 +124,20 @@ impl GraphBuilder {
         (result_start..result_start + result_count).map(Value).collect()
     }
 
+    /// As [`GraphBuilder::push_typed`], for a node that comes from elsewhere than those pushed around it.
+    pub(crate) fn push_from(
+        &mut self,
+        origin: Origin,
+        op: Op,
+        operands: &[Value],
+        result_types: impl IntoIterator<Item = TensorType>,
+    ) -> Values {
+        let outer = std::mem::replace(&mut self.origin, origin);
+        let results = self.push_typed(op, operands, result_types);
+        self.origin = outer;
+        results
+    }
+
     /// Copies a node of another graph, reading its operands through `map` and recording its results there.
     pub(crate) fn copy_node(&mut self, source: &Graph, node: NodeRef<'_>, map: &mut ValueMap) -> Values {
         let op = node.op().clone();

@@ -168,4 +168,9 @@ impl Origin {
     pub fn in_phase(self, phase: Phase) -> Origin {
         Origin { phase, ..self }
     }
+
+    /// The same place in a body that runs in `phase`: what the user wrote takes the phase of the op it runs in.
+    pub(crate) fn inside(self, phase: Phase) -> Origin {
+        if self.phase == Phase::Forward { self.in_phase(phase) } else { self }
+    }
 }

@@ -116,6 +116,11 @@ impl Graph {
         &self.name
     }
 
+    /// The same graph under another name.
+    pub(crate) fn renamed(self, name: impl Into<Arc<str>>) -> Graph {
+        Graph { name: name.into(), ..self }
+    }
+
     /// The input values, in order.
     pub fn inputs(&self) -> &[Value] {
         &self.inputs

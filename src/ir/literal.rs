@@ -55,6 +55,17 @@ impl Literal {
         Literal { ty: TensorType::scalar(T::DTYPE), bytes: bytemuck::bytes_of(&element).into() }
     }
 
+    /// A literal of one dimension.
+    pub fn vector<T: Element>(elements: &[T]) -> Literal {
+        Literal { ty: TensorType::new(T::DTYPE, &[elements.len()]), bytes: bytemuck::cast_slice(elements).into() }
+    }
+
+    /// A literal of two dimensions, from its rows.
+    pub fn matrix<T: Element, const N: usize>(rows: &[[T; N]]) -> Literal {
+        let ty = TensorType::new(T::DTYPE, &[rows.len(), N]);
+        Literal { ty, bytes: bytemuck::cast_slice(rows.as_flattened()).into() }
+    }
+
     /// Element type and dimensions.
     pub fn ty(&self) -> &TensorType {
         &self.ty

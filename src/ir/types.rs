@@ -120,12 +120,19 @@ impl fmt::Display for DType {
 /// Element type and dimension sizes of one value.
 ///
 /// The text form is HLO's without layout: `f32[16,256]`, `s32[]`.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub struct TensorType {
     /// Element type.
     pub dtype: DType,
     /// Dimension sizes, major to minor.
     pub dims: Dims,
+}
+
+// Types are copied more often than anything else, and `SmallVec` clones element by element where this copies bytes.
+impl Clone for TensorType {
+    fn clone(&self) -> TensorType {
+        TensorType { dtype: self.dtype, dims: Dims::from_slice(&self.dims) }
+    }
 }
 
 impl TensorType {
@@ -144,14 +151,23 @@ impl TensorType {
         self.dims.len()
     }
 
-    /// Number of elements; 1 for a scalar, 0 when any dimension is empty.
+    /// Number of elements; 1 for a scalar, 0 when any dimension is empty; the largest number where it cannot be counted.
     pub fn element_count(&self) -> usize {
-        self.dims.iter().product()
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        self.dims.iter().fold(1, |count: usize, &size| count.saturating_mul(size))
     }
 
-    /// Bytes of the dense value.
+    /// Bytes of the dense value; the largest number where they cannot be counted.
     pub fn byte_count(&self) -> usize {
-        self.element_count() * self.dtype.byte_count()
+        self.element_count().saturating_mul(self.dtype.byte_count())
+    }
+
+    /// Whether sizes and bytes are numbers that XLA, which counts in signed 64-bit integers, can represent.
+    pub fn is_addressable(&self) -> bool {
+        const LIMIT: usize = isize::MAX as usize;
+        self.dims.iter().all(|&size| size <= LIMIT) && self.byte_count() <= LIMIT
     }
 
     /// The same dimensions with another element type.

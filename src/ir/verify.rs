@@ -9,6 +9,8 @@
 //! Not checked yet: that specs on ports fit the mesh (the sharding pass does), that bodies are not recursive (they
 //! cannot be built so).
 
+use smallvec::SmallVec;
+
 use super::entities::{Node, Value};
 use super::graph::{Definition, Graph};
 use crate::error::{OpError, TypeError};
@@ -90,15 +92,15 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
                 return Err(VerifyError::UseBeforeDefinition { graph: name(), node: node.id, value });
             }
         }
-        let operands: Vec<_> = node.operands().iter().map(|&value| graph.ty(value)).collect();
+        let operands: SmallVec<[_; 8]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
         let refuse = |error: TypeError| {
             let types = operands.iter().map(|&ty| ty.clone()).collect();
             let source = Box::new(OpError::new(node.op().name(), error, types, node.origin()));
             VerifyError::Op { graph: name(), source }
         };
         let inferred = node.op().infer(&operands).map_err(refuse)?;
-        let found: Vec<_> = node.results().map(|value| graph.ty(value).clone()).collect();
-        if inferred.as_slice() != found {
+        if !inferred.iter().eq(node.results().map(|value| graph.ty(value))) {
+            let found: Vec<_> = node.results().map(|value| graph.ty(value)).collect();
             return Err(refuse(TypeError::Attribute(format!(
                 "its results are {found:?}, but the op yields {inferred:?}"
             ))));

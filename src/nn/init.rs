@@ -11,15 +11,15 @@ use crate::trace::{Init, MapTree, Param, Tree};
 pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> T::Mapped {
     params.map(|path, param| {
         let ty = &param.spec.ty;
+        let path = path.to_string();
         let mut numbers = Vec::with_capacity(ty.element_count());
         if param.is_stacked {
             let count = ty.dims[0];
             for layer in 0..count {
-                let path = path_of_layer(path.as_str(), layer);
-                draw(param.init, &path, seed, ty.element_count() / count, &mut numbers);
+                draw(param.init, &layer_path(&path, layer), seed, ty.element_count() / count, &mut numbers);
             }
         } else {
-            draw(param.init, path.as_str(), seed, ty.element_count(), &mut numbers);
+            draw(param.init, &path, seed, ty.element_count(), &mut numbers);
         }
         let bytes: Vec<u8> = match ty.dtype {
             DType::BF16 => numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
@@ -32,13 +32,12 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
     })
 }
 
-/// The path that a layer of a stacked parameter has when layers are separate: the number stands after `layers`.
-fn path_of_layer(path: &str, layer: usize) -> String {
-    let mut parts: Vec<&str> = path.split('.').collect();
-    let number = layer.to_string();
-    let position = parts.iter().position(|part| *part == "layers").unwrap_or(0);
-    parts.insert(position + 1, &number);
-    parts.join(".")
+/// The path that a layer's parameter has where layers are not stacked: `layers.3.mlp.up` for layer 3 of `layers.mlp.up`.
+fn layer_path(stacked: &str, layer: usize) -> String {
+    let parts: Vec<&str> = stacked.split('.').collect();
+    let end = parts.iter().position(|&part| part == "layers").map_or(parts.len(), |position| position + 1);
+    let (stack, rest) = parts.split_at(end);
+    [&stack.join("."), &layer.to_string(), &rest.join(".")].map(String::as_str).join(".")
 }
 
 /// Appends `count` numbers, which depend on the seed and the path.

@@ -61,7 +61,10 @@ impl Primitive for DotGeneral {
         expect_operands(operands, 2)?;
         let (lhs, rhs, dims) = (operands[0], operands[1], &*self.dims);
         expect_dtype(1, rhs, lhs.dtype)?;
-        if lhs.dtype == DType::Pred || lhs.dtype.is_float() != self.dtype.is_float() {
+        let one_class = lhs.dtype.is_float() == self.dtype.is_float();
+        // XLA refuses to accumulate integers in a narrower type.
+        let narrower = lhs.dtype.is_integer() && self.dtype.byte_count() < lhs.dtype.byte_count();
+        if lhs.dtype == DType::Pred || self.dtype == DType::Pred || !one_class || narrower {
             return Err(TypeError::DType {
                 operand: 0,
                 expected: format!("a type that can be accumulated in {}", self.dtype),

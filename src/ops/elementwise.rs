@@ -229,7 +229,11 @@ binary_table! {
     Or "or" Bits |_, _, _, _, _| Ok(None), Ok(None);
     /// x to the power of y.
     Power "power" Float |b, ct, x, y, z| {
-        let exponent = b.shift(y, -1.0)?;
+        // The slope in x is y x^(y - 1); where y is 0, it is 0, also where x is 0 and the power infinite.
+        let lower = b.shift(y, -1.0)?;
+        let (zero, one) = (b.zeros_like(y), b.splat_like(y, 1.0));
+        let is_zero = b.compare(Direction::Eq, y, zero)?;
+        let exponent = b.push1(Select, &[is_zero, one, lower])?;
         let power = b.binary(BinaryKind::Power, x, exponent)?;
         let slope = b.mul(y, power)?;
         b.mul(ct, slope).map(Some)
@@ -453,8 +457,12 @@ impl Primitive for BitcastConvert {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let dtype = operands[0].dtype;
-        if dtype.byte_count() != self.0.byte_count() || (dtype == DType::Pred) != (self.0 == DType::Pred) {
-            return Err(TypeError::Attribute(format!("cannot reinterpret {dtype} as {}: the widths differ", self.0)));
+        let refuse = |reason| Err(TypeError::Attribute(format!("cannot reinterpret {dtype} as {}: {reason}", self.0)));
+        if (dtype == DType::Pred) != (self.0 == DType::Pred) {
+            return refuse("pred has no bits of its own");
+        }
+        if dtype.byte_count() != self.0.byte_count() {
+            return refuse("the widths differ");
         }
         Ok(one(operands[0].with_dtype(self.0)))
     }

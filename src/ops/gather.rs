@@ -103,11 +103,15 @@ impl GatherDims {
         let limit = if let [limit] = limits[..] {
             builder.splat(ty.clone(), limit as f64)
         } else {
-            let iota = TensorType::new(DType::S32, &[limits.len()]);
-            let bytes: Vec<u8> = limits.iter().flat_map(|&limit| (limit as i32).to_le_bytes()).collect();
-            let Some(literal) = crate::ir::Literal::from_bytes(iota, bytes) else { return Ok(indices) };
+            // A limit that the indices' type cannot hold saturates: no index exceeds it then.
+            let bytes = limits.iter().flat_map(|&limit| {
+                let (bytes, count) = super::Splat::new(TensorType::scalar(ty.dtype), limit as f64).element_bytes();
+                bytes.into_iter().take(count)
+            });
+            let literal =
+                crate::ir::Literal::from_bytes(TensorType::new(ty.dtype, &[limits.len()]), bytes.collect::<Vec<u8>>());
+            let Some(literal) = literal else { return Ok(indices) };
             let limits = builder.push1(super::Constant(Box::new(literal)), &[])?;
-            let limits = builder.convert(limits, ty.dtype)?;
             builder.broadcast(limits, &ty.dims, &[self.index_vector_dim])?
         };
         let zero = builder.zeros_like(indices);

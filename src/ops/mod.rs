@@ -83,6 +83,18 @@ macro_rules! op_table {
         })*
 
         impl Op {
+            /// The name of every variant: tests show by it that none was forgotten.
+            pub const VARIANTS: &'static [&'static str] =
+                &[$(stringify!($primitive),)* $(stringify!($region),)*];
+
+            /// The variant's name, without its attributes.
+            pub fn variant(&self) -> &'static str {
+                match self {
+                    $(Op::$primitive(_) => stringify!($primitive),)*
+                    $(Op::$region(_) => stringify!($region),)*
+                }
+            }
+
             /// The rules of an op without regions; `None` for one with.
             pub fn as_primitive(&self) -> Option<&dyn Primitive> {
                 match self {
@@ -104,9 +116,13 @@ macro_rules! op_table {
             /// # Errors
             /// The first operand or attribute that does not fit.
             pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-                match self {
+                let results = match self {
                     $(Op::$primitive(op) => op.infer(operands),)*
                     $(Op::$region(op) => op.infer(operands),)*
+                }?;
+                match results.iter().find(|ty| !ty.is_addressable()) {
+                    Some(ty) => Err(TypeError::Attribute(format!("the result {ty} has more bytes than can be addressed"))),
+                    None => Ok(results),
                 }
             }
         }
@@ -195,6 +211,21 @@ impl Op {
             _ => SmallVec::new(),
         };
         bodies.into_iter()
+    }
+}
+
+impl Op {
+    /// The same op with its bodies replaced; `None` for an op without regions.
+    pub(crate) fn map_regions(&self, mut f: impl FnMut(&Arc<Graph>) -> Arc<Graph>) -> Option<Op> {
+        Some(match self {
+            Op::Call(op) => Call { function: f(&op.function) }.into(),
+            Op::Checkpoint(op) => Checkpoint { body: f(&op.body), policy: op.policy.clone() }.into(),
+            Op::CustomVjp(op) => {
+                CustomVjp { primal: f(&op.primal), forward: f(&op.forward), backward: f(&op.backward) }.into()
+            }
+            Op::Scan(op) => Scan { body: f(&op.body), ..op.clone() }.into(),
+            _ => return None,
+        })
     }
 }
 

@@ -142,6 +142,11 @@ pub enum ArgReduceKind {
     Min,
 }
 
+impl ArgReduceKind {
+    /// Every kind.
+    pub const ALL: [ArgReduceKind; 2] = [ArgReduceKind::Max, ArgReduceKind::Min];
+}
+
 /// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduce {
@@ -168,6 +173,9 @@ impl Primitive for ArgReduce {
         let types = Reduce { kind, axes }.infer(operands)?;
         if operands[0].dims[self.axis] == 0 {
             return Err(TypeError::Attribute(format!("dimension {} is empty, so no element is extreme", self.axis)));
+        }
+        if i32::try_from(operands[0].dims[self.axis]).is_err() {
+            return Err(TypeError::Attribute(format!("dimension {} has more positions than s32 can count", self.axis)));
         }
         Ok(one(types[0].with_dtype(DType::S32)))
     }

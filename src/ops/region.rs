@@ -117,10 +117,28 @@ impl Scan {
     /// # Errors
     /// Operands, body inputs and body outputs do not fit together.
     pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let (body, stacked_start) = (&*self.body, self.invariant_count + self.carry_count);
+        let (body, stacked_start) = (&*self.body, self.invariant_count.saturating_add(self.carry_count));
         expect_operands(operands, body.inputs().len())?;
-        if operands.len() < stacked_start || body.outputs().len() < self.carry_count {
-            return Err(TypeError::OperandCount { expected: stacked_start, found: operands.len() });
+        if operands.len() < stacked_start {
+            return Err(TypeError::Attribute(format!(
+                "there are {} invariants and {} carries, but only {} operands",
+                self.invariant_count,
+                self.carry_count,
+                operands.len()
+            )));
+        }
+        if body.outputs().len() < self.carry_count {
+            return Err(TypeError::Attribute(format!(
+                "the body returns {} values, fewer than the {} carries",
+                body.outputs().len(),
+                self.carry_count
+            )));
+        }
+        if i32::try_from(self.length).is_err() {
+            return Err(TypeError::Attribute(format!(
+                "a loop of {} iterations is longer than s32 can count",
+                self.length
+            )));
         }
         for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
             expect_dtype(index, operand, input.dtype)?;

@@ -80,7 +80,8 @@ impl Primitive for Reshape {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        let (found, expected) = (operands[0].element_count(), self.dims.iter().product::<usize>());
+        let result = TensorType { dtype: operands[0].dtype, dims: self.dims.clone() };
+        let (found, expected) = (operands[0].element_count(), result.element_count());
         if found != expected {
             return Err(TypeError::Attribute(format!(
                 "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
@@ -88,7 +89,7 @@ impl Primitive for Reshape {
                 self.dims.as_slice()
             )));
         }
-        Ok(one(TensorType { dtype: operands[0].dtype, dims: self.dims.clone() }))
+        Ok(one(result))
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -180,7 +181,8 @@ impl Primitive for Slice {
             return Err(TypeError::Rank { operand: 0, expected: self.ranges.len().to_string(), found: operand.rank() });
         }
         for (dim, (range, &size)) in self.ranges.iter().zip(&operand.dims).enumerate() {
-            if range.start > range.limit || range.limit > size || range.stride == 0 {
+            let strides = 1..=i64::MAX as usize;
+            if range.start > range.limit || range.limit > size || !strides.contains(&range.stride) {
                 return Err(TypeError::Attribute(format!(
                     "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
                     range.start, range.limit, range.stride
@@ -233,9 +235,14 @@ pub struct PadDim {
 }
 
 impl PadDim {
-    fn size(self, size: usize) -> i64 {
-        let size = size as i64;
-        size + (size - 1).max(0) * self.interior as i64 + self.low + self.high
+    /// The size after padding; none where a number is out of XLA's range, or would be with its sign changed.
+    fn size(self, size: usize) -> Option<i64> {
+        let interior = i64::try_from(self.interior).ok()?;
+        let size = i64::try_from(size).ok()?;
+        let inner = size.checked_add((size - 1).max(0).checked_mul(interior)?)?;
+        let low = inner.checked_add(self.low)?;
+        self.low.checked_neg().and(self.high.checked_neg())?;
+        low.checked_add(self.high)
     }
 }
 
@@ -265,7 +272,9 @@ impl Primitive for Pad {
         }
         let mut dims = Dims::new();
         for (dim, (padding, &size)) in self.padding.iter().zip(&operand.dims).enumerate() {
-            let padded = padding.size(size);
+            let padded = padding.size(size).ok_or_else(|| {
+                TypeError::Attribute(format!("padding dimension {dim} of size {size} gives a size out of range"))
+            })?;
             let padded = usize::try_from(padded).map_err(|_| {
                 TypeError::Attribute(format!("padding dimension {dim} of size {size} gives the negative size {padded}"))
             })?;
@@ -307,7 +316,7 @@ impl Primitive for Pad {
             interior_padding: dim.interior as i64,
         });
         let config = proto::PaddingConfig { dimensions: dimensions.collect() };
-        context.begin("pad").padding_config = Some(config.into());
+        context.begin("pad").padding_config = Some(config);
         context.finish();
     }
 }
@@ -335,7 +344,7 @@ impl Primitive for Concatenate {
             let mut expected = first.dims.clone();
             if let Some(&size) = ty.dims.get(self.axis) {
                 expected[self.axis] = size;
-                result.dims[self.axis] += size;
+                result.dims[self.axis] = result.dims[self.axis].saturating_add(size);
             }
             expect_dims(index + 1, ty, &expected)?;
         }

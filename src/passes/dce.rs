@@ -4,173 +4,145 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap};
-use crate::ops::{Barrier, Op, Scan};
+use super::Bodies;
+use crate::ir::{Graph, GraphBuilder, PortInfo, Value, ValueMap};
+use crate::ops::{Op, Scan};
 
-/// Drops every node that no output depends on; from barriers and scans, also single results, with the carries and slices
-/// that served only them. Inputs stay, used or not.
+/// Drops every node that no output depends on, in every region too; from barriers and scans, also single results, with the
+/// carries and slices that served only them. Inputs stay, used or not.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
-    let mut live = vec![false; graph.value_count()];
-    graph.outputs().iter().for_each(|output| live[output.index()] = true);
-    // What becomes of each scan that loses something, found on the way back and needed on the way forth.
-    let mut pruned: Vec<Option<PrunedScan>> = Vec::new();
-    pruned.resize_with(graph.node_count(), || None);
-    for node in graph.nodes().rev() {
-        if !node.results().any(|result| live[result.index()]) {
-            continue;
-        }
-        match node.op() {
-            Op::Barrier(_) => {
-                for (result, operand) in node.results().zip(node.operands()) {
-                    live[operand.index()] |= live[result.index()];
+    eliminate(graph, &mut Bodies::default())
+}
+
+fn eliminate(graph: &Graph, bodies: &mut Bodies) -> Graph {
+    let liveness = Liveness::of(graph, &vec![true; graph.outputs().len()]);
+    let inputs: Vec<(Value, PortInfo)> =
+        graph.inputs().iter().copied().zip(graph.input_info().iter().cloned()).collect();
+    let outputs: Vec<(Value, PortInfo)> =
+        graph.outputs().iter().copied().zip(graph.output_info().iter().cloned()).collect();
+    liveness.extract(graph, inputs, outputs, bodies)
+}
+
+/// Which values of a graph are needed for some of its outputs.
+struct Liveness {
+    live: Vec<bool>,
+    /// For each node, what is needed of it if it is a scan that is needed at all.
+    scans: Vec<Option<ScanLiveness>>,
+}
+
+struct ScanLiveness {
+    body: Liveness,
+    inputs: Vec<bool>,
+    outputs: Vec<bool>,
+}
+
+/// The items whose flag is set.
+fn chosen<'a, T>(items: impl IntoIterator<Item = T> + 'a, flags: &'a [bool]) -> impl Iterator<Item = T> + 'a {
+    items.into_iter().zip(flags).filter_map(|(item, &flag)| flag.then_some(item))
+}
+
+fn count(flags: &[bool]) -> usize {
+    flags.iter().filter(|&&flag| flag).count()
+}
+
+impl Liveness {
+    fn of(graph: &Graph, wanted_outputs: &[bool]) -> Liveness {
+        let mut live = vec![false; graph.value_count()];
+        chosen(graph.outputs(), wanted_outputs).for_each(|output| live[output.index()] = true);
+        let mut scans: Vec<Option<ScanLiveness>> = Vec::new();
+        scans.resize_with(graph.node_count(), || None);
+        for node in graph.nodes().rev() {
+            if !node.results().any(|result| live[result.index()]) {
+                continue;
+            }
+            match node.op() {
+                Op::Barrier(_) => {
+                    for (result, operand) in node.results().zip(node.operands()) {
+                        live[operand.index()] |= live[result.index()];
+                    }
                 }
-            }
-            Op::Scan(scan) => {
-                let results: Vec<bool> = node.results().map(|result| live[result.index()]).collect();
-                let scan = prune(scan, &results);
-                for (&operand, &kept) in node.operands().iter().zip(&scan.kept_inputs) {
-                    live[operand.index()] |= kept;
+                Op::Scan(scan) => {
+                    let results: Vec<bool> = node.results().map(|result| live[result.index()]).collect();
+                    let needed = ScanLiveness::of(scan, results);
+                    chosen(node.operands(), &needed.inputs).for_each(|operand| live[operand.index()] = true);
+                    scans[node.id.index()] = Some(needed);
                 }
-                pruned[node.id.index()] = Some(scan);
-            }
-            _ => node.operands().iter().for_each(|operand| live[operand.index()] = true),
-        }
-    }
-
-    let mut builder = GraphBuilder::new(graph.name());
-    let mut map = ValueMap::new(graph);
-    for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
-        let value = builder.input(graph.ty(input).clone(), info.clone());
-        map.set(input, value);
-    }
-    for node in graph.nodes() {
-        if !node.results().any(|result| live[result.index()]) {
-            continue;
-        }
-        match (node.op(), pruned[node.id.index()].take()) {
-            (_, Some(scan)) => {
-                copy_subset(&mut builder, graph, node, scan.op.into(), &scan.kept_inputs, &scan.kept_outputs, &mut map);
-            }
-            (Op::Barrier(_), None) => {
-                let kept: Vec<bool> = node.results().map(|result| live[result.index()]).collect();
-                copy_subset(&mut builder, graph, node, Barrier.into(), &kept, &kept, &mut map);
-            }
-            _ => {
-                builder.copy_node(graph, node, &mut map);
+                _ => node.operands().iter().for_each(|operand| live[operand.index()] = true),
             }
         }
+        Liveness { live, scans }
     }
-    let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
-    builder.finish(outputs, graph.output_info().to_vec())
-}
 
-/// Copies a node with only some of its operands and results.
-fn copy_subset(
-    builder: &mut GraphBuilder,
-    graph: &Graph,
-    node: NodeRef<'_>,
-    op: Op,
-    operands: &[bool],
-    results: &[bool],
-    map: &mut ValueMap,
-) {
-    fn chosen<'a>(values: impl Iterator<Item = Value> + 'a, flags: &'a [bool]) -> impl Iterator<Item = Value> + 'a {
-        values.zip(flags).filter_map(|(value, &flag)| flag.then_some(value))
-    }
-    // What is not chosen may be gone already, so the choice comes first.
-    let operands: SmallVec<[Value; 8]> =
-        chosen(node.operands().iter().copied(), operands).map(|value| map.get(value)).collect();
-    let outer = builder.origin();
-    builder.set_origin(node.origin());
-    let types = chosen(node.results(), results).map(|value| graph.ty(value).clone());
-    let new = builder.push_typed(op, &operands, types);
-    // A phase left behind would be taken for that of the nodes copied next.
-    builder.set_origin(outer);
-    for (old, new) in chosen(node.results(), results).zip(new) {
-        map.set(old, new);
-    }
-}
-
-struct PrunedScan {
-    op: Scan,
-    kept_inputs: Vec<bool>,
-    kept_outputs: Vec<bool>,
-}
-
-/// A scan without the carries, slices and outputs that the wanted results do not need.
-fn prune(scan: &Scan, wanted: &[bool]) -> PrunedScan {
-    let body = &*scan.body;
-    let mut outputs = wanted.to_vec();
-    let mut inputs;
-    // A carry that is wanted may read another carry, whose computation is then wanted as well.
-    loop {
-        let live = live_values(body, &outputs);
-        inputs = body.inputs().iter().map(|input| live[input.index()]).collect::<Vec<bool>>();
-        let mut changed = false;
-        for carry in 0..scan.carry_count {
-            if inputs[scan.invariant_count + carry] && !outputs[carry] {
-                outputs[carry] = true;
-                changed = true;
-            }
+    /// A graph of what is live, with these inputs and outputs.
+    fn extract(
+        &self,
+        graph: &Graph,
+        inputs: impl IntoIterator<Item = (Value, PortInfo)>,
+        outputs: impl IntoIterator<Item = (Value, PortInfo)>,
+        bodies: &mut Bodies,
+    ) -> Graph {
+        let mut builder = GraphBuilder::new(graph.name());
+        let mut map = ValueMap::new(graph);
+        for (input, info) in inputs {
+            let value = builder.input(graph.ty(input).clone(), info);
+            map.set(input, value);
         }
-        if !changed {
-            break;
-        }
-    }
-    for carry in 0..scan.carry_count {
-        inputs[scan.invariant_count + carry] = outputs[carry];
-    }
-
-    let mut builder = GraphBuilder::new(body.name());
-    let mut map = ValueMap::new(body);
-    for (&input, _) in body.inputs().iter().zip(&inputs).filter(|&(_, &kept)| kept) {
-        let value = builder.input(body.ty(input).clone(), PortInfo::default());
-        map.set(input, value);
-    }
-    let live = live_values(body, &outputs);
-    for node in body.nodes().filter(|node| node.results().any(|result| live[result.index()])) {
-        match node.op() {
-            Op::Barrier(_) => {
-                let kept: Vec<bool> = node.results().map(|result| live[result.index()]).collect();
-                copy_subset(&mut builder, body, node, Barrier.into(), &kept, &kept, &mut map);
+        for node in graph.nodes() {
+            let kept: SmallVec<[bool; 4]> = node.results().map(|result| self.live[result.index()]).collect();
+            if !kept.contains(&true) {
+                continue;
             }
-            _ => {
-                builder.copy_node(body, node, &mut map);
-            }
-        }
-    }
-    let results: Vec<Value> =
-        body.outputs().iter().zip(&outputs).filter(|&(_, &kept)| kept).map(|(&value, _)| map.get(value)).collect();
-    let body = eliminate_dead_code(&builder.finish_body(results));
-    let count = |flags: &[bool]| flags.iter().filter(|&&flag| flag).count();
-    let op = Scan {
-        body: Arc::new(body),
-        invariant_count: count(&inputs[..scan.invariant_count]),
-        carry_count: count(&outputs[..scan.carry_count]),
-        ..scan.clone()
-    };
-    PrunedScan { op, kept_inputs: inputs, kept_outputs: outputs }
-}
-
-/// The values that the chosen outputs depend on. A barrier passes each of its values on by itself: what a checkpoint
-/// guards but never reads must not keep an input of the loop alive. Other nodes are taken whole.
-fn live_values(body: &Graph, outputs: &[bool]) -> Vec<bool> {
-    let mut live = vec![false; body.value_count()];
-    for (output, _) in body.outputs().iter().zip(outputs).filter(|&(_, &wanted)| wanted) {
-        live[output.index()] = true;
-    }
-    for node in body.nodes().rev() {
-        match node.op() {
-            Op::Barrier(_) => {
-                for (result, operand) in node.results().zip(node.operands()) {
-                    live[operand.index()] |= live[result.index()];
+            let (op, operand_flags, result_flags) = match (node.op(), &self.scans[node.id.index()]) {
+                (Op::Scan(scan), Some(needed)) => {
+                    (needed.extract(scan, bodies).into(), &needed.inputs[..], &needed.outputs[..])
                 }
+                (op @ Op::Barrier(_), _) => (op.clone(), &kept[..], &kept[..]),
+                (op, _) => {
+                    let op = bodies.transform_op(op, eliminate).unwrap_or_else(|| op.clone());
+                    builder.copy_node_as(graph, node, op, &mut map);
+                    continue;
+                }
+            };
+            let operands: SmallVec<[Value; 8]> =
+                chosen(node.operands(), operand_flags).map(|&value| map.get(value)).collect();
+            let types = chosen(node.results(), result_flags).map(|value| graph.ty(value).clone());
+            let results = builder.push_from(node.origin(), op, &operands, types);
+            chosen(node.results(), result_flags).zip(results).for_each(|(old, new)| map.set(old, new));
+        }
+        let (outputs, info) = outputs.into_iter().map(|(value, info)| (map.get(value), info)).unzip();
+        builder.finish(outputs, info)
+    }
+}
+
+impl ScanLiveness {
+    /// What a scan needs for the results wanted.
+    fn of(scan: &Scan, wanted: Vec<bool>) -> ScanLiveness {
+        let carries = scan.invariant_count..scan.invariant_count + scan.carry_count;
+        let mut outputs = wanted;
+        loop {
+            let body = Liveness::of(&scan.body, &outputs);
+            let mut inputs: Vec<bool> = scan.body.inputs().iter().map(|input| body.live[input.index()]).collect();
+            // A carry that is read by something wanted must be computed as well, which may read further carries.
+            let read = &inputs[carries.clone()];
+            if read.iter().zip(&outputs).all(|(&read, &wanted)| wanted || !read) {
+                // A carry that is returned enters the loop too, even if its first value is never read.
+                inputs[carries].copy_from_slice(&outputs[..scan.carry_count]);
+                return ScanLiveness { body, inputs, outputs };
             }
-            _ if node.results().any(|result| live[result.index()]) => {
-                node.operands().iter().for_each(|operand| live[operand.index()] = true);
-            }
-            _ => {}
+            read.iter().zip(&mut outputs).for_each(|(&read, wanted)| *wanted |= read);
         }
     }
-    live
+
+    fn extract(&self, scan: &Scan, bodies: &mut Bodies) -> Scan {
+        let body = &*scan.body;
+        let port = |&value: &Value| (value, PortInfo::default());
+        let inputs = chosen(body.inputs(), &self.inputs).map(port);
+        let outputs = chosen(body.outputs(), &self.outputs).map(port);
+        Scan {
+            body: Arc::new(self.body.extract(body, inputs, outputs, bodies)),
+            invariant_count: count(&self.inputs[..scan.invariant_count]),
+            carry_count: count(&self.outputs[..scan.carry_count]),
+            ..scan.clone()
+        }
+    }
 }

@@ -6,6 +6,8 @@ use std::ffi::c_char;
 use std::sync::Arc;
 use std::{fmt, ptr};
 
+use prost::Message;
+
 use super::api::{Arguments, sized, slice};
 use super::array::{Array, ArraySpec};
 use super::buffer::{Buffer, dtype_from_raw, type_of};
@@ -14,6 +16,7 @@ use super::error::PjrtError;
 use super::options::CompileOptions;
 use super::program::{self, Parameter};
 use super::sys::*;
+use crate::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use crate::ir::TensorType;
 
 /// A compiled program on its devices. Cloning gives another handle.
@@ -70,6 +73,25 @@ pub struct OptimizedProgram {
     pub bytes: Vec<u8>,
 }
 
+impl OptimizedProgram {
+    /// The module, decoded.
+    ///
+    /// # Errors
+    /// The bytes are not a message of that format.
+    pub fn decode(&self) -> Result<HloModuleProto, PjrtError> {
+        let invalid = |reason: String| PjrtError::InvalidModule { reason };
+        let wrong = |error: prost::DecodeError| invalid(error.to_string());
+        match self.format.as_str() {
+            "hlo" => HloModuleProto::decode(&*self.bytes).map_err(wrong),
+            "hlo_with_config" => {
+                let module = HloModuleProtoWithConfig::decode(&*self.bytes).map_err(wrong)?;
+                module.hlo_module.ok_or_else(|| invalid("it has a config, but no module".into()))
+            }
+            format => Err(invalid(format!("unknown format \"{format}\", expected hlo or hlo_with_config"))),
+        }
+    }
+}
+
 impl Client {
     /// Compiles a serialized `HloModuleProto`.
     ///
@@ -90,6 +112,7 @@ impl Prepared {
     pub(super) fn new(client: &Client, module: &[u8], options: &CompileOptions) -> Result<Prepared, PjrtError> {
         let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
         let assignment = options.assignment(&devices)?;
+        let options = options.for_platform(client.platform_name());
         let parameters = program::parameters(module, options.num_partitions > 1)?;
         Ok(Prepared { options: options.encode(&assignment), parameters })
     }

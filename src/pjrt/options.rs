@@ -68,6 +68,17 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
+    /// These options with what the platform needs to compute what HLO says.
+    pub(super) fn for_platform(&self, platform: &str) -> CompileOptions {
+        let mut options = self.clone();
+        if platform == "cpu" {
+            // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
+            const FAST_MIN_MAX: &str = "xla_cpu_enable_fast_min_max";
+            options.debug_options.entry(FAST_MIN_MAX.into()).or_insert(DebugValue::Bool(false));
+        }
+        options
+    }
+
     /// Checks the options against the devices there are, and fills in the assignment.
     pub(super) fn assignment(&self, device_ids: &[i32]) -> Result<Vec<Vec<i32>>, PjrtError> {
         let invalid = |option: &str, value: &dyn fmt::Debug, expected: String| {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::{env, fmt, fs};
 
 use libloading::Library;
@@ -112,6 +112,9 @@ impl Plugin {
     }
 
     /// Loads a plugin from a file. The same file gives the same plugin each time.
+    ///
+    /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then logs
+    /// errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
@@ -123,6 +126,7 @@ impl Plugin {
         if let Some(plugin) = loaded.iter().find(|plugin| plugin.path == path) {
             return Ok(plugin.clone());
         }
+        quiet_xla();
         // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file trusts it.
         let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
         type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
@@ -179,6 +183,21 @@ impl fmt::Debug for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Plugin({}, API {}.{})", self.path.display(), self.version.0, self.version.1)
     }
+}
+
+/// Sets how much XLA logs, unless the user has: errors alone. It reads this once, when a plugin is loaded.
+fn quiet_xla() {
+    const VARIABLE: &str = "TF_CPP_MIN_LOG_LEVEL";
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if env::var_os(VARIABLE).is_none() {
+            // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes turns by
+            // std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left are threads that
+            // the host program runs in other C libraries: should one of them call getenv at this very moment, it might see
+            // the environment while it is moved. Such a program sets the variable itself, early; then nothing is written.
+            unsafe { env::set_var(VARIABLE, "2") };
+        }
+    });
 }
 
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.

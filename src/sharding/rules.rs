@@ -10,6 +10,7 @@
 //! strict, else its result with a [`Diagnostic`].
 
 use std::fmt;
+use std::panic::Location;
 
 use super::{Axes, Mesh, ShardingError, Spec};
 use crate::suggest::did_you_mean;
@@ -185,6 +186,21 @@ impl Rules {
             }
         }
         Ok(Rules { rules, strict, preset: false })
+    }
+
+    /// Strict rules from pairs of a logical name and its mesh axes.
+    ///
+    /// # Errors
+    /// A rule names a mesh axis twice.
+    #[track_caller]
+    pub fn from_pairs(pairs: &[(&str, &[&str])]) -> Result<Rules, ShardingError> {
+        let place = Location::caller();
+        let rule = |(index, &(name, axes)): (usize, &(&str, &[&str]))| Rule {
+            name: name.to_owned(),
+            axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
+            origin: format!("rule {index} at {}:{}", place.file(), place.line()),
+        };
+        Rules::new(pairs.iter().enumerate().map(rule).collect(), true)
     }
 
     /// A preset by name; see [`PRESETS`].

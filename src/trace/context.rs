@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -38,8 +39,10 @@ struct Frame {
 #[derive(Default)]
 struct Stack {
     frames: Vec<Frame>,
-    next_id: u32,
 }
+
+/// Frame ids are unique in the process, so that a tensor sent to another thread is never taken for one of a trace there.
+static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
 thread_local! {
     static STACK: RefCell<Stack> = RefCell::new(Stack::default());
@@ -90,7 +93,7 @@ impl Stack {
 
     /// The value that a tensor is in the innermost frame; `None` after noting an error.
     fn resolve(&mut self, tensor: Tensor, place: Place) -> Option<Value> {
-        let Some(top) = self.frames.last() else { return None };
+        let top = self.frames.last()?;
         if top.error.is_some() {
             return None;
         }
@@ -223,8 +226,7 @@ pub(super) fn trace_body(
     let mut builder = GraphBuilder::new(name);
     let inputs: Vec<Value> = inputs.into_iter().map(|(ty, info)| builder.input(ty, info)).collect();
     let (depth, id) = with_stack(|stack| {
-        stack.next_id += 1;
-        let id = stack.next_id;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let scope = stack.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
         let (captures, known) = (Vec::new(), FxHashMap::default());
         stack.frames.push(Frame { id, builder, captures, known, closed, error: None, scope });

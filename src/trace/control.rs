@@ -27,12 +27,12 @@ pub(super) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterato
     tree.rebuild(&mut || tensors.next().unwrap_or(Tensor::POISONED))
 }
 
-fn describe(types: &[TensorType]) -> String {
+pub(super) fn describe(types: &[TensorType]) -> String {
     let types: Vec<String> = types.iter().map(ToString::to_string).collect();
     format!("({})", types.join(", "))
 }
 
-fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
+pub(super) fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
     tensors.iter().map(|tensor| tensor.ty()).collect()
 }
 
@@ -90,7 +90,10 @@ where
         let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
         let expected_length = *length.get_or_insert(leading.unwrap_or(0));
         if leading != Some(expected_length) {
-            let expected = format!("a leading dimension of {expected_length}");
+            let expected = match leading {
+                Some(_) => format!("a leading dimension of {expected_length}"),
+                None => "a leading dimension to run over".to_owned(),
+            };
             let what = format!("stacked input {path:?} of a scan");
             problem = Some(TraceErrorKind::Mismatch { what, expected, found: tensor.ty().to_string() });
         }

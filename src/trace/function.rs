@@ -36,7 +36,7 @@ where
         let place = Location::caller();
         let mut ports = Vec::new();
         inputs.visit(&mut Default::default(), &mut |path, spec: &TensorSpec| {
-            let info = PortInfo { path: path.as_str().into(), axes: spec.axes.clone(), role: spec.role, spec: None };
+            let info = PortInfo { path: path.to_string().into(), axes: spec.axes.clone(), role: spec.role, spec: None };
             ports.push((spec.ty.clone(), info));
         });
         if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank())
@@ -54,7 +54,7 @@ where
             let arguments = inputs.map(|_, _| *tensors.next().unwrap_or(&Tensor::POISONED));
             let results = f(arguments);
             outputs = Some(results.map(|path, tensor| {
-                info.push(PortInfo::named(path.as_str()));
+                info.push(PortInfo::named(path.to_string()));
                 TensorSpec { ty: tensor.ty(), axes: Default::default(), role: Role::Compute }
             }));
             results.leaves()

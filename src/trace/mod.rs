@@ -39,4 +39,4 @@ pub use tensor::{
     Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
 };
 pub use transform::{grad, value_and_grad, value_and_grad_aux, vjp};
-pub use tree::{MapTree, Path, Tree};
+pub use tree::{MapTree, Path, PathPart, Tree};

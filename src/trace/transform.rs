@@ -3,11 +3,11 @@
 use std::panic::Location;
 
 use super::context::{self, Place, trace_body, with_builder};
-use super::control::{ports, refill};
+use super::control::{describe, ports, refill, types_of};
 use super::{Tensor, Tree};
 use crate::autodiff::{Tape, gradient_of_first};
-use crate::error::Error;
-use crate::ir::Value;
+use crate::error::{Error, TraceErrorKind};
+use crate::ir::{TensorType, Value};
 use crate::passes;
 
 /// The value of a scalar function and its gradient with respect to `params`. `f` may use outer tensors.
@@ -111,6 +111,13 @@ where
     };
     let outputs: O = refill(&shape, &mut outputs.into_iter().map(|value| Tensor { frame, value }));
     let seeds = cotangents(&outputs).leaves();
+    let (expected, found) = (types_of(&outputs.leaves()), types_of(&seeds));
+    let fits = |(index, ty): (usize, &TensorType)| !wanted[index] || found[index] == *ty;
+    if expected.len() != found.len() || !expected.iter().enumerate().all(fits) {
+        let what = "the cotangents given to a vjp".to_owned();
+        let (expected, found) = (describe(&expected), describe(&found));
+        context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+    }
     let gradients = with_builder(&seeds, place, |builder, seeds| {
         let seeds: Vec<Option<Value>> =
             seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();

@@ -1,31 +1,61 @@
 //! Trees of tensors: structs, tuples, vectors and options whose leaves all have one type.
 
-use std::fmt::Write;
+use std::fmt;
+
+use smallvec::SmallVec;
 
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
 
-/// The way from the root of a tree to a leaf, such as `layers.3.attention.wq`.
+/// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
+///
+/// The parts are put together only when the text is asked for: most walks over a tree do not need it.
 #[derive(Clone, Debug, Default)]
-pub struct Path(String);
+pub struct Path(SmallVec<[PathPart; 8]>);
+
+/// One step of a [`Path`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathPart {
+    /// A field of a struct.
+    Field(&'static str),
+    /// An element of a vector, array or tuple.
+    Element(usize),
+}
+
+impl From<&'static str> for PathPart {
+    fn from(name: &'static str) -> PathPart {
+        PathPart::Field(name)
+    }
+}
+
+impl From<usize> for PathPart {
+    fn from(index: usize) -> PathPart {
+        PathPart::Element(index)
+    }
+}
 
 impl Path {
-    /// The path as text, its parts joined by dots.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Runs `f` with one more part on the path.
-    pub fn descend<R>(&mut self, part: impl std::fmt::Display, f: impl FnOnce(&mut Path) -> R) -> R {
-        let length = self.0.len();
-        if length > 0 {
-            self.0.push('.');
-        }
-        // Writing to a string cannot fail.
-        let _ = write!(self.0, "{part}");
+    pub fn descend<R>(&mut self, part: impl Into<PathPart>, f: impl FnOnce(&mut Path) -> R) -> R {
+        self.0.push(part.into());
         let result = f(self);
-        self.0.truncate(length);
+        self.0.pop();
         result
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, part) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str(".")?;
+            }
+            match part {
+                PathPart::Field(name) => f.write_str(name)?,
+                PathPart::Element(index) => write!(f, "{index}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -55,7 +85,7 @@ pub trait Tree: Sized {
     /// The paths of all leaves, in visiting order.
     fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
-        self.visit(&mut Path::default(), &mut |path, _| paths.push(path.as_str().to_owned()));
+        self.visit(&mut Path::default(), &mut |path, _| paths.push(path.to_string()));
         paths
     }
 }

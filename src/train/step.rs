@@ -1,5 +1,7 @@
 //! The train step as a traced function.
 
+use rustc_hash::FxHashMap;
+
 use crate::Error;
 use crate::ir::{DType, Literal};
 use crate::nn::{Batch, Decoder, DecoderConfig, initialize};
@@ -108,8 +110,8 @@ where
     I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
     O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
 {
-    let inputs = function.graph().input_info();
-    let position = |path: &str| inputs.iter().position(|input| &*input.path == path);
+    let inputs = function.graph().input_info().iter().enumerate();
+    let positions: FxHashMap<&str, usize> = inputs.map(|(input, info)| (&*info.path, input)).collect();
     let outputs = function.graph().output_info().iter().enumerate();
-    outputs.filter_map(|(output, info)| Some((output, position(&info.path)?))).collect()
+    outputs.filter_map(|(output, info)| Some((output, *positions.get(&*info.path)?))).collect()
 }

@@ -1,41 +1,140 @@
-//! What the tests of whole programs share.
+//! Running graphs on the CPU plugin, and looking into them.
 
 // Each test file uses a part of it.
 #![allow(dead_code)]
 
 use std::sync::OnceLock;
 
-use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::{Graph, Literal};
-use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{MapTree, Tree};
+use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::{EmitOptions, emit};
+use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
+use meshloom::ops::{Op, Scan};
+use meshloom::pjrt::{Array, Client, CompileOptions, Executable, ShardLayout};
+use prost::Message;
 
-/// One client of eight devices for all tests of a file. Programs for one device run on its first.
-pub fn client() -> Client {
+fn client() -> &'static Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
-    CLIENT.get_or_init(|| Client::cpu(8).expect("the CPU plugin, with eight devices")).clone()
+    CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client"))
 }
 
-/// Compiles a graph for one device and runs it.
-pub fn run<L: Tree<Leaf = Literal> + MapTree<Array>>(graph: &Graph, inputs: &L) -> Vec<Literal> {
-    let lowered = lower(graph, &LowerOptions::default()).expect("it lowers");
-    let program = lowered.compile(&client()).expect("it compiles");
-    let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    outputs.iter().map(|output| output.get().expect("a result")).collect()
+/// A graph compiled for one CPU device.
+pub struct Compiled {
+    executable: Executable,
+    outputs: Vec<TensorType>,
 }
 
-/// `norm(actual - expected) / norm(expected)`; infinite when there is a NaN or the lengths differ.
-pub fn relative_error(actual: &[f64], expected: &[f64]) -> f64 {
-    if actual.len() != expected.len() {
-        return f64::INFINITY;
+pub fn compile(graph: &Graph) -> Compiled {
+    verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let module = emit(graph, EmitOptions::default());
+    let compiled = client().compile(&module.bytes, &CompileOptions::default());
+    let executable = compiled.unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    Compiled { executable, outputs: graph.output_types().cloned().collect() }
+}
+
+impl Compiled {
+    pub fn run(&self, inputs: &[Literal]) -> Vec<Literal> {
+        let put = |literal: &Literal| {
+            Array::put(client(), literal, &ShardLayout::replicated(&literal.ty().dims, 1)).expect("put")
+        };
+        let arrays: Vec<Array> = inputs.iter().map(put).collect();
+        let arguments: Vec<&Array> = arrays.iter().collect();
+        let results = self
+            .executable
+            .execute(&[arguments.iter().map(|array| array.shards()[0].clone()).collect()], &Default::default());
+        let results = results.expect("execute").swap_remove(0);
+        let array = |(buffer, ty): (_, &TensorType)| {
+            Array::from_shards(ty.clone(), ShardLayout::replicated(&ty.dims, 1), vec![buffer]).expect("an output")
+        };
+        results.into_iter().zip(&self.outputs).map(array).map(|array| array.get().expect("get")).collect()
     }
-    let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>().sqrt();
-    let difference = norm(&mut actual.iter().zip(expected).map(|(actual, expected)| actual - expected));
-    let error = difference / norm(&mut expected.iter().copied());
-    match (difference == 0.0, error.is_nan()) {
-        (true, _) => 0.0,
-        (false, true) => f64::INFINITY,
-        (false, false) => error,
+
+    /// How many instructions with this opcode are in the module after XLA's passes.
+    pub fn count(&self, opcode: &str) -> usize {
+        let program = self.executable.optimized_hlo().expect("the optimized module");
+        let module = match program.format.as_str() {
+            "hlo" => HloModuleProto::decode(program.bytes.as_slice()).expect("a module"),
+            _ => {
+                let wrapped = HloModuleProtoWithConfig::decode(program.bytes.as_slice()).expect("a module");
+                wrapped.hlo_module.expect("a module")
+            }
+        };
+        let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        instructions.filter(|instruction| instruction.opcode == opcode).count()
     }
+}
+
+pub fn run(graph: &Graph, inputs: &[Literal]) -> Vec<Literal> {
+    compile(graph).run(inputs)
+}
+
+/// Numbers that look random, between 0.2 and 1.2, always the same.
+pub fn numbers(count: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        0.2 + (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    next();
+    (0..count).map(|_| next()).collect()
+}
+
+pub fn f64s(dims: &[usize], seed: u64) -> Literal {
+    Literal::from_slice(dims, &numbers(dims.iter().product(), seed)).expect("as many as the dims say")
+}
+
+/// Inputs of a graph, all `f64`.
+pub fn inputs_of(graph: &Graph) -> Vec<Literal> {
+    graph.input_types().enumerate().map(|(index, ty)| f64s(&ty.dims, index as u64 + 1)).collect()
+}
+
+/// Calls `f` for each node, those in regions included.
+pub fn walk(graph: &Graph, f: &mut dyn FnMut(&Graph, NodeRef<'_>)) {
+    for node in graph.nodes() {
+        f(graph, node);
+        node.op().regions().for_each(|body| walk(body, f));
+    }
+}
+
+/// How many nodes are named so, those in regions included.
+pub fn count(graph: &Graph, op: &str) -> usize {
+    let mut count = 0;
+    walk(graph, &mut |_, node| count += usize::from(node.op().name() == op));
+    count
+}
+
+/// The scans of a graph, not those in regions.
+pub fn scans(graph: &Graph) -> Vec<(&Scan, NodeRef<'_>)> {
+    let scan = |node: NodeRef<'_>| match node.op() {
+        Op::Scan(_) => Some(node.id),
+        _ => None,
+    };
+    let ids: Vec<_> = graph.nodes().filter_map(scan).collect();
+    ids.into_iter()
+        .filter_map(|id| {
+            let node = graph.nodes().nth(id.index())?;
+            if let Op::Scan(scan) = node.op() { Some((scan, node)) } else { None }
+        })
+        .collect()
+}
+
+/// For each scan: what comes in and goes out, as text.
+pub fn describe_scans(graph: &Graph) -> Vec<String> {
+    let describe = |(scan, node): (&Scan, NodeRef<'_>)| {
+        let types = |values: &mut dyn Iterator<Item = meshloom::ir::Value>| {
+            values.map(|value| graph.ty(value).to_string()).collect::<Vec<_>>().join(" ")
+        };
+        let (first, second) = (scan.invariant_count, scan.invariant_count + scan.carry_count);
+        let operands = node.operands();
+        format!(
+            "{}invariants [{}] carries [{}] inputs [{}] outputs [{}]",
+            if scan.reverse { "reverse " } else { "" },
+            types(&mut operands[..first].iter().copied()),
+            types(&mut operands[first..second].iter().copied()),
+            types(&mut operands[second..].iter().copied()),
+            types(&mut node.results().skip(scan.carry_count)),
+        )
+    };
+    scans(graph).into_iter().map(describe).collect()
 }

@@ -1,0 +1,121 @@
+//! The default decoder's train step on one CPU device, beside the same step in JAX: one step of each in turn, so that
+//! both see the same machine.
+//!
+//! ```text
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench step -- [rounds] [JAX options, such as --unrolled or --remat dots]
+//! ```
+//!
+//! The Python must have `jax` and `numpy`; without one, only our own step is timed. Printed: the smallest and the median
+//! seconds of each side, and the ratio ours / JAX of both. `MESHLOOM_BENCH_SET` holds config overrides for our side,
+//! separated by commas.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, bail};
+use meshloom::pjrt::{Client, ClientOptions, Plugin};
+use meshloom::train::Trainer;
+use meshloom::train::config::RunConfig;
+
+/// JAX's side, answering one line for each step.
+struct Jax {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Jax {
+    fn start(options: &[String]) -> anyhow::Result<(Jax, f64)> {
+        let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/jax/step.py");
+        let mut child = Command::new(python)
+            .arg(script)
+            .arg("--serve")
+            .args(options)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("no pipes") };
+        let mut jax = Jax { child, input, output: BufReader::new(output) };
+        let ready = jax.line()?;
+        let seconds = ready.strip_prefix("ready ").context("JAX did not start; is it installed?")?;
+        Ok((jax, seconds.trim().parse()?))
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line)
+    }
+
+    fn step(&mut self) -> anyhow::Result<f64> {
+        writeln!(self.input, "step")?;
+        let line = self.line()?;
+        let seconds = line.split_whitespace().next().context("JAX has ended")?;
+        Ok(seconds.parse()?)
+    }
+}
+
+impl Drop for Jax {
+    fn drop(&mut self) {
+        // It ends by itself at the end of its input; a process that is gone already cannot be killed again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn smallest_and_median(mut seconds: Vec<f64>) -> (f64, f64) {
+    seconds.sort_by(f64::total_cmp);
+    (seconds[0], seconds[seconds.len() / 2])
+}
+
+fn main() -> anyhow::Result<()> {
+    // `cargo bench` adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let rounds = arguments.first().and_then(|argument| argument.parse::<usize>().ok());
+    let options = &arguments[usize::from(rounds.is_some())..];
+    let rounds = rounds.unwrap_or(20).max(1);
+    let mut overrides = vec!["mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
+    let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
+    overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
+
+    let config = RunConfig::from_overrides(&overrides)?;
+    let plugin = Plugin::find("cpu")?;
+    let client = Client::new(&plugin, &ClientOptions { device_count: Some(1), ..ClientOptions::default() })?;
+    let mut trainer = Trainer::new(&config, &client)?;
+    println!(
+        "meshloom: lowered in {:.2} ms, compiled in {:.2} s",
+        1e3 * trainer.lower_seconds(),
+        trainer.compile_seconds()
+    );
+    let mut jax = match Jax::start(options) {
+        Ok((jax, seconds)) => {
+            println!("JAX {}: lowered and compiled in {seconds:.2} s", options.join(" "));
+            Some(jax)
+        }
+        Err(error) => {
+            println!("JAX is left out: {error:#}");
+            None
+        }
+    };
+    for _ in 0..3 {
+        trainer.step()?;
+    }
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        ours.push(trainer.step()?.step_seconds);
+        if let Some(jax) = &mut jax {
+            theirs.push(jax.step()?);
+        }
+    }
+    let (own_smallest, own_median) = smallest_and_median(ours);
+    println!("meshloom: smallest {own_smallest:.3} s, median {own_median:.3} s of {rounds} steps");
+    if !theirs.is_empty() {
+        let (smallest, median) = smallest_and_median(theirs);
+        println!("JAX:      smallest {smallest:.3} s, median {median:.3} s");
+        println!("ratio:    {:.3} of the smallest, {:.3} of the medians", own_smallest / smallest, own_median / median);
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! A traced function, compiled, with the trees that went in and come out.
+
+use super::{LowerOptions, Program, lower};
+use crate::error::{Error, TraceError};
+use crate::ir::{Literal, TensorType};
+use crate::pjrt::{Array, Client};
+use crate::trace::{Function, MapTree, Tensor, TensorSpec, Tree};
+
+/// A [`Function`] compiled for a client's devices: trees of values in, trees of values out.
+///
+/// [`Program`] is the same over plain lists.
+#[derive(Clone)]
+pub struct CompiledFunction<I, O> {
+    program: Program,
+    inputs: I,
+    outputs: O,
+}
+
+/// Lowers a function and compiles it.
+///
+/// ```
+/// use meshloom::compile::{LowerOptions, compile};
+/// use meshloom::ir::{DType::F32, Literal};
+/// use meshloom::pjrt::Client;
+/// use meshloom::trace::{Function, TensorSpec};
+///
+/// # fn main() -> Result<(), meshloom::Error> {
+/// let spec = TensorSpec::new(F32, [3]);
+/// let function = Function::trace("norm", spec, |x| x.square().sum(..).sqrt())?;
+/// let compiled = compile(&function, &Client::cpu(1)?, &LowerOptions::default())?;
+/// let norm = compiled.call(&Literal::vector(&[2f32, 3.0, 6.0]))?;
+/// assert_eq!(norm, Literal::scalar(7f32));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of [`lower`]; the client has fewer devices than the mesh; the plugin refuses the module.
+pub fn compile<I, O>(
+    function: &Function<I, O>,
+    client: &Client,
+    options: &LowerOptions<'_>,
+) -> Result<CompiledFunction<I, O>, Error>
+where
+    I: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
+    O: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
+{
+    let program = lower(function.graph(), options)?.compile(client)?;
+    Ok(CompiledFunction { program, inputs: function.inputs().clone(), outputs: function.outputs().clone() })
+}
+
+impl<I, O> CompiledFunction<I, O>
+where
+    I: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
+    O: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
+{
+    /// The program behind it: executable, and type and layout of each input and output.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Copies inputs to the devices, each laid out as the program takes it.
+    ///
+    /// # Errors
+    /// A literal has another type than the input of its path, the trees differ, or a device is out of memory.
+    pub fn put(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<I as MapTree<Array>>::Mapped, Error> {
+        let client = self.program.executable().client();
+        let (paths, found) = (self.inputs.paths(), inputs.paths());
+        if paths != found {
+            let (expected, found) = (paths.join(", "), found.join(", "));
+            return Err(TraceError::other(format!("expected inputs {expected}; found {found}")));
+        }
+        let mut arrays = Vec::with_capacity(paths.len());
+        for ((literal, spec), path) in inputs.leaves().iter().zip(self.program.inputs()).zip(&paths) {
+            check(path, &spec.ty, literal.ty())?;
+            arrays.push(Array::put(client, literal, &spec.layout)?);
+        }
+        fill(&self.inputs, arrays)
+    }
+
+    /// Starts an execution. The results can be read at once: reading waits for them.
+    ///
+    /// # Errors
+    /// An array has another type or layout than the input, or was donated to an earlier run.
+    pub fn run(&self, inputs: &<I as MapTree<Array>>::Mapped) -> Result<<O as MapTree<Array>>::Mapped, Error> {
+        let inputs = inputs.leaves();
+        fill(&self.outputs, self.program.run(&inputs.iter().collect::<Vec<_>>())?)
+    }
+
+    /// Host values in, host values out: [`CompiledFunction::put`], [`CompiledFunction::run`], then reads all results.
+    ///
+    /// # Errors
+    /// Those of the three steps.
+    pub fn call(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<O as MapTree<Literal>>::Mapped, Error> {
+        let outputs = self.run(&self.put(inputs)?)?.leaves();
+        let outputs = outputs.iter().map(Array::get).collect::<Result<Vec<_>, _>>()?;
+        fill(&self.outputs, outputs)
+    }
+}
+
+fn check(path: &str, expected: &TensorType, found: &TensorType) -> Result<(), Error> {
+    if expected == found {
+        return Ok(());
+    }
+    let input = if path.is_empty() { "the input".to_owned() } else { format!("input `{path}`") };
+    Err(TraceError::other(format!("{input} must be {expected}, found {found}")))
+}
+
+/// The structure of `specs` over `leaves`.
+fn fill<S: MapTree<T>, T: Clone>(specs: &S, leaves: Vec<T>) -> Result<S::Mapped, Error> {
+    let Some(last) = leaves.last().cloned() else {
+        return Err(TraceError::other("a compiled function needs an input and an output".to_owned()));
+    };
+    let mut leaves = leaves.into_iter();
+    // A program has one input or output for each leaf of its tree.
+    Ok(specs.map(|_, _| leaves.next().unwrap_or_else(|| last.clone())))
+}

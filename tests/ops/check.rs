@@ -1,0 +1,416 @@
+//! The checks that every entry of the table passes.
+
+use std::sync::{Arc, OnceLock};
+
+use meshloom::autodiff::{Tape, value_and_grad};
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::hlo::{EmitOptions, EmittedModule, emit};
+use meshloom::ir::DType::F64;
+use meshloom::ir::{Graph, GraphBuilder, Literal, TensorType, Value, verify};
+use meshloom::ops::*;
+use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, ExecuteOptions};
+
+use crate::harness::*;
+use crate::table::entries;
+
+pub fn client() -> Client {
+    static CLIENT: OnceLock<Client> = OnceLock::new();
+    CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client")).clone()
+}
+
+/// As little optimization as there is: these programs run for microseconds.
+fn options() -> CompileOptions {
+    let mut options = CompileOptions::default();
+    options.debug_options.insert("xla_backend_optimization_level".into(), DebugValue::Int(0));
+    options
+}
+
+/// A graph, compiled.
+pub struct Program(Executable);
+
+fn emitted(graph: &Graph) -> EmittedModule {
+    verify(graph).unwrap_or_else(|error| panic!("{error}"));
+    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() })
+}
+
+impl Program {
+    pub fn compile(graph: &Graph) -> Program {
+        let module = emitted(graph);
+        let compiled = client().compile(&module.bytes, &options());
+        let explain = |error| {
+            let text = print(&module.decode(), &TextOptions::canonical());
+            let start: String = text.chars().take(4000).collect();
+            panic!("{}: {error}\n{start}", graph.name())
+        };
+        Program(compiled.unwrap_or_else(explain))
+    }
+
+    pub fn put(inputs: &[Literal]) -> Vec<Buffer> {
+        inputs.iter().map(|literal| Buffer::from_literal(&client(), literal, 0).expect("put")).collect()
+    }
+
+    pub fn run_on(&self, inputs: Vec<Buffer>) -> Vec<Literal> {
+        let outputs = self.0.execute(&[inputs], &ExecuteOptions::default()).expect("execution");
+        outputs[0].iter().map(|buffer| buffer.to_literal().expect("get")).collect()
+    }
+
+    pub fn run(&self, inputs: &[Literal]) -> Vec<Literal> {
+        self.run_on(Program::put(inputs))
+    }
+}
+
+/// Runs `f` on every chunk, two at a time.
+fn in_chunks<T: Sync>(items: &[T], size: usize, f: impl Fn(&[T]) + Sync) {
+    let chunks: Vec<&[T]> = items.chunks(size).collect();
+    std::thread::scope(|scope| {
+        let run = |offset: usize| chunks.iter().skip(offset).step_by(2).for_each(|chunk| f(chunk));
+        let handle = scope.spawn(move || run(0));
+        run(1);
+        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+// Types.
+
+#[test]
+fn types_are_inferred_and_refused() {
+    for entry in entries() {
+        for Accept { op, operands, results } in &entry.accepts {
+            let found = op.infer(&operands.iter().collect::<Vec<_>>());
+            let found = found.unwrap_or_else(|error| panic!("{}: {op:?} refuses {operands:?}: {error}", entry.name));
+            assert_eq!(found.as_slice(), results.as_slice(), "{}: {op:?} of {operands:?}", entry.name);
+        }
+        for Reject { op, operands, message } in &entry.rejects {
+            match op.infer(&operands.iter().collect::<Vec<_>>()) {
+                Ok(results) => panic!("{}: {op:?} of {operands:?} gives {results:?}", entry.name),
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.contains(message.as_str()), "{}: {error:?} has no {message:?}", entry.name);
+                }
+            }
+        }
+    }
+}
+
+// Values.
+
+/// Compares with equal NaNs, and for a tolerance of 0 with the sign of zero.
+pub fn compare(what: &str, found: &Literal, expected: &Tensor, tolerance: f64) -> Result<(), String> {
+    if *found.ty() != expected.ty {
+        return Err(format!("{what}: expected {}, found {}", expected.ty, found.ty()));
+    }
+    for (index, (found, &expected)) in found.to_f64_vec().into_iter().zip(&expected.values).enumerate() {
+        let near = found == expected || (found - expected).abs() <= tolerance * expected.abs().max(1.0);
+        let signed = tolerance > 0.0 || found.is_sign_negative() == expected.is_sign_negative();
+        if !(near && signed || found.is_nan() && expected.is_nan()) {
+            return Err(format!("{what}: element {index} is {found:?} instead of {expected:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn values_are_those_of_the_reference() {
+    let entries = entries();
+    let runs: Vec<(&str, &Run)> =
+        entries.iter().flat_map(|entry| entry.runs.iter().map(|run| (entry.name.as_str(), run))).collect();
+    in_chunks(&runs, 250, |chunk| {
+        let types: Vec<TensorType> =
+            chunk.iter().flat_map(|(_, run)| run.operands.iter().map(|operand| operand.ty.clone())).collect();
+        let graph = graph("values", &types, |builder, inputs| {
+            let mut inputs = inputs.iter().copied();
+            let mut outputs = Vec::new();
+            for (name, run) in chunk {
+                let operands: Vec<Value> = inputs.by_ref().take(run.operands.len()).collect();
+                let results = builder.push(run.op.clone(), &operands);
+                outputs.extend(results.unwrap_or_else(|error| panic!("{name}: {error}")));
+            }
+            outputs
+        });
+        let inputs: Vec<Literal> = chunk.iter().flat_map(|(_, run)| run.operands.iter().map(Tensor::literal)).collect();
+        let mut outputs = Program::compile(&graph).run(&inputs).into_iter();
+        let mut problems = Vec::new();
+        for (name, run) in chunk {
+            for expected in &run.expected {
+                let found = outputs.next().expect("as many outputs as results");
+                let what =
+                    format!("{name}: {:?} of {:?}", run.op, run.operands.iter().map(|x| &x.ty).collect::<Vec<_>>());
+                problems.extend(compare(&what, &found, expected, run.tolerance).err());
+            }
+        }
+        assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+    });
+}
+
+// Gradients.
+
+/// Where a case's active operands lie in the two flat inputs, which hold even and odd operands.
+struct Placed<'a> {
+    name: &'a str,
+    case: &'a Gradient,
+    /// For each active operand: which flat input, where it starts, how long it is.
+    segments: Vec<(usize, usize, usize)>,
+}
+
+fn place<'a>(cases: &[(&'a str, &'a Gradient)]) -> (Vec<Placed<'a>>, [Vec<f64>; 2]) {
+    let mut flat = [Vec::new(), Vec::new()];
+    let mut segments = |case: &Gradient| {
+        let place = |&operand: &usize| {
+            let values = &case.operands[operand].values;
+            let target = &mut flat[operand % 2];
+            target.extend(values);
+            (operand % 2, target.len() - values.len(), values.len())
+        };
+        case.active.iter().map(place).collect()
+    };
+    let placed = cases.iter().map(|&(name, case)| Placed { name, case, segments: segments(case) }).collect();
+    (placed, flat)
+}
+
+/// Part of a flat tensor.
+fn segment(builder: &mut GraphBuilder, flat: Value, start: usize, length: usize) -> Value {
+    push(builder, Slice { ranges: [SliceDim { start, limit: start + length, stride: 1 }].into() }, &[flat])
+}
+
+/// A sum of all elements with weights that are the same in every run, and that every floating-point type holds exactly.
+fn weighted_sum(builder: &mut GraphBuilder, value: Value, seed: u64) -> Value {
+    let dims = builder.ty(value).dims.clone();
+    let mut random = Random(seed);
+    let weights = Tensor::from_fn(F64, &dims, |_| 0.5 + (random.unit() * 64.0).floor() / 64.0);
+    let weights = push(builder, Constant(Box::new(weights.literal())), &[]);
+    let product = push(builder, Binary(BinaryKind::Multiply), &[value, weights]);
+    push(builder, Reduce { kind: ReduceKind::Sum, axes: (0..dims.len()).collect() }, &[product])
+}
+
+fn zero(builder: &mut GraphBuilder) -> Value {
+    push(builder, Splat::new(TensorType::scalar(F64), 0.0), &[])
+}
+
+/// The sum of all losses, and each.
+fn finish_losses(builder: &mut GraphBuilder, losses: Vec<Value>) -> Vec<Value> {
+    let rows: Vec<Value> =
+        losses.into_iter().map(|loss| push(builder, Reshape { dims: [1].into_iter().collect() }, &[loss])).collect();
+    let all = push(builder, Concatenate { axis: 0 }, &rows);
+    let total = push(builder, Reduce { kind: ReduceKind::Sum, axes: [0].into_iter().collect() }, &[all]);
+    vec![total, all]
+}
+
+/// `(flat inputs, other operands) -> (sum of losses, losses)`, a loss being a weighted sum of a case's float results.
+fn loss_graph(cases: &[Placed<'_>], types: &[TensorType]) -> Graph {
+    graph("losses", types, |builder, inputs| {
+        let mut others = inputs[2..].iter().copied();
+        let mut losses = Vec::new();
+        for Placed { name, case, segments } in cases {
+            let mut segments = segments.iter();
+            let operand = |(index, tensor): (usize, &Tensor)| {
+                if !case.active.contains(&index) {
+                    return others.next().expect("as many inputs as operands");
+                }
+                let &(flat, start, length) = segments.next().expect("a segment for each");
+                let value = segment(builder, inputs[flat], start, length);
+                push(builder, Reshape { dims: tensor.ty.dims.clone() }, &[value])
+            };
+            let operands: Vec<Value> = case.operands.iter().enumerate().map(operand).collect();
+            let results = builder.push(case.op.clone(), &operands).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let mut loss = zero(builder);
+            for (index, result) in results.into_iter().enumerate() {
+                if builder.ty(result).dtype.is_float() {
+                    let result = push(builder, Convert(F64), &[result]);
+                    let sum = weighted_sum(builder, result, 17 * index as u64);
+                    loss = push(builder, Binary(BinaryKind::Add), &[loss, sum]);
+                }
+            }
+            losses.push(loss);
+        }
+        finish_losses(builder, losses)
+    })
+}
+
+/// The same of the gradients that `gradients` returns after its two losses.
+fn gradient_loss_graph(cases: &[Placed<'_>], types: &[TensorType], gradients: Graph) -> Graph {
+    graph("gradient_losses", types, |builder, inputs| {
+        let results = builder.push(Call { function: Arc::new(gradients) }, inputs).expect("its own inputs");
+        let mut losses = Vec::new();
+        for case in cases {
+            let mut loss = zero(builder);
+            for &(flat, start, length) in &case.segments {
+                let part = segment(builder, results[2 + flat], start, length);
+                let sum = weighted_sum(builder, part, start as u64);
+                loss = push(builder, Binary(BinaryKind::Add), &[loss, sum]);
+            }
+            losses.push(loss);
+        }
+        finish_losses(builder, losses)
+    })
+}
+
+fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// Compares the gradient of each case's loss with its differences; returns what is wrong.
+fn check_gradients(
+    order: usize,
+    losses: &Graph,
+    cases: &[Placed<'_>],
+    flat: &[Vec<f64>; 2],
+    others: &[Literal],
+) -> Vec<String> {
+    let literal = |values: &Vec<f64>| Literal::from_slice(&[values.len()], values).expect("a vector");
+    let inputs: Vec<Literal> = flat.iter().map(literal).chain(others.iter().cloned()).collect();
+    let differentiate = |inputs: &[usize]| value_and_grad(losses, inputs).unwrap_or_else(|error| panic!("{error}"));
+    let gradients = Program::compile(&differentiate(&[0, 1])).run(&inputs);
+    let found = [gradients[2].to_f64_vec(), gradients[3].to_f64_vec()];
+    let mut problems = Vec::new();
+    let program = Program::compile(losses);
+    let other_buffers = Program::put(others);
+    let element_count = |case: &Placed<'_>| case.segments.iter().map(|segment| segment.2).sum::<usize>();
+    let mut differences: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    for element in 0..cases.iter().map(element_count).max().unwrap_or(0) {
+        let evaluate = |sign: f64| {
+            let mut moved = flat.clone();
+            for case in cases {
+                let mut element = element;
+                for &(target, start, length) in &case.segments {
+                    if element < length {
+                        moved[target][start + element] += sign * case.case.step;
+                        break;
+                    }
+                    element -= length;
+                }
+            }
+            let moved: Vec<Literal> = moved.iter().map(literal).collect();
+            let buffers = [Program::put(&moved), other_buffers.clone()].concat();
+            program.run_on(buffers)[1].to_f64_vec()
+        };
+        let (above, below) = (evaluate(1.0), evaluate(-1.0));
+        for (index, case) in cases.iter().enumerate().filter(|(_, case)| element < element_count(case)) {
+            differences[index].push((above[index] - below[index]) / (2.0 * case.case.step));
+        }
+    }
+    for (case, differences) in cases.iter().zip(differences) {
+        let mut differences = differences.into_iter();
+        for (&operand, &(target, start, length)) in case.case.active.iter().zip(&case.segments) {
+            let found = &found[target][start..start + length];
+            let mut expected: Vec<f64> = differences.by_ref().take(length).collect();
+            if order == 1 && case.case.expected == Expected::Zero {
+                expected.fill(0.0);
+            }
+            let error = norm(found.iter().zip(&expected).map(|(found, expected)| found - expected));
+            // Not `>`, so that a NaN is a problem too.
+            let fits = error <= 1e-6 * norm(expected.iter().copied()) + 1e-8;
+            if !fits {
+                let op = format!("{:?}", case.case.op);
+                let op: String = op.chars().take(300).collect();
+                problems.push(format!(
+                    "{}: derivative {order} in operand {operand} of {op}\n  operands {:?}\n  found {found:?}\n  \
+                     instead of {expected:?}",
+                    case.name,
+                    case.case.operands.iter().map(|operand| &operand.ty).collect::<Vec<_>>()
+                ));
+            }
+        }
+    }
+    problems
+}
+
+fn check_cases(order: usize, keep: impl Fn(&Gradient) -> bool) {
+    let entries = entries();
+    let cases = entries.iter().flat_map(|entry| entry.gradients.iter().map(|case| (entry.name.as_str(), case)));
+    let cases: Vec<(&str, &Gradient)> = cases.filter(|(_, case)| keep(case)).collect();
+    in_chunks(&cases, 40, |chunk| {
+        let (cases, flat) = place(chunk);
+        let others = cases.iter().flat_map(|Placed { case, .. }| {
+            let others = case.operands.iter().enumerate().filter(|(index, _)| !case.active.contains(index));
+            others.map(|(_, operand)| operand.literal())
+        });
+        let others: Vec<Literal> = others.collect();
+        let mut types: Vec<TensorType> = flat.iter().map(|flat| TensorType::new(F64, &[flat.len()])).collect();
+        types.extend(others.iter().map(|literal| literal.ty().clone()));
+        let mut losses = loss_graph(&cases, &types);
+        if order == 2 {
+            let gradients = value_and_grad(&losses, &[0, 1]).unwrap_or_else(|error| panic!("{error}"));
+            losses = gradient_loss_graph(&cases, &types, gradients);
+        }
+        let problems = check_gradients(order, &losses, &cases, &flat, &others);
+        assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+    });
+}
+
+#[test]
+fn gradients_are_those_of_central_differences() {
+    check_cases(1, |_| true);
+}
+
+#[test]
+fn second_derivatives_are_those_of_central_differences() {
+    check_cases(2, |case| case.second);
+}
+
+#[test]
+fn ops_without_gradient_say_so() {
+    for entry in entries() {
+        for (op, operands, message) in &entry.refusals {
+            let graph = graph("refused", operands, |builder, inputs| {
+                let result = push(builder, op.clone(), inputs);
+                let axes = (0..builder.ty(result).rank()).collect();
+                vec![push(builder, Reduce { kind: ReduceKind::Sum, axes }, &[result])]
+            });
+            let error = value_and_grad(&graph, &[0]).map(drop).expect_err("no gradient").to_string();
+            assert!(error.contains(message.as_str()), "{}: {error:?} has no {message:?}", entry.name);
+        }
+    }
+}
+
+// Snapshots.
+
+/// `(operands, cotangents of float results) -> cotangents of float operands`.
+fn vjp_graph(primal: &Graph) -> Graph {
+    let cotangents = primal.output_types().filter(|ty| ty.dtype.is_float());
+    let types: Vec<TensorType> = primal.input_types().chain(cotangents).cloned().collect();
+    graph("vjp", &types, |builder, inputs| {
+        let (arguments, cotangents) = inputs.split_at(primal.inputs().len());
+        let active: Vec<bool> = primal.input_types().map(|ty| ty.dtype.is_float()).collect();
+        let wanted: Vec<bool> = primal.output_types().map(|ty| ty.dtype.is_float()).collect();
+        let tape = Tape::record(builder, primal, arguments, &active, &wanted).unwrap_or_else(|error| panic!("{error}"));
+        let mut cotangents = cotangents.iter().copied();
+        let seeds: Vec<Option<Value>> =
+            wanted.iter().map(|&wanted| wanted.then(|| cotangents.next()).flatten()).collect();
+        let gradients = tape.pullback(builder, &seeds).unwrap_or_else(|error| panic!("{error}"));
+        gradients.into_iter().flatten().collect()
+    })
+}
+
+/// Every snapshot is compiled before it is compared.
+#[test]
+fn modules_are_those_of_the_snapshots() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(concat!(env!("CARGO_MANIFEST_DIR"), "/hlo_snapshots/ops"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let mut names = std::collections::BTreeSet::new();
+    settings.bind(|| {
+        for entry in entries() {
+            let Accept { op, operands, .. } = &entry.accepts[0];
+            let name = entry.name.replace('-', "_");
+            let forward = graph(&name, operands, |builder, inputs| {
+                builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
+            });
+            let mut modules = vec![(name.clone(), forward)];
+            if entry.vjp_snapshot {
+                modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
+            }
+            for (name, graph) in modules {
+                Program::compile(&graph);
+                let text = print(&emitted(&graph).decode(), &TextOptions::canonical());
+                insta::assert_snapshot!(name.as_str(), text);
+                names.insert(format!("{name}.snap"));
+            }
+        }
+    });
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/hlo_snapshots/ops");
+    for file in std::fs::read_dir(folder).expect("the snapshots") {
+        let file = file.expect("a file").file_name().into_string().expect("a name");
+        assert!(names.contains(&file) || !file.ends_with(".snap"), "{file} is nobody's snapshot");
+    }
+}

@@ -1,0 +1,110 @@
+//! The table: every op with its entries.
+
+use std::collections::BTreeSet;
+
+use meshloom::ops::*;
+
+use crate::harness::Entry;
+use crate::{elementwise, gathers, moves, reductions, regions, sources};
+
+/// The entries of one op's kind of op. A new op makes this fail to compile; one that is not asked for, because nothing in
+/// [`samples`] is of its kind, makes [`every_op_is_in_the_table`] fail.
+fn entries_like(op: &Op) -> Vec<Entry> {
+    match op {
+        Op::ArgReduce(_) => ArgReduceKind::ALL.map(reductions::arg_reduce).into(),
+        Op::Barrier(_) => vec![sources::barrier()],
+        Op::Binary(_) => BinaryKind::ALL.iter().copied().map(elementwise::binary).collect(),
+        Op::BitcastConvert(_) => vec![elementwise::bitcast_convert()],
+        Op::BroadcastInDim(_) => vec![moves::broadcast()],
+        Op::Call(_) => vec![regions::call()],
+        Op::Checkpoint(_) => vec![regions::checkpoint()],
+        Op::Compare(_) => Direction::ALL.map(elementwise::compare).into(),
+        Op::Concatenate(_) => vec![moves::concatenate()],
+        Op::Constant(_) => vec![sources::constant()],
+        Op::Convert(_) => vec![elementwise::convert()],
+        Op::CustomVjp(_) => vec![regions::custom_vjp()],
+        Op::DotGeneral(_) => vec![reductions::dot_general()],
+        Op::DynamicSlice(_) => vec![moves::dynamic_slice()],
+        Op::DynamicUpdateSlice(_) => vec![moves::dynamic_update_slice()],
+        Op::Gather(_) => vec![gathers::gather()],
+        Op::Iota(_) => vec![sources::iota()],
+        Op::Named(_) => vec![sources::named()],
+        Op::Pad(_) => vec![moves::pad()],
+        Op::Reduce(_) => ReduceKind::ALL.map(reductions::reduce).into(),
+        Op::Reshape(_) => vec![moves::reshape()],
+        Op::Reshard(_) => vec![sources::reshard()],
+        Op::Reverse(_) => vec![moves::reverse()],
+        Op::Scan(_) => vec![regions::scan()],
+        Op::Scatter(_) => ScatterKind::ALL.map(gathers::scatter).into(),
+        Op::Select(_) => vec![elementwise::select()],
+        Op::Slice(_) => vec![moves::slice()],
+        Op::Splat(_) => vec![sources::splat()],
+        Op::StopGradient(_) => vec![sources::stop_gradient()],
+        Op::Transpose(_) => vec![moves::transpose()],
+        Op::Unary(_) => UnaryKind::ALL.iter().copied().map(elementwise::unary).collect(),
+        Op::WithAxes(_) => vec![sources::with_axes()],
+    }
+}
+
+/// An op of every kind, out of the entries themselves.
+fn samples() -> Vec<Op> {
+    let entries = [
+        reductions::arg_reduce(ArgReduceKind::Max),
+        sources::barrier(),
+        elementwise::binary(BinaryKind::Add),
+        elementwise::bitcast_convert(),
+        moves::broadcast(),
+        regions::call(),
+        regions::checkpoint(),
+        elementwise::compare(Direction::Eq),
+        moves::concatenate(),
+        sources::constant(),
+        elementwise::convert(),
+        regions::custom_vjp(),
+        reductions::dot_general(),
+        moves::dynamic_slice(),
+        moves::dynamic_update_slice(),
+        gathers::gather(),
+        sources::iota(),
+        sources::named(),
+        moves::pad(),
+        reductions::reduce(ReduceKind::Sum),
+        moves::reshape(),
+        sources::reshard(),
+        moves::reverse(),
+        regions::scan(),
+        gathers::scatter(ScatterKind::Add),
+        elementwise::select(),
+        moves::slice(),
+        sources::splat(),
+        sources::stop_gradient(),
+        moves::transpose(),
+        elementwise::unary(UnaryKind::Abs),
+        sources::with_axes(),
+    ];
+    entries.into_iter().map(|entry| entry.accepts.into_iter().next().expect("an accepted signature").op).collect()
+}
+
+/// All entries.
+pub fn entries() -> Vec<Entry> {
+    samples().iter().flat_map(entries_like).collect()
+}
+
+#[test]
+fn every_op_is_in_the_table() {
+    let found: BTreeSet<&str> = samples().iter().map(Op::variant).collect();
+    assert_eq!(found, Op::VARIANTS.iter().copied().collect());
+    let mut names = BTreeSet::new();
+    for entry in entries() {
+        let name = &entry.name;
+        assert!(names.insert(name.clone()), "two entries are called {name}");
+        assert!(!entry.accepts.is_empty() && !entry.runs.is_empty(), "{name} is not run");
+        assert!(!entry.rejects.is_empty() || name == "barrier", "{name} takes anything");
+        let differentiated = !entry.gradients.is_empty();
+        assert!(differentiated != entry.no_gradient.is_some(), "{name} has gradient cases or a reason why not");
+        if name.starts_with("unary_") || name.starts_with("binary_") {
+            let kind = entry.accepts[0].op.name();
+            assert_eq!(name.split_once('_').unwrap().1, kind);
+        }
+    }
+}
