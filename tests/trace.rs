@@ -517,8 +517,8 @@ fn trees() {
     assert_eq!(rebuilt.embed, spec(6));
     assert_eq!(rebuilt.layers[1].bias, Some(spec(3)));
     let mut path = Path::default();
-    assert_eq!(path.descend("a", |path| path.descend(1, |path| path.as_str().to_owned())), "a.1");
-    assert_eq!(path.as_str(), "");
+    assert_eq!(path.descend("a", |path| path.descend(1, |path| path.to_string())), "a.1");
+    assert_eq!(path.to_string(), "");
 
     let function = Function::trace("f", (model.clone(), spec(2)), |(model, x)| {
         let gradient = grad(model, |model| (model.layers[0].weight * x).sum(..) + model.heads[0].1.sum(..));
