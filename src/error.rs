@@ -1,6 +1,7 @@
 //! The crate's error type. Each variant says whose fault it is.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::ir::{Origin, TensorType};
 
@@ -124,13 +125,15 @@ pub struct OpError {
     pub error: TypeError,
     /// The operands' types.
     pub operands: Vec<TensorType>,
+    /// For each operand that is an input of the traced function, or a slice of one, its path; empty when none are known.
+    pub paths: Vec<Option<Arc<str>>>,
     /// The user's source line and scope path.
     pub origin: Origin,
 }
 
 impl OpError {
     pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
-        OpError { op, error, operands, origin }
+        OpError { op, error, operands, paths: Vec::new(), origin }
     }
 }
 
@@ -139,6 +142,9 @@ impl fmt::Display for OpError {
         write!(f, "{}(", self.op)?;
         for (index, ty) in self.operands.iter().enumerate() {
             write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
+            if let Some(Some(path)) = self.paths.get(index) {
+                write!(f, " {path:?}")?;
+            }
         }
         write!(f, "): {}", self.error)?;
         write_place(f, self.origin)

@@ -187,7 +187,7 @@ impl DecoderConfig {
     }
 
     /// One layer: attention, then the feed-forward block, each added to the residual stream `x` `[batch, length, embed]`.
-    fn layer(&self, x: Tensor, params: &DecoderLayer<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
+    pub fn layer(&self, x: Tensor, params: &DecoderLayer<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
         let axes = ["activation_batch", "activation_length", "activation_embed"];
         let x = scope("attention", || {
             let normal = rms_norm(x, params.attention_norm, self.norm_epsilon);
@@ -197,6 +197,22 @@ impl DecoderConfig {
             let normal = rms_norm(x, params.mlp_norm, self.norm_epsilon);
             (x + mlp(normal, &params.mlp)).with_axes(axes)
         })
+    }
+
+    /// All layers, scanned or one after the other, under the remat policy.
+    pub fn layer_stack(&self, x: Tensor, layers: &Layers<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
+        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>| {
+            checkpoint(self.remat.clone(), (x, layer), |(x, layer)| self.layer(x, &layer, rotary, mask))
+        };
+        match layers {
+            Layers::Stacked(layers) => {
+                scope("layers", || scan(x, (**layers).clone(), |x, layer| (one_layer(x, layer), ())).0)
+            }
+            Layers::Separate(layers) => layers
+                .iter()
+                .enumerate()
+                .fold(x, |x, (index, layer)| scope(&format!("layers.{index}"), || one_layer(x, layer.clone()))),
+        }
     }
 
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
@@ -209,18 +225,7 @@ impl DecoderConfig {
         });
         let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
-        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>| {
-            checkpoint(self.remat.clone(), (x, layer), |(x, layer)| self.layer(x, &layer, &rotary, mask))
-        };
-        let x = match &params.layers {
-            Layers::Stacked(layers) => {
-                scope("layers", || scan(x, (**layers).clone(), |x, layer| (one_layer(x, layer), ())).0)
-            }
-            Layers::Separate(layers) => layers
-                .iter()
-                .enumerate()
-                .fold(x, |x, (index, layer)| scope(&format!("layers.{index}"), || one_layer(x, layer.clone()))),
-        };
+        let x = self.layer_stack(x, &params.layers, &rotary, mask);
         scope("head", || {
             let x = rms_norm(x, params.final_norm, self.norm_epsilon);
             let logits = match params.head {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
+
 use super::{Diagnostic, Mesh, RuleSets, ShardingError, Spec};
 use crate::ir::{AxisNames, Graph, GraphBuilder, PortInfo, TensorType, ValueMap};
 use crate::ops::{Op, Reshard};
@@ -27,16 +29,20 @@ pub fn annotate(
     rules: &RuleSets,
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
-    let mut pass = Pass { mesh, rules, diagnostics: rules.check_mesh(mesh)?, specs: Vec::new() };
+    let diagnostics = rules.check_mesh(mesh)?;
+    let mut pass = Pass { mesh, rules, diagnostics, specs: Vec::new(), bodies: FxHashMap::default() };
     let mut inputs = graph.input_info().to_vec();
-    for (info, &input) in inputs.iter_mut().zip(graph.inputs()) {
+    for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
         info.spec = Some(if info.axes.is_empty() {
             Spec::replicated(ty.rank())
         } else {
+            let name = match info.path.is_empty() {
+                true => format!("input {index} of `{}`", graph.name()),
+                false => info.path.to_string(),
+            };
             let found = &mut pass.diagnostics;
-            let spec =
-                rules.get(info.role).resolve(mesh, &info.path, &optional(&texts(&info.axes)), &ty.dims, found)?;
+            let spec = rules.get(info.role).resolve(mesh, &name, &optional(&texts(&info.axes)), &ty.dims, found)?;
             pass.specs.push(spec.clone());
             spec
         });
@@ -66,6 +72,9 @@ struct Pass<'a> {
     diagnostics: Vec<Diagnostic>,
     /// Every spec that came out, to tell which mesh axes are used.
     specs: Vec<Spec>,
+    /// Bodies done already, so that a function called twice stays one. The originals are held so that their addresses
+    /// stay theirs.
+    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
 }
 
 /// The names as text; none for a dimension without one.
@@ -124,7 +133,12 @@ impl Pass<'_> {
     }
 
     fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, ShardingError> {
-        Ok(Arc::new(self.graph(body, body.input_info())?))
+        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
+            return Ok(done.clone());
+        }
+        let done = Arc::new(self.graph(body, body.input_info())?);
+        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
+        Ok(done)
     }
 
     fn resolve(&mut self, tensor: &str, axes: &AxisNames, ty: &TensorType) -> Result<Spec, ShardingError> {

@@ -3,8 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::Error;
-use crate::ir::DType;
-use crate::nn::{Batch, Decoder, DecoderConfig};
+use crate::ir::{DType, Literal};
+use crate::nn::{Batch, Decoder, DecoderConfig, initialize};
 use crate::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
 use crate::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, scope, value_and_grad};
 
@@ -64,6 +64,16 @@ impl TrainStep {
         let params = self.model.parameters();
         let optimizer = self.optimizer.state(&params);
         TrainState { params, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
+    }
+
+    /// The state before the first step. Parameters are drawn by their paths in the model, `layers.3.attention.wq`.
+    pub fn initialize(&self, seed: u64) -> TrainState<Literal> {
+        let declared = self.state();
+        TrainState {
+            params: initialize(&declared.params, seed),
+            optimizer: initialize(&declared.optimizer, seed),
+            step: Literal::scalar(0i32),
+        }
     }
 
     /// Traces forward pass, backward pass and update.

@@ -10,7 +10,7 @@ use super::step::{StepFunction, TrainState, TrainStep, aliases};
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
 use crate::ir::{Literal, Name};
-use crate::nn::{Batch, DecoderConfig, initialize};
+use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client};
@@ -115,7 +115,7 @@ impl Trainer {
         let compile_seconds = start.elapsed().as_secs_f64();
         let step = config.train_step();
         let seed = config.train.seed;
-        let state = program.put(0, &initialize(&step.state(), seed))?;
+        let state = program.put(0, &step.initialize(seed))?;
         let diagnostics = lowered.diagnostics;
         Ok(Trainer { step, program, state, dataset, seed, steps_done: 0, diagnostics, lower_seconds, compile_seconds })
     }
