@@ -123,26 +123,24 @@ pub struct OpError {
     pub op: &'static str,
     /// Why.
     pub error: TypeError,
-    /// The operands' types.
-    pub operands: Vec<TensorType>,
-    /// For each operand that is an input of the traced function, or a slice of one, its path; empty when none are known.
-    pub paths: Vec<Option<Arc<str>>>,
+    /// Type of each operand, and its path if it is an input of the traced function or a slice of one.
+    pub operands: Vec<(TensorType, Option<Arc<str>>)>,
     /// The user's source line and scope path.
     pub origin: Origin,
 }
 
 impl OpError {
     pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
-        OpError { op, error, operands, paths: Vec::new(), origin }
+        OpError { op, error, operands: operands.into_iter().map(|ty| (ty, None)).collect(), origin }
     }
 }
 
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.op)?;
-        for (index, ty) in self.operands.iter().enumerate() {
+        for (index, (ty, path)) in self.operands.iter().enumerate() {
             write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
-            if let Some(Some(path)) = self.paths.get(index) {
+            if let Some(path) = path {
                 write!(f, " {path:?}")?;
             }
         }

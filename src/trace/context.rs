@@ -145,7 +145,9 @@ impl Stack {
         match frame.builder.push(op, &values) {
             Ok(results) => Some(results.into_iter().map(|value| Tensor { frame: frame.id, value }).collect()),
             Err(mut error) => {
-                error.paths = values.iter().map(|value| frame.paths.get(value).cloned()).collect();
+                for ((_, path), value) in error.operands.iter_mut().zip(&values) {
+                    *path = frame.paths.get(value).cloned();
+                }
                 frame.error = Some(error.into());
                 None
             }
