@@ -1,6 +1,7 @@
 //! The crate's error type. Each variant says whose fault it is.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::ir::{Origin, TensorType};
 
@@ -122,23 +123,26 @@ pub struct OpError {
     pub op: &'static str,
     /// Why.
     pub error: TypeError,
-    /// The operands' types.
-    pub operands: Vec<TensorType>,
+    /// Type of each operand, and its path if it is an input of the traced function or a slice of one.
+    pub operands: Vec<(TensorType, Option<Arc<str>>)>,
     /// The user's source line and scope path.
     pub origin: Origin,
 }
 
 impl OpError {
     pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
-        OpError { op, error, operands, origin }
+        OpError { op, error, operands: operands.into_iter().map(|ty| (ty, None)).collect(), origin }
     }
 }
 
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.op)?;
-        for (index, ty) in self.operands.iter().enumerate() {
+        for (index, (ty, path)) in self.operands.iter().enumerate() {
             write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
+            if let Some(path) = path {
+                write!(f, " {path:?}")?;
+            }
         }
         write!(f, "): {}", self.error)?;
         write_place(f, self.origin)

@@ -517,8 +517,8 @@ fn trees() {
     assert_eq!(rebuilt.embed, spec(6));
     assert_eq!(rebuilt.layers[1].bias, Some(spec(3)));
     let mut path = Path::default();
-    assert_eq!(path.descend("a", |path| path.descend(1, |path| path.as_str().to_owned())), "a.1");
-    assert_eq!(path.as_str(), "");
+    assert_eq!(path.descend("a", |path| path.descend(1, |path| path.to_string())), "a.1");
+    assert_eq!(path.to_string(), "");
 
     let function = Function::trace("f", (model.clone(), spec(2)), |(model, x)| {
         let gradient = grad(model, |model| (model.layers[0].weight * x).sum(..) + model.heads[0].1.sum(..));
@@ -632,4 +632,20 @@ fn text_form() {
       return %6
     }
     "#);
+}
+
+#[test]
+fn errors_name_the_parameter_through_closures() {
+    let specs = (TensorSpec::new(F32, [4]), TensorSpec::new(F32, [3, 4, 5]));
+    let error = Function::trace("model", specs, |(x, layers)| {
+        value_and_grad((x, layers), |(x, layers)| scan(x, layers, |x, w| (x.matmul(w), ())).0.sum(..))
+    });
+    let text = error.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(text.starts_with("the carry that a scan's body returns"), "{text}");
+    let specs = (TensorSpec::new(F32, [6]), TensorSpec::new(F32, [3, 4, 4]));
+    let error = Function::trace("model", specs, |(x, layers)| {
+        value_and_grad((x, layers), |(x, layers)| scan(x, layers, |x, w| (x.matmul(w), ())).0.sum(..))
+    });
+    let text = error.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(text.starts_with("dot(f32[6] \"0\", f32[4,4] \"1\"): dimension 0 of operand 1"), "{text}");
 }

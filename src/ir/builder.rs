@@ -179,11 +179,8 @@ impl GraphBuilder {
 
     /// Ends construction of a region body with its inputs in another order.
     pub(crate) fn finish_ordered(mut self, inputs: Vec<Value>, outputs: Vec<Value>) -> Graph {
-        let info = inputs.iter().map(|&input| match self.graph.definition(input) {
-            Definition::Input(index) => self.graph.input_info[index as usize].clone(),
-            Definition::Result(..) => PortInfo::default(),
-        });
-        self.graph.input_info = info.collect();
+        // Paths served the messages of the trace; a body's ports have no meaning outside it.
+        self.graph.input_info = vec![PortInfo::default(); inputs.len()];
         for (index, &input) in inputs.iter().enumerate() {
             self.graph.values[input.index()].definition = Definition::Input(index as u32);
         }

@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustc_hash::FxHashMap;
@@ -30,6 +31,8 @@ struct Frame {
     /// Captured tensors of the frame below, and their inputs here.
     captures: Vec<(Value, Value)>,
     known: FxHashMap<Value, Value>,
+    /// Paths of inputs, for messages.
+    paths: FxHashMap<Value, Arc<str>>,
     /// The construct whose closure must not capture, if it is one.
     closed: Option<&'static str>,
     error: Option<Error>,
@@ -116,10 +119,12 @@ impl Stack {
                 self.fail_with(TraceErrorKind::Capture { construct }, place);
                 return None;
             }
+            let path = self.frames[depth - 1].paths.get(&value).cloned();
             let frame = &mut self.frames[depth];
             value = *frame.known.entry(value).or_insert_with(|| {
                 let input = frame.builder.input(ty, PortInfo::default());
                 frame.captures.push((value, input));
+                frame.paths.extend(path.map(|path| (input, path)));
                 input
             });
         }
@@ -139,7 +144,10 @@ impl Stack {
         frame.builder.set_origin(origin);
         match frame.builder.push(op, &values) {
             Ok(results) => Some(results.into_iter().map(|value| Tensor { frame: frame.id, value }).collect()),
-            Err(error) => {
+            Err(mut error) => {
+                for ((_, path), value) in error.operands.iter_mut().zip(&values) {
+                    *path = frame.paths.get(value).cloned();
+                }
                 frame.error = Some(error.into());
                 None
             }
@@ -185,6 +193,15 @@ pub(super) fn type_of(tensor: Tensor) -> TensorType {
     })
 }
 
+/// A tensor as the input of a closure's graph: its type, and its path if it is an input itself.
+pub(super) fn port_of(tensor: Tensor) -> (TensorType, PortInfo) {
+    let path = with_stack(|stack| {
+        let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame)?;
+        frame.paths.get(&tensor.value).cloned()
+    });
+    (type_of(tensor), path.map(PortInfo::named).unwrap_or_default())
+}
+
 /// Runs `f` with one more name on the scope path.
 pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<(u32, Scope)>);
@@ -224,12 +241,21 @@ pub(super) fn trace_body(
         }
     }
     let mut builder = GraphBuilder::new(name);
-    let inputs: Vec<Value> = inputs.into_iter().map(|(ty, info)| builder.input(ty, info)).collect();
+    let mut paths = FxHashMap::default();
+    let mut input = |(ty, info): (TensorType, PortInfo)| {
+        let path = info.path.clone();
+        let value = builder.input(ty, info);
+        if !path.is_empty() {
+            paths.insert(value, path);
+        }
+        value
+    };
+    let inputs: Vec<Value> = inputs.into_iter().map(&mut input).collect();
     let (depth, id) = with_stack(|stack| {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let scope = stack.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
         let (captures, known) = (Vec::new(), FxHashMap::default());
-        stack.frames.push(Frame { id, builder, captures, known, closed, error: None, scope });
+        stack.frames.push(Frame { id, builder, captures, known, paths, closed, error: None, scope });
         (stack.frames.len() - 1, id)
     });
     let pop = Pop(depth);

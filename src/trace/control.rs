@@ -19,7 +19,7 @@ pub struct ScanOptions {
 }
 
 pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
-    tensors.iter().map(|tensor| (tensor.ty(), PortInfo::default())).collect()
+    tensors.iter().map(|&tensor| context::port_of(tensor)).collect()
 }
 
 /// The same structure with other tensors, in order. Missing ones (after an error) are poisoned.
@@ -86,7 +86,7 @@ where
     let mut inputs = ports(&carries);
     let mut problem = None;
     for (tensor, path) in slices.iter().zip(stacked.paths()) {
-        let mut ty = tensor.ty();
+        let (mut ty, info) = context::port_of(*tensor);
         let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
         let expected_length = *length.get_or_insert(leading.unwrap_or(0));
         if leading != Some(expected_length) {
@@ -97,7 +97,7 @@ where
             let what = format!("stacked input {path:?} of a scan");
             problem = Some(TraceErrorKind::Mismatch { what, expected, found: tensor.ty().to_string() });
         }
-        inputs.push((ty, PortInfo::default()));
+        inputs.push((ty, info));
     }
     let healthy = slices.iter().all(|tensor| tensor.value != context::POISON);
     if let (Some(problem), true) = (problem, healthy) {

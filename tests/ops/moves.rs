@@ -7,7 +7,7 @@ use meshloom::ops::*;
 use crate::harness::*;
 
 /// The element types that every op that moves elements is run with.
-const TYPES: [DType; 5] = [Pred, S32, U32, BF16, F32];
+const TYPES: [DType; 8] = [Pred, S8, S32, U32, BF16, F16, F32, F64];
 
 const HUGE: usize = usize::MAX;
 
@@ -100,9 +100,8 @@ pub fn slice() -> Entry {
         .reject(op(&[(0, 4, 1), (3, 2, 1)]), "f32[4,4]", "the range 3..2 with stride 1 does not fit dimension 1")
         .reject(op(&[(0, 4, 0)]), "f32[4]", "the range 0..4 with stride 0 does not fit dimension 0")
         .reject(op(&[(0, 4, HUGE)]), "f32[4]", "does not fit dimension 0 of size 4");
-    /// Start, limit and stride of each dimension.
-    type Ranges<'a> = &'a [(usize, usize, usize)];
-    let cases: [(&[usize], Ranges<'_>); 6] = [
+    type Case<'a> = (&'a [usize], &'a [(usize, usize, usize)]);
+    let cases: [Case<'_>; 6] = [
         (&[8, 3], &[(1, 7, 2), (0, 2, 1)]),
         (&[9], &[(2, 9, 3)]),
         (&[9], &[(0, 8, 3)]),
@@ -286,7 +285,7 @@ pub fn dynamic_slice() -> Entry {
         .reject(op(&[3]), "f32[2] s32[]", "a slice of 3 elements does not fit dimension 0 of size 2");
     for (dims, sizes, at) in DYNAMIC {
         for dtype in TYPES {
-            for index in if dtype == F32 { &[S8, S32, S64, U32][..] } else { &[S32] }.iter().copied() {
+            for index in [S8, S32, S64, U32] {
                 let x = distinct(dtype, dims);
                 let positions = starts(index, at);
                 let y = Tensor::from_fn(dtype, sizes, |i| {
