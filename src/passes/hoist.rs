@@ -21,7 +21,8 @@ fn hoist(graph: &Graph, bodies: &mut Bodies) -> Graph {
     }
     let (mut builder, mut map) = copy_inputs(graph);
     for node in graph.nodes() {
-        let by_body = |body: &Arc<Graph>| if contains_loop(body) { bodies.transform(body, hoist) } else { body.clone() };
+        let by_body =
+            |body: &Arc<Graph>| if contains_loop(body) { bodies.transform(body, hoist) } else { body.clone() };
         match node.op().map_regions(by_body) {
             Some(Op::Scan(scan)) => hoist_from(&mut builder, graph, node, scan, &mut map),
             Some(op) => {
