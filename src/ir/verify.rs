@@ -154,7 +154,7 @@ mod tests {
         let x = builder.input(TensorType::new(DType::F32, &[2]), PortInfo::default());
         let types = [TensorType::new(DType::F32, &[2])];
         let function = std::sync::Arc::new(broken);
-        if function.inputs.len() == 1 && function.output_types().eq(&types) {
+        if function.input_types().eq(&types) && function.output_types().eq(&types) {
             let results = builder.push_typed(Call { function }.into(), &[x], types);
             let caller = builder.finish(results.to_vec(), vec![PortInfo::default()]);
             assert_eq!(verify(&caller).expect_err(expected).to_string(), expected);
