@@ -98,6 +98,9 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
             let source = Box::new(OpError::new(node.op().name(), error, types, node.origin()));
             VerifyError::Op { graph: name(), source }
         };
+        if let Some(value) = node.results().find(|value| value.index() >= graph.value_count()) {
+            return Err(VerifyError::Definition { graph: name(), value });
+        }
         let inferred = node.op().infer(&operands).map_err(refuse)?;
         if !inferred.iter().eq(node.results().map(|value| graph.ty(value))) {
             let found: Vec<_> = node.results().map(|value| graph.ty(value)).collect();
@@ -121,4 +124,70 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::graph::Definition;
+    use super::super::{DType, GraphBuilder, Node, PortInfo, TensorType, Value};
+    use super::*;
+    use crate::ops::Call;
+
+    /// x + x, then negated.
+    fn graph() -> Graph {
+        let mut builder = GraphBuilder::new("f");
+        let x = builder.input(TensorType::new(DType::F32, &[2]), PortInfo::default());
+        let sum = builder.add(x, x).expect("a sum");
+        let negated = builder.neg(sum).expect("a negation");
+        builder.finish(vec![negated], vec![PortInfo::default()])
+    }
+
+    /// The graph is valid until `break_it`.
+    fn check(break_it: impl Fn(&mut Graph), expected: &str) {
+        let mut broken = graph();
+        verify(&broken).expect("valid as built");
+        break_it(&mut broken);
+        assert_eq!(verify(&broken).expect_err(expected).to_string(), expected);
+
+        // The same inside a region.
+        let mut builder = GraphBuilder::new("caller");
+        let x = builder.input(TensorType::new(DType::F32, &[2]), PortInfo::default());
+        let types = [TensorType::new(DType::F32, &[2])];
+        let function = std::sync::Arc::new(broken);
+        if function.input_types().eq(&types) && function.output_types().eq(&types) {
+            let results = builder.push_typed(Call { function }.into(), &[x], types);
+            let caller = builder.finish(results.to_vec(), vec![PortInfo::default()]);
+            assert_eq!(verify(&caller).expect_err(expected).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn broken_graphs_are_refused() {
+        check(|graph| graph.operand_pool[0] = Value(2), "node0 of `f` uses %2 before it is defined");
+        check(|graph| graph.operand_pool[0] = Value(9), "node0 of `f` uses %9 before it is defined");
+        check(|graph| graph.nodes.swap(0, 1), "node0 of `f` uses %1 before it is defined");
+        check(
+            |graph| graph.values[1].definition = Definition::Result(Node(1), 0),
+            "%1 of `f` is not defined where its entry says",
+        );
+        check(
+            |graph| graph.values[0].definition = Definition::Input(1),
+            "%0 of `f` is not defined where its entry says",
+        );
+        check(|graph| graph.inputs.push(Value(0)), "`f` has 2 inputs but 1 descriptions of them");
+        check(|graph| graph.output_info.clear(), "`f` has 1 outputs but 0 descriptions of them");
+        check(
+            |graph| graph.input_info[0].axes = ["a", "b"].map(crate::ir::Name::new).into_iter().collect(),
+            "`f` has 1 input dimensions but 2 descriptions of them",
+        );
+        check(
+            |graph| graph.values[1].ty = TensorType::new(DType::F32, &[3]),
+            "in `f`: add(f32[2], f32[2]): its results are [f32[3]], but the op yields [f32[2]]",
+        );
+        check(
+            |graph| graph.values[0].ty = TensorType::new(DType::Pred, &[2]),
+            "in `f`: add(pred[2], pred[2]): operand 0 must have element type a number type, found pred; convert it with \
+             `.convert(..)`",
+        );
+    }
 }

@@ -9,7 +9,7 @@ use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::{EmitOptions, emit};
 use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::{Op, Scan};
-use meshloom::pjrt::{Array, Client, CompileOptions, Executable, ShardLayout};
+use meshloom::pjrt::{Array, Client, CompileOptions, DebugValue, Executable, ShardLayout};
 use prost::Message;
 
 fn client() -> &'static Client {
@@ -26,7 +26,9 @@ pub struct Compiled {
 pub fn compile(graph: &Graph) -> Compiled {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let module = emit(graph, EmitOptions::default());
-    let compiled = client().compile(&module.bytes, &CompileOptions::default());
+    // XLA's own passes run as always; that LLVM takes its time over tiny kernels is of no use here.
+    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
+    let compiled = client().compile(&module.bytes, &CompileOptions { debug_options, ..Default::default() });
     let executable = compiled.unwrap_or_else(|error| panic!("{error}\n{graph}"));
     Compiled { executable, outputs: graph.output_types().cloned().collect() }
 }
