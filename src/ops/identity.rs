@@ -1,6 +1,6 @@
 //! Ops whose results are their operands: they tell the compiler something.
 
-use super::{Primitive, ResultTypes, expect_operands, one};
+use super::{Op, Primitive, ResultTypes, expect_operands, one};
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
@@ -57,6 +57,15 @@ fn infer_identity(operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
     Ok(one(operands[0].clone()))
 }
 
+/// The gradient of an op that asks of the cotangent what it asks of the value.
+fn apply_to_cotangent(op: impl Into<Op>, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+    if let Some(ct) = context.cotangent(0) {
+        let gradient = context.builder.push1(op, &[ct])?;
+        context.set(0, gradient);
+    }
+    Ok(())
+}
+
 impl Primitive for Named {
     fn name(&self) -> &'static str {
         "name"
@@ -98,11 +107,7 @@ impl Primitive for WithAxes {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        if let Some(ct) = context.cotangent(0) {
-            let gradient = context.builder.push1(self.clone(), &[ct])?;
-            context.set(0, gradient);
-        }
-        Ok(())
+        apply_to_cotangent(self.clone(), context)
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -125,11 +130,7 @@ impl Primitive for Reshard {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        if let Some(ct) = context.cotangent(0) {
-            let gradient = context.builder.push1(self.clone(), &[ct])?;
-            context.set(0, gradient);
-        }
-        Ok(())
+        apply_to_cotangent(self.clone(), context)
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
