@@ -722,18 +722,15 @@ proptest! {
 }
 
 #[test]
-fn differentiation_takes_linear_time() {
-    // Ten thousand small nodes in a body of a loop, each a residual.
-    let mut times = Vec::new();
-    for length in [4_000, 16_000] {
+fn gradient_grows_linearly() {
+    // Thousands of small nodes in the body of a loop, each a residual.
+    let node_count = |length: usize| {
         let loss = Function::trace("long", specs(&[&[3], &[4, 3]]), |x| {
             scan(x[0], x[1], |h, w| ((0..length).fold(h, |h, _| (h * w).sin()), ())).0.sum(..)
         });
         let loss = loss.expect("trace").graph().clone();
-        let start = std::time::Instant::now();
-        let graph = optimize(&autodiff::value_and_grad(&loss, &[0, 1]).expect("gradients"));
-        times.push(start.elapsed());
-        assert!(graph.total_node_count() > 4 * length);
-    }
-    assert!(times[1] < 10 * times[0] + std::time::Duration::from_millis(100), "{times:?}");
+        optimize(&autodiff::value_and_grad(&loss, &[0, 1]).expect("gradients")).total_node_count()
+    };
+    let [short, middle, long] = [2_000, 4_000, 6_000].map(node_count);
+    assert_eq!(long - middle, middle - short);
 }

@@ -66,30 +66,33 @@ fn check(f: impl FnOnce(Tensor, Tensor) -> Tensor, expected: impl Fn(&[f64], &[f
 
 #[test]
 fn shape_and_type_errors() {
-    check_error("add(f64[2,3], f64[3,2]): dimension 0 of operand 1 must have size 2, found 3 (HERE)", |x, y| {
-        x + y // wrong
-    });
     check_error(
-        "multiply(f64[2,3], f32[2,3]): operand 1 must have element type f64, found f32; convert it with `.convert(..)` (HERE)",
+        "add(f64[2,3] \"0\", f64[3,2] \"1\"): dimension 0 of operand 1 must have size 2, found 3 (HERE)",
+        |x, y| {
+            x + y // wrong
+        },
+    );
+    check_error(
+        "multiply(f64[2,3] \"0\", f32[2,3]): operand 1 must have element type f64, found f32; convert it with `.convert(..)` (HERE)",
         |x, _| {
             let z = x.convert(F32);
             x * z // wrong
         },
     );
     check_error(
-        "dot(f64[2,3], f64[2,3]): dimension 0 of operand 1 must have size 3, found 2 (HERE)",
+        "dot(f64[2,3] \"0\", f64[2,3] \"0\"): dimension 0 of operand 1 must have size 3, found 2 (HERE)",
         |x, _| x.matmul(x), // wrong
     );
     check_error(
-        "reshape(f64[2,3]): cannot reshape f64[2,3] (6 elements) to [5] (5 elements) (HERE)",
+        "reshape(f64[2,3] \"0\"): cannot reshape f64[2,3] (6 elements) to [5] (5 elements) (HERE)",
         |x, _| x.reshape([5]), // wrong
     );
     check_error(
-        "reshape(f64[2,3]): cannot reshape f64[2,3] (6 elements) to [18446744073709551615, 4] (18446744073709551615 elements) (HERE)",
+        "reshape(f64[2,3] \"0\"): cannot reshape f64[2,3] (6 elements) to [18446744073709551615, 4] (18446744073709551615 elements) (HERE)",
         |x, _| x.reshape([usize::MAX, 4]), // wrong
     );
     check_error(
-        "transpose(f64[2,3]): operand 0 must have 1 dimensions, found 2 (HERE)",
+        "transpose(f64[2,3] \"0\"): operand 0 must have 1 dimensions, found 2 (HERE)",
         |x, _| x.transpose([0]), // wrong
     );
     check_error(
@@ -97,11 +100,11 @@ fn shape_and_type_errors() {
         |x, _| x.broadcast_to([3, 3]), // wrong
     );
     check_error(
-        "slice(f64[2,3]): the range 2..5 with stride 1 does not fit dimension 1 of size 3 (HERE)",
+        "slice(f64[2,3] \"0\"): the range 2..5 with stride 1 does not fit dimension 1 of size 3 (HERE)",
         |x, _| x.slice(1, 2..5), // wrong
     );
     check_error(
-        "slice(f64[2,3]): the range 2..18446744073709551615 with stride 1 does not fit dimension 1 of size 3 (HERE)",
+        "slice(f64[2,3] \"0\"): the range 2..18446744073709551615 with stride 1 does not fit dimension 1 of size 3 (HERE)",
         |x, _| x.slice(1, 2..=usize::MAX), // wrong
     );
     check_error(
@@ -113,11 +116,11 @@ fn shape_and_type_errors() {
         |x, _| x.index([0.into(), 0.into(), 0.into()]), // wrong
     );
     check_error(
-        "gather(f64[2,3], f64[3,2]): operand 1 must have element type an integer type, found f64; convert it with `.convert(..)` (HERE)",
+        "gather(f64[2,3] \"0\", f64[3,2] \"1\"): operand 1 must have element type an integer type, found f64; convert it with `.convert(..)` (HERE)",
         |x, y| x.take(0, y), // wrong
     );
     check_error(
-        "concatenate(f64[2,3], f64[3,2]): dimension 1 of operand 1 must have size 3, found 2 (HERE)",
+        "concatenate(f64[2,3] \"0\", f64[3,2] \"1\"): dimension 1 of operand 1 must have size 3, found 2 (HERE)",
         |x, y| concatenate(&[x, y], 0), // wrong
     );
     check_error(
@@ -125,15 +128,15 @@ fn shape_and_type_errors() {
         |_, _| concatenate(&[], 0), // wrong
     );
     check_error(
-        "select(f64[2,3], f64[3,2], f64[3,2]): operand 0 must have element type pred, found f64; convert it with `.convert(..)` (HERE)",
+        "select(f64[2,3] \"0\", f64[3,2] \"1\", f64[3,2]): operand 0 must have element type pred, found f64; convert it with `.convert(..)` (HERE)",
         |x, y| x.select(y, 1.0), // wrong
     );
     check_error(
-        "with-axes(f64[2,3]): operand 0 must have 1 (one for each of the axes [\"a\"]) dimensions, found 2 (HERE)",
+        "with-axes(f64[2,3] \"0\"): operand 0 must have 1 (one for each of the axes [\"a\"]) dimensions, found 2 (HERE)",
         |x, _| x.with_axes(["a"]), // wrong
     );
     check_error(
-        "with-axes(f64[2,3]): the axis name \"a\" is given to two dimensions (HERE)",
+        "with-axes(f64[2,3] \"0\"): the axis name \"a\" is given to two dimensions (HERE)",
         |x, _| x.with_axes(["a", "a"]), // wrong
     );
 }
@@ -201,7 +204,7 @@ fn einsum_errors() {
         |x, y| einsum("a1,bc->ab", &[x, y]), // wrong
     );
     check_error(
-        "dot(f64[2,3], f64[3,2]): dimension 0 of operand 1 must have size 2, found 3 (HERE)",
+        "dot(f64[2,3] \"0\", f64[3,2] \"1\"): dimension 0 of operand 1 must have size 2, found 3 (HERE)",
         |x, y| einsum("ab,ac->bc", &[x, y]), // wrong
     );
     check_error(
@@ -213,7 +216,7 @@ fn einsum_errors() {
 #[test]
 fn errors_in_closures() {
     check_error(
-        "add(f64[2,3], f64[2]): operand 1 must have 2 dimensions, found 1 (in model/layer, HERE)",
+        "add(f64[2,3] \"0\", f64[2] \"1\"): operand 1 must have 2 dimensions, found 1 (in model/layer, HERE)",
         |x, y| scope("model", || scope("layer", || scan(x, y, |x, y| (x + y, ())).0)), // wrong
     );
     check_error("axis 5 is out of range or repeated for a tensor of type f64[2,3] (in deep, HERE)", |x, y| {
@@ -247,11 +250,11 @@ fn errors_in_closures() {
         },
     );
     check_error(
-        "custom-vjp(f64[2,3]): the backward rule must return one cotangent for each floating-point argument, [f64[2,3]], found [f64[]] (HERE)",
+        "custom-vjp(f64[2,3] \"0\"): the backward rule must return one cotangent for each floating-point argument, [f64[2,3]], found [f64[]] (HERE)",
         |x, _| custom_vjp(x, |x| x, |x| (x, ()), |(), ct| ct.sum(..)), // wrong
     );
     check_error(
-        "custom-vjp(f64[2,3]): output 0 of the forward rule must be f64[2,3] as in the function itself, found f64[] (HERE)",
+        "custom-vjp(f64[2,3] \"0\"): output 0 of the forward rule must be f64[2,3] as in the function itself, found f64[] (HERE)",
         |x, _| custom_vjp(x, |x| x, |x| (x.sum(..), ()), |(), ct| ct), // wrong
     );
 }
@@ -575,7 +578,10 @@ fn called_functions_are_emitted_once() {
     let found = run(&graph, &inputs)[0].to_f64_vec();
     assert!(found.iter().zip(expected).all(|(x, y)| (x - y).abs() < 1e-14));
     let wrong = trace(|x, y| layer.call(vec![x, y])).expect_err("types differ").to_string();
-    assert!(wrong.starts_with("call(f64[2,3], f64[3,2]): dimension 0 of operand 1 must have size 2"), "{wrong}");
+    assert!(
+        wrong.starts_with("call(f64[2,3] \"0\", f64[3,2] \"1\"): dimension 0 of operand 1 must have size 2"),
+        "{wrong}"
+    );
     assert!(trace(|x, _| layer.call(vec![x])).is_err());
 }
 
