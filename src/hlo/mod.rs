@@ -1,4 +1,20 @@
 //! HLO modules: the protobuf types that XLA reads, emission of graphs as modules, and the text form.
+//!
+//! [`emit`] is the last step of [`lower`](crate::compile::lower). Its bytes are what a plugin compiles; decoded, they print:
+//!
+//! ```
+//! use meshloom::compile::{LowerOptions, lower};
+//! use meshloom::hlo::text::{TextOptions, print};
+//! # use meshloom::ir::DType::F32;
+//! # use meshloom::trace::{Function, TensorSpec};
+//! let function = Function::trace("double", TensorSpec::new(F32, [3]), |x| x + x)?;
+//! let lowered = lower(function.graph(), &LowerOptions::default())?;
+//! let text = print(&lowered.module.decode(), &TextOptions::canonical());
+//! assert!(text.contains("f32[3] add("), "{text}");
+//! # Ok::<(), meshloom::Error>(())
+//! ```
+//!
+//! Architecture invariant: nothing here knows of a plugin.
 
 mod emit;
 pub mod proto;

@@ -1,4 +1,23 @@
 //! Optimizers and schedules, written as ordinary users of [`trace`](crate::trace).
+//!
+//! An optimizer declares its state for a tree of parameters, and maps parameters, gradients and state to new ones:
+//!
+//! ```
+//! use meshloom::ir::DType::{F32, S32};
+//! use meshloom::optim::{AdamW, WarmupCosine};
+//! use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, grad};
+//!
+//! let params = (Param::new(F32, [8, 4], &["embed", "mlp"], Init::Normal(0.1)),);
+//! let (adamw, schedule) = (AdamW::default(), WarmupCosine { peak: 1e-3, warmup: 10, steps: 100, floor: 0.1 });
+//! let state = adamw.state(&params);
+//! let spec = |param: &Param| param.spec.clone();
+//! let specs = (params.map(|_, param| spec(param)), state.map(|_, param| spec(param)), TensorSpec::new(S32, []));
+//! let function = Function::trace("update", specs, |(weights, state, step)| {
+//!     let gradients = grad(weights, |(weight,)| weight.square().sum(..));
+//!     adamw.update(&params, &weights, &gradients, &state, step, schedule.rate(step))
+//! })?;
+//! # Ok::<(), meshloom::Error>(())
+//! ```
 
 mod adamw;
 mod schedule;

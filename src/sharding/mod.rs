@@ -4,6 +4,17 @@
 //! value is split, and over which the value is still a partial sum. [`Rules`] map the names that models put on dimensions
 //! ("embed", "activation_batch") to mesh axes and so yield the spec of each tensor; [`RuleSets`] hold one such list per role.
 //!
+//! ```
+//! use meshloom::sharding::{Mesh, Rules};
+//!
+//! let mesh = Mesh::parse("data=2,fsdp=4", 8)?;
+//! let rules = Rules::from_pairs(&[("batch", &["data", "fsdp"]), ("embed", &["fsdp"])])?;
+//! let spec = rules.resolve(&mesh, "weight", &[Some("embed"), None], &[64, 32], &mut Vec::new())?;
+//! assert_eq!(spec.display(&mesh).to_string(), "[fsdp, _]");
+//! assert_eq!(spec.local_dims(&mesh, &[64, 32])?.as_slice(), [16, 32]);
+//! # Ok::<(), meshloom::sharding::ShardingError>(())
+//! ```
+//!
 //! Architecture invariant: nothing here knows of the run config. `train` reads rules from it and hands them over.
 
 mod annotate;

@@ -1,4 +1,21 @@
 //! Training a decoder: the run config, the data, the step and the loop around it.
+//!
+//! ```no_run
+//! use meshloom::pjrt::Client;
+//! use meshloom::train::{Trainer, config::RunConfig};
+//!
+//! # fn main() -> Result<(), meshloom::Error> {
+//! let config = RunConfig::load("examples/configs/fsdp8.toml", &["train.steps=50".to_owned()])?;
+//! let mut trainer = Trainer::new(&config, &Client::cpu(Trainer::device_count(&config)?)?)?;
+//! for _ in 0..config.train.steps {
+//!     println!("loss {}", trainer.step()?.loss);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So runs on
+//! different meshes can be compared line by line.
 
 pub mod config;
 pub mod data;
