@@ -229,6 +229,22 @@ fn agrees_with_jax() {
 
 /// In bf16 the loss stays close to that of f32; parameters, norms, softmax and loss are still f32.
 #[test]
+fn learning_rates_agree_with_jax() {
+    // Twelve steps of a schedule of ten: warm-up, the cosine, and two steps on the floor.
+    let golden = Golden::load(false);
+    let expected = golden.numbers("learning_rates");
+    let schedule = golden.step(golden.model(true, RematPolicy::None)).schedule;
+    let specs = vec![TensorSpec::new(DType::S32, []); expected.len()];
+    let function = Function::trace("rates", specs, |steps| -> Vec<_> {
+        steps.into_iter().map(|step| schedule.rate(step)).collect()
+    });
+    let steps: Vec<Literal> = (0..expected.len() as i32).map(Literal::scalar).collect();
+    let rates = run(function.expect("trace").graph(), &steps);
+    let rates: Vec<f64> = rates.iter().flat_map(Literal::to_f64_vec).collect();
+    assert!(relative_error(&rates, &expected) <= BOUND, "{rates:?} instead of {expected:?}");
+}
+
+#[test]
 fn bf16_compute_is_close() {
     let golden = Golden::load(false);
     let mut model = golden.model(true, RematPolicy::None);
