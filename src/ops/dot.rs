@@ -1,6 +1,6 @@
 //! Tensor contraction.
 
-use super::{AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dtype, expect_operands, one};
+use super::{AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dtype, expect_operands, one, to_i64};
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
@@ -173,7 +173,7 @@ impl Primitive for DotGeneral {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let list = |axes: &AxisList| axes.iter().map(|&axis| axis as i64).collect();
+        let list = |axes: &AxisList| to_i64(axes).collect();
         let numbers = proto::DotDimensionNumbers {
             lhs_contracting_dimensions: list(&self.dims.lhs_contract),
             rhs_contracting_dimensions: list(&self.dims.rhs_contract),

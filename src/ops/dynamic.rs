@@ -2,7 +2,7 @@
 //!
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
-use super::{Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, one};
+use super::{Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, one, to_i64};
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
@@ -65,7 +65,7 @@ impl Primitive for DynamicSlice {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.begin("dynamic-slice").dynamic_slice_sizes.extend(self.sizes.iter().map(|&size| size as i64));
+        context.begin("dynamic-slice").dynamic_slice_sizes.extend(to_i64(&self.sizes));
         context.finish();
     }
 }

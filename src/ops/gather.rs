@@ -4,7 +4,7 @@
 //! indices back until the slice fits; a scatter drops updates that do not fit.
 
 use super::{
-    AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
+    AxisList, Primitive, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64,
 };
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
@@ -168,7 +168,7 @@ impl Primitive for Gather {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let list = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect();
+        let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::GatherDimensionNumbers {
             offset_dims: list(&self.dims.offset_dims),
             collapsed_slice_dims: list(&self.dims.collapsed_dims),
@@ -179,7 +179,7 @@ impl Primitive for Gather {
         };
         let instruction = context.begin("gather");
         instruction.gather_dimension_numbers = Some(numbers.into());
-        instruction.gather_slice_sizes.extend(self.slice_sizes.iter().map(|&size| size as i64));
+        instruction.gather_slice_sizes.extend(to_i64(&self.slice_sizes));
         context.finish();
     }
 }
@@ -279,7 +279,7 @@ impl Primitive for Scatter {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let list = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect();
+        let list = |axes: &[usize]| to_i64(axes).collect();
         let numbers = proto::ScatterDimensionNumbers {
             update_window_dims: list(&self.dims.offset_dims),
             inserted_window_dims: list(&self.dims.collapsed_dims),

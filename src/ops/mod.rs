@@ -287,3 +287,8 @@ pub(crate) fn one(ty: TensorType) -> ResultTypes {
 pub(crate) fn complement(axes: &[usize], rank: usize) -> AxisList {
     (0..rank).filter(|axis| !axes.contains(axis)).collect()
 }
+
+/// Axes or sizes as HLO's messages have them.
+pub(crate) fn to_i64(numbers: &[usize]) -> impl Iterator<Item = i64> + '_ {
+    numbers.iter().map(|&number| number as i64)
+}

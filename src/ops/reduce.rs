@@ -2,6 +2,7 @@
 
 use super::{
     AxisList, Binary, BinaryKind, Direction, Primitive, ResultTypes, complement, expect_axes, expect_operands, one,
+    to_i64,
 };
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
@@ -127,7 +128,7 @@ impl Primitive for Reduce {
         let combiner = context.combiner(self.kind.combiner().name(), dtype);
         let operand = context.operand_id(0);
         let instruction = context.begin_with("reduce", 0, &[operand, identity]);
-        instruction.dimensions.extend(self.axes.iter().map(|&axis| axis as i64));
+        instruction.dimensions.extend(to_i64(&self.axes));
         instruction.called_computation_ids.push(combiner);
         context.finish();
     }

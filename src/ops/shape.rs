@@ -4,17 +4,13 @@ use smallvec::SmallVec;
 
 use super::{
     AxisList, Primitive, ReduceKind, ResultTypes, complement, expect_axes, expect_dims, expect_dtype, expect_operands,
-    one,
+    one, to_i64,
 };
 use crate::autodiff::VjpContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::hlo::proto;
 use crate::ir::{Dims, TensorType};
-
-fn to_i64(axes: &[usize]) -> impl Iterator<Item = i64> + '_ {
-    axes.iter().map(|&axis| axis as i64)
-}
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.
 /// `mapping` increases, so nothing is transposed.
