@@ -15,7 +15,7 @@ use meshloom::nn::DecoderConfig;
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -48,6 +48,7 @@ fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep
         clip_norm: 1.0,
         batch: 4,
         seq: 8192,
+        dropout: DropoutConfig::default(),
     }
 }
 

@@ -4,19 +4,29 @@
 //! cargo run --release --example pretrain
 //! cargo run --release --example pretrain -- --config examples/configs/fsdp8.toml --set train.steps=50
 //! ```
+//!
+//! With a target it compiles the train step for that hardware instead, which need not be there, and says what it needs:
+//!
+//! ```text
+//! cargo run --release --example pretrain -- --target v5e:2x4
+//! cargo run --release --example pretrain -- --target h100:1x1x8
+//! cargo run --release --example pretrain -- --target tpu7x:2x2x1:slices=2 --set mesh.axes=data=4,fsdp=4
+//! cargo run --release --example pretrain -- --target v5p:8x8x8 --config examples/configs/512-devices.toml
+//! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use meshloom::Error;
-use meshloom::pjrt::{Client, ClientOptions, Plugin};
-use meshloom::train::Trainer;
+use meshloom::pjrt::ahead_of_time::Settings;
+use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, worker};
 use meshloom::train::config::RunConfig;
-use meshloom::train::data::{decode_bytes, unigram_entropy};
 use meshloom::train::metrics::{MetricsWriter, Progress};
+use meshloom::train::parameters::LoadOptions;
+use meshloom::train::{StepAhead, Trainer};
 
 /// Trains a decoder on text.
 #[derive(Parser)]
@@ -40,6 +50,25 @@ struct Arguments {
     /// Tokens to sample at the end
     #[arg(long, value_name = "N", default_value_t = 160)]
     sample: usize,
+    /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for
+    /// --set target.topology=TOPOLOGY
+    #[arg(long, value_name = "TOPOLOGY")]
+    target: Option<String>,
+    /// The most time that the plugin may take to compile for a target
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
+    time_limit: u64,
+    /// Writes the program as XLA optimized it for the target, a serialized HLO module
+    #[arg(long, value_name = "FILE", requires = "target")]
+    write_hlo: Option<PathBuf>,
+    /// Starts from the parameters in a safetensors file instead of drawing them
+    #[arg(long, value_name = "FILE")]
+    load_parameters: Option<PathBuf>,
+    /// With --load-parameters: converts between floating-point types
+    #[arg(long, requires = "load_parameters")]
+    convert: bool,
+    /// Writes the last parameters to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    save_parameters: Option<PathBuf>,
     /// Writes checkpoints there (not built yet)
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -67,6 +96,8 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
+    // For --target: the compiler runs in a child process, which is this program again.
+    worker::run_if_asked();
     let arguments = Arguments::parse();
     arguments.refuse_unbuilt();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
@@ -83,11 +114,16 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<(), Error> {
     let mut overrides = arguments.set;
     overrides.extend(arguments.seed.map(|seed| format!("train.seed={seed}")));
+    overrides.extend(arguments.target.map(|target| format!("target.topology={target}")));
     let config = match &arguments.config {
         Some(path) => RunConfig::load(path, &overrides)?,
         None => RunConfig::from_overrides(&overrides)?,
     };
     config.check_supported()?;
+    if !config.target.topology.is_empty() {
+        let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), ..Settings::default() };
+        return compile_ahead(&config, &settings, arguments.write_hlo.as_deref());
+    }
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
     let mut metrics_file = arguments.metrics.as_ref().map(MetricsWriter::create).transpose()?;
 
@@ -98,7 +134,11 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     for diagnostic in trainer.diagnostics() {
         eprintln!("warning: {diagnostic}");
     }
-    let entropy = unigram_entropy(trainer.dataset().bytes());
+    if let Some(file) = &arguments.load_parameters {
+        trainer.load_parameters(file, LoadOptions { convert: arguments.convert, ..LoadOptions::default() })?;
+    }
+    let entropy = trainer.dataset().unigram_entropy();
+    let (token, single) = if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") };
     eprintln!(
         "{} parameters on {device_count} devices ({}); lowered in {:.1} ms, compiled in {:.1} s",
         trainer.parameter_count(),
@@ -106,7 +146,8 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         1e3 * trainer.lower_seconds(),
         trainer.compile_seconds(),
     );
-    eprintln!("{} bytes of text, {entropy:.4} nats per byte as single letters", trainer.dataset().bytes().len());
+    let count = trainer.dataset().token_count();
+    eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
 
     let mut progress = Progress::new(steps);
     let start = Instant::now();
@@ -122,17 +163,96 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     progress.finish();
     let Some(last) = last else { return Ok(()) };
     println!(
-        "step {}: loss {:.4} nats per byte, {:.4} below the entropy of single letters, after {:.0} s",
+        "step {}: loss {:.4} nats per {token}, {:.4} below the entropy of single {single}s, after {:.0} s",
         last.step,
         last.loss,
         entropy - last.loss,
         start.elapsed().as_secs_f64(),
     );
+    if let Some(file) = &arguments.save_parameters {
+        trainer.save_parameters(file)?;
+    }
     if arguments.sample > 0 {
         let prompt = "It was ";
-        let tokens: Vec<i32> = prompt.bytes().map(i32::from).collect();
+        let tokens = trainer.tokenizer().encode(prompt)?;
         let text = trainer.sampler()?.continue_text(&tokens, arguments.sample, 0.8, config.train.seed)?;
-        println!("\n{prompt}{}", decode_bytes(&text));
+        println!("\n{prompt}{}", trainer.tokenizer().decode(&text));
     }
     Ok(())
+}
+
+/// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each device.
+fn compile_ahead(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<(), Error> {
+    let ahead = StepAhead::compile(config, settings)?;
+    for diagnostic in &ahead.lowered.diagnostics {
+        eprintln!("warning: {diagnostic}");
+    }
+    let compiled = &ahead.compiled;
+    let kind = ahead.devices.first().map_or("", |device| device.kind.as_str());
+    println!("{} parameters on {} devices ({}) of {kind}", ahead.parameter_count, ahead.devices.len(), ahead.mesh);
+    println!(
+        "lowered in {:.1} ms to {} bytes, compiled for {} in {:.1} s",
+        1e3 * ahead.lower_time.as_secs_f64(),
+        ahead.lowered.module.bytes.len(),
+        compiled.topology,
+        compiled.compile_time.as_secs_f64(),
+    );
+    print_memory(&ahead)?;
+    print_costs(&ahead)?;
+    let optimized = compiled.optimized_hlo()?;
+    let module = optimized.decode()?;
+    let instructions: usize = module.computations.iter().map(|computation| computation.instructions.len()).sum();
+    println!("optimized program: {instructions} instructions, {} bytes as {}", optimized.bytes.len(), optimized.format);
+    match compiled.serialized() {
+        Ok(bytes) => println!("serialized executable: {} bytes", bytes.len()),
+        Err(error) => println!("serialized executable: {error}"),
+    }
+    if let Some(path) = write_hlo {
+        let write = std::fs::write(path, prost::Message::encode_to_vec(&module));
+        write.map_err(|source| PjrtError::Io { action: "write", path: path.to_owned(), source })?;
+    }
+    Ok(())
+}
+
+fn print_memory(ahead: &StepAhead) -> Result<(), Error> {
+    let memory = ahead.compiled.memory_stats()?;
+    println!("memory of each device, in bytes:");
+    let rows = [
+        ("arguments", memory.arguments),
+        ("outputs", memory.outputs),
+        ("of these in the arguments' place", memory.aliased),
+        ("temporaries", memory.temporary),
+        ("code", memory.generated_code),
+        ("peak", memory.peak),
+    ];
+    for (name, bytes) in rows {
+        println!("  {name:<33}{bytes:>16}");
+    }
+    if let Some(limit) = ahead.devices.first().and_then(|device| device.memory_limit()) {
+        println!("  {:<33}{limit:>16}", "there is");
+    }
+    Ok(())
+}
+
+fn print_costs(ahead: &StepAhead) -> Result<(), Error> {
+    match ahead.compiled.cost_analysis() {
+        Ok(costs) => {
+            println!("XLA's cost analysis of one step on each device, loop bodies counted once:");
+            let rows = [
+                ("floating-point operations", costs.flops()),
+                ("bytes accessed", costs.bytes_accessed()),
+                // Some plugins say less than nothing, which is to say that they do not know.
+                ("seconds at best", costs.optimal_seconds().filter(|seconds| *seconds > 0.0)),
+            ];
+            for (name, value) in rows.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+                println!("  {name:<33}{value:>16.4e}");
+            }
+            Ok(())
+        }
+        Err(error @ PjrtError::Unimplemented { .. }) => {
+            println!("{error}");
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
 }

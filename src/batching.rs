@@ -169,7 +169,7 @@ impl Mapping {
 }
 
 /// A value with the batch dimension, repeated along it if it is the same for all examples.
-fn aligned(builder: &mut GraphBuilder, value: Batched, size: usize) -> Result<Value, OpError> {
+pub(crate) fn aligned(builder: &mut GraphBuilder, value: Batched, size: usize) -> Result<Value, OpError> {
     if value.batched {
         return Ok(value.value);
     }

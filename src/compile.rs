@@ -1,22 +1,25 @@
 //! The pass order: from a traced graph to a module, and from a module to a program that runs.
 //!
 //! ```text
-//! traced -> common subexpressions -> dead code -> sharded -> emitted -> compiled
+//! traced -> passes of PASSES -> sharded -> emitted -> compiled
 //! ```
 //!
-//! The verifier runs after each pass; each pass is timed.
+//! Each pass is timed. The verifier runs over what the passes have made; if it finds a defect, it runs after each of
+//! them.
 
 mod function;
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::partition;
-use crate::passes::{eliminate_common_subexpressions, eliminate_dead_code};
+use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
+use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
 pub use function::{CompiledFunction, compile};
@@ -27,17 +30,62 @@ pub struct Pass {
     pub name: &'static str,
     /// What it does, in a few words.
     pub description: &'static str,
-    run: fn(&Graph) -> Graph,
+    step: Step,
+}
+
+enum Step {
+    /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
+    /// which each sees what the others make.
+    Rewrite(Rewrite),
+    /// Anything else.
+    Graph(fn(&Graph) -> Graph),
 }
 
 /// The graph-to-graph passes, in the order they run.
+///
+/// Why this order: what is written out several times is there for all others to see. All but the first and the last
+/// are done in one walk, node by node, so that none has to wait for another to be through: folding feeds algebra, both feed the clean-up of scans (a carry to which zero is added does not change),
+/// and that feeds them (a constant that is made in the body is folded there). Within the walk, a node is without
+/// markers before it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's
+/// body is done before anything is moved out of it, and what is moved out is merged with what is there. Dead code is
+/// last: each pass before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
 pub const PASSES: &[Pass] = &[
+    Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
+    Pass {
+        name: "markers",
+        description: "drops names and gradient stops, writes checkpoints and custom gradients in place",
+        step: Step::Rewrite(passes::ERASE_MARKERS),
+    },
+    Pass {
+        name: "constant-folding",
+        description: "computes small constants and splats",
+        step: Step::Rewrite(passes::FOLD_CONSTANTS),
+    },
+    Pass {
+        name: "algebra",
+        description: "applies identities that hold for every bit",
+        step: Step::Rewrite(passes::SIMPLIFY),
+    },
+    Pass {
+        name: "scan-operands",
+        description: "makes constants in scan bodies, takes out carries and outputs that do not change",
+        step: Step::Rewrite(passes::SCAN_OPERANDS),
+    },
+    Pass {
+        name: "loop-invariants",
+        description: "moves what every iteration computes alike in front of the loop, if it is small",
+        step: Step::Rewrite(passes::HOIST_SMALL),
+    },
     Pass {
         name: "common-subexpressions",
-        description: "merges nodes with equal ops and operands",
-        run: eliminate_common_subexpressions,
+        description: "merges nodes with equal ops and operands, and equal bodies",
+        step: Step::Rewrite(passes::MERGE),
     },
-    Pass { name: "dead-code", description: "drops what no output depends on", run: eliminate_dead_code },
+    Pass {
+        name: "dead-code",
+        description: "drops what no output depends on",
+        step: Step::Graph(passes::eliminate_dead_code),
+    },
 ];
 
 /// How a graph is lowered.
@@ -55,14 +103,17 @@ pub struct LowerOptions<'a> {
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
     pub omit_metadata: bool,
+    /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a memory;
+    /// without this, and on a CPU, whose memory is the host's, they stay where they are.
+    pub host_memory: bool,
 }
 
 /// How long one pass took.
 #[derive(Clone, Copy, Debug)]
 pub struct PassTiming {
-    /// Name of the pass.
+    /// Name of the pass; "rewrite" for those that share a walk.
     pub pass: &'static str,
-    /// Time it took, with the verifier.
+    /// Time it took.
     pub time: Duration,
     /// Nodes after it, those in regions once each.
     pub node_count: usize,
@@ -85,44 +136,94 @@ pub struct Lowered {
     pub timings: Vec<PassTiming>,
 }
 
+/// The passes that run, each with the name under which it is timed: rewrites that share a walk as one.
+fn schedule(without: &[&str]) -> Result<Vec<(&'static str, Step)>, Error> {
+    for &name in without {
+        if !PASSES.iter().any(|pass| pass.name == name) {
+            let suggestion = did_you_mean(name, PASSES.iter().map(|pass| pass.name));
+            return Err(Error::UnknownPass { name: name.to_owned(), suggestion });
+        }
+    }
+    let mut steps: Vec<(&'static str, Step)> = Vec::new();
+    for pass in PASSES.iter().filter(|pass| !without.contains(&pass.name)) {
+        match (steps.last_mut(), &pass.step) {
+            (Some((name, Step::Rewrite(before))), Step::Rewrite(rewrite)) => {
+                (*name, *before) = ("rewrite", before.and(*rewrite));
+            }
+            (_, Step::Rewrite(rewrite)) => steps.push((pass.name, Step::Rewrite(*rewrite))),
+            (_, Step::Graph(run)) => steps.push((pass.name, Step::Graph(*run))),
+        }
+    }
+    Ok(steps)
+}
+
+/// Runs the passes; `done` gets the name and the result of each.
+fn run_passes<'g>(
+    graph: &'g Graph,
+    steps: &[(&'static str, Step)],
+    mut done: impl FnMut(&'static str, &Graph) -> Result<(), Error>,
+) -> Result<Cow<'g, Graph>, Error> {
+    let mut current = Cow::Borrowed(graph);
+    for (name, step) in steps {
+        current = Cow::Owned(match step {
+            Step::Rewrite(rewrite) => rewrite.run(&current),
+            Step::Graph(run) => run(&current),
+        });
+        done(name, &current)?;
+    }
+    Ok(current)
+}
+
+/// Verifies what the passes have made. One look at the result is enough as long as nothing is wrong; if something is,
+/// they run again and are verified one by one, to tell which is at fault.
+fn verify_passes(before: &Graph, after: &Graph, steps: &[(&'static str, Step)]) -> Result<(), Error> {
+    let refuse = |pass| move |source| Error::Verify { pass, source };
+    let Err(source) = verify(after) else { return Ok(()) };
+    verify(before).map_err(refuse("the program as it was traced"))?;
+    run_passes(before, steps, |pass, graph| verify(graph).map_err(refuse(pass)))?;
+    Err(Error::Verify { pass: "the passes", source })
+}
+
 /// Runs all passes and emits the module.
 ///
-/// # Errors
-/// Rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+/// # Errors `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which
+/// is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     let mut timings = Vec::new();
     let mut start = Instant::now();
-    let mut done = |pass: &'static str, graph: &Graph| -> Result<(), Error> {
-        if !options.skip_verifier {
-            verify(graph).map_err(|source| Error::Verify { pass, source })?;
-        }
+    let mut done = |pass: &'static str, graph: &Graph| {
         let time = start.elapsed();
         timings.push(PassTiming { pass, time, node_count: graph.total_node_count() });
         tracing::debug!(pass, ?time, "pass done");
         start = Instant::now();
-        Ok(())
     };
-    let mut current = None;
-    for pass in PASSES.iter().filter(|pass| !options.without.contains(&pass.name)) {
-        let next = (pass.run)(current.as_ref().unwrap_or(graph));
-        done(pass.name, &next)?;
-        current = Some(next);
+    let steps = schedule(options.without)?;
+    let run = run_passes(graph, &steps, |name, graph| {
+        done(name, graph);
+        Ok(())
+    })?;
+    if !options.skip_verifier {
+        verify_passes(graph, &run, &steps)?;
+        done("verify", &run);
     }
-    let mut graph = current.unwrap_or_else(|| graph.clone());
+    let mut graph = run.into_owned();
     let mut diagnostics = Vec::new();
     if let Some((mesh, rules)) = options.sharding {
         let annotated = annotate(&graph, mesh, rules, &options.aliases)?;
         diagnostics = annotated.diagnostics;
         graph = annotated.graph;
-        done("shard", &graph)?;
+        if !options.skip_verifier {
+            verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
+        }
+        done("shard", &graph);
     }
     let mesh = options.sharding.map(|(mesh, _)| mesh);
     let mut local = None;
     if let (Some(mesh), true) = (mesh, options.explicit) {
         let partitioned = partition(&graph, mesh)?;
-        done("partition", &partitioned)?;
-        let partitioned = eliminate_dead_code(&eliminate_common_subexpressions(&partitioned));
-        done("clean-up", &partitioned)?;
+        done("partition", &partitioned);
+        let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
+        done("clean-up", &partitioned);
         local = Some(partitioned);
     }
     let emit_options = EmitOptions {
@@ -130,6 +231,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         aliases: &options.aliases,
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
+        host_memory: options.host_memory,
         ..EmitOptions::default()
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);

@@ -26,9 +26,23 @@ pub enum Error {
     /// The training text's fault.
     #[error(transparent)]
     Data(#[from] Box<crate::train::data::DataError>),
+    /// The parameter file's fault.
+    #[error(transparent)]
+    Parameters(#[from] Box<crate::train::parameters::ParameterError>),
+    /// The tokenizer file's fault.
+    #[error(transparent)]
+    Tokenizer(#[from] Box<crate::train::tokenizer::TokenizerError>),
     /// The metrics file could not be written.
     #[error(transparent)]
     Metrics(#[from] crate::train::metrics::MetricsError),
+    /// The caller's fault: a pass to leave out that does not exist.
+    #[error("there is no pass `{name}`{suggestion}; the passes are listed in `compile::PASSES`")]
+    UnknownPass {
+        /// The name given.
+        name: String,
+        /// A name that is near, if any.
+        suggestion: String,
+    },
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
     Verify {
@@ -54,7 +68,9 @@ boxed! {
     Sharding(crate::sharding::ShardingError),
     Pjrt(crate::pjrt::PjrtError),
     Config(crate::train::config::ConfigError),
-    Data(crate::train::data::DataError)
+    Data(crate::train::data::DataError),
+    Parameters(crate::train::parameters::ParameterError),
+    Tokenizer(crate::train::tokenizer::TokenizerError)
 }
 
 /// Why an op refuses its operands.
@@ -114,6 +130,15 @@ pub enum TypeError {
     /// The op has no gradient.
     #[error("it is not differentiable; wrap its operand in `stop_gradient` if no gradient should flow through it")]
     NotDifferentiable,
+    /// The op has a derivative in forward mode only.
+    #[error(
+        "it has no gradient in reverse mode, as it is not known before how often it runs; use a `scan` over the largest \
+         number of iterations there may be, or `stop_gradient` on what enters the loop"
+    )]
+    NotReversible,
+    /// The op makes a function that is to be transposed nonlinear.
+    #[error("a function that is not linear in its inputs has no transpose: {0}")]
+    NotLinear(&'static str),
     /// The op has no batching rule.
     #[error("it has no batching rule; apply it in a scan over the batch")]
     NotBatchable,

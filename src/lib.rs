@@ -33,9 +33,9 @@
 //! | [`trace`] | A closure over [`Tensor`](trace::Tensor) handles becomes a [`Function`](trace::Function): a graph with the trees of its inputs and outputs. Every node keeps the user's source line and scope. |
 //! | [`ir`] | The one [`Graph`](ir::Graph) type of all stages, with its builder, verifier and text form. |
 //! | [`ops`] | The table of all primitives: typing rule, gradient rule and HLO of an op in one place. |
-//! | [`autodiff`] | Reverse mode from graph to graph. Tracing calls it where a closure asks for a gradient. |
+//! | [`autodiff`] | Reverse mode, forward mode and linear transposes, from graph to graph. Tracing calls it where a closure asks for a gradient. |
 //! | [`batching`] | `vmap`: from a graph over examples to one over a batch of them. |
-//! | [`passes`] | Dead code, common subexpressions, loop invariants. |
+//! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. |
 //! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. A pass turns names into specs. |
 //! | [`hlo`] | Emission as an `HloModuleProto`, and HLO's text form. |
 //! | [`pjrt`] | Finds plugins, compiles modules, moves values, runs programs. |
@@ -49,8 +49,8 @@
 //!
 //! A module depends on those to the left of it, with one exception: [`ops`] sees [`ir`] and [`sharding`], the context of
 //! [`autodiff`]'s rules and [`hlo`]'s writer, so that all rules of an op stand together. In return, `autodiff` and `hlo`
-//! know ops by these rules alone, except those with regions (scan, call, checkpoint, custom VJP), which each of them
-//! treats by name. A port of a graph holds a spec, so `ir` names the types of [`sharding`]; it does nothing with them.
+//! know ops by these rules alone, except those with regions (scan, while, cond, call, checkpoint, custom VJP), which each
+//! of them treats by name. A port of a graph holds a spec, so `ir` names the types of [`sharding`]; it does nothing with them.
 //! Only [`pjrt`] contains `unsafe` code, and only [`train`] knows the run config.
 //!
 //! # Errors

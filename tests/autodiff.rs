@@ -8,104 +8,17 @@ mod support;
 use meshloom::autodiff;
 use meshloom::error::{Error, TraceErrorKind};
 use meshloom::ir::DType::{F32, F64, S32};
-use meshloom::ir::{Graph, GraphBuilder, Literal, Name, Phase, PortInfo, TensorType, verify};
+use meshloom::ir::{Graph, GraphBuilder, Literal, Phase, PortInfo, TensorType};
 use meshloom::ops::{Checkpoint, Op, RematPolicy};
-use meshloom::passes::{eliminate_common_subexpressions, eliminate_dead_code, hoist_invariants};
+use meshloom::passes::eliminate_dead_code;
 use meshloom::trace::{
-    Function, ScanOptions, Tensor, TensorSpec, checkpoint, constant, custom_vjp, full, grad, scan, scan_with, stack,
-    value_and_grad, value_and_grad_aux, vjp, zeros,
+    Function, ScanOptions, Tensor, TensorSpec, checkpoint, cond, constant, custom_vjp, full, grad, scan, scan_with,
+    stack, value_and_grad_aux, vjp, zeros,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use support::derivatives::*;
 use support::*;
-
-type Program = fn(&[Tensor]) -> Tensor;
-
-fn specs(shapes: &[&[usize]]) -> Vec<TensorSpec> {
-    shapes.iter().map(|dims| TensorSpec::new(F64, *dims)).collect()
-}
-
-fn optimize(graph: &Graph) -> Graph {
-    let graph = eliminate_dead_code(&hoist_invariants(&eliminate_common_subexpressions(graph)));
-    verify(&graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    graph
-}
-
-/// The program's value and gradients as a graph.
-fn differentiated(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Graph {
-    let function = Function::trace("program", specs(shapes), |x| value_and_grad(x, |x| program(&x)));
-    let function = function.unwrap_or_else(|error| panic!("{error}"));
-    function.graph().as_ref().clone()
-}
-
-fn flat(literals: &[Literal]) -> Vec<f64> {
-    literals.iter().flat_map(Literal::to_f64_vec).collect()
-}
-
-fn distance(x: &[f64], y: &[f64]) -> f64 {
-    assert_eq!(x.len(), y.len());
-    let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut x.iter().zip(y).map(|(x, y)| x - y));
-    assert!(difference.is_finite(), "{x:?} {y:?}");
-    difference / norm(&mut y.iter().copied()).max(1e-3)
-}
-
-/// The derivatives along three directions agree with central differences (of fourth order) of the value, and optimization
-/// changes neither value nor gradients; returns the gradients.
-fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
-    let graph = differentiated(shapes, &program);
-    let inputs = inputs_of(&graph);
-    let plain = flat(&run(&graph, &inputs));
-    let compiled = compile(&optimize(&graph));
-    let optimized = flat(&compiled.run(&inputs));
-    assert!(distance(&optimized, &plain) <= 1e-13, "optimized {optimized:?}\nplain {plain:?}\n{graph}");
-
-    let gradients = &plain[1..];
-    for seed in [71, 72, 73] {
-        let directions: Vec<Vec<f64>> = inputs
-            .iter()
-            .enumerate()
-            .map(|(index, input)| numbers(input.ty().element_count(), seed + 10 * index as u64))
-            .collect();
-        let at = |step: f64| {
-            let moved = inputs.iter().zip(&directions).map(|(input, direction)| {
-                let moved =
-                    input.to_f64_vec().iter().zip(direction).map(|(x, d)| x + step * (d - 0.6)).collect::<Vec<_>>();
-                Literal::from_slice(&input.ty().dims, &moved).expect("as many elements")
-            });
-            compiled.run(&moved.collect::<Vec<_>>())[0].to_f64_vec()[0]
-        };
-        let slope: f64 = gradients.iter().zip(directions.iter().flatten()).map(|(g, d)| g * (d - 0.6)).sum();
-        let size = gradients.iter().map(|g| g * g).sum::<f64>().sqrt().max(1.0);
-        // A large step is more exact for a smooth program, a small one for one that bends strongly.
-        let agrees = [1e-4, 1e-5, 2e-6].iter().any(|step| {
-            let difference = (8.0 * (at(*step) - at(-step)) - (at(2.0 * step) - at(-2.0 * step))) / (12.0 * step);
-            (slope - difference).abs() <= 1e-7 * size
-        });
-        assert!(agrees, "slope {slope} is not that of the program\n{graph}");
-    }
-    gradients.to_vec()
-}
-
-/// Second derivatives, as the gradient of a weighted sum of the gradient.
-fn check_second(shapes: &[&[usize]], program: Program) {
-    check(shapes, |x| {
-        let gradients = grad(x.to_vec(), |x| program(&x));
-        let weighted = |(index, gradient): (usize, &Tensor)| {
-            (*gradient * constant(f64s(&gradient.dims(), index as u64 + 7))).sum(..)
-        };
-        let terms: Vec<Tensor> = gradients.iter().enumerate().map(weighted).collect();
-        terms.into_iter().reduce(|x, y| x + y).expect("a parameter")
-    });
-}
-
-/// The same gradients, up to rounding.
-fn check_same(shapes: &[&[usize]], programs: &[Program]) {
-    let gradients: Vec<Vec<f64>> = programs.iter().map(|program| check(shapes, program)).collect();
-    for (index, other) in gradients.iter().enumerate().skip(1) {
-        assert!(distance(other, &gradients[0]) <= 1e-12, "program {index}: {other:?}\nprogram 0: {:?}", gradients[0]);
-    }
-}
 
 // Loops.
 
@@ -353,11 +266,6 @@ fn loss_must_be_a_scalar() {
 
 // Hand-written gradients.
 
-/// exp, whose backward rule reads the result.
-fn own_exp(x: Tensor) -> Tensor {
-    custom_vjp(x, |x| x.exp(), |x| (x.exp(), (x.exp(), x)), |(y, _), ct| y * ct)
-}
-
 #[test]
 fn custom_vjp_in_scan_in_checkpoint() {
     let program: Program = |x| {
@@ -400,10 +308,6 @@ fn block(policy: RematPolicy, x: &[Tensor]) -> Tensor {
         (hidden.matmul(w2).sin() + h).exp()
     });
     (out * h).sum(..)
-}
-
-fn save(names: &[&str]) -> RematPolicy {
-    RematPolicy::Save(names.iter().map(|name| Name::new(name)).collect())
 }
 
 const BLOCK: &[&[usize]] = &[&[2, 3], &[3, 4], &[4, 3]];
@@ -468,8 +372,8 @@ fn checkpoint_keeps_what_its_policy_says() {
     again: add exponential name sine tanh
     "#);
     insta::assert_snapshot!(describe(save(&["hidden"])), @r#"
-    crosses: input input input name
-    again: add dot exponential sine
+    crosses: input input input tanh
+    again: add dot exponential name sine
     "#);
 }
 
@@ -512,7 +416,7 @@ fn checkpoint_in_scan() {
     invariants [f64[3]] carries [f64[3]] inputs [f64[4,3,3]] outputs [f64[4] f64[4,3] f64[4,3]]
     reverse invariants [f64[3]] carries [f64[3] f64[3]] inputs [f64[4,3] f64[4,3,3] f64[4,3] f64[4]] outputs [f64[4,3,3]]
     crosses: input input input input
-    again: exponential multiply
+    again: exponential multiply name
     "#);
 }
 
@@ -647,6 +551,7 @@ enum Step {
     Maximum,
     Scan { length: usize, reverse: bool, body: Vec<Step> },
     Checkpoint { policy: u8, body: Vec<Step> },
+    Branch { flag: bool, body: Vec<Step> },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -668,7 +573,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
                 reverse,
                 body
             }),
-            (0u8..4, body).prop_map(|(policy, body)| Step::Checkpoint { policy, body }),
+            (0u8..4, body.clone()).prop_map(|(policy, body)| Step::Checkpoint { policy, body }),
+            (any::<bool>(), body).prop_map(|(flag, body)| Step::Branch { flag, body }),
         ]
     });
     prop::collection::vec(step, 1..5)
@@ -698,6 +604,11 @@ fn interpret(steps: &[Step], h: Tensor, x: &[Tensor]) -> Tensor {
                 (next, (next * row.broadcast_to([3, 3])).sum(1))
             });
             h.tanh() + out.sum(0).broadcast_to([3, 3])
+        }
+        Step::Branch { flag, body } => {
+            // Far from where it changes, so that differences see one branch.
+            let limit = if *flag { 1e3 } else { -1e3 };
+            cond(h.sum(..).less(limit), h, |h| interpret(body, h, x), |h| (h * x[1]).cos())
         }
         Step::Checkpoint { policy, body } => {
             let policy =

@@ -19,7 +19,7 @@ use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
 
 /// Largest relative error of anything in f32, single tensors included.
@@ -95,6 +95,7 @@ impl Golden {
             clip_norm: self.setting("train.clip_norm"),
             batch: self.setting("train.batch"),
             seq: self.setting("model.seq"),
+            dropout: DropoutConfig::default(),
         }
     }
 

@@ -13,7 +13,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
 
 meshloom::tree! {
     struct LayerInput<T> {
@@ -90,6 +90,7 @@ fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
         clip_norm: 1.0,
         batch: BATCH,
         seq: LENGTH,
+        dropout: DropoutConfig::default(),
     };
     let function = step.trace().expect("it traces");
     ((**function.graph()).clone(), aliases(&function))

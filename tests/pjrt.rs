@@ -4,17 +4,20 @@
 #![allow(clippy::panic, clippy::print_stdout)]
 
 mod pjrt_modules;
+mod support;
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 use std::{env, fs, thread};
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::*;
 use pjrt_modules as modules;
 use proptest::prelude::*;
+use support::plugins;
 
 fn plugin() -> Arc<Plugin> {
     Plugin::find("cpu").expect("the CPU plugin is found or fetched")
@@ -209,6 +212,11 @@ fn bad_modules_and_options_are_refused() {
         ),
         (&add, assigned(&[0, 1]), "expected 1 replicas of 1 device ids"),
         (&add, assigned(&[77]), "device_assignment = 77 is not possible: expected ids of the client's devices"),
+        (
+            &add,
+            CompileOptions { allow_propagation_to_parameters: vec![true; 3], ..partitioned(1) },
+            "allow_propagation_to_parameters = [true, true, true] is not possible: expected no value, one for all, or one for each of 2",
+        ),
     ];
     for (module, options, expected) in cases {
         let text = error(client().compile(module, options)).to_string();
@@ -230,7 +238,7 @@ fn plugin_errors_come_through() {
     let error_of = |module: &[u8], options: &CompileOptions| error(client().compile(module, options));
     let wrong_type = error_of(&modules::add_with_wrong_result(), &CompileOptions::default());
     let PjrtError::Plugin { function, code, message } = &wrong_type else { panic!("{wrong_type:?}") };
-    assert_eq!(*function, "PJRT_Client_Compile");
+    assert_eq!(function, "PJRT_Client_Compile");
     assert!(matches!(code, ErrorCode::InvalidArgument | ErrorCode::Internal), "{code}");
     assert!(message.contains("f32[4]") || message.contains("shape"), "{message}");
 
@@ -335,7 +343,7 @@ fn donated_buffers_are_gone() {
     let run = |left: &Array, right: &Array| executable.run(&[left, right], &[left.spec()]);
     let (first, second) = (put(&f32s(&[4], 0.0), 1), put(&f32s(&[4], 10.0), 1));
 
-    let keep = ExecuteOptions { non_donatable: vec![0] };
+    let keep = ExecuteOptions { non_donatable: vec![0], ..Default::default() };
     executable.run_with(&[&first, &second], &[first.spec()], &keep).expect("run without donation");
     assert_eq!(first.get().expect("still there"), f32s(&[4], 0.0));
 
@@ -357,7 +365,7 @@ fn donated_buffers_are_gone() {
     assert!(!second.shards()[0].is_donated(), "a refused call takes nothing");
     let again = run(&sum[0], &second).expect("the output can be donated again");
     assert_eq!(again[0].get().expect("get").to_vec::<f32>().expect("f32"), [20.0, 23.0, 26.0, 29.0]);
-    let options = ExecuteOptions { non_donatable: vec![7] };
+    let options = ExecuteOptions { non_donatable: vec![7], ..Default::default() };
     assert!(matches!(
         error(executable.run_with(&[&again[0], &second], &[second.spec()], &options)),
         PjrtError::InvalidOption { .. }
@@ -370,6 +378,183 @@ fn optimized_program_is_hlo() {
     let program = executable.optimized_hlo().expect("program");
     assert!(["hlo", "hlo_with_config"].contains(&program.format.as_str()), "{}", program.format);
     assert!(!program.bytes.is_empty());
+}
+
+/// What a plugin does not know of a program is an error that says so, and nothing else.
+fn check_unimplemented<T: std::fmt::Debug>(what: &str, result: &Result<T, PjrtError>) {
+    if let Err(error) = result {
+        let PjrtError::Unimplemented { feature, .. } = error else { panic!("{what}: {error}") };
+        assert_eq!(feature, what);
+        assert!(error.to_string().contains(": unimplemented by the plugin /"), "{error}");
+    }
+}
+
+/// Every CPU plugin, all in one process and at work at the same time: each keeps its symbols to itself.
+#[test]
+fn every_cpu_plugin_has_all_of_an_executable() {
+    let versions: Vec<i32> = plugins::cpu_plugins().iter().map(|plugin| plugin.api_version().1).collect();
+    assert_eq!(versions, [115, 106, 81]);
+    thread::scope(|scope| {
+        for (_, client) in plugins::cpu_clients() {
+            scope.spawn(|| check_executable(client));
+        }
+    });
+}
+
+fn check_executable(client: &Client) {
+    let plugin = client.plugin();
+    let (module, options) = (modules::sharded_dot(), CompileOptions::partitioned(8));
+    let executable = client.compile(&module, &options).expect("compile");
+    assert_eq!(executable.name(), "test");
+    let memory = executable.memory_stats();
+    check_unimplemented("memory statistics", &memory);
+    assert_eq!(memory.expect("all three have them").arguments, (2 * 4 + 4 * 2) * 4);
+    let costs = executable.cost_analysis();
+    check_unimplemented("cost analysis", &costs);
+    assert_eq!(costs.is_ok(), plugin.api_version().1 == 81, "{plugin:?}");
+    assert!(costs.is_err() || costs.is_ok_and(|costs| costs.flops().is_some_and(|flops| flops > 0.0)));
+    let optimized = executable.optimized_hlo();
+    check_unimplemented("the optimized program", &optimized);
+    let optimized = optimized.expect("all three have it").decode().expect("a module");
+    let all_reduces = optimized.computations.iter().flat_map(|computation| &computation.instructions);
+    assert_eq!(all_reduces.filter(|instruction| instruction.opcode == "all-reduce").count(), 1, "{plugin:?}");
+    let serialized = executable.serialize();
+    check_unimplemented("serialized programs", &serialized);
+    let loaded = client.deserialize(&serialized.expect("all three have it"), &module, &options).expect("loaded");
+
+    let boxes = (0..8).map(|row| vec![2 * row..2 * row + 2, 0..4]).collect();
+    let left = Array::put(client, &f32s(&[16, 4], 0.0), &ShardLayout::from_boxes(&[16, 4], boxes).expect("boxes"));
+    let right = Array::put(client, &f32s(&[4, 2], 1.0), &ShardLayout::replicated(&[4, 2], 8)).expect("put");
+    let left = left.expect("put");
+    for program in [&executable, &loaded] {
+        let lists: Vec<Vec<Buffer>> =
+            (0..8).map(|device| vec![left.shards()[device].clone(), right.shards()[device].clone()]).collect();
+        let outputs = program.execute(&lists, &ExecuteOptions::default()).expect("execute");
+        let sum = Literal::scalar((0..64).map(|x| x as f32).sum::<f32>());
+        assert!(outputs.iter().all(|device| device[1].to_literal().expect("get") == sum), "{plugin:?}");
+    }
+}
+
+/// The plugin of API 0.81 folds these constants wrong, unless it is told not to fold any.
+#[test]
+fn constants_are_what_hlo_says() {
+    let run = |client: &Client, options: &CompileOptions| {
+        let executable = client.compile(&modules::dot_of_transposed_constant(), options).expect("compile");
+        let unused = Buffer::from_literal(client, &Literal::scalar(0f32), 0).expect("put");
+        let outputs = executable.execute(&[vec![unused]], &ExecuteOptions::default()).expect("execute");
+        outputs[0][0].to_literal().expect("get").to_vec::<f32>().expect("f32")
+    };
+    for (name, client) in plugins::cpu_clients() {
+        assert_eq!(run(client, &CompileOptions::default()), [1.0, 6.0, 15.0, 8.0, 20.0, 36.0], "{name}");
+        // Should this one become right, `options::FOLDS_RIGHT` is to be lowered.
+        let fold = [("xla_disable_hlo_passes".to_owned(), DebugValue::Text("none".into()))].into();
+        let folded = run(client, &CompileOptions { debug_options: fold, ..Default::default() });
+        let is_right = folded == [1.0, 6.0, 15.0, 8.0, 20.0, 36.0];
+        assert_eq!(is_right, client.plugin().api_version().1 != 81, "{name}: {folded:?}");
+    }
+}
+
+// Time limits.
+
+/// A program that runs as long as its second argument says, and its arguments.
+fn long_program(client: &Client, dims: &[usize], count: f32) -> (Executable, [Array; 2]) {
+    let executable = client.compile(&modules::repeated_root(dims), &CompileOptions::default()).expect("compile");
+    let put = |value: &Literal| Array::put(client, value, &ShardLayout::replicated(&value.ty().dims, 1)).expect("put");
+    (executable, [put(&f32s(dims, 1.0)), put(&Literal::scalar(count))])
+}
+
+/// Large enough that no plugin computes it before `execute` returns.
+const LARGE: &[usize] = &[8192];
+
+#[test]
+fn waiting_has_a_limit_that_names_the_program() {
+    for plugin in plugins::cpu_plugins() {
+        let options = ClientOptions { device_count: Some(2), ..Default::default() };
+        let client = Client::new(&plugin, &options).expect("a client");
+        let limit = Duration::from_millis(1);
+        let start = || {
+            let (executable, [value, count]) = long_program(&client, LARGE, 100_000.0);
+            executable.run(&[&value, &count], &[value.spec()]).expect("run").remove(0)
+        };
+        // Waited for again, and read: nothing is lost by not waiting long enough.
+        let result = start();
+        let error = error(result.block_until_ready_within(limit));
+        let PjrtError::TimedOut { program, device, limit: stated } = &error else { panic!("{error}") };
+        assert_eq!((program.as_deref(), *stated), (Some("repeated_root"), limit));
+        assert_eq!(*device, client.devices()[0].description);
+        let text = "was not done after 0.001 s, the time limit; it still runs";
+        assert_eq!(error.to_string(), format!("program \"repeated_root\" on {device} {text}"));
+        result.block_until_ready_within(Duration::from_secs(600)).expect("done in the end");
+        let fixed_point = result.get().expect("get").to_vec::<f32>().expect("f32");
+        assert!(fixed_point.iter().all(|x| (x - 2.0).abs() < 1e-5), "{:?}", &fixed_point[..4]);
+        // Given up: program, result and arguments are dropped while it runs.
+        assert!(matches!(start().block_until_ready_within(limit), Err(PjrtError::TimedOut { .. })));
+        assert_eq!(put_on_both(&client).get().expect("the client works on"), f32s(&[4], 1.0));
+    }
+}
+
+/// Also for a program that the plugin thinks cheap and runs at once.
+#[test]
+fn executing_has_a_limit_that_names_the_program() {
+    for plugin in plugins::cpu_plugins() {
+        for dims in [&[1][..], LARGE] {
+            let client = Client::new(&plugin, &ClientOptions::default()).expect("a client");
+            let run = |count: f32, limit: Duration| {
+                let (executable, [value, count]) = long_program(&client, dims, count);
+                let options = ExecuteOptions { time_limit: Some(limit), ..Default::default() };
+                executable.run_with(&[&value, &count], &[value.spec()], &options)
+            };
+            let limit = Duration::from_millis(1);
+            let count = if dims == LARGE { 100_000.0 } else { 16_000_000.0 };
+            let text = error(run(count, limit)).to_string();
+            assert!(text.starts_with("program \"repeated_root\" on ") && text.contains("0.001 s"), "{text}");
+            let result = run(100.0, Duration::from_secs(600)).expect("in time");
+            assert!(result[0].is_ready().expect("it was waited for"));
+        }
+    }
+}
+
+fn put_on_both(client: &Client) -> Array {
+    Array::put(client, &f32s(&[4], 1.0), &ShardLayout::replicated(&[4], 2)).expect("put")
+}
+
+// The profiler.
+
+#[test]
+fn cpu_plugins_say_that_they_have_no_profiler() {
+    for plugin in plugins::cpu_plugins() {
+        let error = error(Profiler::start(&plugin, &ProfilerOptions::default()).map(drop));
+        let PjrtError::Unimplemented { feature, reason, .. } = &error else { panic!("{error}") };
+        assert_eq!((feature.as_str(), reason.as_str()), ("profiler", "it has no profiler extension"));
+    }
+}
+
+/// Without a device there is little to record, but what comes back is an `XSpace`: a profiler ran.
+#[test]
+fn profilers_record() {
+    for (platform, variable) in [("cuda", "MESHLOOM_CUDA_PLUGIN"), ("tpu", "MESHLOOM_TPU_PLUGIN")] {
+        let Some(path) = plugins::large_plugin(platform, "profilers_record") else { continue };
+        let variables = [("MESHLOOM_TEST_PROFILED", platform), (variable, &*path.display().to_string())];
+        let (ok, text) = run_alone("child_profile", &variables);
+        assert!(ok, "{platform}: {text}");
+        assert!(text.contains("wrote as many bytes as were recorded"), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test of profilers, in a process of its own"]
+fn child_profile() {
+    let Ok(platform) = env::var("MESHLOOM_TEST_PROFILED") else { return };
+    let plugin = Plugin::find(&platform).expect("the plugin");
+    drop(Profiler::start(&plugin, &ProfilerOptions::default()).expect("started, and thrown away"));
+    let profiler = Profiler::start(&plugin, &ProfilerOptions::default()).expect("started");
+    let profile = profiler.stop().expect("stopped");
+    assert!(!profile.bytes.is_empty());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("host.xplane.pb");
+    profile.write(&path).expect("written");
+    assert_eq!(fs::read(&path).expect("the file"), profile.bytes);
+    println!("{} bytes; wrote as many bytes as were recorded", profile.bytes.len());
 }
 
 #[test]
@@ -502,8 +687,13 @@ fn elements_of(dims: &[usize], shard: &ShardBox) -> Vec<usize> {
 
 // The program cache.
 
+/// The programs in a cache. Beside them lies the plugin's digest, and nothing else.
 fn entries(folder: &tempfile::TempDir) -> Vec<PathBuf> {
-    fs::read_dir(folder.path()).expect("folder").map(|entry| entry.expect("entry").path()).collect()
+    let all = fs::read_dir(folder.path()).expect("folder").map(|entry| entry.expect("entry").path());
+    let (programs, others): (Vec<_>, Vec<_>) = all.partition(|path| path.extension().is_some_and(|end| end == "pjrt"));
+    assert!(others.iter().all(|path| path.extension().is_some_and(|end| end == "digest")), "{others:?}");
+    assert!(others.len() <= 1, "{others:?}");
+    programs
 }
 
 fn check_cached(cache: &CompileCache) {
@@ -534,6 +724,63 @@ fn cache_keeps_programs_and_replaces_damaged_ones() {
     cache.compile(&client(), &modules::sharded_dot(), &options).expect("another program");
     assert_eq!(entries(&folder).len(), 2);
     cache.compile(&client(), &modules::sharded_dot(), &options).expect("from the cache");
+}
+
+/// Makes a file look as if it had been used so many hours ago.
+fn age(path: &PathBuf, hours: u64) {
+    let then = SystemTime::now() - Duration::from_secs(hours * 3600);
+    fs::File::open(path).expect("open").set_modified(then).expect("set the time");
+}
+
+#[test]
+fn cache_throws_out_what_was_not_used_for_longest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = CompileCache::at(folder.path()).expect("cache");
+    let compile = |cache: &CompileCache, size: usize| {
+        let before = entries(&folder);
+        cache.compile(&client(), &modules::add(&[size]), &CompileOptions::default()).expect("compile");
+        entries(&folder).into_iter().find(|path| !before.contains(path))
+    };
+    let (first, second) = (compile(&cache, 1).expect("new"), compile(&cache, 2).expect("new"));
+    let size = fs::metadata(&first).expect("entry").len();
+    age(&first, 5);
+    age(&second, 3);
+    // Used again, the older one is now the younger.
+    assert_eq!(compile(&cache, 1), None);
+    let room_for_two = cache.clone().with_limit(5 * size / 2);
+    let third = compile(&room_for_two, 3).expect("new");
+    assert!(first.exists() && !second.exists() && third.exists());
+    let abandoned = folder.path().join(".partial-of-a-dead-process");
+    fs::write(&abandoned, "half").expect("write");
+    age(&abandoned, 48);
+    room_for_two.compile(&client(), &modules::add(&[5]), &CompileOptions::default()).expect("compile");
+    assert!(!abandoned.exists(), "what dead processes left goes too");
+    let room_for_none = cache.with_limit(0);
+    let fourth = compile(&room_for_none, 4).expect("new");
+    assert_eq!(entries(&folder), [fourth], "the newest stays");
+}
+
+#[test]
+fn cache_knows_a_plugin_by_what_is_in_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = CompileCache::at(folder.path()).expect("cache");
+    check_cached(&cache);
+    let copy = folder.path().join("copy.digest");
+    fs::copy(plugin().path(), &copy).expect("a copy of the plugin");
+    let path = folder.path().display().to_string();
+    let copied = copy.display().to_string();
+    let variables = [("MESHLOOM_TEST_CACHE", path.as_str()), ("MESHLOOM_CPU_PLUGIN", copied.as_str())];
+    let (ok, text) = run_alone("child_cached_compile", &variables);
+    assert!(ok, "{text}");
+    let programs = fs::read_dir(folder.path()).expect("folder").flatten().map(|entry| entry.path());
+    let programs = programs.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).count();
+    assert_eq!(programs, 1, "the copy took the program that the original had compiled");
+    // Another plugin compiles anew.
+    let other = &plugins::cpu_plugins()[1];
+    let other = Client::new(other, &ClientOptions { device_count: Some(8), ..Default::default() }).expect("a client");
+    cache.compile(&other, &modules::add(&[4]), &CompileOptions::default()).expect("compile");
+    let programs = fs::read_dir(folder.path()).expect("folder").flatten().map(|entry| entry.path());
+    assert_eq!(programs.filter(|path| path.extension().is_some_and(|end| end == "pjrt")).count(), 2);
 }
 
 #[test]

@@ -309,19 +309,26 @@ fn impossible_pipelines_and_replicas() {
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
     assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama""#);
-    assert_snapshot!(check(&["model.dropout=0.1"]), @"model.dropout is 0.1: not built yet; use model.dropout = 0.0");
-    assert_snapshot!(check(&["data.tokenizer=tokenizer.json", "model.vocab=100"]), @r#"data.tokenizer is "tokenizer.json": not built yet; use data.tokenizer = "bytes""#);
     assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
     assert_snapshot!(check(&["mesh.dcn=data=2"]), @r#"mesh.dcn is "data=2": not built yet; use mesh.dcn = """#);
     assert_snapshot!(check(&["rules.file=rules.yml"]), @r#"rules.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
     assert_snapshot!(check(&["rules.params.file=rules.yml"]), @r#"rules.params.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
-    assert_snapshot!(check(&["remat.policy=offload", "remat.names=[\"a\"]"]), @r#"remat.policy is "offload": not built yet; use remat.policy = "save""#);
     assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
     assert_snapshot!(check(&["partition.mode=explicit"]), @r#"partition.mode is "explicit": not built yet; use partition.mode = "gspmd""#);
     assert_snapshot!(check(&["partition.mode=shardy"]), @r#"partition.mode is "shardy": not built yet; use partition.mode = "gspmd""#);
-    assert_snapshot!(check(&["target.platform=tpu", "target.topology=v5p:8x8x8"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
-    assert_snapshot!(check(&["target.topology=v5p:8x8x8"]), @r#"target.topology is "v5p:8x8x8": not built yet; use target.topology = """#);
+    assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
+    assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
+    let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();
+    assert_snapshot!(error, @r#"target.topology is "v5p:8x8x8": a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = """#);
+}
+
+#[test]
+fn mesh_must_fit_the_topology() {
+    let config = read("", &["target.topology=v5p:8x8x8"]);
+    assert_snapshot!(config.on_devices(512).unwrap_err(), @r#"mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 512; change a size, or give one axis -1 to fill up (v5p:8x8x8 has 512 devices; --set mesh.axes=data=-1 takes all)"#);
+    let fitting = read("", &["target.topology=v5p:8x8x8", "mesh.axes=data=8,fsdp=-1"]).on_devices(512).unwrap();
+    assert_eq!(fitting.mesh().unwrap().to_string(), "data=8,fsdp=64");
 }
 
 #[test]

@@ -104,6 +104,17 @@ fn forms_of_the_model_agree() {
     check(SMALL, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
 }
 
+/// Which activations drop depends on seed, step, layer and position alone.
+#[test]
+fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
+    let base = [SMALL, &["model.dropout=0.1"]].concat();
+    let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
+    let forms = [[MIXED, &[]].concat(), [ONE_DEVICE, &separate].concat(), [ONE_DEVICE, &recomputed].concat()];
+    check(&base, ONE_DEVICE, &forms.each_ref().map(Vec::as_slice), 8, 1e-5);
+    let [plain, dropped] = [SMALL, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
+    assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
+}
+
 /// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes nothing.
 #[test]
 fn first_parameters_do_not_depend_on_the_form() {
@@ -303,6 +314,28 @@ fn pretrain_writes_metrics() {
             assert!(count >= 9, "{field} has {count} significant digits");
         }
     }
+}
+
+#[test]
+fn pretrain_saves_and_loads_parameters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (parameters, metrics) = (path("trained.safetensors"), path("metrics.jsonl"));
+    let overrides = [SMALL, ONE_DEVICE].concat();
+    let save = ["--steps", "4", "--sample", "0", "--save-parameters", &parameters];
+    let output = pretrain(&with_overrides(&save, &overrides));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let load = ["--steps", "1", "--sample", "0", "--metrics", &metrics, "--load-parameters", &parameters];
+    let output = pretrain(&with_overrides(&load, &overrides));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let line: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&metrics).expect("the metrics")).expect("JSON");
+    // The first batch again, with what four steps have learned.
+    let drawn = numbers(&config(&overrides, &[]), 1)[0][0];
+    assert!(line["loss"].as_f64().expect("a loss") < drawn - 0.1, "{line} {drawn}");
+    let output = pretrain(&with_overrides(&load, &[&overrides[..], &["model.mlp=64"]].concat()));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("layers.mlp.gate is f32["), "{message}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::forward_regions;
+use super::forward_regions::{self, JvpCache};
 use super::tape::place;
 use crate::error::{OpError, TypeError};
 use crate::ir::{Graph, GraphBuilder, TensorType, Value, ValueMap, Values};
@@ -103,6 +103,17 @@ pub fn jvp(
     arguments: &[Value],
     tangents: &[Option<Value>],
 ) -> Result<(Values, Vec<Option<Value>>), OpError> {
+    walk(builder, graph, arguments, tangents, &JvpCache::default())
+}
+
+/// As [`jvp`], with the functions called so far.
+pub(super) fn walk(
+    builder: &mut GraphBuilder,
+    graph: &Graph,
+    arguments: &[Value],
+    tangents: &[Option<Value>],
+    cache: &JvpCache,
+) -> Result<(Values, Vec<Option<Value>>), OpError> {
     let mut map = ValueMap::for_inputs(graph, arguments);
     let mut flowing: Vec<Option<Value>> = vec![None; graph.value_count()];
     for (&input, &tangent) in graph.inputs().iter().zip(tangents) {
@@ -111,7 +122,8 @@ pub fn jvp(
     for node in graph.nodes() {
         let incoming: SmallVec<[Option<Value>; 4]> =
             node.operands().iter().map(|value| flowing[value.index()]).collect();
-        if incoming.iter().all(Option::is_none) {
+        let is_differentiable = node.results().any(|result| graph.ty(result).dtype.is_float());
+        if !is_differentiable || incoming.iter().all(Option::is_none) {
             builder.copy_node(graph, node, &mut map);
             continue;
         }
@@ -132,7 +144,7 @@ pub fn jvp(
             }
             None => {
                 builder.set_origin(place(node, outer.phase));
-                let (results, outgoing) = forward_regions::jvp(builder, node.op(), &operands, &incoming)?;
+                let (results, outgoing) = forward_regions::jvp(builder, node.op(), &operands, &incoming, cache)?;
                 node.results().zip(results).for_each(|(old, new)| map.set(old, new));
                 found.copy_from_slice(&outgoing);
             }

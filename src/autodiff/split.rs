@@ -2,6 +2,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::keep::{NodeKept, inside_body};
 use super::regions::CallCache;
 use super::tape::{Tape, activity};
 use crate::error::OpError;
@@ -10,11 +11,11 @@ use crate::ops::{BinaryKind, Op, UnaryKind};
 
 /// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.
 pub(super) struct Joint {
-    graph: Graph,
+    builder: GraphBuilder,
     /// Nodes from this index on belong to the backward pass.
     boundary: usize,
-    /// Number of inputs that are the body's own.
-    body_inputs: usize,
+    /// Number of inputs of the forward half: the body's own, and what has been kept of it.
+    forward_inputs: usize,
     /// The body's outputs.
     outputs: Vec<Value>,
     /// For each input of the body, its cotangent if one flows.
@@ -40,47 +41,58 @@ pub(super) struct Halves {
     pub(super) backward: Graph,
     /// The residuals, in the order of the backward half's inputs.
     pub(super) residuals: Vec<Residual>,
+    /// The same as values of the joint graph.
+    pub(super) saved: Vec<Value>,
 }
 
 impl Joint {
-    /// Differentiates `body` with respect to the inputs marked active. Outputs marked wanted get a cotangent input. Inputs
-    /// marked required get a cotangent even where none flows, which is then zero.
+    /// Differentiates the body of an op, its region `index`, with respect to the inputs marked active. Outputs marked
+    /// wanted get a cotangent input. What checkpoints around it have kept of the body is not computed again: it enters
+    /// by inputs after the body's own.
     pub(super) fn new(
         body: &Graph,
+        index: usize,
         active: &[bool],
         wanted: &[bool],
-        required: &[bool],
+        kept: &[NodeKept],
         calls: &CallCache,
     ) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
         let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
         let map = ValueMap::for_inputs(body, &inputs);
-        let tape = Tape::record_onto(&mut builder, body, map, active, wanted, calls)?;
+        let kept = inside_body(&mut builder, index, kept);
+        let forward_inputs = builder.graph().inputs().len();
+        let tape = Tape::record_onto(&mut builder, body, map, active, wanted, &kept, calls)?;
         let boundary = builder.graph().node_count();
         let cotangents: Vec<Option<Value>> = body
             .output_types()
             .zip(wanted)
             .map(|(ty, &wanted)| wanted.then(|| builder.input(ty.clone(), PortInfo::default())))
             .collect();
-        let mut gradients = tape.pullback(&mut builder, &cotangents)?;
-        for (index, gradient) in gradients.iter_mut().enumerate() {
-            if required[index] && gradient.is_none() {
-                *gradient = Some(builder.zeros_like(inputs[index]));
+        let gradients = tape.pullback(&mut builder, &cotangents)?;
+        let outputs = tape.outputs();
+        Ok(Joint { builder, boundary, forward_inputs, outputs, gradients })
+    }
+
+    /// Gives the inputs marked a cotangent even where none flows, which is then zero.
+    pub(super) fn require(&mut self, required: impl Fn(usize) -> bool) {
+        for (index, gradient) in self.gradients.iter_mut().enumerate() {
+            if required(index) && gradient.is_none() {
+                *gradient = Some(self.builder.zeros_like(self.builder.graph().inputs()[index]));
             }
         }
-        let outputs = tape.outputs();
-        let graph = builder.finish_body(Vec::new());
-        Ok(Joint { graph, boundary, body_inputs: inputs.len(), outputs, gradients })
     }
 
     /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
     /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same holds
     /// of the body's outputs from `first_kept_output` on.
-    pub(super) fn split(&self, results: &[Value], kept: &[bool], first_kept_output: usize) -> Halves {
-        let graph = &self.graph;
+    pub(super) fn split(&self, results: &[Value], kept: impl Fn(usize) -> bool, first_kept_output: usize) -> Halves {
+        let graph = self.builder.graph();
+        let kept: Vec<bool> = (0..self.forward_inputs).map(kept).collect();
+        let kept = &kept[..];
         let live = self.live_backward_nodes(results);
         let is_forward = |value: Value| match graph.definition(value) {
-            Definition::Input(index) => (index as usize) < self.body_inputs,
+            Definition::Input(index) => (index as usize) < self.forward_inputs,
             Definition::Result(node, _) => node.index() < self.boundary,
         };
         let mut read: FxHashSet<Value> = FxHashSet::default();
@@ -108,28 +120,54 @@ impl Joint {
             .collect();
         Halves {
             forward: self
-                .extract(&graph.inputs()[..self.body_inputs], &outputs, |node| node.id.index() < self.boundary),
+                .extract(&graph.inputs()[..self.forward_inputs], &outputs, |node| node.id.index() < self.boundary),
             backward: {
-                let inputs: Vec<Value> = saved.iter().chain(&graph.inputs()[self.body_inputs..]).copied().collect();
+                let inputs: Vec<Value> = saved.iter().chain(&graph.inputs()[self.forward_inputs..]).copied().collect();
                 self.extract(&inputs, results, |node| {
                     let index = node.id.index();
                     recomputed.contains(&index) || (index >= self.boundary && live[index])
                 })
             },
             residuals,
+            saved,
         }
+    }
+
+    /// Which of some values of the forward half depend on the first `input_count` inputs alone, and a graph that computes
+    /// these from them.
+    pub(super) fn part_of_inputs(&self, input_count: usize, values: &[Value]) -> (Vec<bool>, Graph) {
+        let graph = self.builder.graph();
+        let mut known = vec![false; graph.value_count()];
+        graph.inputs()[..input_count].iter().for_each(|input| known[input.index()] = true);
+        for node in graph.nodes().take(self.boundary) {
+            let all = node.operands().iter().all(|operand| known[operand.index()]);
+            node.results().for_each(|result| known[result.index()] = all && !matches!(node.op(), Op::Barrier(_)));
+        }
+        let chosen: Vec<bool> = values.iter().map(|value| known[value.index()]).collect();
+        let mut live = vec![false; graph.value_count()];
+        let outputs: Vec<Value> = values.iter().copied().filter(|value| known[value.index()]).collect();
+        outputs.iter().for_each(|value| live[value.index()] = true);
+        for node in graph.nodes().take(self.boundary).collect::<Vec<_>>().into_iter().rev() {
+            if node.results().any(|result| live[result.index()]) {
+                node.operands().iter().for_each(|operand| live[operand.index()] = true);
+            }
+        }
+        let is_live = |node: NodeRef<'_>| node.results().any(|result| live[result.index()]);
+        let part = self
+            .extract(&graph.inputs()[..input_count], &outputs, |node| node.id.index() < self.boundary && is_live(node));
+        (chosen, part)
     }
 
     /// Backward nodes that the results depend on.
     fn live_backward_nodes(&self, results: &[Value]) -> Vec<bool> {
-        let mut live = vec![false; self.graph.node_count()];
+        let mut live = vec![false; self.builder.graph().node_count()];
         let mark = |value: Value, live: &mut Vec<bool>| {
-            if let Definition::Result(node, _) = self.graph.definition(value) {
+            if let Definition::Result(node, _) = self.builder.graph().definition(value) {
                 live[node.index()] = true;
             }
         };
         results.iter().for_each(|&value| mark(value, &mut live));
-        for node in self.graph.nodes().rev() {
+        for node in self.builder.graph().nodes().rev() {
             if node.id.index() >= self.boundary && live[node.id.index()] {
                 node.operands().iter().for_each(|&value| mark(value, &mut live));
             }
@@ -141,7 +179,7 @@ impl Joint {
     /// returns the nodes that do so. A broadcast is always undone (its operand is smaller), an elementwise op without
     /// transcendental functions if all its operands are at hand.
     fn choose_recomputation(&self, read: &mut FxHashSet<Value>, kept: &[bool]) -> FxHashSet<usize> {
-        let graph = &self.graph;
+        let graph = self.builder.graph();
         let mut recomputed = FxHashSet::default();
         for node in graph.nodes().take(self.boundary).rev() {
             if node.results().len() != 1 || !read.contains(&node.result()) {
@@ -151,7 +189,7 @@ impl Joint {
                 Op::BroadcastInDim(_) => true,
                 Op::Convert(_) => {
                     let (from, to) = (graph.ty(node.operands()[0]).dtype, graph.ty(node.result()).dtype);
-                    from != DType::Pred && from.byte_count() < to.byte_count()
+                    from != DType::Pred && from.bit_count() < to.bit_count()
                 }
                 _ => false,
             };
@@ -186,10 +224,10 @@ impl Joint {
         if read.contains(&value) {
             return true;
         }
-        match self.graph.definition(value) {
+        match self.builder.graph().definition(value) {
             Definition::Input(index) => kept.get(index as usize).copied().unwrap_or(false),
             Definition::Result(node, _) => {
-                let node = self.graph.node(node);
+                let node = self.builder.graph().node(node);
                 // The bound keeps the search linear; longer chains of cheap ops do not occur between residuals.
                 let found = depth < 4
                     && is_cheap(node)
@@ -204,12 +242,12 @@ impl Joint {
 
     /// Adds the body inputs that recomputing `value` reads.
     fn read_inputs(&self, value: Value, read: &mut FxHashSet<Value>, recomputed: &FxHashSet<usize>) {
-        match self.graph.definition(value) {
+        match self.builder.graph().definition(value) {
             Definition::Input(_) => {
                 read.insert(value);
             }
             Definition::Result(node, _) if recomputed.contains(&node.index()) && !read.contains(&value) => {
-                for &operand in self.graph.node(node).operands() {
+                for &operand in self.builder.graph().node(node).operands() {
                     self.read_inputs(operand, read, recomputed);
                 }
             }
@@ -219,14 +257,14 @@ impl Joint {
 
     /// A graph of the chosen nodes.
     fn extract(&self, inputs: &[Value], outputs: &[Value], keep: impl Fn(NodeRef<'_>) -> bool) -> Graph {
-        let mut builder = GraphBuilder::new(self.graph.name());
-        let mut map = ValueMap::new(&self.graph);
+        let mut builder = GraphBuilder::new(self.builder.graph().name());
+        let mut map = ValueMap::new(self.builder.graph());
         for &input in inputs {
-            let value = builder.input(self.graph.ty(input).clone(), PortInfo::default());
+            let value = builder.input(self.builder.graph().ty(input).clone(), PortInfo::default());
             map.set(input, value);
         }
-        for node in self.graph.nodes().filter(|&node| keep(node)) {
-            builder.copy_node(&self.graph, node, &mut map);
+        for node in self.builder.graph().nodes().filter(|&node| keep(node)) {
+            builder.copy_node(self.builder.graph(), node, &mut map);
         }
         builder.finish_body(outputs.iter().map(|&value| map.get(value)).collect())
     }
@@ -237,7 +275,7 @@ fn is_cheap(node: NodeRef<'_>) -> bool {
     match node.op() {
         Op::Binary(binary) => !matches!(binary.0, BinaryKind::Power | BinaryKind::Remainder),
         Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
-        Op::Splat(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
+        Op::Splat(_) | Op::MoveTo(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
         Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
         _ => false,
     }

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::VjpContext;
+use super::keep::{self, Kept};
 use super::regions::{self, CallCache, RegionTape};
 use crate::error::{OpError, TraceError, TraceErrorKind};
 use crate::ir::{Graph, GraphBuilder, Node, NodeRef, Phase, PortInfo, Value, ValueMap, Values};
@@ -28,15 +29,23 @@ pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
     for (&input, &is_active) in graph.inputs().iter().zip(active_inputs) {
         active[input.index()] = is_active && graph.ty(input).dtype.is_float();
     }
+    let mark = |active: &mut Vec<bool>, node: NodeRef<'_>, results: Vec<bool>| {
+        node.results().zip(results).for_each(|(result, is_active)| active[result.index()] = is_active);
+    };
     for node in graph.nodes() {
         match node.op() {
             Op::StopGradient(_) => {}
             Op::Scan(scan) => {
                 let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
-                let (_, results) = regions::scan_activity(scan, &operands);
-                for (result, is_active) in node.results().zip(results) {
-                    active[result.index()] = is_active;
-                }
+                mark(&mut active, node, regions::scan_activity(scan, &operands).1);
+            }
+            Op::While(op) => {
+                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
+                mark(&mut active, node, regions::while_activity(op, &operands).1);
+            }
+            Op::Cond(cond) => {
+                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
+                mark(&mut active, node, regions::cond_activity(cond, &operands));
             }
             _ => {
                 if node.operands().iter().any(|value| active[value.index()]) {
@@ -52,7 +61,7 @@ pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
 
 /// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is active,
 /// and so is everything on some way from it to such an output.
-fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
+pub(super) fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; graph.value_count()];
     for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {
         wanted[output.index()] |= is_wanted && active[output.index()];
@@ -81,18 +90,22 @@ impl<'g> Tape<'g> {
         wanted_outputs: &[bool],
     ) -> Result<Tape<'g>, OpError> {
         let map = ValueMap::for_inputs(graph, arguments);
-        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &CallCache::default())
+        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &CallCache::default())
     }
 
-    /// As [`Tape::record`], where `map` already holds the inputs and perhaps other values, which are not computed again.
+    /// As [`Tape::record`], where `map` holds the inputs, and what checkpoints have kept is not computed again.
     pub(super) fn record_onto(
         builder: &mut GraphBuilder,
         graph: &'g Graph,
-        map: ValueMap,
+        mut map: ValueMap,
         active_inputs: &[bool],
         wanted_outputs: &[bool],
+        kept: &[Kept],
         calls: &CallCache,
     ) -> Result<Tape<'g>, OpError> {
+        for kept in kept {
+            kept.preset(builder, &mut map)?;
+        }
         let active = activity(graph, active_inputs);
         let wanted = demand(graph, &active, wanted_outputs);
         let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), calls: calls.clone() };
@@ -100,7 +113,8 @@ impl<'g> Tape<'g> {
             let differentiated = node.results().any(|result| wanted[result.index()]);
             if !differentiated || node.op().as_primitive().is_some() {
                 if !node.results().all(|result| tape.map.find(result).is_some()) {
-                    builder.copy_node(graph, node, &mut tape.map);
+                    let kept = keep::at_node(kept, node.id);
+                    keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, calls)?;
                 }
                 continue;
             }
@@ -109,13 +123,16 @@ impl<'g> Tape<'g> {
             let operand_active: SmallVec<[bool; 8]> =
                 node.operands().iter().map(|value| tape.active[value.index()]).collect();
             let result_wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
+            let kept = keep::at_node(kept, node.id);
             let outer = builder.origin();
             builder.set_origin(place(node, outer.phase));
             let (results, region) =
-                regions::record(builder, node.op(), &operands, &operand_active, &result_wanted, calls)?;
+                regions::record(builder, node.op(), &operands, &operand_active, &result_wanted, &kept, calls)?;
             builder.set_origin(outer);
             for (old, new) in node.results().zip(results) {
-                tape.map.set(old, new);
+                if tape.map.find(old).is_none() {
+                    tape.map.set(old, new);
+                }
             }
             tape.regions.insert(node.id, region);
         }

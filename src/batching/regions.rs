@@ -1,11 +1,13 @@
 //! Batching of ops with regions: their bodies are batched, and their operands brought into the form that these expect.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
-use super::{Batched, Demand, Mapping, aligned, batch_in_front};
+use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
 use crate::error::{OpError, TypeError};
-use crate::ir::{Graph, GraphBuilder, Value};
-use crate::ops::{Call, Checkpoint, CustomVjp, Op, Scan};
+use crate::ir::{Graph, GraphBuilder, PortInfo, Value};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, Scan, Select, While};
 
 type Results = SmallVec<[Batched; 2]>;
 
@@ -27,8 +29,10 @@ pub(super) fn batch(
             let (body, flags) = mapping.body(&checkpoint.body, &flags(operands), &any)?;
             push(builder, Checkpoint { body, policy: checkpoint.policy.clone() }, &values(operands), &flags)
         }
+        Op::Cond(cond) => batch_cond(builder, cond, operands, mapping),
         Op::CustomVjp(custom) => batch_custom_vjp(builder, custom, operands, mapping),
         Op::Scan(scan) => batch_scan(builder, scan, operands, mapping),
+        Op::While(op) => batch_while(builder, op, operands, mapping),
         // Every other op is a primitive, which never comes here.
         _ => {
             let types = operands.iter().map(|operand| builder.ty(operand.value).clone()).collect();
@@ -65,12 +69,14 @@ fn dependent_outputs(graph: &Graph, inputs: &[bool]) -> Vec<bool> {
             Op::Barrier(_) => operands.to_vec(),
             Op::Call(call) => dependent_outputs(&call.function, &operands),
             Op::Checkpoint(checkpoint) => dependent_outputs(&checkpoint.body, &operands),
+            Op::Cond(cond) => dependent_results(cond, &operands),
             Op::Scan(scan) => {
-                let inputs = scan_inputs(scan, &operands);
+                let inputs = loop_inputs(&scan.body, scan.invariant_count, scan.carry_count, &operands);
                 let mut outputs = dependent_outputs(&scan.body, &inputs);
                 outputs[..scan.carry_count].copy_from_slice(&inputs[scan.invariant_count..][..scan.carry_count]);
                 outputs
             }
+            Op::While(op) => while_inputs(op, &operands).0.split_off(op.invariant_count),
             _ => vec![true; node.results().len()],
         };
         for (result, flag) in node.results().zip(results) {
@@ -80,18 +86,40 @@ fn dependent_outputs(graph: &Graph, inputs: &[bool]) -> Vec<bool> {
     graph.outputs().iter().map(|output| dependent[output.index()]).collect()
 }
 
-/// Which inputs of a scan's body are batched: a carry is as soon as it is in any iteration.
-fn scan_inputs(scan: &Scan, operands: &[bool]) -> Vec<bool> {
+/// Which inputs of a loop's body are batched: a carry is as soon as it is in any iteration.
+fn loop_inputs(body: &Graph, invariant_count: usize, carry_count: usize, operands: &[bool]) -> Vec<bool> {
     let mut inputs = operands.to_vec();
     loop {
-        let outputs = dependent_outputs(&scan.body, &inputs);
-        let carries = &mut inputs[scan.invariant_count..][..scan.carry_count];
+        let outputs = dependent_outputs(body, &inputs);
+        let carries = &mut inputs[invariant_count..][..carry_count];
         let before = carries.to_vec();
         carries.iter_mut().zip(outputs).for_each(|(carry, output)| *carry |= output);
         if before == carries {
             return inputs;
         }
     }
+}
+
+/// The same for a loop with a condition, and whether that differs between examples: then each example stops by itself, so
+/// all its carries do.
+fn while_inputs(op: &While, operands: &[bool]) -> (Vec<bool>, bool) {
+    let mut inputs = loop_inputs(&op.body, op.invariant_count, operands.len() - op.invariant_count, operands);
+    let differs = dependent_outputs(&op.condition, &inputs).contains(&true);
+    if differs {
+        inputs[op.invariant_count..].fill(true);
+    }
+    (inputs, differs)
+}
+
+/// Which results of a conditional differ between examples: those that do in any branch, or all if the choice does.
+fn dependent_results(cond: &Cond, operands: &[bool]) -> Vec<bool> {
+    let branches = cond.branches.iter().map(|branch| dependent_outputs(branch, &operands[1..]));
+    let any = branches.reduce(|one, other| one.iter().zip(other).map(|(&one, other)| one | other).collect());
+    any.unwrap_or_default().into_iter().map(|differs| differs | operands[0]).collect()
+}
+
+fn demands(flags: &[bool]) -> Vec<Demand> {
+    flags.iter().map(|&batched| if batched { Demand::Batched } else { Demand::Any }).collect()
 }
 
 /// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In what is stacked, the
@@ -103,13 +131,9 @@ fn batch_scan(
     mapping: &Mapping,
 ) -> Result<Results, OpError> {
     let first_slice = scan.invariant_count + scan.carry_count;
-    let inputs = scan_inputs(scan, &flags(operands));
-    let mut demands = vec![Demand::Any; scan.body.outputs().len()];
-    for (demand, &batched) in demands.iter_mut().zip(&inputs[scan.invariant_count..first_slice]) {
-        if batched {
-            *demand = Demand::Batched;
-        }
-    }
+    let inputs = loop_inputs(&scan.body, scan.invariant_count, scan.carry_count, &flags(operands));
+    let mut demands = demands(&inputs[scan.invariant_count..first_slice]);
+    demands.resize(scan.body.outputs().len(), Demand::Any);
     let (body, outputs) = mapping.body(&scan.body, &inputs, &demands)?;
     let mut arguments = values(operands);
     for (index, argument) in arguments.iter_mut().enumerate().skip(scan.invariant_count) {
@@ -124,6 +148,96 @@ fn batch_scan(
         result.value = batch_in_front(builder, result.value, 1)?;
     }
     Ok(results)
+}
+
+/// The loop runs until it has ended for every example. Where examples end by themselves, those that have keep their carries.
+fn batch_while(
+    builder: &mut GraphBuilder,
+    op: &While,
+    operands: &[Batched],
+    mapping: &Mapping,
+) -> Result<Results, OpError> {
+    let (inputs, differs) = while_inputs(op, &flags(operands));
+    let carries = &inputs[op.invariant_count..];
+    let (mut condition, _) = mapping.body(&op.condition, &inputs, &[Demand::Any])?;
+    let (mut body, _) = mapping.body(&op.body, &inputs, &demands(carries))?;
+    if differs {
+        body = Arc::new(guarded_body(&condition, &body, op.invariant_count)?);
+        condition = Arc::new(any_example(&condition)?);
+    }
+    let mut arguments = values(operands);
+    for (index, argument) in arguments.iter_mut().enumerate().skip(op.invariant_count) {
+        if inputs[index] {
+            *argument = aligned(builder, operands[index], mapping.axis.size)?;
+        }
+    }
+    push(builder, While { condition, body, invariant_count: op.invariant_count }, &arguments, carries)
+}
+
+fn inputs_like(builder: &mut GraphBuilder, graph: &Graph) -> Vec<Value> {
+    graph.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect()
+}
+
+/// Whether a condition over a batch holds for any example.
+fn any_example(condition: &Graph) -> Result<Graph, OpError> {
+    let mut builder = GraphBuilder::new(condition.name());
+    let inputs = inputs_like(&mut builder, condition);
+    let outputs = builder.inline(condition, &inputs);
+    let any = builder.reduce(ReduceKind::Or, &[0], outputs[0])?;
+    Ok(builder.finish_body(vec![any]))
+}
+
+/// A body over a batch that leaves the carries of those examples alone for which the condition does not hold.
+fn guarded_body(condition: &Graph, body: &Graph, invariant_count: usize) -> Result<Graph, OpError> {
+    let mut builder = GraphBuilder::new(body.name());
+    let inputs = inputs_like(&mut builder, body);
+    let goes_on = builder.inline(condition, &inputs)[0];
+    let next = builder.inline(body, &inputs);
+    let carries = inputs[invariant_count..].iter().zip(next);
+    let chosen = carries.map(|(&old, new)| choose(&mut builder, goes_on, new, old)).collect::<Result<_, _>>()?;
+    Ok(builder.finish_body(chosen))
+}
+
+/// Chooses between batches of tensors by one `pred` for each example.
+fn choose(builder: &mut GraphBuilder, chosen: Value, on_true: Value, on_false: Value) -> Result<Value, OpError> {
+    let dims = builder.ty(on_true).dims.clone();
+    let chosen = builder.broadcast(chosen, &dims, &[0])?;
+    builder.push1(Select, &[chosen, on_true, on_false])
+}
+
+/// With one choice for all examples, one branch runs. With a choice for each, all branches run for all examples, and
+/// each example takes its results. The gradient of a result that is not taken is zero times the branch's slope: a branch
+/// that is not defined for an example must be made so, or its NaN gets through.
+fn batch_cond(
+    builder: &mut GraphBuilder,
+    cond: &Cond,
+    operands: &[Batched],
+    mapping: &Mapping,
+) -> Result<Results, OpError> {
+    let (selector, arguments) = (operands[0], &operands[1..]);
+    if !selector.batched {
+        let results = dependent_results(cond, &flags(operands));
+        let batch = |branch| Ok(mapping.body(branch, &flags(arguments), &demands(&results))?.0);
+        let branches = cond.branches.iter().map(batch).collect::<Result<Vec<_>, OpError>>()?;
+        return push(builder, Cond { branches }, &values(operands), &results);
+    }
+    let mut branches = Vec::new();
+    for branch in &cond.branches {
+        let results = walk(builder, branch, arguments, mapping)?;
+        let size = mapping.axis.size;
+        let results = results.into_iter().map(|result| aligned(builder, result, size));
+        branches.push(results.collect::<Result<Vec<Value>, _>>()?);
+    }
+    // The last branch is what every other choice comes to.
+    let Some(mut results) = branches.pop() else { return Ok(Results::new()) };
+    for (index, branch) in branches.into_iter().enumerate() {
+        let index = builder.splat_like(selector.value, index as f64);
+        let chosen = builder.compare(Direction::Eq, selector.value, index)?;
+        for (result, value) in results.iter_mut().zip(branch) {
+            *result = choose(builder, chosen, value, *result)?;
+        }
+    }
+    Ok(results.into_iter().map(|value| Batched { value, batched: true }).collect())
 }
 
 /// All three graphs are batched so that they still fit each other.

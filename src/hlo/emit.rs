@@ -7,6 +7,9 @@
 //! root and on a `Sharding` custom call for each reshard, for XLA's partitioner to propagate.
 
 mod control;
+mod helpers;
+
+pub use helpers::comparison_type;
 
 use std::sync::Arc;
 
@@ -19,7 +22,7 @@ use super::proto::{self, HloInstructionProto};
 use super::sharding::{manual, op_sharding};
 use super::writer::{ComputationId, InstructionId, Metadata, ModuleWriter, literal, tuple_shape};
 use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
-use crate::ops::{ArgReduce, ArgReduceKind, Op, ReduceKind};
+use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
 use crate::sharding::{Mesh, Spec};
 
 /// What emission needs beside the graph.
@@ -36,6 +39,8 @@ pub struct EmitOptions<'a> {
     pub partitioned: bool,
     /// How collectives name their devices.
     pub groups: GroupFormat,
+    /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
+    pub host_memory: bool,
 }
 
 /// A serialized module.
@@ -65,10 +70,13 @@ struct Emitter {
     groups: GroupFormat,
     /// Channels given to collectives so far.
     channels: i64,
+    host_memory: bool,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses stay theirs.
     functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
+    /// Computations that rules have asked for, by name.
+    named_computations: FxHashMap<String, ComputationId>,
     /// Scalar constants of each open computation.
     constants: Vec<FxHashMap<(DType, u64), InstructionId>>,
     origin: Origin,
@@ -86,8 +94,10 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         partitioned: options.partitioned,
         groups: options.groups,
         channels: 0,
+        host_memory: options.host_memory,
         paths: FxHashMap::default(),
         functions: FxHashMap::default(),
+        named_computations: FxHashMap::default(),
         constants: Vec::new(),
         origin: Origin::default(),
         op_name: "",
@@ -340,14 +350,7 @@ impl Emitter {
         let compare = |emitter: &mut Self, direction: &str, dtype: DType, lhs, rhs| {
             let instruction = emitter.writer.begin("compare", &TensorType::scalar(DType::Pred), &[lhs, rhs]);
             instruction.comparison_direction.push_str(direction);
-            let ty = if dtype.is_float() {
-                "FLOAT"
-            } else if dtype.is_signed_integer() {
-                "SIGNED"
-            } else {
-                "UNSIGNED"
-            };
-            instruction.comparison_type.push_str(ty);
+            instruction.comparison_type.push_str(comparison_type(dtype));
             emitter.writer.commit()
         };
         let simple = |emitter: &mut Self, opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
@@ -407,12 +410,6 @@ impl EmitContext<'_> {
         (self.emitter.mesh.clone().unwrap_or_default(), self.emitter.groups)
     }
 
-    /// An instruction besides the results.
-    pub(super) fn instruction(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> InstructionId {
-        self.emitter.begin(opcode, ty, operands);
-        self.emitter.writer.commit()
-    }
-
     /// The type of an operand.
     pub fn operand_type(&self, index: usize) -> &TensorType {
         self.graph.ty(self.node.operands()[index])
@@ -467,6 +464,37 @@ impl EmitContext<'_> {
         self.emitter.writer.combiner(opcode, dtype)
     }
 
+    /// A computation of two scalars that returns the second.
+    pub fn replacer(&mut self, dtype: DType) -> ComputationId {
+        self.emitter.writer.replacer(dtype)
+    }
+
+    /// A computation of two scalars that returns log(exp + exp), with the larger taken out.
+    pub fn log_add_exp(&mut self, dtype: DType) -> ComputationId {
+        self.emitter.writer.scalar_computation("log_add_exp", dtype, |writer, [lhs, rhs]| {
+            let (number, flag) = (TensorType::scalar(dtype), TensorType::scalar(DType::Pred));
+            let mut apply = |opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
+                let instruction = writer.begin(opcode, ty, operands);
+                if opcode == "compare" {
+                    instruction.comparison_direction.push_str("NE");
+                    instruction.comparison_type.push_str("FLOAT");
+                }
+                writer.commit()
+            };
+            let larger = apply("maximum", &number, &[lhs, rhs]);
+            let difference = apply("subtract", &number, &[lhs, rhs]);
+            let distance = apply("abs", &number, &[difference]);
+            let exponent = apply("negate", &number, &[distance]);
+            let power = apply("exponential", &number, &[exponent]);
+            let rest = apply("log-plus-one", &number, &[power]);
+            let sum = apply("add", &number, &[larger, rest]);
+            // Equal infinities have no difference. Their sum is what they are, and NaN for NaN.
+            let undefined = apply("compare", &flag, &[difference, difference]);
+            let plain = apply("add", &number, &[lhs, rhs]);
+            apply("select", &number, &[undefined, plain, sum])
+        })
+    }
+
     /// A dense constant as result 0.
     pub fn literal(&mut self, value: &Literal) {
         let value = literal(value.ty(), value.bytes());
@@ -488,6 +516,24 @@ impl EmitContext<'_> {
         self.results = self.emitter.elements(guarded, types);
     }
 
+    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
+    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
+    pub(crate) fn emit_move(&mut self, memory: Memory) {
+        if !self.emitter.host_memory {
+            return self.forward_operand();
+        }
+        let place = match memory {
+            Memory::Device => "device",
+            Memory::Host => "pinned_host",
+        };
+        let instruction = self.begin("custom-call");
+        instruction.custom_call_target.push_str("annotate_device_placement");
+        instruction.custom_call_has_side_effect = true;
+        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
+        instruction.frontend_attributes = Some(proto::FrontendAttributes { map });
+        self.finish();
+    }
+
     /// A `Sharding` custom call, or nothing in a program for one device.
     pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
         let Some(mesh) = &self.emitter.mesh else { return self.forward_operand() };
@@ -498,25 +544,29 @@ impl EmitContext<'_> {
         self.finish();
     }
 
-    /// A variadic reduce over (operand, position).
-    pub(crate) fn emit_arg_reduce(&mut self, op: &ArgReduce) {
-        let operand_type = self.operand_type(0).clone();
-        let dtype = operand_type.dtype;
-        let identity = match op.kind {
+    /// A fold of pairs (operand, position), which starts at the worst value and position `start`; `describe` adds the
+    /// opcode's own attributes. Result 0 is the position of the best value, the first of equals.
+    pub(crate) fn arg_reduce(
+        &mut self,
+        kind: ArgReduceKind,
+        opcode: &str,
+        positions: InstructionId,
+        start: f64,
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) {
+        let dtype = self.operand_type(0).dtype;
+        let identity = match kind {
             ArgReduceKind::Max => ReduceKind::Max,
             ArgReduceKind::Min => ReduceKind::Min,
         };
-        let combiner = self.emitter.arg_reduce_combiner(op.kind, dtype);
+        let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
         let worst = self.number(dtype, identity.identity(dtype));
-        let zero = self.number(DType::S32, 0.0);
-        let positions = operand_type.with_dtype(DType::S32);
-        self.emitter.begin("iota", &positions, &[]).dimensions.push(op.axis as i64);
-        let positions = self.emitter.writer.commit();
+        let start = self.number(DType::S32, start);
         let Some(index_type) = self.node.results().next().map(|value| self.graph.ty(value).clone()) else { return };
         let value_type = index_type.with_dtype(dtype);
-        let operands = [self.operands[0], positions, worst, zero];
-        let reduce = self.emitter.begin_tuple("reduce", [&value_type, &index_type], &operands);
-        reduce.dimensions.push(op.axis as i64);
+        let operands = [self.operands[0], positions, worst, start];
+        let reduce = self.emitter.begin_tuple(opcode, [&value_type, &index_type], &operands);
+        describe(reduce);
         reduce.called_computation_ids.push(combiner);
         let pair = self.emitter.writer.commit();
         self.results[0] = self.emitter.element(pair, 1, &index_type);

@@ -24,6 +24,6 @@ pub mod text;
 mod writer;
 
 pub use collective::{GroupFormat, device_groups};
-pub use emit::{EmitContext, EmitOptions, EmittedModule, emit};
+pub use emit::{EmitContext, EmitOptions, EmittedModule, comparison_type, emit};
 pub use sharding::op_sharding;
-pub use writer::{ComputationId, InstructionId, element_type};
+pub use writer::{ComputationId, InstructionId, element_type, shape};

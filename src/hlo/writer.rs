@@ -318,19 +318,37 @@ impl ModuleWriter {
 
     /// A computation of two scalars by one opcode, as reduce and scatter need; one for each opcode and type.
     pub(super) fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
-        if let Some(&id) = self.combiners.get(&(opcode, dtype)) {
+        let ty = TensorType::scalar(dtype);
+        self.scalar_computation(opcode, dtype, |writer, operands| {
+            writer.begin(opcode, &ty, &operands);
+            writer.commit()
+        })
+    }
+
+    /// A computation of two scalars that returns the second.
+    pub(super) fn replacer(&mut self, dtype: DType) -> ComputationId {
+        self.scalar_computation("replace", dtype, |_, [_, update]| update)
+    }
+
+    /// A computation of two scalars of one type, which is written once; `body` gives its root.
+    pub(super) fn scalar_computation(
+        &mut self,
+        name: &'static str,
+        dtype: DType,
+        body: impl FnOnce(&mut ModuleWriter, [InstructionId; 2]) -> InstructionId,
+    ) -> ComputationId {
+        if let Some(&id) = self.combiners.get(&(name, dtype)) {
             return id;
         }
         let ty = TensorType::scalar(dtype);
         self.open_computation();
-        self.parameter(&ty, "lhs");
-        let lhs = self.commit();
-        self.parameter(&ty, "rhs");
-        let rhs = self.commit();
-        self.begin(opcode, &ty, &[lhs, rhs]);
-        let root = self.commit();
-        let (id, _) = self.close_computation(&format!("{opcode}_{dtype}"), root, shape(&ty));
-        self.combiners.insert((opcode, dtype), id);
+        let operands = ["lhs", "rhs"].map(|parameter| {
+            self.parameter(&ty, parameter);
+            self.commit()
+        });
+        let root = body(self, operands);
+        let (id, _) = self.close_computation(&format!("{name}_{dtype}"), root, shape(&ty));
+        self.combiners.insert((name, dtype), id);
         id
     }
 }
@@ -340,6 +358,10 @@ pub fn element_type(dtype: DType) -> i32 {
     use proto::PrimitiveType as P;
     let ty = match dtype {
         DType::Pred => P::Pred,
+        DType::S4 => P::S4,
+        DType::U4 => P::U4,
+        DType::F8E4M3FN => P::F8e4m3fn,
+        DType::F8E5M2 => P::F8e5m2,
         DType::S8 => P::S8,
         DType::S16 => P::S16,
         DType::S32 => P::S32,
@@ -390,6 +412,11 @@ pub fn literal(ty: &TensorType, bytes: &[u8]) -> proto::LiteralProto {
     }
     match ty.dtype {
         DType::Pred => literal.preds = bytes.iter().map(|&byte| byte != 0).collect(),
+        // One a byte, in its low bits.
+        DType::S4 => literal.s4s = bytes.iter().map(|byte| byte & 15).collect(),
+        DType::U4 => literal.u4s = bytes.iter().map(|byte| byte & 15).collect(),
+        DType::F8E4M3FN => literal.f8e4m3fns = bytes.to_vec(),
+        DType::F8E5M2 => literal.f8e5m2s = bytes.to_vec(),
         DType::S8 => literal.s8s = bytes.to_vec(),
         DType::U8 => literal.u8s = bytes.to_vec(),
         DType::S16 => literal.s16s = bytes.to_vec(),

@@ -38,6 +38,15 @@ impl GraphBuilder {
         }
     }
 
+    /// As [`GraphBuilder::new`], for a graph of about the same size as another, under its name.
+    pub(crate) fn like(other: &Graph) -> GraphBuilder {
+        let mut builder = GraphBuilder::new(other.name.clone());
+        builder.graph.values.reserve(other.values.len());
+        builder.graph.nodes.reserve(other.nodes.len());
+        builder.graph.operand_pool.reserve(other.operand_pool.len());
+        builder
+    }
+
     /// Sets where the nodes pushed from now on come from.
     pub fn set_origin(&mut self, origin: Origin) {
         self.origin = origin;

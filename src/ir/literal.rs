@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use super::narrow::{F8E4M3FN, F8E5M2, S4, U4};
 use super::types::{DType, TensorType};
 
 /// A Rust scalar that is the host form of a [`DType`].
@@ -21,12 +22,13 @@ macro_rules! elements {
 elements! {
     i8 => S8, i16 => S16, i32 => S32, i64 => S64,
     u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+    S4 => S4, U4 => U4, F8E4M3FN => F8E4M3FN, F8E5M2 => F8E5M2,
     half::bf16 => BF16, half::f16 => F16, f32 => F32, f64 => F64,
 }
 
 /// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
 ///
-/// `pred` is one byte an element, 0 or 1.
+/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives them.
 #[derive(Clone)]
 pub struct Literal {
     ty: TensorType,
@@ -90,6 +92,10 @@ impl Literal {
         let bytes = &self.bytes;
         match self.ty.dtype {
             DType::Pred | DType::U8 => each(bytes, |x: u8| x.into()),
+            DType::S4 => each(bytes, S4::to_f64),
+            DType::U4 => each(bytes, U4::to_f64),
+            DType::F8E4M3FN => each(bytes, F8E4M3FN::to_f64),
+            DType::F8E5M2 => each(bytes, F8E5M2::to_f64),
             DType::S8 => each(bytes, |x: i8| x.into()),
             DType::S16 => each(bytes, |x: i16| x.into()),
             DType::S32 => each(bytes, |x: i32| x.into()),

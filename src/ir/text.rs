@@ -137,10 +137,27 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
         }
         Op::ReduceScatter(op) => write!(out, " {{{}, dim={}}}", op.group, op.dim),
         Op::ArgReduce(op) => write!(out, " {{axis={}}}", op.axis),
+        Op::ArgReduceWindow(op) => write_window(out, &op.window),
         Op::BroadcastInDim(op) => write!(out, " {{axes={:?}}}", op.mapping),
         Op::Compare(op) => write!(out, " {{{}}}", op.0.name()),
         Op::Concatenate(op) => write!(out, " {{axis={}}}", op.axis),
         Op::Constant(op) if op.0.ty().element_count() <= 16 => write!(out, " {:?}", op.0.to_f64_vec()),
+        Op::Convolution(op) => {
+            let windows: Vec<String> = op
+                .windows
+                .iter()
+                .map(|window| {
+                    let (low, high) = (window.padding_low, window.padding_high);
+                    let dilation = format!("{}/{}", window.input_dilation, window.kernel_dilation);
+                    format!("stride={} padding={low}_{high} dilation={dilation}", window.stride)
+                })
+                .collect();
+            write!(out, " {{groups={}, {}}}", op.feature_groups, windows.join("; "))
+        }
+        Op::CustomCall(op) => {
+            write!(out, " {:?}{}", op.target, if op.has_side_effect { " {side effect}" } else { "" })
+        }
+        Op::Cumulative(op) => write!(out, " {{axis={}{}}}", op.axis, if op.reverse { ", reverse" } else { "" }),
         Op::DotGeneral(op) => {
             let dims = &op.dims;
             write!(out, " {{contract={:?}x{:?}", dims.lhs_contract, dims.rhs_contract)?;
@@ -158,9 +175,12 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
                 op.padding.iter().map(|dim| format!("{}_{}_{}", dim.low, dim.high, dim.interior)).collect();
             write!(out, " {{{}}}", dims.join("x"))
         }
+        Op::RaggedDot(op) => write!(out, " {{{:?}, batch={}}}", op.mode, op.batch_count),
         Op::Reduce(op) => write!(out, " {{axes={:?}}}", op.axes),
+        Op::ReduceWindow(op) => write_window(out, &op.window),
         Op::Reshard(op) => write!(out, " {:?}", op.0),
         Op::Reverse(op) => write!(out, " {{axes={:?}}}", op.axes),
+        Op::Roll(op) => write!(out, " {{axis={}, shift={}}}", op.axis, op.shift),
         Op::Scan(op) => write!(
             out,
             " {{length={}, invariants={}, carries={}{}{}}}",
@@ -176,6 +196,10 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
                 op.ranges.iter().map(|range| format!("{}:{}:{}", range.start, range.limit, range.stride)).collect();
             write!(out, " {{{}}}", dims.join(", "))
         }
+        Op::Sort(op) => {
+            let order = if op.descending { ", descending" } else { "" };
+            write!(out, " {{axis={}, keys={}{order}}}", op.axis, op.key_count)
+        }
         Op::Splat(op) => write!(out, " {}", op.number()),
         Op::Transpose(op) => write!(out, " {{{:?}}}", op.permutation),
         Op::While(op) => write!(out, " {{invariants={}}}", op.invariant_count),
@@ -187,14 +211,38 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
         | Op::BitcastConvert(_)
         | Op::Call(_)
         | Op::Cond(_)
+        | Op::Clamp(_)
         | Op::Constant(_)
         | Op::Convert(_)
         | Op::CustomVjp(_)
         | Op::DynamicSlice(_)
         | Op::DynamicUpdateSlice(_)
+        | Op::MoveTo(_)
         | Op::Reshape(_)
         | Op::Select(_)
         | Op::StopGradient(_)
+        | Op::Threefry(_)
+        | Op::TopK(_)
         | Op::Unary(_) => Ok(()),
     }
+}
+
+/// Windows as HLO writes them: `size=3x2 stride=1x2 pad=0_0x1_1 lhs_dilate=1x2 rhs_dilate=1x1`, without what is 1 or 0.
+fn write_window(out: &mut String, window: &[crate::ops::WindowDim]) -> fmt::Result {
+    let list = |number: fn(&crate::ops::WindowDim) -> String| window.iter().map(number).collect::<Vec<_>>().join("x");
+    write!(out, " {{size={}", list(|dim| dim.size.to_string()))?;
+    if window.iter().any(|dim| dim.stride != 1) {
+        write!(out, " stride={}", list(|dim| dim.stride.to_string()))?;
+    }
+    if window.iter().any(|dim| (dim.low, dim.high) != (0, 0)) {
+        write!(out, " pad={}", list(|dim| format!("{}_{}", dim.low, dim.high)))?;
+    }
+    if window.iter().any(|dim| dim.base_dilation != 1) {
+        write!(out, " lhs_dilate={}", list(|dim| dim.base_dilation.to_string()))?;
+    }
+    if window.iter().any(|dim| dim.window_dilation != 1) {
+        write!(out, " rhs_dilate={}", list(|dim| dim.window_dilation.to_string()))?;
+    }
+    out.push('}');
+    Ok(())
 }

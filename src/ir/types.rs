@@ -12,6 +12,8 @@ pub type Dims = SmallVec<[usize; 6]>;
 pub enum DType {
     /// Boolean, one byte.
     Pred,
+    /// Signed 4-bit integer. On the host each has a byte of its own.
+    S4,
     /// Signed 8-bit integer.
     S8,
     /// Signed 16-bit integer.
@@ -20,6 +22,8 @@ pub enum DType {
     S32,
     /// Signed 64-bit integer.
     S64,
+    /// Unsigned 4-bit integer. On the host each has a byte of its own.
+    U4,
     /// Unsigned 8-bit integer.
     U8,
     /// Unsigned 16-bit integer.
@@ -28,6 +32,10 @@ pub enum DType {
     U32,
     /// Unsigned 64-bit integer.
     U64,
+    /// 8-bit floating point: 4 exponent bits, 3 mantissa bits, no infinities.
+    F8E4M3FN,
+    /// 8-bit floating point: 5 exponent bits, 2 mantissa bits.
+    F8E5M2,
     /// Brain floating point: 8 exponent bits, 7 mantissa bits.
     BF16,
     /// IEEE 754 half precision.
@@ -40,16 +48,20 @@ pub enum DType {
 
 impl DType {
     /// Every element type, in declaration order.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 17] = [
         DType::Pred,
+        DType::S4,
         DType::S8,
         DType::S16,
         DType::S32,
         DType::S64,
+        DType::U4,
         DType::U8,
         DType::U16,
         DType::U32,
         DType::U64,
+        DType::F8E4M3FN,
+        DType::F8E5M2,
         DType::BF16,
         DType::F16,
         DType::F32,
@@ -60,14 +72,18 @@ impl DType {
     pub const fn name(self) -> &'static str {
         match self {
             DType::Pred => "pred",
+            DType::S4 => "s4",
             DType::S8 => "s8",
             DType::S16 => "s16",
             DType::S32 => "s32",
             DType::S64 => "s64",
+            DType::U4 => "u4",
             DType::U8 => "u8",
             DType::U16 => "u16",
             DType::U32 => "u32",
             DType::U64 => "u64",
+            DType::F8E4M3FN => "f8e4m3fn",
+            DType::F8E5M2 => "f8e5m2",
             DType::BF16 => "bf16",
             DType::F16 => "f16",
             DType::F32 => "f32",
@@ -80,19 +96,52 @@ impl DType {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Bytes of one element on the host and on the device.
+    /// Bytes of one element on the host.
     pub const fn byte_count(self) -> usize {
         match self {
-            DType::Pred | DType::S8 | DType::U8 => 1,
+            DType::Pred | DType::S4 | DType::U4 | DType::S8 | DType::U8 | DType::F8E4M3FN | DType::F8E5M2 => 1,
             DType::S16 | DType::U16 | DType::BF16 | DType::F16 => 2,
             DType::S32 | DType::U32 | DType::F32 => 4,
             DType::S64 | DType::U64 | DType::F64 => 8,
         }
     }
 
+    /// Bits of one element that count; a `pred` has one.
+    pub const fn bit_count(self) -> usize {
+        match self {
+            DType::Pred => 1,
+            DType::S4 | DType::U4 => 4,
+            dtype => 8 * dtype.byte_count(),
+        }
+    }
+
     /// Whether values of this type have gradients.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::BF16 | DType::F16 | DType::F32 | DType::F64)
+        matches!(self, DType::F8E4M3FN | DType::F8E5M2 | DType::BF16 | DType::F16 | DType::F32 | DType::F64)
+    }
+
+    /// The smallest number of the type: an infinity where it has one. That of `s64` is exact.
+    pub(crate) const fn lowest(self) -> f64 {
+        match self {
+            DType::S4 => -8.0,
+            DType::S8 => i8::MIN as f64,
+            DType::S16 => i16::MIN as f64,
+            DType::S32 => i32::MIN as f64,
+            DType::S64 => i64::MIN as f64,
+            DType::F8E4M3FN => -448.0,
+            DType::F8E5M2 | DType::BF16 | DType::F16 | DType::F32 | DType::F64 => f64::NEG_INFINITY,
+            DType::Pred | DType::U4 | DType::U8 | DType::U16 | DType::U32 | DType::U64 => 0.0,
+        }
+    }
+
+    /// The largest number of the type: an infinity where it has one. What a 64-bit integer cannot hold saturates.
+    pub(crate) const fn highest(self) -> f64 {
+        match self {
+            DType::Pred => 1.0,
+            DType::F8E4M3FN => 448.0,
+            DType::F8E5M2 | DType::BF16 | DType::F16 | DType::F32 | DType::F64 => f64::INFINITY,
+            _ => f64::MAX,
+        }
     }
 
     /// Whether this is a signed or unsigned integer type (`pred` is neither).
@@ -102,12 +151,12 @@ impl DType {
 
     /// Whether this is a signed integer type.
     pub const fn is_signed_integer(self) -> bool {
-        matches!(self, DType::S8 | DType::S16 | DType::S32 | DType::S64)
+        matches!(self, DType::S4 | DType::S8 | DType::S16 | DType::S32 | DType::S64)
     }
 
     /// Whether this is an unsigned integer type.
     pub const fn is_unsigned_integer(self) -> bool {
-        matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64)
+        matches!(self, DType::U4 | DType::U8 | DType::U16 | DType::U32 | DType::U64)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The Llama-style decoder.
 
 use super::attention::{Attention, AttentionMask, attention};
+use super::dropout::Dropout;
 use super::loss::cross_entropy;
 use super::mlp::{Mlp, mlp};
 use super::norm::rms_norm;
@@ -188,35 +189,82 @@ impl DecoderConfig {
 
     /// One layer: attention, then the feed-forward block, each added to the residual stream `x` `[batch, length, embed]`.
     pub fn layer(&self, x: Tensor, params: &DecoderLayer<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
+        self.layer_with(x, params, rotary, mask, None)
+    }
+
+    /// As [`DecoderConfig::layer`], with what each block adds to the residual stream going through `dropout`.
+    pub fn layer_with(
+        &self,
+        x: Tensor,
+        params: &DecoderLayer<Tensor>,
+        rotary: &Rotary,
+        mask: AttentionMask,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
         let axes = ["activation_batch", "activation_length", "activation_embed"];
+        let drop = |block: u32, added: Tensor| dropout.map_or(added, |dropout| dropout.at(block).apply(added));
         let x = scope("attention", || {
             let normal = rms_norm(x, params.attention_norm, self.norm_epsilon);
-            x + attention(normal, &params.attention, rotary, mask).with_axes(axes)
+            x + drop(0, attention(normal, &params.attention, rotary, mask).with_axes(axes))
         });
         scope("mlp", || {
             let normal = rms_norm(x, params.mlp_norm, self.norm_epsilon);
-            (x + mlp(normal, &params.mlp)).with_axes(axes)
+            (x + drop(1, mlp(normal, &params.mlp))).with_axes(axes)
         })
     }
 
     /// All layers, scanned or one after the other, under the remat policy.
     pub fn layer_stack(&self, x: Tensor, layers: &Layers<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
-        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>| {
-            checkpoint(self.remat.clone(), (x, layer), |(x, layer)| self.layer(x, &layer, rotary, mask))
+        self.layer_stack_with(x, layers, rotary, mask, None)
+    }
+
+    /// As [`DecoderConfig::layer_stack`], with dropout: what drops is the same scanned or not, recomputed or not.
+    pub fn layer_stack_with(
+        &self,
+        x: Tensor,
+        layers: &Layers<Tensor>,
+        rotary: &Rotary,
+        mask: AttentionMask,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>, dropout: Option<Dropout>| {
+            let inputs = (x, layer, dropout.map(|dropout| dropout.key));
+            checkpoint(self.remat.clone(), inputs, |(x, layer, key)| {
+                let dropout = dropout.zip(key).map(|(dropout, key)| Dropout { key, ..dropout });
+                self.layer_with(x, &layer, rotary, mask, dropout)
+            })
         };
         match layers {
-            Layers::Stacked(layers) => {
-                scope("layers", || scan(x, (**layers).clone(), |x, layer| (one_layer(x, layer), ())).0)
-            }
-            Layers::Separate(layers) => layers
-                .iter()
-                .enumerate()
-                .fold(x, |x, (index, layer)| scope(&format!("layers.{index}"), || one_layer(x, layer.clone()))),
+            Layers::Stacked(layers) => scope("layers", || {
+                let numbers = dropout.map(|_| Dropout::layer_numbers(self.layers));
+                let stacked = ((**layers).clone(), numbers);
+                let body = |x, (layer, number): (_, Option<Tensor>)| {
+                    let dropout = dropout.zip(number).map(|(dropout, number)| dropout.at(number));
+                    (one_layer(x, layer, dropout), ())
+                };
+                scan(x, stacked, body).0
+            }),
+            Layers::Separate(layers) => layers.iter().enumerate().fold(x, |x, (index, layer)| {
+                let dropout = dropout.map(|dropout| dropout.at(index as u32));
+                scope(&format!("layers.{index}"), || one_layer(x, layer.clone(), dropout))
+            }),
         }
     }
 
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
     pub fn logits(&self, params: &Decoder<Tensor>, tokens: Tensor, segment_ids: Tensor, positions: Tensor) -> Tensor {
+        self.logits_with(params, tokens, segment_ids, positions, None)
+    }
+
+    /// As [`DecoderConfig::logits`], with dropout in the layers.
+    pub fn logits_with(
+        &self,
+        params: &Decoder<Tensor>,
+        tokens: Tensor,
+        segment_ids: Tensor,
+        positions: Tensor,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
         let axes = ["activation_batch", "activation_length", "activation_embed"];
         let x = scope("embedding", || {
             // The lookup wants whole rows: whatever shards the width of the parameter is gathered first.
@@ -225,7 +273,7 @@ impl DecoderConfig {
         });
         let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
-        let x = self.layer_stack(x, &params.layers, &rotary, mask);
+        let x = self.layer_stack_with(x, &params.layers, &rotary, mask, dropout);
         scope("head", || {
             let x = rms_norm(x, params.final_norm, self.norm_epsilon);
             let logits = match params.head {
@@ -238,7 +286,12 @@ impl DecoderConfig {
 
     /// The mean cross entropy of a batch, in nats per token.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
-        let logits = self.logits(params, batch.tokens, batch.segment_ids, batch.positions);
+        self.loss_with(params, batch, None)
+    }
+
+    /// As [`DecoderConfig::loss`], with dropout in the layers.
+    pub fn loss_with(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>, dropout: Option<Dropout>) -> Tensor {
+        let logits = self.logits_with(params, batch.tokens, batch.segment_ids, batch.positions, dropout);
         scope("loss", || cross_entropy(logits, batch.targets, batch.weights))
     }
 }

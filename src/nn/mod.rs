@@ -7,6 +7,7 @@
 
 mod attention;
 mod decoder;
+mod dropout;
 mod init;
 mod loss;
 mod mlp;
@@ -15,6 +16,7 @@ mod rotary;
 
 pub use attention::{Attention, AttentionMask, attention, masked_softmax};
 pub use decoder::{Batch, Decoder, DecoderConfig, DecoderLayer, Layers};
+pub use dropout::{Dropout, dropout};
 pub use init::initialize;
 pub(crate) use init::uniform;
 pub use loss::cross_entropy;

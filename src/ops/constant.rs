@@ -5,7 +5,7 @@ use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{DType, Literal, TensorType};
+use crate::ir::{DType, F8E4M3FN, F8E5M2, Literal, S4, TensorType, U4};
 
 /// A dense constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +70,10 @@ impl Splat {
         let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
         match self.ty.dtype {
             DType::Pred => put(&[u8::from(number != 0.0)]),
+            DType::S4 => put(&S4::from_f64(number).0.to_le_bytes()),
+            DType::U4 => put(&[U4::from_f64(number).0]),
+            DType::F8E4M3FN => put(&[F8E4M3FN::from_f64(number).0]),
+            DType::F8E5M2 => put(&[F8E5M2::from_f64(number).0]),
             DType::S8 => put(&(number as i8).to_le_bytes()),
             DType::S16 => put(&(number as i16).to_le_bytes()),
             DType::S32 => put(&(number as i32).to_le_bytes()),

@@ -1,8 +1,8 @@
 //! Tensor contraction.
 
 use super::{
-    AxisList, FactorKind, FactorRule, Primitive, ReduceKind, ResultTypes, after_batch, complement, expect_axes,
-    expect_dtype, expect_operands, one, to_i64, with_batch,
+    AxisList, FactorKind, FactorRule, OperandClass, Primitive, ReduceKind, ResultTypes, after_batch, complement,
+    expect_axes, expect_dtype, expect_operands, one, to_i64, with_batch,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::{BatchContext, batch_in_front};
@@ -46,6 +46,21 @@ pub struct DotGeneral {
     pub precision: Precision,
 }
 
+impl Precision {
+    /// The attribute of an instruction with two operands; `None` where the default needs none.
+    pub(super) fn config(self) -> Option<proto::PrecisionConfig> {
+        let precision = match self {
+            Precision::Default => return None,
+            Precision::High => proto::precision_config::Precision::High,
+            Precision::Highest => proto::precision_config::Precision::Highest,
+        };
+        Some(proto::PrecisionConfig {
+            operand_precision: vec![precision.into(); 2],
+            ..proto::PrecisionConfig::default()
+        })
+    }
+}
+
 impl DotDims {
     fn lhs_free(&self, rank: usize) -> AxisList {
         complement(&[&self.lhs_batch[..], &self.lhs_contract[..]].concat(), rank)
@@ -67,8 +82,9 @@ impl Primitive for DotGeneral {
         expect_dtype(1, rhs, lhs.dtype)?;
         let one_class = lhs.dtype.is_float() == self.dtype.is_float();
         // XLA refuses to accumulate integers in a narrower type.
-        let narrower = lhs.dtype.is_integer() && self.dtype.byte_count() < lhs.dtype.byte_count();
-        if lhs.dtype == DType::Pred || self.dtype == DType::Pred || !one_class || narrower {
+        let narrower = lhs.dtype.is_integer() && self.dtype.bit_count() < lhs.dtype.bit_count();
+        let computes = |dtype| OperandClass::Numeric.contains(dtype);
+        if !computes(lhs.dtype) || !computes(self.dtype) || !one_class || narrower {
             return Err(TypeError::DType {
                 operand: 0,
                 expected: format!("a type that can be accumulated in {}", self.dtype),
@@ -107,9 +123,12 @@ impl Primitive for DotGeneral {
         let left_in_ct: AxisList = (batch.len()..batch.len() + lhs_free.len()).collect();
         let right_start = batch.len() + lhs_free.len();
         let right_in_ct: AxisList = (right_start..right_start + rhs_free.len()).collect();
-        // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one.
-        let dtype = context.operand_type(0).dtype;
+        // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one. Eight
+        // bits do not span what cotangents do: there the operands are widened.
+        let own = context.operand_type(0).dtype;
+        let dtype = if own.byte_count() == 1 { self.dtype } else { own };
         let ct = context.builder.convert(ct, dtype)?;
+        let (lhs, rhs) = (context.builder.convert(lhs, dtype)?, context.builder.convert(rhs, dtype)?);
         let transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
             // Own contracted dimensions come out in the order of their partners, the other operand's free dimensions.
             let mut partners: Vec<(usize, usize)> =
@@ -159,6 +178,7 @@ impl Primitive for DotGeneral {
                 other_contract: &dims.rhs_contract,
             };
             let gradient = transpose_dot(context.builder, rhs, &right_in_ct, side)?;
+            let gradient = context.builder.convert(gradient, own)?;
             context.set(0, gradient);
         }
         if context.needs(1) {
@@ -171,6 +191,7 @@ impl Primitive for DotGeneral {
                 other_contract: &dims.lhs_contract,
             };
             let gradient = transpose_dot(context.builder, lhs, &left_in_ct, side)?;
+            let gradient = context.builder.convert(gradient, own)?;
             context.set(1, gradient);
         }
         Ok(())
@@ -236,20 +257,9 @@ impl Primitive for DotGeneral {
             lhs_batch_dimensions: list(&self.dims.lhs_batch),
             rhs_batch_dimensions: list(&self.dims.rhs_batch),
         };
-        let precision = match self.precision {
-            Precision::Default => None,
-            Precision::High => Some(proto::precision_config::Precision::High),
-            Precision::Highest => Some(proto::precision_config::Precision::Highest),
-        };
         let instruction = context.begin("dot");
         instruction.dot_dimension_numbers = Some(numbers.into());
-        if let Some(precision) = precision {
-            let config = proto::PrecisionConfig {
-                operand_precision: vec![precision.into(); 2],
-                ..proto::PrecisionConfig::default()
-            };
-            instruction.precision_config = Some(config.into());
-        }
+        instruction.precision_config = self.precision.config().map(Into::into);
         context.finish();
     }
 }

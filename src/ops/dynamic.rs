@@ -3,23 +3,21 @@
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
 use super::{
-    BinaryKind, Concatenate, Direction, FactorKind, FactorRule, Gather, GatherDims, Iota, Pad, PadDim, Primitive,
-    ResultTypes, Select, batched_dims, expect_dims, expect_dtype, expect_operands, one, to_i64,
+    AxisList, Concatenate, FactorKind, FactorRule, Gather, GatherDims, IndexPromise, OperandClass, Primitive,
+    ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype, expect_operands, one, to_i64,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, TensorType, Value};
 
 /// Checks the start indices: one integer scalar for each dimension, all of one type.
 fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<(), TypeError> {
     expect_operands(operands, first + rank)?;
     for (index, ty) in operands.iter().enumerate().skip(first) {
         expect_dims(index, ty, &[])?;
-        if !ty.dtype.is_integer() {
-            return Err(TypeError::DType { operand: index, expected: "an integer type".to_owned(), found: ty.dtype });
-        }
+        OperandClass::Integer.check(index, ty)?;
         expect_dtype(index, ty, operands[first].dtype)?;
     }
     Ok(())
@@ -96,7 +94,7 @@ impl Primitive for DynamicSlice {
             index_vector_dim: 1,
             ..GatherDims::default()
         };
-        let gather = Gather { dims: Box::new(dims), slice_sizes: self.sizes.clone() };
+        let gather = Gather { dims: Box::new(dims), slice_sizes: self.sizes.clone(), promise: IndexPromise::default() };
         let gather = if context.is_batched(0) { gather.paired() } else { gather };
         context.apply(gather, &[context.operand(0), starts])
     }
@@ -160,7 +158,7 @@ impl Primitive for DynamicUpdateSlice {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         if (2..context.operand_count()).any(|index| context.is_batched(index)) {
-            return context.by_definition(update_by_choice);
+            return update_each(context);
         }
         let operands = with_leading_start(context, 2)?;
         context.apply(DynamicUpdateSlice, &operands)
@@ -192,35 +190,24 @@ fn batched_starts(context: &mut BatchContext<'_>, first: usize) -> Result<Value,
     context.builder.push1(Concatenate { axis: 1 }, &columns)
 }
 
-/// `dynamic-update-slice` as a choice, element by element, between the operand and the update, which is moved to its place
-/// by a slice out of its padded self. Unlike the op itself, it stays one computation with a position for each example.
-fn update_by_choice(builder: &mut GraphBuilder, operands: &[Value]) -> Result<Value, OpError> {
-    let (operand, update) = (operands[0], operands[1]);
-    let (ty, kept) = (builder.ty(operand).clone(), builder.ty(update).dims.clone());
-    let room: Dims = ty.dims.iter().zip(&kept).map(|(&size, &kept)| size - kept).collect();
-    let addressable = |&size: &usize| i32::try_from(size.saturating_mul(2)).is_ok();
-    let index = if ty.dims.iter().all(addressable) { DType::S32 } else { DType::S64 };
-    let mut inside = builder.splat(ty.with_dtype(DType::Pred), 1.0);
-    let mut offsets = Vec::new();
-    for (dim, &start) in operands[2..].iter().enumerate() {
-        // Moved back until it fits, in its own type, whose largest number stands for a limit beyond it.
-        let (zero, limit) = (builder.zeros_like(start), builder.splat_like(start, room[dim] as f64));
-        let start = builder.binary(BinaryKind::Maximum, start, zero)?;
-        let start = builder.binary(BinaryKind::Minimum, start, limit)?;
-        let start = builder.convert(start, index)?;
-        offsets.push(builder.reverse_sub(room[dim] as f64, start)?);
-        let positions = builder.push1(Iota { ty: ty.with_dtype(index), axis: dim }, &[])?;
-        let start = builder.broadcast(start, &ty.dims, &[])?;
-        let position = builder.sub(positions, start)?;
-        for (direction, bound) in [(Direction::Ge, 0), (Direction::Lt, kept[dim])] {
-            let bound = builder.splat_like(position, bound as f64);
-            let within = builder.compare(direction, position, bound)?;
-            inside = builder.binary(BinaryKind::And, inside, within)?;
-        }
-    }
-    let padding = room.iter().map(|&room| PadDim { low: room as i64, high: room as i64, interior: 0 }).collect();
-    let zero = builder.splat(TensorType::scalar(ty.dtype), 0.0);
-    let padded = builder.push1(Pad { padding }, &[update, zero])?;
-    let moved = builder.push1(DynamicSlice { sizes: ty.dims }, &[&[padded], &offsets[..]].concat())?;
-    builder.push1(Select, &[inside, moved, operand])
+/// Replaces a slice at a position of each example's own: a scatter. It drops what does not fit, so starts are moved first.
+fn update_each(context: &mut BatchContext<'_>) -> Result<(), OpError> {
+    let starts = batched_starts(context, 2)?;
+    let operands = [context.aligned(0)?, context.aligned(1)?];
+    let builder = &mut *context.builder;
+    let [sizes, kept] = operands.map(|operand| builder.ty(operand).dims.clone());
+    let window: AxisList = (1..sizes.len()).collect();
+    let dims = GatherDims {
+        offset_dims: window.clone(),
+        operand_batch_dims: AxisList::from_slice(&[0]),
+        indices_batch_dims: AxisList::from_slice(&[0]),
+        start_index_map: window,
+        index_vector_dim: 1,
+        ..GatherDims::default()
+    };
+    let starts = dims.clamp(builder, starts, &sizes, &kept)?;
+    // There is one window for each example.
+    let promise = IndexPromise { unique: true, in_bounds: true, ..IndexPromise::default() };
+    let scatter = Scatter { dims: Box::new(dims), kind: ScatterKind::Set, promise };
+    context.apply(scatter, &[operands[0], starts, operands[1]])
 }

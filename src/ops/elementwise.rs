@@ -9,7 +9,7 @@ use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{DType, GraphBuilder, TensorType, Value};
 
-/// Which element types an elementwise op takes.
+/// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperandClass {
     /// Floating point.
@@ -28,6 +28,7 @@ impl OperandClass {
     /// Whether the class contains a type.
     pub fn contains(self, dtype: DType) -> bool {
         match self {
+            _ if is_packed(dtype) => false,
             OperandClass::Float => dtype.is_float(),
             OperandClass::FloatOrSigned => dtype.is_float() || dtype.is_signed_integer(),
             OperandClass::Numeric => dtype != DType::Pred,
@@ -36,7 +37,7 @@ impl OperandClass {
         }
     }
 
-    fn check(self, ty: &TensorType) -> Result<(), TypeError> {
+    pub(super) fn check(self, operand: usize, ty: &TensorType) -> Result<(), TypeError> {
         if self.contains(ty.dtype) {
             return Ok(());
         }
@@ -47,8 +48,14 @@ impl OperandClass {
             OperandClass::Integer => "an integer type",
             OperandClass::Bits => "an integer type or pred",
         };
-        Err(TypeError::DType { operand: 0, expected: expected.to_owned(), found: ty.dtype })
+        let narrow = if is_packed(ty.dtype) { " of at least 8 bits" } else { "" };
+        Err(TypeError::DType { operand, expected: format!("{expected}{narrow}"), found: ty.dtype })
     }
+}
+
+/// Whether elements have less than a byte. They are kept and moved so, but computed with as a wider type.
+pub(super) fn is_packed(dtype: DType) -> bool {
+    matches!(dtype, DType::S4 | DType::U4)
 }
 
 /// What one row's gradient expression yields: nothing where the derivative is zero almost everywhere.
@@ -64,7 +71,7 @@ macro_rules! unary_table {
             /// Every row of the table.
             pub const ALL: &'static [UnaryKind] = &[$(UnaryKind::$kind,)*];
 
-            /// HLO's opcode.
+            /// HLO's opcode where there is one.
             pub const fn name(self) -> &'static str {
                 match self { $(UnaryKind::$kind => $name,)* }
             }
@@ -86,18 +93,56 @@ macro_rules! unary_table {
 }
 
 unary_table! {
-    /// Absolute value.
+    /// Absolute value. Its slope is the sign: 0 at 0.
     Abs "abs" FloatOrSigned |b, ct, x, _| { let s = b.unary(UnaryKind::Sign, x)?; b.mul(ct, s).map(Some) };
+    /// Angle whose cosine this is, from 0 to pi.
+    Acos "acos" Float |b, ct, x, _| {
+        let slope = inverse_leg(b, x, 1.0)?;
+        let product = b.mul(ct, slope)?;
+        b.neg(product).map(Some)
+    };
+    /// Number, 0 or above, whose hyperbolic cosine this is.
+    Acosh "acosh" Float |b, ct, x, _| { let slope = inverse_leg(b, x, -1.0)?; b.mul(ct, slope).map(Some) };
+    /// Angle whose sine this is, from -pi / 2 to pi / 2.
+    Asin "asin" Float |b, ct, x, _| { let slope = inverse_leg(b, x, 1.0)?; b.mul(ct, slope).map(Some) };
+    /// Number whose hyperbolic sine this is.
+    Asinh "asinh" Float |b, ct, x, _| {
+        let square = b.mul(x, x)?;
+        let sum = b.shift(square, 1.0)?;
+        let slope = b.unary(UnaryKind::Rsqrt, sum)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// Angle whose tangent this is, from -pi / 2 to pi / 2.
+    Atan "atan" Float |b, ct, x, _| { let square = b.mul(x, x)?; let sum = b.shift(square, 1.0)?; b.div(ct, sum).map(Some) };
+    /// Number whose hyperbolic tangent this is.
+    Atanh "atanh" Float |b, ct, x, _| { let product = legs(b, x, 1.0)?; b.div(ct, product).map(Some) };
+    /// Cube root, also of negative numbers.
+    Cbrt "cbrt" Float |b, ct, _, y| {
+        let square = b.mul(y, y)?;
+        let triple = b.scale(square, 3.0)?;
+        b.div(ct, triple).map(Some)
+    };
     /// Smallest integer not below.
     Ceil "ceil" Float |_, _, _, _| Ok(None);
     /// Cosine.
     Cosine "cosine" Float |b, ct, x, _| { let s = b.unary(UnaryKind::Sine, x)?; let n = b.neg(s)?; b.mul(ct, n).map(Some) };
+    /// Hyperbolic cosine.
+    Cosh "cosh" Float |b, ct, x, _| { let slope = b.unary(UnaryKind::Sinh, x)?; b.mul(ct, slope).map(Some) };
+    /// Number of zero bits above the highest bit that is set.
+    CountLeadingZeros "count-leading-zeros" Integer |_, _, _, _| Ok(None);
     /// Error function.
     Erf "erf" Float |b, ct, x, _| {
         let square = b.mul(x, x)?;
         let exponent = b.neg(square)?;
         let bell = b.unary(UnaryKind::Exponential, exponent)?;
         let slope = b.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
+        b.mul(ct, slope).map(Some)
+    };
+    /// Number whose error function this is.
+    ErfInv "erf-inv" Float |b, ct, _, y| {
+        let square = b.mul(y, y)?;
+        let power = b.unary(UnaryKind::Exponential, square)?;
+        let slope = b.scale(power, 1.0 / std::f64::consts::FRAC_2_SQRT_PI)?;
         b.mul(ct, slope).map(Some)
     };
     /// e to the power of the operand.
@@ -122,6 +167,10 @@ unary_table! {
     Negate "negate" Numeric |b, ct, _, _| b.neg(ct).map(Some);
     /// Bitwise (or logical, for `pred`) complement.
     Not "not" Bits |_, _, _, _| Ok(None);
+    /// Number of bits that are set.
+    PopulationCount "popcnt" Integer |_, _, _, _| Ok(None);
+    /// Nearest integer, halves away from zero.
+    RoundNearestAwayFromZero "round-nearest-afz" Float |_, _, _, _| Ok(None);
     /// Nearest integer, halves to even.
     RoundNearestEven "round-nearest-even" Float |_, _, _, _| Ok(None);
     /// One over the square root.
@@ -130,12 +179,20 @@ unary_table! {
         let slope = b.scale(ratio, -0.5)?;
         b.mul(ct, slope).map(Some)
     };
-    /// -1, 0 or 1 by sign.
+    /// -1, 0 or 1 by sign; zeros keep theirs. The slope is 0, at 0 too.
     Sign "sign" FloatOrSigned |_, _, _, _| Ok(None);
     /// Sine.
     Sine "sine" Float |b, ct, x, _| { let c = b.unary(UnaryKind::Cosine, x)?; b.mul(ct, c).map(Some) };
+    /// Hyperbolic sine.
+    Sinh "sinh" Float |b, ct, x, _| { let slope = b.unary(UnaryKind::Cosh, x)?; b.mul(ct, slope).map(Some) };
     /// Square root.
     Sqrt "sqrt" Float |b, ct, _, y| { let half = b.scale(ct, 0.5)?; b.div(half, y).map(Some) };
+    /// Tangent.
+    Tan "tan" Float |b, ct, _, y| {
+        let square = b.mul(y, y)?;
+        let slope = b.shift(square, 1.0)?;
+        b.mul(ct, slope).map(Some)
+    };
     /// Hyperbolic tangent.
     Tanh "tanh" Float |b, ct, _, y| {
         let square = b.mul(y, y)?;
@@ -155,7 +212,7 @@ impl Primitive for Unary {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
-        self.0.class().check(operands[0])?;
+        self.0.class().check(0, operands[0])?;
         let dtype = if self.0 == UnaryKind::IsFinite { DType::Pred } else { operands[0].dtype };
         Ok(one(operands[0].with_dtype(dtype)))
     }
@@ -190,7 +247,9 @@ impl Primitive for Unary {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.simple(self.name());
+        if !super::expansion::emit(self.0, context) {
+            context.simple(self.name());
+        }
     }
 }
 
@@ -233,6 +292,17 @@ binary_table! {
     Add "add" Numeric |_, ct, _, _, _| Ok(Some(ct)), Ok(Some(ct));
     /// Bitwise (or logical, for `pred`) and.
     And "and" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    /// Angle of the point (y, x), whose first operand is the ordinate: the arc tangent of x / y in the right quadrant.
+    Atan2 "atan2" Float |b, ct, x, y, _| {
+        let norm = squared_norm(b, x, y)?;
+        let slope = b.div(y, norm)?;
+        b.mul(ct, slope).map(Some)
+    }, {
+        let norm = squared_norm(b, x, y)?;
+        let slope = b.div(x, norm)?;
+        let product = b.mul(ct, slope)?;
+        b.neg(product).map(Some)
+    };
     /// Quotient; integers round towards zero.
     Divide "divide" Numeric |b, ct, _, y, z| b.div(ct, y).map(Some), {
         let ratio = b.div(z, y)?;
@@ -288,6 +358,24 @@ binary_table! {
     Xor "xor" Bits |_, _, _, _, _| Ok(None), Ok(None);
 }
 
+/// `sign (1 - x)(1 + x)`, which loses nothing near 1.
+fn legs(b: &mut GraphBuilder, x: Value, sign: f64) -> Result<Value, OpError> {
+    let (below, above) = (b.reverse_sub(1.0, x)?, b.shift(x, 1.0)?);
+    let below = if sign < 0.0 { b.neg(below)? } else { below };
+    b.mul(below, above)
+}
+
+/// One over the root of [`legs`].
+fn inverse_leg(b: &mut GraphBuilder, x: Value, sign: f64) -> Result<Value, OpError> {
+    let product = legs(b, x, sign)?;
+    b.unary(UnaryKind::Rsqrt, product)
+}
+
+fn squared_norm(b: &mut GraphBuilder, x: Value, y: Value) -> Result<Value, OpError> {
+    let (x, y) = (b.mul(x, x)?, b.mul(y, y)?);
+    b.add(x, y)
+}
+
 /// The share of `ct` that reaches `x`, one of the two operands of a maximum or minimum with result `z`.
 fn extremum(b: &mut GraphBuilder, ct: Value, x: Value, other: Value, z: Value) -> Result<Value, OpError> {
     let half = b.scale(ct, 0.5)?;
@@ -309,7 +397,7 @@ impl Primitive for Binary {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
-        self.0.class().check(operands[0])?;
+        self.0.class().check(0, operands[0])?;
         expect_same_types(operands)?;
         Ok(one(operands[0].clone()))
     }
@@ -399,6 +487,9 @@ impl Primitive for Compare {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
+        if operands[0].dtype != DType::Pred {
+            OperandClass::Numeric.check(0, operands[0])?;
+        }
         expect_same_types(operands)?;
         Ok(one(operands[0].with_dtype(DType::Pred)))
     }
@@ -540,7 +631,7 @@ impl Primitive for BitcastConvert {
         if (dtype == DType::Pred) != (self.0 == DType::Pred) {
             return refuse("pred has no bits of its own");
         }
-        if dtype.byte_count() != self.0.byte_count() {
+        if dtype.bit_count() != self.0.bit_count() {
             return refuse("the widths differ");
         }
         Ok(one(operands[0].with_dtype(self.0)))

@@ -1,4 +1,5 @@
-//! Slices at many computed positions, and their transpose.
+//! Slices at many computed positions, and updates at many computed positions. The derivatives of scatters that do not add
+//! stand in `scatter_rules.rs`.
 //!
 //! The dimension numbers are XLA's (see "Gather" and "Scatter" in XLA's operation semantics). A gather moves start
 //! indices back until the slice fits; a scatter drops updates that do not fit.
@@ -13,7 +14,7 @@ use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{Dims, GraphBuilder, TensorType, Value};
 use crate::ops::BinaryKind;
 
 /// Which dimensions of operand, indices and window correspond.
@@ -36,6 +37,17 @@ pub struct GatherDims {
     pub index_vector_dim: usize,
 }
 
+/// What the writer of a program knows of its start indices. XLA relies on it: a promise that is broken gives any result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IndexPromise {
+    /// They increase, compared component by component.
+    pub sorted: bool,
+    /// No two windows overlap.
+    pub unique: bool,
+    /// Every window lies within the operand, so that gradients need not ask which ones do.
+    pub in_bounds: bool,
+}
+
 impl GatherDims {
     /// Operand dimensions that the window keeps.
     fn window_dims(&self, rank: usize) -> AxisList {
@@ -44,10 +56,7 @@ impl GatherDims {
 
     /// Checks everything but the slice sizes; returns the sizes of the indices' batch dimensions.
     fn check(&self, operand: &TensorType, indices: &TensorType) -> Result<Dims, TypeError> {
-        if !indices.dtype.is_integer() {
-            let expected = "an integer type".to_owned();
-            return Err(TypeError::DType { operand: 1, expected, found: indices.dtype });
-        }
+        super::OperandClass::Integer.check(1, indices)?;
         expect_axes(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), operand.rank())?;
         expect_axes(&[&self.start_index_map[..], &self.operand_batch_dims[..]].concat(), operand.rank())?;
         expect_axes(&self.indices_batch_dims, indices.rank())?;
@@ -140,7 +149,7 @@ impl GatherDims {
     }
 
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.
-    fn clamp(
+    pub(super) fn clamp(
         &self,
         builder: &mut GraphBuilder,
         indices: Value,
@@ -176,6 +185,8 @@ pub struct Gather {
     pub dims: Box<GatherDims>,
     /// Size of the slice along each operand dimension; 1 for collapsed and batch dimensions.
     pub slice_sizes: Dims,
+    /// What is known of the indices.
+    pub promise: IndexPromise,
 }
 
 impl Primitive for Gather {
@@ -209,8 +220,14 @@ impl Primitive for Gather {
         let ty = context.operand_type(0).clone();
         let indices = context.operand(1);
         let zeros = context.builder.splat(ty.clone(), 0.0);
-        let indices = self.dims.clamp(context.builder, indices, &ty.dims, &self.slice_sizes)?;
-        let scatter = Scatter { dims: self.dims.clone(), kind: ScatterKind::Add };
+        let indices = if self.promise.in_bounds {
+            indices
+        } else {
+            self.dims.clamp(context.builder, indices, &ty.dims, &self.slice_sizes)?
+        };
+        // Indices that were moved may be equal to others, or leave their order.
+        let promise = if self.promise.in_bounds { self.promise } else { IndexPromise::default() };
+        let scatter = Scatter { dims: self.dims.clone(), kind: ScatterKind::Add, promise };
         let gradient = context.builder.push1(scatter, &[zeros, indices, ct])?;
         context.set(0, gradient);
         Ok(())
@@ -241,11 +258,15 @@ impl Primitive for Gather {
         match (context.is_batched(0), context.is_batched(1)) {
             (true, false) => {
                 let slice_sizes = batched_dims(context.size, &self.slice_sizes);
-                let gather = Gather { dims: Box::new(self.dims.with_batch_in_window()), slice_sizes };
+                let gather =
+                    Gather { dims: Box::new(self.dims.with_batch_in_window()), slice_sizes, promise: self.promise };
                 context.apply(gather, &[context.operand(0), context.operand(1)])
             }
             (false, _) => {
-                let gather = Gather { dims: Box::new(self.dims.with_batch_of_indices()), ..self.clone() };
+                // The indices of different examples may be equal, and do not increase from one example to the next.
+                let promise = IndexPromise { sorted: false, unique: false, ..self.promise };
+                let dims = Box::new(self.dims.with_batch_of_indices());
+                let gather = Gather { dims, promise, ..self.clone() };
                 context.apply(gather, &[context.operand(0), context.operand(1)])
             }
             (true, true) => {
@@ -268,6 +289,7 @@ impl Primitive for Gather {
         let instruction = context.begin("gather");
         instruction.gather_dimension_numbers = Some(numbers.into());
         instruction.gather_slice_sizes.extend(to_i64(&self.slice_sizes));
+        instruction.indices_are_sorted = self.promise.sorted;
         context.finish();
     }
 }
@@ -276,7 +298,7 @@ impl Gather {
     /// The gather of a batch of operands, from one by a batch of indices.
     pub(super) fn paired(self) -> Gather {
         let slice_sizes = batched_dims(1, &self.slice_sizes);
-        Gather { dims: Box::new(self.dims.paired()), slice_sizes }
+        Gather { dims: Box::new(self.dims.paired()), slice_sizes, promise: self.promise }
     }
 }
 
@@ -285,16 +307,40 @@ impl Gather {
 pub enum ScatterKind {
     /// Adds; duplicates add up.
     Add,
+    /// Keeps the larger; NaN if either is.
+    Max,
+    /// Keeps the smaller; NaN if either is.
+    Min,
+    /// Multiplies; duplicates multiply up.
+    Multiply,
+    /// Replaces; of duplicates, one is kept, and which one is the backend's choice.
+    Set,
 }
 
 impl ScatterKind {
     /// Every kind.
-    pub const ALL: [ScatterKind; 1] = [ScatterKind::Add];
+    pub const ALL: [ScatterKind; 5] =
+        [ScatterKind::Add, ScatterKind::Max, ScatterKind::Min, ScatterKind::Multiply, ScatterKind::Set];
 
-    /// What it takes to split the updates.
+    /// The elementwise op that combines what is there with an update; none where the update replaces it.
+    pub const fn combiner(self) -> Option<BinaryKind> {
+        match self {
+            ScatterKind::Add => Some(BinaryKind::Add),
+            ScatterKind::Max => Some(BinaryKind::Maximum),
+            ScatterKind::Min => Some(BinaryKind::Minimum),
+            ScatterKind::Multiply => Some(BinaryKind::Multiply),
+            ScatterKind::Set => None,
+        }
+    }
+
+    /// What it takes to split the updates. Which of several updates of one place stays is not known where they are apart.
     const fn factor_kind(self) -> FactorKind {
         match self {
             ScatterKind::Add => FactorKind::Reduction(ReduceKind::Sum),
+            ScatterKind::Max => FactorKind::Reduction(ReduceKind::Max),
+            ScatterKind::Min => FactorKind::Reduction(ReduceKind::Min),
+            ScatterKind::Multiply => FactorKind::Reduction(ReduceKind::Prod),
+            ScatterKind::Set => FactorKind::Replicated,
         }
     }
 }
@@ -306,11 +352,13 @@ pub struct Scatter {
     pub dims: Box<GatherDims>,
     /// How to combine.
     pub kind: ScatterKind,
+    /// What is known of the indices.
+    pub promise: IndexPromise,
 }
 
 impl Scatter {
     /// Window sizes along the operand's dimensions, read off the updates.
-    fn slice_sizes(&self, operand: &TensorType, updates: &TensorType) -> Dims {
+    pub(super) fn slice_sizes(&self, operand: &TensorType, updates: &TensorType) -> Dims {
         let window_dims = self.dims.window_dims(operand.rank());
         let mut sizes = Dims::from_elem(1, operand.rank());
         for (&dim, &offset) in window_dims.iter().zip(&self.dims.offset_dims) {
@@ -324,6 +372,10 @@ impl Primitive for Scatter {
     fn name(&self) -> &'static str {
         match self.kind {
             ScatterKind::Add => "scatter-add",
+            ScatterKind::Max => "scatter-max",
+            ScatterKind::Min => "scatter-min",
+            ScatterKind::Multiply => "scatter-multiply",
+            ScatterKind::Set => "scatter-set",
         }
     }
 
@@ -331,8 +383,8 @@ impl Primitive for Scatter {
         expect_operands(operands, 3)?;
         let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
         expect_dtype(2, updates, operand.dtype)?;
-        if operand.dtype == DType::Pred {
-            return Err(TypeError::DType { operand: 0, expected: "a number type".to_owned(), found: operand.dtype });
+        if self.kind != ScatterKind::Set {
+            super::OperandClass::Numeric.check(0, operand)?;
         }
         let batch = self.dims.check(operand, indices)?;
         expect_axes(&self.dims.offset_dims, updates.rank())?;
@@ -360,29 +412,28 @@ impl Primitive for Scatter {
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        if context.needs(0) {
-            context.set(0, ct);
+        match self.kind {
+            ScatterKind::Add => {
+                context.set(0, ct);
+                if context.needs(2) {
+                    let gradient = self.gather(context.builder, ct, context.operand(1), context.operand(2))?;
+                    context.set(2, gradient);
+                }
+                Ok(())
+            }
+            ScatterKind::Set => self.vjp_of_set(context, ct),
+            ScatterKind::Multiply => self.vjp_of_multiply(context, ct),
+            ScatterKind::Max | ScatterKind::Min => self.vjp_of_extremum(context, ct),
         }
-        if context.needs(2) {
-            let ty = context.operand_type(0).clone();
-            let slice_sizes = self.slice_sizes(&ty, context.operand_type(2));
-            let (indices, updates_rank) = (context.operand(1), context.operand_type(2).rank());
-            let gather = Gather { dims: self.dims.clone(), slice_sizes: slice_sizes.clone() };
-            let gathered = context.builder.push1(gather, &[ct, indices])?;
-            // An update that was dropped gets nothing, though the gather reads a neighbour in its place.
-            let inside = self.dims.inside(context.builder, indices, &ty.dims, &slice_sizes)?;
-            let batch: AxisList = complement(&self.dims.offset_dims, updates_rank);
-            let dims = context.builder.ty(gathered).dims.clone();
-            let inside = context.builder.broadcast(inside, &dims, &batch)?;
-            let zeros = context.builder.zeros_like(gathered);
-            let gradient = context.builder.push1(super::Select, &[inside, gathered, zeros])?;
-            context.set(2, gradient);
-        }
-        Ok(())
     }
 
     fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0, 2])
+        match self.kind {
+            // The backend chooses among duplicates by position, so it chooses the same ones among the tangents.
+            ScatterKind::Add | ScatterKind::Set => context.linear_in(self.clone(), &[0, 2]),
+            ScatterKind::Multiply => self.jvp_of_multiply(context),
+            ScatterKind::Max | ScatterKind::Min => self.jvp_of_extremum(context),
+        }
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -428,12 +479,15 @@ impl Primitive for Scatter {
             input_batching_dims: list(&self.dims.operand_batch_dims),
             scatter_indices_batching_dims: list(&self.dims.indices_batch_dims),
         };
-        let combiner = match self.kind {
-            ScatterKind::Add => BinaryKind::Add,
+        let dtype = context.operand_type(0).dtype;
+        let combiner = match self.kind.combiner() {
+            Some(kind) => context.combiner(kind.name(), dtype),
+            None => context.replacer(dtype),
         };
-        let combiner = context.combiner(combiner.name(), context.operand_type(0).dtype);
         let instruction = context.begin("scatter");
         instruction.scatter_dimension_numbers = Some(numbers.into());
+        instruction.indices_are_sorted = self.promise.sorted;
+        instruction.unique_indices = self.promise.unique;
         instruction.called_computation_ids.push(combiner);
         context.finish();
     }
@@ -441,7 +495,7 @@ impl Primitive for Scatter {
 
 impl GatherDims {
     /// Whether each index's slice lies within the operand: `pred` over the indices' batch dimensions.
-    fn inside(
+    pub(super) fn inside(
         &self,
         builder: &mut GraphBuilder,
         indices: Value,

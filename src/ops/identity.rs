@@ -1,6 +1,6 @@
 //! Ops whose results are their operands: they tell the compiler something.
 
-use super::{AxisList, FactorKind, FactorRule, Op, Primitive, ResultTypes, expect_operands, one};
+use super::{AxisList, FactorKind, FactorRule, Memory, Op, Primitive, ResultTypes, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
@@ -66,6 +66,11 @@ impl Primitive for Barrier {
     }
 }
 
+/// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. Emitted
+/// only where [`EmitOptions::host_memory`](crate::hlo::EmitOptions) says that there is one; else its operand is its result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MoveTo(pub Memory);
+
 /// Gives a value a name that checkpoint policies refer to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Named(pub Name);
@@ -130,6 +135,46 @@ impl Primitive for Named {
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
+    }
+}
+
+impl Primitive for MoveTo {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Memory::Device => "move-to-device",
+            Memory::Host => "move-to-host",
+        }
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        infer_identity(operands)
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        // Only the value itself is moved: cotangents and tangents are used where they arise.
+        if let Some(ct) = context.cotangent(0) {
+            context.set(0, ct);
+        }
+        Ok(())
+    }
+
+    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
+        if let Some(tangent) = context.tangent(0) {
+            context.set(0, tangent);
+        }
+        Ok(())
+    }
+
+    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        FactorRule::pointwise(operands, results)
+    }
+
+    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
+        context.all(self.clone())
+    }
+
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        context.emit_move(self.0);
     }
 }
 

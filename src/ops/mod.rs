@@ -6,34 +6,59 @@
 
 mod build;
 mod collective;
+mod clamp;
 mod constant;
+mod convolution;
+mod custom_call;
+mod cumulative;
 mod dot;
 mod dynamic;
 mod elementwise;
+mod expansion;
 mod factor;
 mod gather;
 mod identity;
+mod ragged;
+mod random;
 mod reduce;
+mod reduce_window;
 mod region;
+mod remat;
+mod roll;
+mod scatter_rules;
 mod shape;
+mod sort;
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
 pub use constant::{Constant, Iota, Splat};
+pub use convolution::{Convolution, Window};
+pub use cumulative::{Cumulative, CumulativeKind};
+pub use custom_call::{CustomCall, CustomCallApi};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
-pub use gather::{Gather, GatherDims, Scatter, ScatterKind};
-pub use identity::{Barrier, Named, Reshard, StopGradient, WithAxes};
+pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
+pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
+pub use ragged::{RaggedDot, RaggedMode};
+pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
-pub use region::{Call, Checkpoint, Cond, CustomVjp, RematPolicy, Scan, While};
+pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
+pub use region::{Call, Checkpoint, Cond, CustomVjp, Scan, While};
+pub use remat::{Memory, RematPolicy};
+pub use roll::Roll;
 pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
+pub use sort::{Sort, TopK};
+
+use reduce_window::window_proto;
+use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -161,6 +186,8 @@ op_table! {
         ArgReduce,
         /// This device's rank in its group.
         AxisIndex,
+        /// Position of the largest or smallest element of each window.
+        ArgReduceWindow,
         /// Keeps its results from being merged with, or moved across, other computation.
         Barrier,
         /// Elementwise function of two operands.
@@ -171,6 +198,8 @@ op_table! {
         BroadcastInDim,
         /// Sends values from device to device.
         CollectivePermute,
+        /// Keeps a tensor between two bounds.
+        Clamp,
         /// Elementwise comparison.
         Compare,
         /// Joins tensors along a dimension.
@@ -179,6 +208,12 @@ op_table! {
         Constant,
         /// Converts between element types.
         Convert,
+        /// Windowed products summed over features.
+        Convolution,
+        /// Calls code that the plugin knows by name.
+        CustomCall,
+        /// Running folds along a dimension.
+        Cumulative,
         /// Tensor contraction with batch dimensions.
         DotGeneral,
         /// A slice at a computed position.
@@ -189,30 +224,44 @@ op_table! {
         Gather,
         /// Positions along a dimension.
         Iota,
+        /// Moves a value to the host's memory or back.
+        MoveTo,
         /// Gives a value a name that checkpoint policies refer to.
         Named,
         /// Adds a border or holes.
         Pad,
+        /// A matrix product whose rows belong to groups with matrices of their own.
+        RaggedDot,
         /// Folds dimensions.
         Reduce,
         /// Adds up the values of a group of devices, and gives each its part.
         ReduceScatter,
+        /// Folds windows that slide over a tensor.
+        ReduceWindow,
         /// The same elements with other dimensions.
         Reshape,
         /// Demands a sharding at exactly this place.
         Reshard,
         /// Reverses the order along dimensions.
         Reverse,
+        /// Shifts a dimension cyclically.
+        Roll,
         /// Combines updates into a tensor at many computed positions.
         Scatter,
         /// Chooses elementwise between two tensors.
         Select,
         /// A strided sub-tensor.
         Slice,
+        /// Sorts tensors together along a dimension.
+        Sort,
         /// A tensor whose elements are all the same constant.
         Splat,
         /// Identity without a gradient.
         StopGradient,
+        /// Pseudo-random words from key and counter words.
+        Threefry,
+        /// The largest elements along the last dimension, and where they are.
+        TopK,
         /// Permutes dimensions.
         Transpose,
         /// Elementwise function of one operand.
@@ -249,6 +298,17 @@ impl Op {
             _ => SmallVec::new(),
         };
         bodies.into_iter()
+    }
+}
+
+impl Op {
+    /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached: no pass
+    /// may drop, merge or move it, whoever reads its results.
+    pub fn has_side_effect(&self) -> bool {
+        match self {
+            Op::CustomCall(op) => op.has_side_effect,
+            op => op.regions().any(|body| body.nodes().any(|node| node.op().has_side_effect())),
+        }
     }
 }
 

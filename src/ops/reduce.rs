@@ -21,14 +21,16 @@ pub enum ReduceKind {
     Min,
     /// Logical or bitwise or.
     Or,
+    /// Product.
+    Prod,
     /// Sum.
     Sum,
 }
 
 impl ReduceKind {
     /// Every kind.
-    pub const ALL: [ReduceKind; 5] =
-        [ReduceKind::And, ReduceKind::Max, ReduceKind::Min, ReduceKind::Or, ReduceKind::Sum];
+    pub const ALL: [ReduceKind; 6] =
+        [ReduceKind::And, ReduceKind::Max, ReduceKind::Min, ReduceKind::Or, ReduceKind::Prod, ReduceKind::Sum];
 
     /// The elementwise op that combines two elements.
     pub const fn combiner(self) -> BinaryKind {
@@ -37,33 +39,21 @@ impl ReduceKind {
             ReduceKind::Max => BinaryKind::Maximum,
             ReduceKind::Min => BinaryKind::Minimum,
             ReduceKind::Or => BinaryKind::Or,
+            ReduceKind::Prod => BinaryKind::Multiply,
             ReduceKind::Sum => BinaryKind::Add,
         }
     }
 
     /// The element that changes nothing.
     pub(crate) fn identity(self, dtype: DType) -> f64 {
-        let lowest = match dtype {
-            DType::S8 => i8::MIN.into(),
-            DType::S16 => i16::MIN.into(),
-            DType::S32 => i32::MIN.into(),
-            DType::S64 => i64::MIN as f64,
-            dtype if dtype.is_float() => f64::NEG_INFINITY,
-            _ => 0.0,
-        };
-        let highest = match dtype {
-            dtype if dtype.is_float() => f64::INFINITY,
-            DType::Pred => 1.0,
-            // Saturates to the largest value of the type.
-            _ => f64::MAX,
-        };
         match self {
             ReduceKind::Or | ReduceKind::Sum => 0.0,
-            ReduceKind::Max => lowest,
-            ReduceKind::Min => highest,
+            ReduceKind::Prod => 1.0,
+            ReduceKind::Max => dtype.lowest(),
+            ReduceKind::Min => dtype.highest(),
             // All bits set: -1 for signed types, the largest value for the others.
             ReduceKind::And if dtype.is_signed_integer() => -1.0,
-            ReduceKind::And => highest,
+            ReduceKind::And => dtype.highest(),
         }
     }
 }
@@ -88,6 +78,25 @@ impl Reduce {
         let count = builder.reduce(ReduceKind::Sum, &self.axes, ones)?;
         Ok((ones, count))
     }
+
+    /// For each element of `x` the product of all others that it is folded with, one dimension after the other. Nothing is
+    /// divided, so zeros do no harm.
+    fn others(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
+        let dims = builder.ty(x).dims.clone();
+        let mut axes = self.axes.clone();
+        // From the last, so that the numbers of those to come stay what they are.
+        axes.sort_unstable();
+        let (mut product, mut rest) = (x, (0..dims.len()).collect::<AxisList>());
+        let mut others = builder.splat_like(x, 1.0);
+        for axis in axes.into_iter().rev() {
+            let along = builder.product_of_others(product, axis)?;
+            let along = builder.broadcast(along, &dims, &rest)?;
+            others = builder.mul(others, along)?;
+            product = builder.reduce(ReduceKind::Prod, &[axis], product)?;
+            rest.remove(axis);
+        }
+        Ok(others)
+    }
 }
 
 impl Primitive for Reduce {
@@ -97,6 +106,7 @@ impl Primitive for Reduce {
             ReduceKind::Max => "reduce-max",
             ReduceKind::Min => "reduce-min",
             ReduceKind::Or => "reduce-or",
+            ReduceKind::Prod => "reduce-prod",
             ReduceKind::Sum => "reduce-sum",
         }
     }
@@ -124,6 +134,11 @@ impl Primitive for Reduce {
                 let share = builder.broadcast(share, &dims, &kept)?;
                 builder.mul(share, attained)?
             }
+            ReduceKind::Prod => {
+                let ct = builder.broadcast(ct, &dims, &kept)?;
+                let others = self.others(builder, x)?;
+                builder.mul(ct, others)?
+            }
             // Not defined on floating point, so there is never a cotangent.
             ReduceKind::And | ReduceKind::Or => return Ok(()),
         };
@@ -142,6 +157,11 @@ impl Primitive for Reduce {
                 let chosen = builder.mul(tangent, attained)?;
                 let total = builder.reduce(ReduceKind::Sum, &self.axes, chosen)?;
                 builder.div(total, count)?
+            }
+            ReduceKind::Prod => {
+                let others = self.others(builder, x)?;
+                let shares = builder.mul(tangent, others)?;
+                builder.reduce(ReduceKind::Sum, &self.axes, shares)?
             }
             // Not defined on floating point, so there is never a tangent.
             ReduceKind::And | ReduceKind::Or => return Ok(()),
@@ -247,6 +267,11 @@ impl Primitive for ArgReduce {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_arg_reduce(self);
+        let positions = context.operand_type(0).with_dtype(DType::S32);
+        context.begin_typed("iota", &positions, &[]).dimensions.push(self.axis as i64);
+        let positions = context.commit();
+        context.arg_reduce(self.kind, "reduce", positions, 0.0, |instruction| {
+            instruction.dimensions.push(self.axis as i64);
+        });
     }
 }

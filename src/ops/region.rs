@@ -5,9 +5,9 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::{ResultTypes, expect_dims, expect_dtype, expect_operands};
+use super::{RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
 use crate::error::TypeError;
-use crate::ir::{DType, Graph, Name, TensorType};
+use crate::ir::{DType, Graph, TensorType};
 
 /// Region ops compare by the identity of their bodies: equal bodies built twice are different, which only costs a
 /// missed merge.
@@ -102,19 +102,6 @@ pub struct Call {
     pub function: Arc<Graph>,
 }
 compare_by_identity!(Call, bodies: [function], attributes: []);
-
-/// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum RematPolicy {
-    /// Everything: as if there were no checkpoint.
-    None,
-    /// Nothing but the operands.
-    Full,
-    /// Results of dots.
-    Dots,
-    /// Values given one of these names with `Tensor::named`.
-    Save(Vec<Name>),
-}
 
 /// Runs a body whose intermediate values are recomputed in the backward pass, as far as the policy does not keep them.
 #[derive(Clone, Debug)]

@@ -342,14 +342,20 @@ impl Primitive for Slice {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let dimensions = self.ranges.iter().map(|range| proto::hlo_instruction_proto::SliceDimensions {
-            start: range.start as i64,
-            limit: range.limit as i64,
-            stride: range.stride as i64,
-        });
-        context.begin("slice").slice_dimensions.extend(dimensions);
+        context.begin("slice").slice_dimensions.extend(slice_dimensions(&self.ranges));
         context.finish();
     }
+}
+
+/// Ranges as HLO's messages have them.
+pub(super) fn slice_dimensions(
+    ranges: &[SliceDim],
+) -> impl Iterator<Item = proto::hlo_instruction_proto::SliceDimensions> + '_ {
+    ranges.iter().map(|range| proto::hlo_instruction_proto::SliceDimensions {
+        start: range.start as i64,
+        limit: range.limit as i64,
+        stride: range.stride as i64,
+    })
 }
 
 /// What [`Pad`] adds to one dimension. Negative borders remove elements.

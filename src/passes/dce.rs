@@ -54,7 +54,7 @@ impl Liveness {
         let mut regions: Vec<Option<RegionLiveness>> = Vec::new();
         regions.resize_with(graph.node_count(), || None);
         for node in graph.nodes().rev() {
-            if !node.results().any(|result| live[result.index()]) {
+            if !node.results().any(|result| live[result.index()]) && !node.op().has_side_effect() {
                 continue;
             }
             match node.op() {
@@ -100,7 +100,7 @@ impl Liveness {
         }
         for node in graph.nodes() {
             let kept: SmallVec<[bool; 4]> = node.results().map(|result| self.live[result.index()]).collect();
-            if !kept.contains(&true) {
+            if !kept.contains(&true) && !node.op().has_side_effect() {
                 continue;
             }
             let (op, operand_flags, result_flags) = match (node.op(), &self.regions[node.id.index()]) {

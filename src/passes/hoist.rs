@@ -2,38 +2,31 @@
 
 use std::sync::Arc;
 
-use super::{Bodies, contains_loop, copy_inputs, copy_outputs};
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap, Values};
+use super::rewrite::Rewrite;
+use crate::ir::{GraphBuilder, Origin, Phase, PortInfo, TensorType, Value, ValueMap, Values};
 use crate::ops::{Op, Scan};
 
 /// Moves nodes of scan bodies that depend on invariants alone in front of the scan, innermost scans first.
 ///
-/// What costs nothing to repeat stays: constants, positions, broadcasts and conversions to a narrower type. Moved out, a
-/// broadcast would fill memory, and its gradient, summed over the iterations, would be as large; the gradient of a
+/// What costs nothing to repeat stays: constants, positions, broadcasts and conversions to a narrower type. Moved out,
+/// a broadcast would fill memory, and its gradient, summed over the iterations, would be as large; the gradient of a
 /// narrowed value would be summed in the narrow type.
-pub fn hoist_invariants(graph: &Graph) -> Graph {
-    hoist(graph, &mut Bodies::default())
-}
+///
+/// Differentiation runs it first, so that what every iteration computes alike is no residual of each.
+pub(crate) const HOIST: Rewrite = Rewrite { hoist: Some(Bound::None), ..Rewrite::NOTHING };
 
-fn hoist(graph: &Graph, bodies: &mut Bodies) -> Graph {
-    if !contains_loop(graph) {
-        return graph.clone();
-    }
-    let (mut builder, mut map) = copy_inputs(graph);
-    for node in graph.nodes() {
-        let by_body =
-            |body: &Arc<Graph>| if contains_loop(body) { bodies.transform(body, hoist) } else { body.clone() };
-        match node.op().map_regions(by_body) {
-            Some(Op::Scan(scan)) => hoist_from(&mut builder, graph, node, scan, &mut map),
-            Some(op) => {
-                builder.copy_node_as(graph, node, op, &mut map);
-            }
-            None => {
-                builder.copy_node(graph, node, &mut map);
-            }
-        }
-    }
-    copy_outputs(builder, graph, &map)
+/// As [`HOIST`], for a program that is only run any more: what the whole loop would have to hold must not be larger
+/// than what it is made of, unless every iteration has it in memory anyway. Recomputation stays where it is: that its
+/// results are not held is what it is for.
+pub(crate) const HOIST_SMALL: Rewrite = Rewrite { hoist: Some(Bound::Operands), ..Rewrite::NOTHING };
+
+/// How large a value may be that enters a loop as a new invariant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// Any size.
+    None,
+    /// As large as the values it is made of.
+    Operands,
 }
 
 /// Where a node of a scan's body is computed.
@@ -48,29 +41,40 @@ enum Place {
 }
 
 /// Decides where each node of a scan's body is computed, and which values enter the loop as new invariants.
-fn place(scan: &Scan) -> (Vec<Place>, Vec<Value>) {
+fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     let body = &*scan.body;
     let mut invariant = vec![false; body.value_count()];
     let mut constant = vec![false; body.value_count()];
     scan.body.inputs()[..scan.invariant_count].iter().for_each(|input| invariant[input.index()] = true);
-    let mut free = vec![false; body.node_count()];
+    // Nodes whose results must not enter the loop from outside.
+    let mut stays = vec![false; body.node_count()];
+    // What a value that costs nothing is made of, in bytes; any other value is made of itself.
+    let mut source_bytes: Vec<usize> = (0..body.value_count()).map(|_| 0).collect();
+    body.inputs().iter().for_each(|&input| source_bytes[input.index()] = body.ty(input).byte_count());
     for node in body.nodes() {
         let all = |flags: &[bool]| node.operands().iter().all(|value| flags[value.index()]);
-        let is_invariant = all(&invariant) && !matches!(node.op(), Op::Barrier(_));
+        let recomputed = bound == Bound::Operands && node.origin().phase == Phase::Recompute;
+        let is_invariant =
+            all(&invariant) && !matches!(node.op(), Op::Barrier(_)) && !node.op().has_side_effect() && !recomputed;
         let is_constant = match node.op() {
             Op::Splat(_) | Op::Constant(_) | Op::Iota(_) => true,
             Op::BroadcastInDim(_) | Op::Convert(_) | Op::Reshape(_) => all(&constant),
             _ => false,
         };
-        free[node.id.index()] = is_constant
+        let is_free = is_constant
             || match node.op() {
                 Op::BroadcastInDim(_) => true,
-                Op::Convert(to) => to.0.byte_count() < body.ty(node.operands()[0]).dtype.byte_count(),
+                Op::Convert(to) => to.0.bit_count() < body.ty(node.operands()[0]).dtype.bit_count(),
                 _ => false,
             };
+        let made_of: usize = node.operands().iter().map(|value| source_bytes[value.index()]).sum();
+        let grows = |result: Value| body.ty(result).byte_count() > made_of;
+        let too_large = bound == Bound::Operands && is_fused(node.op()) && node.results().any(grows);
+        stays[node.id.index()] = is_free || too_large;
         for result in node.results() {
             invariant[result.index()] = is_invariant;
             constant[result.index()] = is_constant;
+            source_bytes[result.index()] = if is_free { made_of } else { body.ty(result).byte_count() };
         }
     }
     let mut read_inside = vec![false; body.value_count()];
@@ -82,7 +86,7 @@ fn place(scan: &Scan) -> (Vec<Place>, Vec<Value>) {
         let is_read = |flags: &[bool]| node.results().any(|result| flags[result.index()]);
         let place = if !node.results().all(|result| invariant[result.index()]) {
             Place::Inside
-        } else if is_read(&read_inside) && free[node.id.index()] {
+        } else if is_read(&read_inside) && stays[node.id.index()] {
             if is_read(&read_outside) { Place::Repeated } else { Place::Inside }
         } else if is_read(&read_inside) || is_read(&read_outside) {
             entering.extend(node.results().filter(|result| read_inside[result.index()]));
@@ -100,21 +104,44 @@ fn place(scan: &Scan) -> (Vec<Place>, Vec<Value>) {
     (places, entering)
 }
 
-/// Copies one scan with the invariant part of its body in front of it.
-fn hoist_from(builder: &mut GraphBuilder, graph: &Graph, node: NodeRef<'_>, scan: Scan, map: &mut ValueMap) {
-    let (places, entering) = place(&scan);
+/// Whether back ends compute an op within its readers, so that its result need not be in memory.
+fn is_fused(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Binary(_)
+            | Op::BitcastConvert(_)
+            | Op::BroadcastInDim(_)
+            | Op::Compare(_)
+            | Op::Concatenate(_)
+            | Op::Convert(_)
+            | Op::DynamicSlice(_)
+            | Op::Pad(_)
+            | Op::Reshape(_)
+            | Op::Reverse(_)
+            | Op::Select(_)
+            | Op::Slice(_)
+            | Op::Transpose(_)
+            | Op::Unary(_)
+    )
+}
+
+/// Pushes nodes in front of a loop.
+pub(super) type PushOutside<'p> = dyn FnMut(Origin, &Op, &[Value], &mut dyn Iterator<Item = TensorType>) -> Values + 'p;
+
+/// Pushes the invariant part of a scan's body in front of it. Returns the rest, which gets further operands; none if
+/// there is nothing to move.
+pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: &mut PushOutside<'_>) -> Option<Scan> {
+    let (places, entering) = place(scan, bound);
     if entering.is_empty() {
-        builder.copy_node_as(graph, node, scan.into(), map);
-        return;
+        return None;
     }
-    let body = scan.body.clone();
-    let operands: Vec<Value> = node.operands().iter().map(|&value| map.get(value)).collect();
+    let body = &*scan.body;
     let (invariants, rest) = operands.split_at(scan.invariant_count);
     let (old_invariants, old_rest) = body.inputs().split_at(scan.invariant_count);
 
-    let mut outside = ValueMap::for_inputs(&body, invariants);
+    let mut outside = ValueMap::for_inputs(body, invariants);
     let mut inside = GraphBuilder::new(body.name());
-    let mut inner_map = ValueMap::new(&body);
+    let mut inner_map = ValueMap::new(body);
     for &value in old_invariants.iter().chain(&entering).chain(old_rest) {
         let input = inside.input(body.ty(value).clone(), PortInfo::default());
         inner_map.set(value, input);
@@ -123,22 +150,17 @@ fn hoist_from(builder: &mut GraphBuilder, graph: &Graph, node: NodeRef<'_>, scan
         let place = places[inner.id.index()];
         if matches!(place, Place::Outside | Place::Repeated) {
             let operands: Values = inner.operands().iter().map(|&value| outside.get(value)).collect();
-            let types = inner.results().map(|value| body.ty(value).clone());
-            // What a recomputed or backward loop does is recomputation or backward work in front of it as well.
-            let origin = inner.origin().inside(node.origin().phase);
-            let results = builder.push_from(origin, inner.op().clone(), &operands, types);
+            let mut types = inner.results().map(|value| body.ty(value).clone());
+            let results = push(inner.origin(), inner.op(), &operands, &mut types);
             inner.results().zip(results).for_each(|(old, new)| outside.set(old, new));
         }
         if matches!(place, Place::Inside | Place::Repeated) {
-            inside.copy_node(&body, inner, &mut inner_map);
+            inside.copy_node(body, inner, &mut inner_map);
         }
     }
     let outputs = body.outputs().iter().map(|&value| inner_map.get(value)).collect();
     let invariant_count = scan.invariant_count + entering.len();
-    let op = Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..scan };
     let added: Vec<Value> = entering.iter().map(|&value| outside.get(value)).collect();
-    let operands = [invariants, &added, rest].concat();
-    let types = node.results().map(|value| graph.ty(value).clone());
-    let results = builder.push_from(node.origin(), op.into(), &operands, types);
-    node.results().zip(results).for_each(|(old, new)| map.set(old, new));
+    *operands = [invariants, &added, rest].concat();
+    Some(Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..scan.clone() })
 }

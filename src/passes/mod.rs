@@ -1,20 +1,47 @@
 //! Passes that make a graph smaller without changing what it computes.
 //!
-//! Each is a free function from graph to graph. None changes the rounding of any result.
+//! Each is a function from graph to graph. None changes the rounding of any result: results are equal bit for bit,
+//! where a back end computes each op as it stands. (XLA's own fusion may contract a product and a sum into one
+//! rounding, so that a program with other neighbours around an op may differ in the last bit.)
 //!
 //! | pass | what it does |
 //! |---|---|
-//! | [`eliminate_dead_code`] | drops nodes, and carries, slices and outputs of scans, that no output depends on |
-//! | [`eliminate_common_subexpressions`] | merges nodes with the same op and operands |
+//! | [`erase_markers`] | drops what only differentiation reads |
+//! | [`fold_constants`] | computes small constants |
+//! | [`simplify`] | applies the identities of [`algebra_rules`] |
+//! | [`simplify_loops`] | makes constants in bodies, takes out carries and outputs that do not change |
+//! | [`unroll`] | writes scans with an unroll factor out |
 //! | [`hoist_invariants`] | moves what every iteration of a scan computes alike in front of it |
+//! | [`eliminate_common_subexpressions`] | merges nodes with the same op and operands, and equal bodies |
+//! | [`eliminate_dead_code`] | drops nodes, and carries, slices and outputs of scans, that no output depends on |
+//!
+//! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
 
-mod cse;
+mod algebra;
 mod dce;
+mod evaluate;
+mod fold;
 mod hoist;
+mod loops;
+mod markers;
+mod merge;
+mod rewrite;
+mod unroll;
 
-pub use cse::eliminate_common_subexpressions;
+pub use algebra::algebra_rules;
 pub use dce::eliminate_dead_code;
-pub use hoist::hoist_invariants;
+pub use evaluate::evaluate;
+pub use fold::LARGEST_FOLDED;
+pub use rewrite::Rule;
+pub use unroll::unroll;
+
+pub(crate) use algebra::SIMPLIFY;
+pub(crate) use fold::FOLD_CONSTANTS;
+pub(crate) use hoist::{HOIST, HOIST_SMALL};
+pub(crate) use loops::SCAN_OPERANDS;
+pub(crate) use markers::ERASE_MARKERS;
+pub(crate) use merge::MERGE;
+pub(crate) use rewrite::Rewrite;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,30 +51,76 @@ use rustc_hash::FxHashMap;
 use crate::ir::{Graph, GraphBuilder, ValueMap};
 use crate::ops::Op;
 
+/// Drops names and gradient stops, and writes the bodies of checkpoints and custom VJPs in place. For a graph that is
+/// not differentiated any more.
+pub fn erase_markers(graph: &Graph) -> Graph {
+    ERASE_MARKERS.run(graph)
+}
+
+/// Computes nodes whose operands are constants of at most [`LARGEST_FOLDED`] elements, or splats of any size.
+pub fn fold_constants(graph: &Graph) -> Graph {
+    FOLD_CONSTANTS.run(graph)
+}
+
+/// Applies the identities of [`algebra_rules`].
+pub fn simplify(graph: &Graph) -> Graph {
+    SIMPLIFY.run(graph)
+}
+
+/// Makes constants that enter scans in their bodies, and takes out carries and stacked outputs that do not change.
+pub fn simplify_loops(graph: &Graph) -> Graph {
+    SCAN_OPERANDS.run(graph)
+}
+
+/// Moves what every iteration of a scan computes alike in front of it, whatever its size, as differentiation wants it:
+/// what is computed in front of a loop is no residual of each iteration.
+pub fn hoist_invariants(graph: &Graph) -> Graph {
+    if contains_loop(graph) { HOIST.run(graph) } else { graph.clone() }
+}
+
+/// As [`hoist_invariants`], for a program that is only run any more: values stay in the loop that are larger than what
+/// they are made of, or that are recomputed.
+pub fn hoist_small_invariants(graph: &Graph) -> Graph {
+    if contains_loop(graph) { HOIST_SMALL.run(graph) } else { graph.clone() }
+}
+
+/// Merges nodes with equal ops and operands, equal bodies, and equal operands and results of scans.
+pub fn eliminate_common_subexpressions(graph: &Graph) -> Graph {
+    MERGE.run(graph)
+}
+
 /// What a pass has made of the bodies it has met: one that is used twice is done once and stays shared.
 #[derive(Default)]
 struct Bodies(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
 
 impl Bodies {
-    fn transform(&mut self, body: &Arc<Graph>, pass: fn(&Graph, &mut Bodies) -> Graph) -> Arc<Graph> {
-        if let Some((_, done)) = self.0.get(&Arc::as_ptr(body)) {
-            return done.clone();
-        }
-        let done = Arc::new(pass(body, self));
+    /// What became of a body that has been met before.
+    fn find(&self, body: &Arc<Graph>) -> Option<Arc<Graph>> {
+        self.0.get(&Arc::as_ptr(body)).map(|(_, done)| done.clone())
+    }
+
+    fn insert(&mut self, body: &Arc<Graph>, done: Arc<Graph>) {
         // The original is held so that its address stays its own.
-        self.0.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
-        done
+        self.0.insert(Arc::as_ptr(body), (body.clone(), done));
+    }
+
+    fn transform(&mut self, body: &Arc<Graph>, pass: impl FnOnce(&Graph, &mut Bodies) -> Graph) -> Arc<Graph> {
+        self.find(body).unwrap_or_else(|| {
+            let done = Arc::new(pass(body, self));
+            self.insert(body, done.clone());
+            done
+        })
     }
 
     /// An op with the pass run over its bodies; `None` for an op without.
-    fn transform_op(&mut self, op: &Op, pass: fn(&Graph, &mut Bodies) -> Graph) -> Option<Op> {
-        op.map_regions(|body| self.transform(body, pass))
+    fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut Bodies) -> Graph) -> Option<Op> {
+        op.map_regions(|body| self.transform(body, &pass))
     }
 }
 
 /// A builder with the inputs of `graph`, and the map of them.
 fn copy_inputs(graph: &Graph) -> (GraphBuilder, ValueMap) {
-    let mut builder = GraphBuilder::new(graph.name());
+    let mut builder = GraphBuilder::like(graph);
     let mut map = ValueMap::new(graph);
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         let value = builder.input(graph.ty(input).clone(), info.clone());

@@ -70,6 +70,7 @@ functions! {
     PJRT_Client_Compile PJRT_Client_Compile_Args PJRT_Client_Compile_Args_STRUCT_SIZE,
     PJRT_Client_BufferFromHostBuffer PJRT_Client_BufferFromHostBuffer_Args PJRT_Client_BufferFromHostBuffer_Args_STRUCT_SIZE,
     PJRT_DeviceDescription_Id PJRT_DeviceDescription_Id_Args PJRT_DeviceDescription_Id_Args_STRUCT_SIZE,
+    PJRT_DeviceDescription_Attributes PJRT_DeviceDescription_Attributes_Args PJRT_DeviceDescription_Attributes_Args_STRUCT_SIZE,
     PJRT_DeviceDescription_Kind PJRT_DeviceDescription_Kind_Args PJRT_DeviceDescription_Kind_Args_STRUCT_SIZE,
     PJRT_DeviceDescription_DebugString PJRT_DeviceDescription_DebugString_Args PJRT_DeviceDescription_DebugString_Args_STRUCT_SIZE,
     PJRT_Device_GetDescription PJRT_Device_GetDescription_Args PJRT_Device_GetDescription_Args_STRUCT_SIZE,
@@ -82,6 +83,7 @@ functions! {
     PJRT_Executable_OutputElementTypes PJRT_Executable_OutputElementTypes_Args PJRT_Executable_OutputElementTypes_Args_STRUCT_SIZE,
     PJRT_Executable_OutputDimensions PJRT_Executable_OutputDimensions_Args PJRT_Executable_OutputDimensions_Args_STRUCT_SIZE,
     PJRT_Executable_GetCompiledMemoryStats PJRT_Executable_GetCompiledMemoryStats_Args PJRT_Executable_GetCompiledMemoryStats_Args_STRUCT_SIZE,
+    PJRT_Executable_GetCostAnalysis PJRT_Executable_GetCostAnalysis_Args PJRT_Executable_GetCostAnalysis_Args_STRUCT_SIZE,
     PJRT_LoadedExecutable_Destroy PJRT_LoadedExecutable_Destroy_Args PJRT_LoadedExecutable_Destroy_Args_STRUCT_SIZE,
     PJRT_LoadedExecutable_GetExecutable PJRT_LoadedExecutable_GetExecutable_Args PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE,
     PJRT_LoadedExecutable_AddressableDevices PJRT_LoadedExecutable_AddressableDevices_Args PJRT_LoadedExecutable_AddressableDevices_Args_STRUCT_SIZE,
@@ -92,6 +94,10 @@ functions! {
     PJRT_Buffer_IsDeleted PJRT_Buffer_IsDeleted_Args PJRT_Buffer_IsDeleted_Args_STRUCT_SIZE,
     PJRT_Buffer_ReadyEvent PJRT_Buffer_ReadyEvent_Args PJRT_Buffer_ReadyEvent_Args_STRUCT_SIZE,
     PJRT_Buffer_ToHostBuffer PJRT_Buffer_ToHostBuffer_Args PJRT_Buffer_ToHostBuffer_Args_STRUCT_SIZE,
+    PJRT_TopologyDescription_Create PJRT_TopologyDescription_Create_Args PJRT_TopologyDescription_Create_Args_STRUCT_SIZE,
+    PJRT_TopologyDescription_Destroy PJRT_TopologyDescription_Destroy_Args PJRT_TopologyDescription_Destroy_Args_STRUCT_SIZE,
+    PJRT_TopologyDescription_GetDeviceDescriptions PJRT_TopologyDescription_GetDeviceDescriptions_Args PJRT_TopologyDescription_GetDeviceDescriptions_Args_STRUCT_SIZE,
+    PJRT_Compile PJRT_Compile_Args PJRT_Compile_Args_STRUCT_SIZE,
 }
 
 /// A plugin's function table. It lives as long as the process, because plugins are never unloaded.
@@ -123,6 +129,22 @@ impl Api {
             let version = &(*self.raw).pjrt_api_version;
             Some((version.major_version, version.minor_version))
         }
+    }
+
+    /// An extension of the plugin's table, by its type.
+    pub(super) fn extension(self, kind: PJRT_Extension_Type) -> Option<*const PJRT_Extension_Base> {
+        // SAFETY: the list's start is in every table that has a version, which is looked at when the plugin is loaded. The
+        // extensions live as long as the table, and each begins with a base.
+        unsafe {
+            let mut next = (&raw const (*self.raw).extension_start).read();
+            while !next.is_null() {
+                if (&raw const (*next).type_).read() == kind {
+                    return Some(next);
+                }
+                next = (&raw const (*next).next).read();
+            }
+        }
+        None
     }
 
     /// The function, if the plugin's table reaches it and has it.
@@ -194,7 +216,7 @@ impl Api {
             if let Some(free) = self.function::<Void<_>>(offset_of!(PJRT_Api, PJRT_Error_Destroy)) {
                 free(&mut destroy);
             }
-            Err(PjrtError::Plugin { function, code: ErrorCode::from_raw(code.code), message: text })
+            Err(PjrtError::Plugin { function: function.into(), code: ErrorCode::from_raw(code.code), message: text })
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use std::time::{Duration, Instant};
+
 use super::buffer::Buffer;
 use super::client::Client;
 use super::error::PjrtError;
@@ -133,6 +135,22 @@ impl Array {
     /// Waits until all devices have their part; returns the error of what should have made it.
     pub fn block_until_ready(&self) -> Result<(), PjrtError> {
         self.shards.iter().try_for_each(Buffer::block_until_ready)
+    }
+
+    /// As [`Array::block_until_ready`], but no longer than `limit` for all devices together.
+    ///
+    /// # Errors
+    /// [`PjrtError::TimedOut`] names the program and the first device that was not done
+    /// ([`Buffer::block_until_ready_within`] says what can be done then).
+    pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
+        let start = Instant::now();
+        self.shards.iter().try_for_each(|shard| {
+            let waited = shard.block_until_ready_within(limit.saturating_sub(start.elapsed()));
+            waited.map_err(|error| match error {
+                PjrtError::TimedOut { program, device, .. } => PjrtError::TimedOut { program, device, limit },
+                error => error,
+            })
+        })
     }
 
     fn start_copy(&self, device: usize) -> Result<super::buffer::HostCopy, PjrtError> {

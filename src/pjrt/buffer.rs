@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::api::{Api, Arguments, sized, slice};
 use super::client::Client;
@@ -22,6 +23,8 @@ struct Inner {
     client: Client,
     device: usize,
     ty: TensorType,
+    /// The program that computes it, if one does.
+    program: Option<Arc<str>>,
     /// Whether an execution was given the memory. PJRT knows too, but its errors do not say which value it was.
     donated: AtomicBool,
 }
@@ -52,7 +55,7 @@ impl Buffer {
         // immutable and kept until the event says that the plugin has done with them. Buffer and event are then ours.
         unsafe {
             client.api().call(&mut arguments)?;
-            let buffer = Buffer::owned(client, device, ty, arguments.buffer);
+            let buffer = Buffer::owned(client, device, ty, None, arguments.buffer);
             Event::from_raw(client.api(), arguments.done_with_host_buffer).hold_until_ready(literal);
             Ok(buffer)
         }
@@ -60,8 +63,14 @@ impl Buffer {
 
     /// # Safety
     /// `raw` must be a live buffer of this client, device and type that nobody else frees.
-    pub(super) unsafe fn owned(client: &Client, device: usize, ty: TensorType, raw: *mut PJRT_Buffer) -> Buffer {
-        Buffer(Arc::new(Inner { raw, client: client.clone(), device, ty, donated: AtomicBool::new(false) }))
+    pub(super) unsafe fn owned(
+        client: &Client,
+        device: usize,
+        ty: TensorType,
+        program: Option<Arc<str>>,
+        raw: *mut PJRT_Buffer,
+    ) -> Buffer {
+        Buffer(Arc::new(Inner { raw, client: client.clone(), device, ty, program, donated: AtomicBool::new(false) }))
     }
 
     /// Element type and dimensions.
@@ -92,6 +101,25 @@ impl Buffer {
     /// Waits until the value is there; returns the error of the execution or transfer that should have made it.
     pub fn block_until_ready(&self) -> Result<(), PjrtError> {
         self.ready_event()?.wait()
+    }
+
+    /// As [`Buffer::block_until_ready`], but no longer than `limit`.
+    ///
+    /// # Errors
+    /// [`PjrtError::TimedOut`] names the program and the device. The program runs on: PJRT has no way to end it. The buffer
+    /// can be waited for again, and it, the executable and the client can be dropped; but a client's last handle waits for
+    /// what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is for programs
+    /// that a plugin may run before `execute` returns.
+    pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
+        if self.ready_event()?.wait_within(limit)? {
+            return Ok(());
+        }
+        let device = &self.client().devices()[self.device()];
+        Err(PjrtError::TimedOut {
+            program: self.0.program.as_deref().map(str::to_owned),
+            device: device.description.clone(),
+            limit,
+        })
     }
 
     /// Waits for the value and copies it to the host.
@@ -228,6 +256,10 @@ impl Drop for HostCopy {
 fn raw_dtype(dtype: DType) -> PJRT_Buffer_Type {
     match dtype {
         DType::Pred => PJRT_Buffer_Type_PRED,
+        DType::S4 => PJRT_Buffer_Type_S4,
+        DType::U4 => PJRT_Buffer_Type_U4,
+        DType::F8E4M3FN => PJRT_Buffer_Type_F8E4M3FN,
+        DType::F8E5M2 => PJRT_Buffer_Type_F8E5M2,
         DType::S8 => PJRT_Buffer_Type_S8,
         DType::S16 => PJRT_Buffer_Type_S16,
         DType::S32 => PJRT_Buffer_Type_S32,

@@ -1,17 +1,19 @@
 //! A client: a plugin's devices, ready for use.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use super::api::{Api, Arguments, slice, string};
+use super::device::DeviceDescription;
 use super::error::PjrtError;
 use super::plugin::Plugin;
 use super::sys::*;
 use super::value::NamedValue;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
-const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
+pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 
 /// How to create a client.
 #[derive(Clone, Debug, Default)]
@@ -32,9 +34,18 @@ pub struct Device {
     pub kind: String,
     /// The plugin's own description.
     pub description: String,
+    /// Whatever else the plugin says of it, by its own names.
+    pub attributes: BTreeMap<String, NamedValue>,
     /// Whether this process can use it.
     pub addressable: bool,
     raw: RawDevice,
+}
+
+impl Device {
+    pub(super) fn to_description(&self) -> DeviceDescription {
+        let Device { id, kind, description, attributes, .. } = self.clone();
+        DeviceDescription { id, kind, description, attributes }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,17 +206,13 @@ unsafe fn describe_device(api: Api, device: *mut PJRT_Device) -> Result<Device, 
     unsafe {
         api.call(&mut description)?;
         api.call(&mut addressable)?;
-        let device_description = description.device_description;
-        let mut id = PJRT_DeviceDescription_Id_Args { device_description, ..Arguments::new() };
-        let mut kind = PJRT_DeviceDescription_Kind_Args { device_description, ..Arguments::new() };
-        let mut debug = PJRT_DeviceDescription_DebugString_Args { device_description, ..Arguments::new() };
-        api.call(&mut id)?;
-        api.call(&mut kind)?;
-        api.call(&mut debug)?;
+        let DeviceDescription { id, kind, description, attributes } =
+            DeviceDescription::read(api, description.device_description)?;
         Ok(Device {
-            id: id.id,
-            kind: string(kind.device_kind, kind.device_kind_size),
-            description: string(debug.debug_string, debug.debug_string_size),
+            id,
+            kind,
+            description,
+            attributes,
             addressable: addressable.is_addressable,
             raw: RawDevice(device),
         })

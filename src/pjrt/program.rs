@@ -1,5 +1,6 @@
 //! What we must know of a module to check a call of it: its parameters, and which of them it takes over.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use prost::Message;
@@ -31,13 +32,55 @@ impl Parameter {
     }
 }
 
-/// Decodes a module and checks what XLA would otherwise meet half-way.
-pub(super) fn parameters(module: &[u8], partitioned: bool) -> Result<Vec<Parameter>, PjrtError> {
-    let invalid = |reason: String| PjrtError::InvalidModule { reason };
-    if module.is_empty() {
-        return Err(invalid("it has no bytes".into()));
+/// What is known of a program from its module.
+#[derive(Clone, Debug)]
+pub(super) struct ProgramInfo {
+    pub(super) name: String,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) output_count: usize,
+}
+
+impl ProgramInfo {
+    /// Decodes a module and checks what XLA would otherwise meet half-way.
+    pub(super) fn read(module: &[u8], partitioned: bool) -> Result<ProgramInfo, PjrtError> {
+        let invalid = |reason: String| PjrtError::InvalidModule { reason };
+        if module.is_empty() {
+            return Err(invalid("it has no bytes".into()));
+        }
+        let module = HloModuleProto::decode(module).map_err(|error| invalid(error.to_string()))?;
+        let parameters = parameters(&module, partitioned)?;
+        let output_count = output_count(&module).unwrap_or(1);
+        Ok(ProgramInfo { name: module.name, parameters, output_count })
     }
-    let module = HloModuleProto::decode(module).map_err(|error| invalid(error.to_string()))?;
+}
+
+/// The module as a platform's compiler wants it.
+///
+/// libtpu reads the trip counts that other platforms find in a loop's `backend_config` as a message of its own, which has no such
+/// field, and refuses the module. It finds the counts by itself.
+pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]> {
+    const TRIP_COUNT: &[u8] = b"{\"known_trip_count\"";
+    if platform != "tpu" || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
+        return Cow::Borrowed(module);
+    }
+    // What cannot be decoded has been refused before.
+    let Ok(mut decoded) = HloModuleProto::decode(module) else { return Cow::Borrowed(module) };
+    let instructions = decoded.computations.iter_mut().flat_map(|computation| &mut computation.instructions);
+    for instruction in instructions.filter(|instruction| instruction.backend_config.starts_with(TRIP_COUNT)) {
+        instruction.backend_config.clear();
+    }
+    Cow::Owned(decoded.encode_to_vec())
+}
+
+/// Elements of the result's tuple, or one value.
+fn output_count(module: &HloModuleProto) -> Option<usize> {
+    let result = module.host_program_shape.as_ref()?.result.as_ref()?;
+    let is_tuple = result.element_type == i32::from(PrimitiveType::Tuple);
+    Some(if is_tuple { result.tuple_shapes.len() } else { 1 })
+}
+
+fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Parameter>, PjrtError> {
+    let invalid = |reason: String| PjrtError::InvalidModule { reason };
     for computation in &module.computations {
         check_computation(computation).map_err(invalid)?;
     }
@@ -183,6 +226,10 @@ fn leaves<'a>(shape: &'a ShapeProto, found: &mut Vec<&'a ShapeProto>) {
 pub(super) fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
     let dtype = match PrimitiveType::try_from(shape.element_type).ok()? {
         PrimitiveType::Pred => DType::Pred,
+        PrimitiveType::S4 => DType::S4,
+        PrimitiveType::U4 => DType::U4,
+        PrimitiveType::F8e4m3fn => DType::F8E4M3FN,
+        PrimitiveType::F8e5m2 => DType::F8E5M2,
         PrimitiveType::S8 => DType::S8,
         PrimitiveType::S16 => DType::S16,
         PrimitiveType::S32 => DType::S32,

@@ -2,13 +2,16 @@
 // The C API's own names, in patterns.
 #![allow(non_upper_case_globals, unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use super::api::{sized, slice, string};
 use super::sys::*;
 
 /// The value of a plugin's attribute or of a client option.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum NamedValue {
     /// Text.
     Text(String),
@@ -23,9 +26,20 @@ pub enum NamedValue {
 }
 
 impl NamedValue {
+    /// Values by name; those of a kind not known here are left out.
+    ///
+    /// # Safety
+    /// `raw` must be values that a plugin made.
+    pub(super) unsafe fn map_from_raw(raw: &[PJRT_NamedValue]) -> BTreeMap<String, NamedValue> {
+        // SAFETY: the caller's promise.
+        let read =
+            |raw: &PJRT_NamedValue| unsafe { Some((string(raw.name, raw.name_size), NamedValue::from_raw(raw)?)) };
+        raw.iter().filter_map(read).collect()
+    }
+
     /// # Safety
     /// `raw` must be a value that a plugin made.
-    pub(super) unsafe fn from_raw(raw: &PJRT_NamedValue) -> Option<NamedValue> {
+    unsafe fn from_raw(raw: &PJRT_NamedValue) -> Option<NamedValue> {
         let value = &raw.__bindgen_anon_1;
         // SAFETY: the tag says which field of the union is set.
         unsafe {

@@ -20,7 +20,7 @@ use crate::error::{Error, TraceError, TraceErrorKind};
 use crate::ir::{DType, Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value};
 use crate::ops::Op;
 
-pub(super) type Place = &'static Location<'static>;
+pub(crate) type Place = &'static Location<'static>;
 
 /// The value index of a tensor that stands for an error.
 pub(super) const POISON: Value = Value(u32::MAX);
@@ -42,6 +42,8 @@ struct Frame {
 #[derive(Default)]
 struct Stack {
     frames: Vec<Frame>,
+    /// The user's line, while a function of several ops runs.
+    place: Option<Place>,
 }
 
 /// Frame ids are unique in the process, so that a tensor sent to another thread is never taken for one of a trace there.
@@ -73,12 +75,35 @@ impl Body {
         let order = self.capture_inputs.iter().chain(&self.inputs).copied().collect();
         (self.builder.finish_ordered(order, self.outputs), self.captured)
     }
+
+    /// Several bodies as graphs that all take the captures of any of them first.
+    pub(super) fn share_captures(bodies: Vec<Body>) -> (Vec<Graph>, Vec<Tensor>) {
+        let mut captured: Vec<Tensor> = Vec::new();
+        for &tensor in bodies.iter().flat_map(|body| &body.captured) {
+            if !captured.contains(&tensor) {
+                captured.push(tensor);
+            }
+        }
+        let graph = |mut body: Body| {
+            let mut order: Vec<Value> = Vec::with_capacity(captured.len() + body.inputs.len());
+            for &tensor in &captured {
+                let own = body.captured.iter().position(|&own| own == tensor);
+                order.push(match own {
+                    Some(index) => body.capture_inputs[index],
+                    None => body.builder.input(type_of(tensor), PortInfo::default()),
+                });
+            }
+            order.extend(&body.inputs);
+            body.builder.finish_ordered(order, body.outputs)
+        };
+        (bodies.into_iter().map(graph).collect(), captured)
+    }
 }
 
 impl Stack {
     fn origin(&self, place: Option<Place>) -> Origin {
         let scope = self.frames.last().map_or(Scope::ROOT, |frame| frame.scope);
-        Origin { location: place, scope, ..Origin::default() }
+        Origin { location: self.place.or(place), scope, ..Origin::default() }
     }
 
     fn fail(&mut self, error: Error) -> Tensor {
@@ -221,6 +246,22 @@ pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
         let outer = frame.scope;
         frame.scope = outer.child(name);
         Some((frame.id, outer))
+    }));
+    f()
+}
+
+/// Runs `f`, whose ops all count as called from `place`: the user's line, not this library's.
+pub(super) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Place>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            with_stack(|stack| stack.place = self.0);
+        }
+    }
+    let _restore = Restore(with_stack(|stack| {
+        let outer = stack.place;
+        stack.place = outer.or(Some(place));
+        outer
     }));
     f()
 }

@@ -1,4 +1,4 @@
-//! Loops, checkpoints and hand-written gradients.
+//! Loops, branches, checkpoints and hand-written gradients.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::context::{self, Body, Place, apply_many, trace_body};
 use super::{Tensor, Tree};
 use crate::error::{Error, TraceErrorKind};
-use crate::ir::{PortInfo, TensorType};
-use crate::ops::{Checkpoint, CustomVjp, RematPolicy, Scan, Splat};
+use crate::ir::{DType, PortInfo, TensorType};
+use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
 
 /// How a scan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +108,7 @@ where
         }
         inputs.push((ty, info));
     }
-    let healthy = slices.iter().all(|tensor| tensor.value != context::POISON);
-    if let (Some(problem), true) = (problem, healthy) {
+    if let (Some(problem), true) = (problem, are_healthy(&slices)) {
         context::fail(problem, place);
     }
     if length.is_none() {
@@ -122,13 +121,7 @@ where
         let (carry, slice) = (refill(&carry, &mut tensors), refill(&stacked, &mut tensors));
         let (next, output) = body(carry, slice);
         let mut results = next.leaves();
-        let (expected, found) = (types_of(&carries), types_of(&results));
-        let healthy = results.iter().all(|tensor| tensor.value != context::POISON);
-        if expected != found && healthy {
-            let what = "the carry that a scan's body returns".to_owned();
-            let (expected, found) = (describe(&expected), describe(&found));
-            context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
-        }
+        expect_carries("scan", &carries, &results, place);
         results.extend(output.leaves());
         shape = Some((next, output));
         results
@@ -153,6 +146,162 @@ where
     (refill(&carry_shape, &mut results), refill(&output_shape, &mut results))
 }
 
+/// Applies `f` to every slice of the leading dimension of `stacked`, one after the other, and stacks what it returns.
+#[track_caller]
+pub fn map<X, Y>(stacked: X, f: impl FnOnce(X) -> Y) -> Y
+where
+    X: Tree<Leaf = Tensor>,
+    Y: Tree<Leaf = Tensor>,
+{
+    scan_at(ScanOptions::default(), (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
+}
+
+/// Runs `body` on the numbers from 0 to `count`, as `s32` scalars, and a carry: `(number, carry) -> carry`.
+#[track_caller]
+pub fn fori_loop<C: Tree<Leaf = Tensor>>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
+    let place = Location::caller();
+    let numbers = context::apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
+    scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
+}
+
+/// Runs `body` on a carry for as long as `condition` holds of it, which is asked before each iteration. Both are traced
+/// once and may use outer tensors. There is no gradient through the loop in reverse mode: a [`scan`] over as many
+/// iterations as there may be has one.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, while_loop};
+/// # use meshloom::ir::DType::F32;
+/// // Newton's method for a square root.
+/// let function = Function::trace("root", TensorSpec::new(F32, []), |x| {
+///     while_loop(x, |y| (y * y - x).abs().greater(1e-4), |y| (y + x / y) * 0.5)
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn while_loop<C: Tree<Leaf = Tensor>>(
+    carry: C,
+    condition: impl FnOnce(C) -> Tensor,
+    body: impl FnOnce(C) -> C,
+) -> C {
+    let place = Location::caller();
+    let carries = carry.leaves();
+    let condition = trace_body("condition", ports(&carries), None, place, |tensors| {
+        vec![condition(refill(&carry, &mut tensors.iter().copied()))]
+    });
+    let mut shape = None;
+    let body = trace_body("while", ports(&carries), None, place, |tensors| {
+        let next = body(refill(&carry, &mut tensors.iter().copied()));
+        let results = next.leaves();
+        expect_carries("while", &carries, &results, place);
+        shape = Some(next);
+        results
+    });
+    let Some(shape) = shape else { unreachable_body() };
+    let results = finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
+        let (mut graphs, captured) = Body::share_captures(bodies);
+        let (Some(body), Some(condition)) = (graphs.pop(), graphs.pop()) else { unreachable_body() };
+        let op = While { condition: condition.into(), body: body.into(), invariant_count: captured.len() };
+        apply_many(op.into(), &[&captured[..], &carries].concat(), carries.len(), place).to_vec()
+    });
+    refill(&shape, &mut results.into_iter())
+}
+
+/// Notes an error if a loop's body returns carries of other types than it got.
+fn expect_carries(op: &str, carries: &[Tensor], results: &[Tensor], place: Place) {
+    let (expected, found) = (types_of(carries), types_of(results));
+    if expected != found && are_healthy(results) {
+        let what = format!("the carry that a {op}'s body returns");
+        let (expected, found) = (describe(&expected), describe(&found));
+        context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+    }
+}
+
+/// Whether no tensor stands for an error that has been noted already.
+fn are_healthy(tensors: &[Tensor]) -> bool {
+    tensors.iter().all(|tensor| tensor.value != context::POISON)
+}
+
+/// `then` of the inputs if `predicate`, a `pred[]`, holds; else `otherwise` of them. Only one of them runs. Both may use
+/// outer tensors and must return the same types.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, cond};
+/// # use meshloom::ir::DType::F32;
+/// let function = Function::trace("safe_log", TensorSpec::new(F32, []), |x| {
+///     cond(x.greater(0.0), x, |x| x.log(), |x| x * 0.0)
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn cond<P, O>(predicate: Tensor, inputs: P, then: impl FnOnce(P) -> O, otherwise: impl FnOnce(P) -> O) -> O
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    // Of a cond's branches, the one for `false` comes first.
+    branch(predicate, &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
+}
+
+/// The branch that `index`, an `s32[]` counted from 0, chooses, of the inputs; an index out of range, on either side,
+/// chooses the last. Only that branch runs. All may use outer tensors and must return the same types.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, switch};
+/// # use meshloom::ir::DType::{F32, S32};
+/// let specs = (TensorSpec::new(S32, []), TensorSpec::new(F32, [3]));
+/// let function = Function::trace("activation", specs, |(index, x)| {
+///     switch(index, x, [&|x| x.tanh(), &|x| x.maximum(0.0), &|x| x])
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn switch<P, O, const N: usize>(index: Tensor, inputs: P, branches: [&dyn Fn(P) -> O; N]) -> O
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    const { assert!(N > 0, "a switch needs a branch") };
+    branch(index, &inputs, branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(), Location::caller())
+}
+
+type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
+
+fn branch<P, O>(selector: Tensor, inputs: &P, branches: Vec<Branch<'_, P, O>>, place: Place) -> O
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let arguments = inputs.leaves();
+    let mut first: Option<(O, Vec<TensorType>)> = None;
+    let mut bodies = Ok(Vec::new());
+    for (index, f) in branches.into_iter().enumerate() {
+        let body = trace_body(&format!("branch{index}"), ports(&arguments), None, place, |tensors| {
+            let output = f(refill(inputs, &mut tensors.iter().copied()));
+            let results = output.leaves();
+            let found = types_of(&results);
+            let (_, expected) = first.get_or_insert_with(|| (output, found.clone()));
+            if *expected != found && are_healthy(&results) {
+                let what = format!("what branch {index} returns, compared with branch 0");
+                let (expected, found) = (describe(expected), describe(&found));
+                context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+            }
+            results
+        });
+        bodies = bodies.and_then(|mut bodies: Vec<Body>| {
+            bodies.push(body?);
+            Ok(bodies)
+        });
+    }
+    let Some((shape, types)) = first else { unreachable_body() };
+    let results = finish(bodies, |bodies| {
+        let (graphs, captured) = Body::share_captures(bodies);
+        let op = Cond { branches: graphs.into_iter().map(Arc::new).collect() };
+        let operands = [&[selector], &captured[..], &arguments].concat();
+        apply_many(op.into(), &operands, types.len(), place).to_vec()
+    });
+    refill(&shape, &mut results.into_iter())
+}
+
 /// `trace_body` always calls its closure, so its outputs' structure is always known.
 #[allow(clippy::panic)]
 pub(super) fn unreachable_body() -> ! {
@@ -160,9 +309,9 @@ pub(super) fn unreachable_body() -> ! {
 }
 
 /// Goes on with a traced body, or hands its error to the enclosing trace.
-fn finish(traced: Result<Body, Error>, f: impl FnOnce(Body) -> Vec<Tensor>) -> Vec<Tensor> {
+fn finish<B>(traced: Result<B, Error>, f: impl FnOnce(B) -> Vec<Tensor>) -> Vec<Tensor> {
     match traced {
-        Ok(body) => f(body),
+        Ok(traced) => f(traced),
         Err(error) => {
             context::fail_error(error);
             Vec::new()

@@ -12,22 +12,42 @@ use crate::ops::{AxisList, DotDims, DotGeneral, Precision, Reduce, ReduceKind, T
 
 type Letters = SmallVec<[char; 8]>;
 
+/// How a contraction computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DotOptions {
+    /// Element type of the accumulation and of the result; the operands' if none is given.
+    pub dtype: Option<DType>,
+    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed likewise.
+    pub precision: Precision,
+}
+
+impl From<DType> for DotOptions {
+    fn from(dtype: DType) -> DotOptions {
+        DotOptions { dtype: Some(dtype), ..DotOptions::default() }
+    }
+}
+
+impl From<Precision> for DotOptions {
+    fn from(precision: Precision) -> DotOptions {
+        DotOptions { precision, ..DotOptions::default() }
+    }
+}
+
 /// Sums products of elements by a formula such as `"bte,ehd->bhtd"`: one letter for each dimension; a letter missing
 /// from the result is summed over, one in both operands and the result runs in step. One or two operands; no letter
 /// twice in one operand. The result has the operands' element type.
 #[track_caller]
 pub fn einsum(formula: &str, operands: &[Tensor]) -> Tensor {
-    let dtype = operands.first().map_or(DType::F32, |operand| operand.dtype());
-    einsum_at(formula, operands, dtype, Location::caller())
+    einsum_at(formula, operands, DotOptions::default(), Location::caller())
 }
 
-/// As [`einsum`], accumulated in and returned as `dtype`.
+/// As [`einsum`], with the type that products are accumulated in and returned as, or a precision, or both.
 #[track_caller]
-pub fn einsum_with(formula: &str, operands: &[Tensor], dtype: DType) -> Tensor {
-    einsum_at(formula, operands, dtype, Location::caller())
+pub fn einsum_with(formula: &str, operands: &[Tensor], options: impl Into<DotOptions>) -> Tensor {
+    einsum_at(formula, operands, options.into(), Location::caller())
 }
 
-fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> Tensor {
+fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Place) -> Tensor {
     if let Some(&poisoned) = operands.iter().find(|operand| operand.value == context::POISON) {
         return poisoned;
     }
@@ -77,14 +97,16 @@ fn einsum_at(formula: &str, operands: &[Tensor], dtype: DType, place: Place) -> 
         terms.push((kept, summed));
     }
     match terms.as_slice() {
-        [(letters, operand)] => arrange(operand.convert(dtype), letters, &output, place),
+        [(letters, operand)] => {
+            arrange(operand.convert(options.dtype.unwrap_or(operand.dtype())), letters, &output, place)
+        }
         [(left, lhs), (right, rhs)] => {
             // Either order of the operands is right; the one whose product needs no transpose is better.
             let natural = product_letters(left, right, &output);
             if natural == output || product_letters(right, left, &output) != output {
-                arrange(product((left, *lhs), (right, *rhs), &output, dtype, place), &natural, &output, place)
+                arrange(product((left, *lhs), (right, *rhs), &output, options, place), &natural, &output, place)
             } else {
-                product((right, *rhs), (left, *lhs), &output, dtype, place)
+                product((right, *rhs), (left, *lhs), &output, options, place)
             }
         }
         _ => refuse("it must have one or two operands".to_owned()),
@@ -103,7 +125,7 @@ fn product(
     (left, lhs): (&Letters, Tensor),
     (right, rhs): (&Letters, Tensor),
     output: &Letters,
-    dtype: DType,
+    options: DotOptions,
     place: Place,
 ) -> Tensor {
     let mut dims = DotDims::default();
@@ -118,7 +140,8 @@ fn product(
             rhs_axes.push(right_axis);
         }
     }
-    apply(DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default }, &[lhs, rhs], place)
+    let dtype = options.dtype.unwrap_or(lhs.dtype());
+    apply(DotGeneral { dims: Box::new(dims), dtype, precision: options.precision }, &[lhs, rhs], place)
 }
 
 /// Transposes from one order of letters to another.

@@ -20,23 +20,35 @@
 //!   [`Tensor::broadcast_like`]). Element types never convert by themselves, except that a Rust number takes the tensor's.
 //! - **Errors come at the end.** A wrong operation poisons its result; [`Function::trace`] returns the first error, with
 //!   the source line and scope of the call that was wrong.
-//! - **Closures capture.** The closures of [`scan`], [`checkpoint`], [`value_and_grad`] may use outer tensors.
+//! - **Closures capture.** The closures of [`scan`], [`while_loop`], [`cond`], [`checkpoint`], [`value_and_grad`], [`vmap`] may use outer
+//!   tensors.
 //! - **Axes count from the front (0, 1, ..) or from the back (-1, -2, ..).**
 
+mod batching;
 mod context;
 mod control;
 mod einsum;
 mod function;
+mod functions;
+mod indexing;
+mod library;
 mod operators;
+mod random;
 mod tensor;
 mod transform;
 mod tree;
+mod windows;
 
-pub use control::{ScanOptions, checkpoint, custom_vjp, scan, scan_with};
-pub use einsum::{einsum, einsum_with};
+pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
+pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
+pub use einsum::{DotOptions, einsum, einsum_with};
 pub use function::Function;
+pub use indexing::At;
+pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together};
+pub use operators::Operand;
+pub use random::{Fold, Key};
 pub use tensor::{
     Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
 };
-pub use transform::{grad, value_and_grad, value_and_grad_aux, vjp};
+pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
 pub use tree::{MapTree, Path, PathPart, Tree};

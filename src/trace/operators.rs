@@ -5,11 +5,10 @@ use std::panic::Location;
 
 use super::context::{Place, apply};
 use super::tensor::splat;
-use super::{Axes, Tensor};
-use crate::ir::DType;
+use super::{Axes, DotOptions, Tensor};
 use crate::ops::{
-    ArgReduce, ArgReduceKind, AxisList, Barrier, Binary, BinaryKind, Compare, Direction, DotDims, DotGeneral,
-    Precision, Reduce, ReduceKind, Select, Unary, UnaryKind,
+    ArgReduce, ArgReduceKind, AxisList, Barrier, Binary, BinaryKind, Compare, Direction, DotDims, DotGeneral, Reduce,
+    ReduceKind, Select, Unary, UnaryKind,
 };
 
 /// Something that takes part in an elementwise operation with a tensor: a tensor or a Rust number.
@@ -37,7 +36,7 @@ impl Operand for i32 {
 }
 
 /// Repeats whichever of two tensors has no dimensions to those of the other.
-fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
+pub(super) fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
     let (x_dims, y_dims) = (x.dims(), y.dims());
     match (x_dims.is_empty(), y_dims.is_empty()) {
         (true, false) => (x.broadcast_at(&y_dims, AxisList::new(), place), y),
@@ -46,7 +45,7 @@ fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
     }
 }
 
-fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: Place) -> Tensor {
+pub(super) fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: Place) -> Tensor {
     let (x, y) = align(x, y, place);
     apply(Binary(kind), &[x, y], place)
 }
@@ -121,12 +120,32 @@ macro_rules! unary_methods {
 unary_methods! {
     /// Absolute value.
     abs Abs;
+    /// Angle whose cosine this is, from 0 to pi.
+    acos Acos;
+    /// Number whose hyperbolic cosine this is.
+    acosh Acosh;
+    /// Angle whose sine this is, from -pi / 2 to pi / 2.
+    asin Asin;
+    /// Number whose hyperbolic sine this is.
+    asinh Asinh;
+    /// Angle whose tangent this is, from -pi / 2 to pi / 2.
+    atan Atan;
+    /// Number whose hyperbolic tangent this is.
+    atanh Atanh;
+    /// Cube root, also of negative numbers.
+    cbrt Cbrt;
     /// Smallest integer not below.
     ceil Ceil;
     /// Cosine.
     cos Cosine;
+    /// Hyperbolic cosine.
+    cosh Cosh;
+    /// Number of bits that are set.
+    count_ones PopulationCount;
     /// Error function.
     erf Erf;
+    /// Number whose error function this is: infinite at -1 and 1, NaN beyond.
+    erf_inv ErfInv;
     /// e to the power of each element.
     exp Exponential;
     /// e to the power of each element, less one; exact near zero.
@@ -135,6 +154,8 @@ unary_methods! {
     floor Floor;
     /// Whether each element is neither infinite nor NaN.
     is_finite IsFinite;
+    /// Number of zero bits above the highest one that is set.
+    leading_zeros CountLeadingZeros;
     /// Natural logarithm.
     log Log;
     /// Natural logarithm of one plus each element; exact near zero.
@@ -143,14 +164,20 @@ unary_methods! {
     logistic Logistic;
     /// Nearest integer, halves to even.
     round RoundNearestEven;
+    /// Nearest integer, halves away from zero.
+    round_half_away RoundNearestAwayFromZero;
     /// One over the square root.
     rsqrt Rsqrt;
     /// -1, 0 or 1 by sign.
     sign Sign;
     /// Sine.
     sin Sine;
+    /// Hyperbolic sine.
+    sinh Sinh;
     /// Square root.
     sqrt Sqrt;
+    /// Tangent.
+    tan Tan;
     /// Hyperbolic tangent.
     tanh Tanh;
 }
@@ -169,6 +196,8 @@ macro_rules! binary_methods {
 }
 
 binary_methods! {
+    /// Angle of the point (other, self), from -pi to pi: the arc tangent of self / other in the right quadrant.
+    atan2 Atan2;
     /// The larger of two; NaN if either is.
     maximum Maximum;
     /// The smaller of two; NaN if either is.
@@ -229,23 +258,13 @@ reduction_methods! {
     max Max;
     /// The smallest element along the axes.
     min Min;
+    /// The product along the axes.
+    prod Prod;
     /// The sum along the axes.
     sum Sum;
 }
 
 impl Tensor {
-    /// The mean along the axes.
-    #[track_caller]
-    pub fn mean(self, axes: impl Axes) -> Tensor {
-        let place = Location::caller();
-        let axes = self.axes(axes, place);
-        let dims = self.dims();
-        let count: usize = axes.iter().map(|&axis| dims[axis]).product();
-        let sum = apply(Reduce { kind: ReduceKind::Sum, axes }, &[self], place);
-        let factor = splat(sum.ty(), 1.0 / count as f64, place);
-        binary(BinaryKind::Multiply, sum, factor, place)
-    }
-
     /// Position (`s32`) of the largest element along an axis; the first of equals.
     #[track_caller]
     pub fn argmax(self, axis: i32) -> Tensor {
@@ -299,13 +318,15 @@ impl Tensor {
             rhs_contract: AxisList::from_slice(&[0]),
             ..DotDims::default()
         };
-        self.dot_general(other, dims, self.dtype())
+        self.dot_general(other, dims, DotOptions::default())
     }
 
-    /// Products of elements summed over contracted dimensions, accumulated in and returned as `dtype`.
+    /// Products of elements summed over contracted dimensions. `options` says in which type they are accumulated and
+    /// returned (an element type alone will do), and how exactly they are multiplied.
     #[track_caller]
-    pub fn dot_general(self, other: Tensor, dims: DotDims, dtype: DType) -> Tensor {
-        let op = DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default };
+    pub fn dot_general(self, other: Tensor, dims: DotDims, options: impl Into<DotOptions>) -> Tensor {
+        let DotOptions { dtype, precision } = options.into();
+        let op = DotGeneral { dims: Box::new(dims), dtype: dtype.unwrap_or(self.dtype()), precision };
         apply(op, &[self, other], Location::caller())
     }
 

@@ -11,8 +11,8 @@ use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, TensorType, Value};
 use crate::ops::{
     AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,
-    GatherDims, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat, StopGradient, Transpose,
-    WithAxes, complement,
+    GatherDims, IndexPromise, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat,
+    StopGradient, Transpose, WithAxes, complement,
 };
 use crate::sharding::{Role, Spec};
 
@@ -253,7 +253,7 @@ impl Tensor {
         self.reshape_at(dims.as_ref(), Location::caller())
     }
 
-    fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
+    pub(super) fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
         if self.value != context::POISON && self.dims().as_slice() == dims {
             return self;
         }
@@ -425,7 +425,7 @@ impl Tensor {
             index_vector_dim: indices_rank,
             ..GatherDims::default()
         };
-        apply(Gather { dims: Box::new(dims), slice_sizes }, &[self, indices], place)
+        apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
     }
 
     /// Takes one element of the last dimension by index: `result[..] = self[.., indices[..]]`. `indices` has all
@@ -447,7 +447,7 @@ impl Tensor {
             ..GatherDims::default()
         };
         let slice_sizes = Dims::from_elem(1, batch + 1);
-        apply(Gather { dims: Box::new(dims), slice_sizes }, &[self, indices], place)
+        apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
     }
 
     /// The same value through which no gradient flows.

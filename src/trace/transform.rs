@@ -5,9 +5,9 @@ use std::panic::Location;
 use super::context::{self, Place, trace_body, with_builder};
 use super::control::{describe, ports, refill, types_of};
 use super::{Tensor, Tree};
-use crate::autodiff::{Tape, gradient_of_first};
-use crate::error::{Error, TraceErrorKind};
-use crate::ir::{TensorType, Value};
+use crate::autodiff::{self, Tape, gradient_of_first};
+use crate::error::TraceErrorKind;
+use crate::ir::{Graph, TensorType, Value};
 use crate::passes;
 
 /// The value of a scalar function and its gradient with respect to `params`. `f` may use outer tensors.
@@ -81,52 +81,191 @@ where
     O: Tree<Leaf = Tensor>,
 {
     let place = Location::caller();
-    let arguments = inputs.leaves();
-    let mut shape = None;
-    let traced = trace_body("function", ports(&arguments), None, place, |tensors| {
-        let output = f(refill(&inputs, &mut tensors.iter().copied()));
-        let results = output.leaves();
-        shape = Some(output);
-        results
-    });
-    let Some(shape) = shape else { super::control::unreachable_body() };
-    let poisoned = |error: Error| {
-        context::fail_error(error);
-        (refill(&shape, &mut std::iter::empty()), refill(&inputs, &mut std::iter::empty()))
+    let poisoned = |shape: &O| (refill(shape, &mut std::iter::empty()), refill(&inputs, &mut std::iter::empty()));
+    let Traced { graph, operands, captured, shape } = match trace_function(&inputs, f, place) {
+        Ok(traced) => traced,
+        Err(shape) => return poisoned(&shape),
     };
-    let (graph, captured) = match traced {
-        Ok(body) => body.captures_first(),
-        Err(error) => return poisoned(error),
-    };
-    let graph = passes::prepare(&graph);
-    let operands = [&captured[..], &arguments].concat();
-    let active: Vec<bool> = (0..operands.len()).map(|index| index >= captured.len()).collect();
+    let active: Vec<bool> = (0..operands.len()).map(|index| index >= captured).collect();
     let wanted: Vec<bool> = graph.output_types().map(|ty| ty.dtype.is_float()).collect();
     let recorded = with_builder(&operands, place, |builder, values| {
         let tape = Tape::record(builder, &graph, values, &active, &wanted)?;
         Ok((tape.outputs(), tape, values.to_vec()))
     });
-    let Some(((outputs, tape, values), frame)) = recorded else {
-        return (refill(&shape, &mut std::iter::empty()), refill(&inputs, &mut std::iter::empty()));
-    };
+    let Some(((outputs, tape, values), frame)) = recorded else { return poisoned(&shape) };
     let outputs: O = refill(&shape, &mut outputs.into_iter().map(|value| Tensor { frame, value }));
     let seeds = cotangents(&outputs).leaves();
-    let (expected, found) = (types_of(&outputs.leaves()), types_of(&seeds));
-    let fits = |(index, ty): (usize, &TensorType)| !wanted[index] || found[index] == *ty;
-    if expected.len() != found.len() || !expected.iter().enumerate().all(fits) {
-        let what = "the cotangents given to a vjp".to_owned();
-        let (expected, found) = (describe(&expected), describe(&found));
-        context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
-    }
+    expect_types("the cotangents given to a vjp", &types_of(&outputs.leaves()), &types_of(&seeds), place);
     let gradients = with_builder(&seeds, place, |builder, seeds| {
         let seeds: Vec<Option<Value>> =
             seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();
         let gradients = tape.pullback(builder, &seeds)?;
-        let own = gradients.into_iter().enumerate().skip(captured.len());
+        let own = gradients.into_iter().enumerate().skip(captured);
         Ok(own
             .map(|(index, gradient)| gradient.unwrap_or_else(|| builder.zeros_like(values[index])))
             .collect::<Vec<_>>())
     });
     let gradients = gradients.map(|(values, _)| values).unwrap_or_default();
     (outputs, refill(&inputs, &mut gradients.into_iter().map(|value| Tensor { frame, value })))
+}
+
+/// A traced function and what stands for its arguments: captures, then the tensors given.
+struct Traced<O> {
+    graph: Graph,
+    operands: Vec<Tensor>,
+    captured: usize,
+    shape: O,
+}
+
+/// Traces a function of tensors for a transform.
+fn trace_function<P, O>(inputs: &P, f: impl FnOnce(P) -> O, place: Place) -> Result<Traced<O>, O>
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let arguments = inputs.leaves();
+    let mut shape = None;
+    let traced = trace_body("function", ports(&arguments), None, place, |tensors| {
+        let output = f(refill(inputs, &mut tensors.iter().copied()));
+        let results = output.leaves();
+        shape = Some(output);
+        results
+    });
+    let Some(shape) = shape else { super::control::unreachable_body() };
+    match traced {
+        Ok(body) => {
+            let (graph, captured) = body.captures_first();
+            let graph = passes::prepare(&graph).into_owned();
+            let operands = [&captured[..], &arguments].concat();
+            Ok(Traced { graph, operands, captured: captured.len(), shape })
+        }
+        Err(error) => {
+            context::fail_error(error);
+            Err(refill(&shape, &mut std::iter::empty()))
+        }
+    }
+}
+
+/// Notes an error unless two lists of tensors have the same types, where these are floating-point.
+fn expect_types(what: &str, expected: &[TensorType], found: &[TensorType], place: Place) {
+    let fits = |(expected, found): (&TensorType, &TensorType)| !expected.dtype.is_float() || expected == found;
+    if expected.len() != found.len() || !expected.iter().zip(found).all(fits) {
+        let (what, expected, found) = (what.to_owned(), describe(expected), describe(found));
+        context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
+    }
+}
+
+/// The outputs of `f` at `inputs`, and how they change when the inputs change by `tangents`: forward mode. Tangents of
+/// inputs that are not floating-point are ignored; those of outputs that are not are zero. `f` may use outer tensors,
+/// which stay fixed.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, grad, jvp};
+/// # use meshloom::ir::DType::F32;
+/// // The product of a Hessian with a vector.
+/// let specs = (TensorSpec::new(F32, [8]), TensorSpec::new(F32, [8]));
+/// let function = Function::trace("hvp", specs, |(x, v)| {
+///     jvp(x, v, |x| grad(x, |x| (x.sin() * x).sum(..))).1
+/// })?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn jvp<P, O>(inputs: P, tangents: P, f: impl FnOnce(P) -> O) -> (O, O)
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let place = Location::caller();
+    match trace_function(&inputs, f, place) {
+        Ok(traced) => push_forward(&traced, &tangents.leaves(), place),
+        Err(poisoned) => {
+            let again = refill(&poisoned, &mut std::iter::empty());
+            (poisoned, again)
+        }
+    }
+}
+
+/// The outputs of `f` at `inputs`, and its derivative there: a function from tangents to tangents, which may be applied
+/// several times within the same trace. What the applications have in common is merged when the program is lowered.
+#[track_caller]
+pub fn linearize<P, O>(inputs: P, f: impl FnOnce(P) -> O) -> (O, impl Fn(P) -> O)
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let place = Location::caller();
+    let traced = trace_function(&inputs, f, place);
+    let outputs = match &traced {
+        Ok(traced) => {
+            let results =
+                with_builder(&traced.operands, place, |builder, values| Ok(builder.inline(&traced.graph, values)));
+            let (values, frame) = results.unwrap_or_default();
+            refill(&traced.shape, &mut values.into_iter().map(|value| Tensor { frame, value }))
+        }
+        Err(poisoned) => refill(poisoned, &mut std::iter::empty()),
+    };
+    let derivative = move |tangents: P| match &traced {
+        Ok(traced) => push_forward(traced, &tangents.leaves(), place).1,
+        Err(poisoned) => refill(poisoned, &mut std::iter::empty()),
+    };
+    (outputs, derivative)
+}
+
+fn push_forward<O: Tree<Leaf = Tensor>>(traced: &Traced<O>, tangents: &[Tensor], place: Place) -> (O, O) {
+    let arguments = &traced.operands[traced.captured..];
+    expect_types("the tangents given to a jvp", &types_of(arguments), &types_of(tangents), place);
+    let operands = [&traced.operands[..], tangents].concat();
+    let results = with_builder(&operands, place, |builder, values| {
+        let (values, given) = values.split_at(traced.operands.len());
+        let mut tangents = vec![None; traced.captured];
+        tangents.extend(given.iter().copied().map(Some));
+        let (outputs, tangents) = autodiff::jvp(builder, &traced.graph, values, &tangents)?;
+        let tangents = tangents.iter().zip(&outputs);
+        let tangents: Vec<Value> =
+            tangents.map(|(&tangent, &output)| tangent.unwrap_or_else(|| builder.zeros_like(output))).collect();
+        Ok((outputs, tangents))
+    });
+    let ((outputs, tangents), frame) = results.unwrap_or_default();
+    let tensor = |value| Tensor { frame, value };
+    (
+        refill(&traced.shape, &mut outputs.into_iter().map(tensor)),
+        refill(&traced.shape, &mut tangents.into_iter().map(tensor)),
+    )
+}
+
+/// The transpose of a linear function: from cotangents of its outputs to cotangents of its inputs. `f` is not evaluated:
+/// of `example`, only the types matter. It may use outer tensors, in which it need not be linear.
+///
+/// A function that is not linear in its inputs (nor zero at zero) is an error that names the op that shows it.
+///
+/// ```
+/// # use meshloom::trace::{Function, TensorSpec, linear_transpose};
+/// # use meshloom::ir::DType::F32;
+/// let specs = (TensorSpec::new(F32, [4]), TensorSpec::new(F32, [4, 8]), TensorSpec::new(F32, [8]));
+/// let function = Function::trace("transposed", specs, |(x, w, ct)| linear_transpose(x, |x| x.matmul(w), ct))?;
+/// # Ok::<(), meshloom::Error>(())
+/// ```
+#[track_caller]
+pub fn linear_transpose<P, O>(example: P, f: impl FnOnce(P) -> O, cotangents: O) -> P
+where
+    P: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    let place = Location::caller();
+    let poisoned = || refill(&example, &mut std::iter::empty());
+    let Ok(traced) = trace_function(&example, f, place) else { return poisoned() };
+    let (outputs, seeds) = (traced.graph.output_types().cloned().collect::<Vec<_>>(), cotangents.leaves());
+    expect_types("the cotangents given to a linear_transpose", &outputs, &types_of(&seeds), place);
+    let operands = [&traced.operands[..], &seeds].concat();
+    let results = with_builder(&operands, place, |builder, values| {
+        let (values, seeds) = values.split_at(traced.operands.len());
+        let known = |(index, &value): (usize, &Value)| (index < traced.captured).then_some(value);
+        let arguments: Vec<Option<Value>> = values.iter().enumerate().map(known).collect();
+        let seeds = seeds.iter().zip(&outputs).map(|(&seed, ty)| ty.dtype.is_float().then_some(seed));
+        let found = autodiff::transpose(builder, &traced.graph, &arguments, &seeds.collect::<Vec<_>>())?;
+        let own = found.into_iter().zip(values).skip(traced.captured);
+        Ok(own.map(|(found, &value)| found.unwrap_or_else(|| builder.zeros_like(value))).collect::<Vec<_>>())
+    });
+    let (values, frame) = results.unwrap_or_default();
+    refill(&example, &mut values.into_iter().map(|value| Tensor { frame, value }))
 }

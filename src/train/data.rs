@@ -1,4 +1,4 @@
-//! Text as training batches: byte tokens, packed sequences, random access.
+//! Text as training batches: tokens (the bytes, or a tokenizer's), packed sequences, random access.
 //!
 //! A text is cut into documents at blank lines (short paragraphs stay with the next one). An epoch is all documents in an
 //! order drawn from seed and epoch number, one after the other, cut into rows of `seq` tokens; only its last row is padded.
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::tokenizer::{Tokenizer, TokenizerError};
 use crate::ir::Literal;
 
 /// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its context.
@@ -37,6 +38,17 @@ pub enum DataError {
         /// Its length.
         bytes: usize,
     },
+    /// A tokenizer takes characters, and the text is not made of them.
+    #[error("the text {origin:?} is not UTF-8 at byte {byte}, which a tokenizer needs; set data.tokenizer = \"bytes\"")]
+    NotText {
+        /// The file.
+        origin: String,
+        /// Where.
+        byte: usize,
+    },
+    /// The tokenizer fails on the text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// A batch without tokens, or with more than can be addressed.
     #[error(
         "a batch of {batch} sequences of {seq} tokens is not possible; both must be at least 1, and their product fit in memory"
@@ -68,6 +80,8 @@ pub struct Batch {
 #[derive(Debug)]
 pub struct TextDataset {
     text: Vec<u8>,
+    /// The tokens of all documents; none where they are the bytes of the text.
+    tokens: Option<Vec<i32>>,
     documents: Vec<Range<usize>>,
     // The order of one epoch takes a pass over all documents, and neighbouring steps share it.
     last_epoch: Mutex<Option<Arc<Epoch>>>,
@@ -89,13 +103,52 @@ impl TextDataset {
         TextDataset::from_bytes(text, &path.display().to_string())
     }
 
+    /// Reads a file and takes it apart by a tokenizer.
+    ///
+    /// # Errors
+    /// The file cannot be read, has too little text, or is not text.
+    pub fn load_with(path: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<TextDataset, DataError> {
+        let path = path.as_ref();
+        let text = std::fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+        TextDataset::from_bytes_with(text, &path.display().to_string(), tokenizer)
+    }
+
     /// A dataset of the bytes given. `origin` is what messages call them.
     pub fn from_bytes(text: Vec<u8>, origin: &str) -> Result<TextDataset, DataError> {
         if text.len() < 2 {
-            return Err(DataError::TooShort { origin: origin.to_owned(), bytes: text.len() });
+            return Err(too_short(origin, text.len()));
         }
         let documents = split_documents(&text);
-        Ok(TextDataset { text, documents, last_epoch: Mutex::new(None) })
+        Ok(TextDataset { text, tokens: None, documents, last_epoch: Mutex::new(None) })
+    }
+
+    /// As [`TextDataset::from_bytes`], with the tokens of a tokenizer. Documents are those of the bytes.
+    ///
+    /// # Errors
+    /// There is too little text, or it is not UTF-8.
+    pub fn from_bytes_with(text: Vec<u8>, origin: &str, tokenizer: &Tokenizer) -> Result<TextDataset, DataError> {
+        let mut dataset = TextDataset::from_bytes(text, origin)?;
+        if tokenizer.is_bytes() {
+            return Ok(dataset);
+        }
+        let not_text = |byte| DataError::NotText { origin: origin.to_owned(), byte };
+        let characters = std::str::from_utf8(&dataset.text).map_err(|error| not_text(error.valid_up_to()))?;
+        let (mut tokens, mut documents) = (Vec::new(), Vec::new());
+        for document in &dataset.documents {
+            let start = tokens.len();
+            // Documents are cut after line ends, so between characters.
+            let own = characters.get(document.clone()).ok_or_else(|| not_text(document.start))?;
+            tokens.extend(tokenizer.encode(own)?);
+            if tokens.len() > start {
+                documents.push(start..tokens.len());
+            }
+        }
+        if tokens.len() < 2 {
+            return Err(too_short(origin, tokens.len()));
+        }
+        dataset.documents = documents;
+        dataset.tokens = Some(tokens);
+        Ok(dataset)
     }
 
     /// The whole text.
@@ -103,14 +156,33 @@ impl TextDataset {
         &self.text
     }
 
-    /// Where each document stands in the text. Together they are the text.
+    /// Number of tokens in the text.
+    pub fn token_count(&self) -> usize {
+        self.tokens.as_ref().map_or(self.text.len(), Vec::len)
+    }
+
+    fn token(&self, at: usize) -> i32 {
+        match &self.tokens {
+            Some(tokens) => tokens[at],
+            None => self.text[at].into(),
+        }
+    }
+
+    /// What a model that knows only how often each token occurs loses per token, in nats.
+    pub fn unigram_entropy(&self) -> f64 {
+        let mut counts = std::collections::BTreeMap::new();
+        (0..self.token_count()).for_each(|at| *counts.entry(self.token(at)).or_insert(0u64) += 1);
+        entropy(counts.into_values(), self.token_count())
+    }
+
+    /// Which tokens each document has. Together they are all.
     pub fn documents(&self) -> &[Range<usize>] {
         &self.documents
     }
 
     /// Number of rows of `seq` tokens in an epoch.
     pub fn rows_per_epoch(&self, seq: usize) -> usize {
-        self.text.len().div_ceil(seq.max(1))
+        self.token_count().div_ceil(seq.max(1))
     }
 
     /// The batch of a step. It depends on nothing but the arguments: row `r` of step `s` is row `s * batch + r` of the epochs
@@ -141,8 +213,8 @@ impl TextDataset {
             let begin = document.start + (start + filled - place);
             let end = document.end.min(begin + (seq - filled));
             for (position, at) in (0..).zip(begin..end) {
-                let target = (at + 1 < document.end).then(|| self.text[at + 1]);
-                rows.push(self.text[at], target, segment, position);
+                let target = (at + 1 < document.end).then(|| self.token(at + 1));
+                rows.push(self.token(at), target, segment, position);
             }
             filled += end - begin;
         }
@@ -205,9 +277,9 @@ impl Rows {
         }
     }
 
-    fn push(&mut self, token: u8, target: Option<u8>, segment: i32, position: i32) {
-        self.tokens.push(token.into());
-        self.targets.push(target.unwrap_or(0).into());
+    fn push(&mut self, token: i32, target: Option<i32>, segment: i32, position: i32) {
+        self.tokens.push(token);
+        self.targets.push(target.unwrap_or(0));
         self.segment_ids.push(segment);
         self.positions.push(position);
         self.weights.push(if target.is_some() { 1.0 } else { 0.0 });
@@ -246,9 +318,16 @@ fn split_documents(text: &[u8]) -> Vec<Range<usize>> {
 pub fn unigram_entropy(bytes: &[u8]) -> f64 {
     let mut counts = [0u64; 256];
     bytes.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
-    let total = bytes.len() as f64;
-    let share = counts.iter().filter(|&&count| count > 0).map(|&count| count as f64 / total);
-    share.map(|share| -share * share.ln()).sum()
+    entropy(counts, bytes.len())
+}
+
+fn entropy(counts: impl IntoIterator<Item = u64>, total: usize) -> f64 {
+    let shares = counts.into_iter().filter(|&count| count > 0).map(|count| count as f64 / total as f64);
+    shares.map(|share| -share * share.ln()).sum()
+}
+
+fn too_short(origin: &str, length: usize) -> DataError {
+    DataError::TooShort { origin: origin.to_owned(), bytes: length }
 }
 
 /// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.

@@ -17,11 +17,15 @@
 //! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So runs on
 //! different meshes can be compared line by line.
 
+mod ahead;
 pub mod config;
 pub mod data;
 pub mod metrics;
+pub mod parameters;
 pub mod sample;
 pub mod step;
+pub mod tokenizer;
 mod trainer;
 
+pub use ahead::StepAhead;
 pub use trainer::Trainer;

@@ -4,9 +4,9 @@ use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::ir::{DType, Literal};
-use crate::nn::{Batch, Decoder, DecoderConfig, initialize};
+use crate::nn::{Batch, Decoder, DecoderConfig, Dropout, initialize};
 use crate::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
-use crate::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, scope, value_and_grad};
+use crate::trace::{Function, Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, scope, value_and_grad};
 
 crate::tree! {
     /// Everything that a step reads and replaces.
@@ -53,6 +53,17 @@ pub struct TrainStep {
     pub batch: usize,
     /// Tokens of a row.
     pub seq: usize,
+    /// What is dropped of the activations.
+    pub dropout: DropoutConfig,
+}
+
+/// What a train step drops of the activations: the same for the same seed and step, on any mesh.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DropoutConfig {
+    /// Probability with which an activation drops; 0 for no dropout.
+    pub rate: f64,
+    /// Seed of the key, into which step, layer and place are folded.
+    pub seed: u64,
 }
 
 /// A traced train step.
@@ -85,7 +96,10 @@ impl TrainStep {
         let specs =
             StepInput { state: declared.map(|_, param| param.spec.clone()), batch: Batch::specs(self.batch, self.seq) };
         Function::trace("train_step", specs, |StepInput { state, batch }| {
-            let (loss, gradients) = value_and_grad(state.params.clone(), |params| self.model.loss(&params, &batch));
+            let DropoutConfig { rate, seed } = self.dropout;
+            let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));
+            let (loss, gradients) =
+                value_and_grad(state.params.clone(), |params| self.model.loss_with(&params, &batch, dropout));
             scope("optimizer", || {
                 let grad_norm = global_norm(&gradients);
                 let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);

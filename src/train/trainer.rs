@@ -5,8 +5,10 @@ use std::time::Instant;
 use super::config::{self, RunConfig};
 use super::data::TextDataset;
 use super::metrics::StepMetrics;
+use super::parameters::{self, LoadOptions};
 use super::sample::Sampler;
-use super::step::{StepFunction, TrainState, TrainStep, aliases};
+use super::step::{DropoutConfig, StepFunction, TrainState, TrainStep, aliases};
+use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
 use crate::ir::{Literal, Name};
@@ -29,6 +31,7 @@ pub struct Trainer {
     step: TrainStep,
     program: Program,
     state: TrainState<Array>,
+    tokenizer: Tokenizer,
     dataset: TextDataset,
     seed: u64,
     steps_done: u64,
@@ -58,8 +61,8 @@ impl RunConfig {
                 config::RematPolicy::None => RematPolicy::None,
                 config::RematPolicy::Full => RematPolicy::Full,
                 config::RematPolicy::Dots => RematPolicy::Dots,
-                // Offloading is refused by `check_supported`.
-                config::RematPolicy::Save | config::RematPolicy::Offload => RematPolicy::Save(names()),
+                config::RematPolicy::Save => RematPolicy::Save(names()),
+                config::RematPolicy::Offload => RematPolicy::Offload(names()),
             },
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
@@ -81,6 +84,7 @@ impl RunConfig {
             clip_norm: train.clip_norm,
             batch: train.batch,
             seq: self.model.seq,
+            dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
         }
     }
 
@@ -94,7 +98,10 @@ impl RunConfig {
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
         let explicit = self.partition.mode == config::PartitionMode::Explicit;
-        let options = LowerOptions { sharding, aliases: aliases(&function), explicit, ..LowerOptions::default() };
+        // On a CPU, the devices' memory is the host's.
+        let host_memory = self.target.platform != config::Platform::Cpu;
+        let options =
+            LowerOptions { sharding, aliases: aliases(&function), host_memory, explicit, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options)?;
         Ok((function, lowered))
     }
@@ -107,7 +114,9 @@ impl Trainer {
     /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
-        let dataset = TextDataset::load(&config.data.text)?;
+        config.check_runnable()?;
+        let tokenizer = config.load_tokenizer()?;
+        let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
         let start = Instant::now();
         let (_, lowered) = config.lower_train_step()?;
         let lower_seconds = start.elapsed().as_secs_f64();
@@ -118,7 +127,18 @@ impl Trainer {
         let seed = config.train.seed;
         let state = program.put(0, &step.initialize(seed))?;
         let diagnostics = lowered.diagnostics;
-        Ok(Trainer { step, program, state, dataset, seed, steps_done: 0, diagnostics, lower_seconds, compile_seconds })
+        Ok(Trainer {
+            step,
+            program,
+            state,
+            tokenizer,
+            dataset,
+            seed,
+            steps_done: 0,
+            diagnostics,
+            lower_seconds,
+            compile_seconds,
+        })
     }
 
     /// Devices that the mesh of a config needs.
@@ -157,6 +177,29 @@ impl Trainer {
     /// The training text.
     pub fn dataset(&self) -> &TextDataset {
         &self.dataset
+    }
+
+    /// What takes the text apart.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Writes the present parameters to a safetensors file, by their paths in the model.
+    ///
+    /// # Errors
+    /// The plugin fails, or the file cannot be written.
+    pub fn save_parameters(&self, file: impl AsRef<std::path::Path>) -> Result<(), Error> {
+        parameters::save(file, &self.state.params)
+    }
+
+    /// Replaces the present parameters by those of a safetensors file. The optimizer's state and the step stay.
+    ///
+    /// # Errors
+    /// The file cannot be read, is damaged, or does not have the model's parameters: the error names the path.
+    pub fn load_parameters(&mut self, file: impl AsRef<std::path::Path>, options: LoadOptions) -> Result<(), Error> {
+        let client = self.program.executable().client();
+        self.state.params = parameters::load_like(file, &self.state.params, client, options)?;
+        Ok(())
     }
 
     /// Number of parameters.

@@ -81,8 +81,9 @@ fn cases() -> Vec<Case> {
         },
         // A single index without dimensions.
         Case { dims: dims(&[0], &[0], &[0], 0), operand: &[4, 2], slice: &[1, 2], indices: &[], starts: &[2.0] },
-        // No component at all: the whole operand, twice.
-        Case { dims: dims(&[1], &[], &[], 1), operand: &[3], slice: &[3], indices: &[2, 0], starts: &[] },
+        // No component at all: the whole operand, twice. Four elements, so that halves of it have two: with one, XLA's CPU
+        // compiler drops all updates but one (JAX's `scatter_add` shows it too).
+        Case { dims: dims(&[1], &[], &[], 1), operand: &[4], slice: &[4], indices: &[2, 0], starts: &[] },
     ]
 }
 
@@ -91,7 +92,7 @@ impl Case {
         let mut tensor = Tensor::new(dtype, self.indices, self.starts);
         if !dtype.is_signed_integer() {
             // What was negative is far out of range on the other side.
-            let largest = 2f64.powi(8 * dtype.byte_count() as i32) - 1.0;
+            let largest = 2f64.powi(dtype.bit_count() as i32) - 1.0;
             let fix = |&start: &f64| if start < 0.0 { largest } else { start };
             tensor = Tensor::new(dtype, self.indices, &self.starts.iter().map(fix).collect::<Vec<_>>());
         }
@@ -146,11 +147,12 @@ impl Case {
     }
 
     fn gather(&self) -> Gather {
-        Gather { dims: Box::new(self.dims.clone()), slice_sizes: self.slice.into() }
+        let promise = IndexPromise::default();
+        Gather { dims: Box::new(self.dims.clone()), slice_sizes: self.slice.into(), promise }
     }
 
     fn scatter(&self, kind: ScatterKind) -> Scatter {
-        Scatter { dims: Box::new(self.dims.clone()), kind }
+        Scatter { dims: Box::new(self.dims.clone()), kind, promise: IndexPromise::default() }
     }
 }
 
@@ -160,7 +162,7 @@ fn index_types(dtype: DType) -> Vec<DType> {
 }
 
 pub fn gather() -> Entry {
-    let cases = cases();
+    let mut cases = cases();
     let rows = cases[0].gather();
     let change = |f: &dyn Fn(&mut Gather)| {
         let mut op = rows.clone();
@@ -195,7 +197,7 @@ pub fn gather() -> Entry {
             "each batch dimension needs a partner",
         );
     for case in &cases {
-        for dtype in [Pred, S32, U32, BF16, F32] {
+        for dtype in DType::ALL {
             for index in index_types(dtype) {
                 let (x, starts) = (distinct(dtype, case.operand), case.starts(index));
                 let y = Tensor::from_fn(dtype, &case.result(), |result| {
@@ -221,64 +223,136 @@ pub fn gather() -> Entry {
         indices: &[3, 2],
         starts: &[100.0, 1.0, 127.0, 0.0, -3.0, 0.0],
     };
-    entry.gradient_in(wide.gather(), &[f64s(wide.operand), wide.starts(S8)], &[0]).with_vjp_snapshot()
+    let inside = Case { starts: &[4.0, 0.0, 4.0, 1.0, 2.0, 3.0, 0.0], ..cases.swap_remove(0) };
+    let op = Gather { promise: IndexPromise { in_bounds: true, ..IndexPromise::default() }, ..inside.gather() };
+    entry
+        .gradient(op, &[f64s(inside.operand), inside.starts(S32)])
+        .gradient_in(wide.gather(), &[f64s(wide.operand), wide.starts(S8)], &[0])
+        .with_vjp_snapshot()
+}
+
+/// What a place holds after an update. Of duplicates, the CPU backend keeps the last.
+fn combine(kind: ScatterKind, old: f64, new: f64) -> f64 {
+    match kind {
+        ScatterKind::Add => old + new,
+        ScatterKind::Max => old.max(new),
+        ScatterKind::Min => old.min(new),
+        ScatterKind::Multiply => old * new,
+        ScatterKind::Set => new,
+    }
+}
+
+/// Few and small enough numbers for products of several to be exact.
+fn small(dtype: DType, dims: &[usize]) -> Tensor {
+    let values = distinct(dtype, dims);
+    Tensor::from_fn(
+        dtype,
+        dims,
+        |index| if dtype == Pred { values.at(index) } else { values.at(index).rem_euclid(3.0) + 1.0 },
+    )
+}
+
+/// Zeros and ones.
+fn bits(dtype: DType, dims: &[usize]) -> Tensor {
+    let values = distinct(dtype, dims);
+    Tensor::from_fn(dtype, dims, |index| values.at(index).rem_euclid(2.0))
+}
+
+fn scattered(case: &Case, kind: ScatterKind, x: &Tensor, starts: &Tensor, updates: &Tensor) -> Tensor {
+    let mut result = x.clone();
+    // Index by index, whatever the order of dimensions.
+    let mut order = indices(&case.result());
+    order.sort_by_key(|index| {
+        (0..index.len()).filter(|dim| !case.dims.offset_dims.contains(dim)).map(|dim| index[dim]).collect::<Vec<_>>()
+    });
+    for index in order {
+        let (origin, offset) = case.locate(starts, &index);
+        let fits = |dim: usize| (0.0..=(case.operand[dim] - case.slice[dim]) as f64).contains(&origin[dim]);
+        if !(0..case.operand.len()).all(fits) {
+            continue;
+        }
+        let place = |position, dim: usize| position * case.operand[dim] + origin[dim] as usize + offset[dim];
+        let position = (0..case.operand.len()).fold(0, place);
+        result.values[position] = combine(kind, result.values[position], updates.at(&index));
+    }
+    Tensor::new(x.ty.dtype, x.dims(), &result.values)
 }
 
 pub fn scatter(kind: ScatterKind) -> Entry {
     let cases = cases();
-    let combine = |old: f64, new: f64| match kind {
-        ScatterKind::Add => old + new,
-    };
     let rows = cases[0].scatter(kind);
     let mut narrow = rows.clone();
     narrow.dims.offset_dims = axes(&[]);
+    // A product has a gradient in its updates only where indices do not repeat.
+    let promise = IndexPromise { unique: kind == ScatterKind::Multiply, ..IndexPromise::default() };
+    let windows = Scatter { promise, ..cases[5].scatter(kind) };
     let mut entry = Entry::new(rows.name().replace('-', "_"))
-        .accept(cases[5].scatter(kind), "f32[2,5,3] s32[3,2,2] f32[3,2,2,2] -> f32[2,5,3]")
+        .accept(windows, "f32[2,5,3] s32[3,2,2] f32[3,2,2,2] -> f32[2,5,3]")
         .accept(rows.clone(), "s32[5,3] u32[0] s32[0,2] -> s32[5,3]")
         .reject(rows.clone(), "f32[5,3] s32[7]", "expected 3 operands, found 2")
         .reject(rows.clone(), "f32[5,3] s32[7] s32[7,3]", "operand 2 must have element type f32, found s32")
-        .reject(
-            rows.clone(),
-            "pred[5,3] s32[7] pred[7,3]",
-            "operand 0 must have element type a number type, found pred",
-        )
         .reject(rows.clone(), "f32[5,3] f32[7] f32[7,3]", "operand 1 must have element type an integer type, found f32")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[6,3]", "dimension 0 of operand 2 must have size 7, found 6")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[7]", "axis 1 is out of range")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[7,3,1]", "operand 2 must have 2 dimensions, found 3")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[7,4]", "a window of 4 elements does not fit dimension 1 of size 3")
-        .reject(rows, "f32[5,3] s32[7,2] f32[7,3]", "each index has 2 components")
+        .reject(rows.clone(), "f32[5,3] s32[7,2] f32[7,3]", "each index has 2 components")
         .reject(narrow, "f32[5,3] s32[7] f32[7]", "the window keeps 1 operand dimensions, but 0 offset dimensions");
+    entry = match kind {
+        ScatterKind::Set => entry.accept(rows, "pred[5,3] s32[7] pred[7,3] -> pred[5,3]"),
+        _ => entry.reject(
+            rows,
+            "pred[5,3] s32[7] pred[7,3]",
+            "operand 0 must have element type a number type, found pred",
+        ),
+    };
     for case in &cases {
-        for dtype in [S32, U32, BF16, F32] {
+        let takes = |dtype: &DType| kind == ScatterKind::Set || OperandClass::Numeric.contains(*dtype);
+        for dtype in DType::ALL.into_iter().filter(takes) {
             for index in index_types(dtype) {
-                let (x, starts) = (distinct(dtype, case.operand), case.starts(index));
-                let updates = distinct(dtype, &case.result());
-                let mut sums = x.clone();
-                for result in indices(&case.result()) {
-                    let (origin, offset) = case.locate(&starts, &result);
-                    let fits = |dim: usize| {
-                        let last = (case.operand[dim] - case.slice[dim]) as f64;
-                        (0.0..=last).contains(&origin[dim])
-                    };
-                    if !(0..case.operand.len()).all(fits) {
-                        continue;
-                    }
-                    let place =
-                        |position, dim: usize| position * case.operand[dim] + origin[dim] as usize + offset[dim];
-                    let position = (0..case.operand.len()).fold(0, place);
-                    sums.values[position] = combine(sums.values[position], updates.at(&result));
-                }
-                entry = entry.run(case.scatter(kind), &[x, starts, updates], [sums], 0.0);
+                let starts = case.starts(index);
+                let is_f8 = matches!(dtype, F8E4M3FN | F8E5M2);
+                let numbers = match kind {
+                    ScatterKind::Multiply => small,
+                    // Eight bits do not hold many sums.
+                    ScatterKind::Add if is_f8 => bits,
+                    _ => distinct,
+                };
+                let (x, updates) = (numbers(dtype, case.operand), numbers(dtype, &case.result()));
+                let y = scattered(case, kind, &x, &starts, &updates);
+                entry = entry.run(case.scatter(kind), &[x, starts, updates], [y], 0.0);
             }
         }
         for index in if case.dims.offset_dims.len() == 1 { vec![S32, U8] } else { vec![S32] } {
             let operands = [f64s(case.operand), case.starts(index), random(F64, &case.result(), 0.0, 1.0)];
+            if kind == ScatterKind::Multiply {
+                // The slope of an update that shares its place is not defined.
+                entry = entry.gradient_in(case.scatter(kind), &operands, &[0]);
+                continue;
+            }
             entry = entry
                 .gradient(case.scatter(kind), &operands)
                 .gradient_in(case.scatter(kind), &operands, &[0])
                 .gradient_in(case.scatter(kind), &operands, &[2]);
         }
     }
+    entry = promised(entry, kind);
+    if kind == ScatterKind::Multiply {
+        let operands = "f64[5,3] s32[7] f64[7,3]";
+        entry = entry.refuse_gradient_in(cases[0].scatter(kind), operands, 2, "promise that they are unique");
+    }
     entry.with_vjp_snapshot()
+}
+
+/// Indices that are all different, increase and are in range, and an op that knows it.
+fn promised(mut entry: Entry, kind: ScatterKind) -> Entry {
+    let case = Case { indices: &[3], starts: &[0.0, 2.0, 3.0], ..cases().swap_remove(0) };
+    for in_bounds in [false, true] {
+        let op = Scatter { promise: IndexPromise { sorted: true, unique: true, in_bounds }, ..case.scatter(kind) };
+        let (x, starts, updates) = (small(F32, case.operand), case.starts(S32), small(F32, &case.result()));
+        let y = scattered(&case, kind, &x, &starts, &updates);
+        let operands = [f64s(case.operand), starts.clone(), random(F64, &case.result(), 0.0, 1.0)];
+        entry = entry.run(op.clone(), &[x, starts, updates], [y], 0.0).gradient(op, &operands);
+    }
+    entry
 }

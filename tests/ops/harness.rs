@@ -33,6 +33,11 @@ impl Tensor {
         Tensor::new(dtype, dims, &indices(dims).iter().map(f).collect::<Vec<_>>())
     }
 
+    /// The same values in another type.
+    pub fn with_dtype(&self, dtype: DType) -> Tensor {
+        Tensor::new(dtype, self.dims(), &self.values)
+    }
+
     pub fn scalar(dtype: DType, value: f64) -> Tensor {
         Tensor::new(dtype, &[], &[value])
     }
@@ -74,7 +79,9 @@ impl Random {
 
 /// Random numbers between two bounds; of an integer type, whole ones.
 pub fn random(dtype: DType, dims: &[usize], low: f64, high: f64) -> Tensor {
-    let seed = dims.iter().fold(dtype as u64, |seed, &size| seed * 31 + size as u64);
+    // By name, so that a new type leaves the numbers of the others as they are.
+    let name = dtype.name().bytes().fold(0, |seed: u64, byte| seed * 31 + u64::from(byte));
+    let seed = dims.iter().fold(name, |seed, &size| seed.wrapping_mul(31) + size as u64);
     let mut random = Random(seed ^ low.to_bits().rotate_left(7) ^ high.to_bits());
     Tensor::from_fn(dtype, dims, |_| {
         let number = low + (high - low) * random.unit();
@@ -166,6 +173,14 @@ pub struct Gradient {
     pub second: bool,
 }
 
+/// An op that cannot be differentiated in one operand, and part of what it says.
+pub struct Refusal {
+    pub op: Op,
+    pub operands: Vec<TensorType>,
+    pub active: usize,
+    pub message: String,
+}
+
 /// All that is checked of one op.
 pub struct Entry {
     pub name: String,
@@ -174,10 +189,12 @@ pub struct Entry {
     pub runs: Vec<Run>,
     pub gradients: Vec<Gradient>,
     /// Where differentiation must fail, and part of what it says.
-    pub refusals: Vec<(Op, Vec<TensorType>, String)>,
+    pub refusals: Vec<Refusal>,
     /// Why there is nothing to differentiate.
     pub no_gradient: Option<&'static str>,
     pub vjp_snapshot: bool,
+    /// Why batching must fail: part of what it says.
+    pub no_batch: Option<&'static str>,
 }
 
 impl Entry {
@@ -191,6 +208,7 @@ impl Entry {
             refusals: Vec::new(),
             no_gradient: None,
             vjp_snapshot: false,
+            no_batch: None,
         }
     }
 
@@ -251,13 +269,24 @@ impl Entry {
         self
     }
 
-    pub fn refuse_gradient(mut self, op: impl Into<Op>, operands: &str, message: &str) -> Entry {
-        self.refusals.push((op.into(), types(operands), message.to_owned()));
+    pub fn refuse_gradient(self, op: impl Into<Op>, operands: &str, message: &str) -> Entry {
+        self.refuse_gradient_in(op, operands, 0, message)
+    }
+
+    pub fn refuse_gradient_in(mut self, op: impl Into<Op>, operands: &str, active: usize, message: &str) -> Entry {
+        let message = message.to_owned();
+        self.refusals.push(Refusal { op: op.into(), operands: types(operands), active, message });
         self
     }
 
     pub fn without_gradient(mut self, reason: &'static str) -> Entry {
         self.no_gradient = Some(reason);
+        self
+    }
+
+    /// Batching fails with this message.
+    pub fn without_batching(mut self, message: &'static str) -> Entry {
+        self.no_batch = Some(message);
         self
     }
 

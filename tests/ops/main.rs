@@ -1,17 +1,26 @@
 //! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it what
-//! each takes, gives and must compute; `check.rs` has the checks, which are the same for all.
+//! each takes, gives and must compute; `check.rs`, `batching.rs` and `factors.rs` have the checks, which are the same for all.
 
 // A test says what it found by panicking.
 #![allow(clippy::panic)]
 
+mod batching;
 mod check;
+mod control;
+mod docs;
 mod elementwise;
+mod factors;
 mod fuzz;
 mod gathers;
 mod golden;
 mod harness;
+mod library;
 mod moves;
+#[path = "../support/plugins.rs"]
+mod plugins;
 mod reductions;
 mod regions;
 mod sources;
 mod table;
+mod transforms;
+mod windows;

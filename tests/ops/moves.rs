@@ -7,7 +7,7 @@ use meshloom::ops::*;
 use crate::harness::*;
 
 /// The element types that every op that moves elements is run with.
-const TYPES: [DType; 8] = [Pred, S8, S32, U32, BF16, F16, F32, F64];
+const TYPES: [DType; DType::ALL.len()] = DType::ALL;
 
 const HUGE: usize = usize::MAX;
 
@@ -166,7 +166,8 @@ pub fn pad() -> Entry {
         .reject(op(&[(0, 0, HUGE)]), "f32[1] f32[]", "dimension 0 of size 1 gives a size out of range")
         .reject(op(&[(0, 0, HUGE / 2)]), "f32[9] f32[]", "dimension 0 of size 9 gives a size out of range")
         .reject(op(&[(0, 0, 1 << 61)]), "f32[2] f32[]", "has more bytes than can be addressed");
-    let cases: [(&[usize], &[Padding]); 9] = [
+    let cases: [(&[usize], &[Padding]); 10] = [
+        (&[3, 2], &[(0, 0, 0), (1, 2, 1)]),
         (&[2, 3], &[(1, 2, 0), (0, -1, 1)]),
         (&[4], &[(-1, 2, 0)]),
         (&[4], &[(-1, -2, 2)]),
@@ -331,6 +332,31 @@ pub fn dynamic_update_slice() -> Entry {
             &operands,
             &[1],
         );
+    }
+    entry.with_vjp_snapshot()
+}
+
+pub fn roll() -> Entry {
+    let op = |axis, shift| Roll { axis, shift };
+    let mut entry = Entry::new("roll")
+        .accept(op(1, 2), "f32[2,5] -> f32[2,5]")
+        .accept(op(0, 3), "pred[0,2] -> pred[0,2]")
+        .accept(op(0, i64::MAX), "s8[7] -> s8[7]")
+        .reject(op(0, 1), "", "expected 1 operands, found 0")
+        .reject(op(1, 1), "f32[3]", "axis 1 is out of range or repeated for an operand with 1 dimensions")
+        .reject(op(0, i64::MIN), "f32[3]", "the shift has no opposite");
+    for (axis, shift) in [(1, 2), (1, -1), (0, 1), (1, 5), (1, 0), (1, -12), (0, 7)] {
+        let dims = [3, 5];
+        for dtype in TYPES {
+            let x = distinct(dtype, &dims);
+            let y = Tensor::from_fn(dtype, &dims, |i| {
+                let mut from = i.clone();
+                from[axis] = (i[axis] as i64 - shift).rem_euclid(dims[axis] as i64) as usize;
+                x.at(&from)
+            });
+            entry = entry.run(op(axis, shift), &[x], [y], 0.0);
+        }
+        entry = entry.gradient(op(axis, shift), &[f64s(&dims)]);
     }
     entry.with_vjp_snapshot()
 }

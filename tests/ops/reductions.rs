@@ -6,14 +6,30 @@ use meshloom::ops::*;
 use crate::elementwise::tolerance;
 use crate::harness::*;
 
-fn fold(kind: ReduceKind, left: f64, right: f64) -> f64 {
+pub fn fold(kind: ReduceKind, left: f64, right: f64) -> f64 {
     match kind {
         ReduceKind::And => (left as i64 & right as i64) as f64,
         ReduceKind::Max => left.max(right),
         ReduceKind::Min => left.min(right),
         ReduceKind::Or => (left as i64 | right as i64) as f64,
+        ReduceKind::Prod => left * right,
         ReduceKind::Sum => left + right,
     }
+}
+
+/// What nothing folded gives: the element that changes nothing, saturated to the type's own bounds.
+pub fn identity(kind: ReduceKind, dtype: DType) -> f64 {
+    let number = match kind {
+        ReduceKind::Sum | ReduceKind::Or => 0.0,
+        ReduceKind::Prod => 1.0,
+        ReduceKind::And if dtype.is_signed_integer() => -1.0,
+        // The one floating-point type without infinities.
+        ReduceKind::Min if dtype == F8E4M3FN => 448.0,
+        ReduceKind::Max if dtype == F8E4M3FN => -448.0,
+        ReduceKind::And | ReduceKind::Min => f64::INFINITY,
+        ReduceKind::Max => f64::NEG_INFINITY,
+    };
+    Tensor::scalar(dtype, number).values[0]
 }
 
 /// Sizes and the dimensions folded.
@@ -58,29 +74,30 @@ pub fn reduce(kind: ReduceKind) -> Entry {
             if kind == ReduceKind::And && dtype != Pred {
                 x.values.iter_mut().for_each(|value| *value = (*value as i64 | 64) as f64);
             }
+            if kind == ReduceKind::Prod {
+                // Powers of two, so that the product of all is exact, and for the integers small.
+                let factor = |value: &f64| if value.rem_euclid(8.0) == 0.0 { 2.0 } else { 1.0 };
+                x.values = x.values.iter().map(factor).collect();
+            }
             let y = reduced(&x, axes, kind);
             entry = entry.run(op(axes), &[x], [y], tolerance(dtype));
         }
     }
-    // Nothing folded gives the element that changes nothing.
-    let empty = match (kind, first) {
-        (ReduceKind::Sum | ReduceKind::Or, _) => 0.0,
-        (ReduceKind::And, _) => 1.0,
-        (ReduceKind::Max, _) => f64::NEG_INFINITY,
-        (ReduceKind::Min, _) => f64::INFINITY,
-    };
-    entry = entry.run(op(&[0]), &[distinct(first, &[0, 2])], [Tensor::new(first, &[2], &[empty; 2])], 0.0);
-    for dtype in [S8, S32, S64, U8, U32].into_iter().filter(|&dtype| class.contains(dtype)) {
-        // Saturated: the type's own bounds.
-        let bound = if kind == ReduceKind::And && dtype.is_signed_integer() { -1.0 } else { empty };
-        let bound = if kind == ReduceKind::And && dtype.is_unsigned_integer() { f64::INFINITY } else { bound };
-        entry = entry.run(op(&[0]), &[distinct(dtype, &[0, 2])], [Tensor::new(dtype, &[2], &[bound; 2])], 0.0);
+    for dtype in DType::ALL.into_iter().filter(|&dtype| class.contains(dtype)) {
+        let nothing = Tensor::new(dtype, &[2], &[identity(kind, dtype); 2]);
+        entry = entry.run(op(&[0]), &[distinct(dtype, &[0, 2])], [nothing], 0.0);
     }
     if !class.contains(F64) {
         return entry.without_gradient("not defined on floating point");
     }
     for (dims, axes) in REDUCED {
         entry = entry.gradient(op(axes), &[f64s(dims)]);
+    }
+    if kind == ReduceKind::Prod {
+        // No, one and two zeros among those folded.
+        let mut x = f64s(&[3, 4]);
+        [4, 8, 10].into_iter().for_each(|index| x.values[index] = 0.0);
+        entry = entry.gradient(op(&[1]), std::slice::from_ref(&x)).gradient(op(&[0, 1]), &[x]);
     }
     entry.with_vjp_snapshot()
 }
@@ -96,7 +113,7 @@ pub fn arg_reduce(kind: ArgReduceKind) -> Entry {
         .reject(op(0), "pred[2]", "operand 0 must have element type a number type, found pred")
         .reject(op(1), "f32[2,0]", "dimension 1 is empty, so no element is extreme")
         .reject(op(0), "u8[3000000000]", "dimension 0 has more positions than s32 can count");
-    for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != Pred) {
+    for dtype in DType::ALL.into_iter().filter(|&dtype| OperandClass::Numeric.contains(dtype)) {
         for (dims, axis) in [(&[2, 3, 4][..], 1), (&[2, 3, 4], 2), (&[7], 0), (&[3, 1], 1)] {
             // Few different values, so that the first of equals is asked for.
             for x in [distinct(dtype, dims), random(dtype, dims, 0.0, 1.9)] {
@@ -143,6 +160,10 @@ const DOTS: [DotCase; 10] = [
     (&[2, 3, 2, 4], &[2, 3, 5, 4], [&[1], &[1], &[3], &[3]]),
     (&[3, 2], &[2, 3], [&[1, 0], &[0, 1], &[], &[]]),
 ];
+
+/// No rounding at all; but XLA does not say whether a sum of nothing but -0 is -0, as where it is one product, or 0, as
+/// where it starts from zero.
+const EXACT_BUT_ZEROS: f64 = f64::MIN_POSITIVE;
 
 fn dot_reference(case: &DotCase<'_>, lhs: &Tensor, rhs: &Tensor, dtype: DType) -> Tensor {
     let (left_dims, right_dims, [left_batch, right_batch, left_contract, right_contract]) = *case;
@@ -198,6 +219,7 @@ pub fn dot_general() -> Entry {
             "operand 0 must have element type a type that can be accumulated in f32",
         )
         .reject(matmul.clone(), "pred[2,3] pred[3,2]", "a type that can be accumulated in f32, found pred")
+        .reject(dot(&DOTS[0], S32), "s4[2,3] s4[3,4]", "a type that can be accumulated in s32, found s4")
         .reject(dot(&DOTS[0], Pred), "s32[2,3] s32[3,4]", "a type that can be accumulated in pred, found s32")
         .reject(dot(&DOTS[0], S8), "s32[2,3] s32[3,4]", "a type that can be accumulated in s8, found s32")
         .reject(matmul.clone(), "f32[2,3] f32[4,2]", "dimension 0 of operand 1 must have size 3, found 4")
@@ -224,6 +246,12 @@ pub fn dot_general() -> Entry {
         (U8, U32),
         (U32, U32),
         (S64, S64),
+        (S16, S32),
+        (U16, U32),
+        (U64, U64),
+        (F8E4M3FN, F32),
+        (F8E4M3FN, BF16),
+        (F8E5M2, F32),
     ];
     for case in &DOTS {
         for (dtype, accumulated) in types {
@@ -233,7 +261,7 @@ pub fn dot_general() -> Entry {
             let round = |x: Tensor| Tensor { values: x.values.iter().map(|value| value.floor()).collect(), ..x };
             let (x, y) = (round(x), round(y));
             let z = dot_reference(case, &x, &y, accumulated);
-            entry = entry.run(dot(case, accumulated), &[x, y], [z], 0.0);
+            entry = entry.run(dot(case, accumulated), &[x, y], [z], EXACT_BUT_ZEROS);
         }
         let operands = [f64s(case.0), random(F64, case.1, -1.0, 1.0)];
         entry = entry.gradient(dot(case, F64), &operands).gradient_in(dot(case, F64), &operands, &[0]).gradient_in(

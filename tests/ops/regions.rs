@@ -8,19 +8,19 @@ use meshloom::ops::*;
 
 use crate::harness::*;
 
-fn body(name: &str, inputs: &str, f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Vec<Value>) -> Arc<Graph> {
+pub fn body(name: &str, inputs: &str, f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Vec<Value>) -> Arc<Graph> {
     Arc::new(graph(name, &types(inputs), f))
 }
 
-fn mul(b: &mut GraphBuilder, x: Value, y: Value) -> Value {
+pub fn mul(b: &mut GraphBuilder, x: Value, y: Value) -> Value {
     push(b, Binary(BinaryKind::Multiply), &[x, y])
 }
 
-fn add(b: &mut GraphBuilder, x: Value, y: Value) -> Value {
+pub fn add(b: &mut GraphBuilder, x: Value, y: Value) -> Value {
     push(b, Binary(BinaryKind::Add), &[x, y])
 }
 
-fn unary(b: &mut GraphBuilder, kind: UnaryKind, x: Value) -> Value {
+pub fn unary(b: &mut GraphBuilder, kind: UnaryKind, x: Value) -> Value {
     push(b, Unary(kind), &[x])
 }
 
@@ -170,6 +170,8 @@ fn function(dtype: &str, rich: bool) -> Arc<Graph> {
             let dtype = b.ty(result).dtype;
             let dot = DotGeneral { dims: Box::new(dims), dtype, precision: Precision::Default };
             let product = push(b, dot, &[result, sine]);
+            // Bounded, so that a few layers of it stay smooth enough for central differences.
+            let product = unary(b, UnaryKind::Tanh, product);
             let step = body("loop", "f64[2] f64[2]", |b, x| {
                 let product = mul(b, x[0], x[1]);
                 let next = unary(b, UnaryKind::Cosine, product);

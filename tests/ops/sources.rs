@@ -82,6 +82,12 @@ pub fn named() -> Entry {
     identity(Entry::new("named"), Named(Name::new("saved")))
 }
 
+pub fn move_to() -> Entry {
+    identity(Entry::new("move_to"), MoveTo(Memory::Host))
+        .run(MoveTo(Memory::Device), &[distinct(F32, &[2])], [distinct(F32, &[2])], 0.0)
+        .accept(MoveTo(Memory::Device), "f32[2] -> f32[2]")
+}
+
 pub fn stop_gradient() -> Entry {
     identity(Entry::new("stop_gradient"), StopGradient).expect_zero()
 }

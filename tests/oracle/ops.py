@@ -430,6 +430,174 @@ case(
 )
 
 
+# 8-bit floating point, as bits: what Rust's readers of safetensors know best
+
+E4M3FN, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+def f8_tricky(dtype):
+    """Every number of the type, what lies half way between neighbours, a little to either side of that, and beyond."""
+    numbers = np.unique(np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32))
+    finite = numbers[np.isfinite(numbers)]
+    halfway = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
+    near = [np.nextafter(halfway, np.float32(end)) for end in (-INF, INF)]
+    edge = np.max(finite) + (finite[-1] - finite[-2]) / 2
+    beyond = np.nextafter(f32(edge, edge), f32(-INF, INF))
+    odd = f32(edge, -edge, 1e30, -1e30, INF, -INF, NAN, -0.0)
+    return np.concatenate([finite, halfway, *near, beyond, -beyond, odd])
+
+
+for name, dtype in {"f8e4m3fn": E4M3FN, "f8e5m2": E5M2}.items():
+    every = np.arange(256, dtype=np.uint8)
+    case(
+        f"convert_f32_{name}",
+        f"in0 converted to {name}, as bits: nearest, ties to even; beyond the range NaN for f8e4m3fn, infinity for f8e5m2",
+        lambda x, dtype=dtype: lax.bitcast_convert_type(x.astype(dtype), jnp.uint8),
+        f8_tricky(dtype),
+    )
+    case(
+        f"convert_{name}_f32",
+        f"every {name}, given as bits, converted to f32",
+        lambda x, dtype=dtype: lax.bitcast_convert_type(x, dtype).astype(jnp.float32),
+        every,
+    )
+    for operation, function in {"add": lax.add, "multiply": lax.mul}.items():
+        # One rounding, of the exact result: products and sums of these fit f16.
+        left, right = np.meshgrid(np.arange(0x28, 0x48, 3, dtype=np.uint8), np.arange(0xB0, 0xC8, 5, dtype=np.uint8))
+        case(
+            f"{operation}_{name}",
+            f"{operation} of two {name}, all as bits",
+            lambda x, y, dtype=dtype, function=function: lax.bitcast_convert_type(
+                function(lax.bitcast_convert_type(x, dtype), lax.bitcast_convert_type(y, dtype)), jnp.uint8
+            ),
+            left.ravel(),
+            right.ravel(),
+        )
+    case(
+        f"dot_{name}_f32",
+        f"in0 [3, 8] times in1 [8, 2], {name} given as bits, accumulated in f32 (exact)",
+        lambda x, y, dtype=dtype: jnp.dot(
+            lax.bitcast_convert_type(x, dtype), lax.bitcast_convert_type(y, dtype), preferred_element_type=jnp.float32
+        ),
+        (numbers(3, 8) / 2).astype(dtype).view(np.uint8),
+        (numbers(8, 2) / 2).astype(dtype).view(np.uint8),
+    )
+case(
+    "dot_s8_s32",
+    "in0 [3, 8] times in1 [8, 2], s8 operands, s32 result: nothing wraps",
+    lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.int32),
+    (numbers(3, 8) * 10).astype(np.int8),
+    (numbers(8, 2) * 15).astype(np.int8),
+)
+
+# Reads and writes by index: modes and kinds
+
+case(
+    "gather_rows_fill",
+    "rows of in0 at in1; 0.5 for an index out of range, a negative one too",
+    lambda table, index: table.at[index].get(mode="fill", fill_value=0.5, wrap_negative_indices=False),
+    numbers(8, 3),
+    OUT_OF_RANGE,
+)
+for kind in ["set", "max", "min", "multiply"]:
+    case(
+        f"scatter_{kind}_out_of_range",
+        f"in0 with in2 [6, 2] written at rows in1 ({kind}); an update out of range is dropped, a negative index is one; of "
+        "several values set at one place the last stays on the CPU",
+        lambda operand, index, updates, kind=kind: getattr(operand.at[index], kind)(
+            updates, mode="drop", wrap_negative_indices=False
+        ),
+        numbers(4, 2),
+        s32(0, 4, -1, 3, 3, S32_MAX),
+        numbers(6, 2, scale=0.5),
+    )
+case(
+    "scatter_set_vjp",
+    "cotangent of in2 [6, 2] for in0 with in2 set at rows in1, cotangent in3 [4, 2]: an update that was dropped or replaced "
+    "has none",
+    lambda operand, index, updates, cotangent: jax.vjp(
+        lambda u: operand.at[index].set(u, mode="drop", wrap_negative_indices=False), updates
+    )[1](cotangent)[0],
+    numbers(4, 2),
+    s32(0, 4, -1, 3, 3, 1),
+    numbers(6, 2),
+    numbers(4, 2, scale=0.25),
+)
+
+# Running folds and windows
+
+LOGS = f32(-INF, -1000, 3, 1000, 999.5, -2, 1001, 0).reshape(2, 4)
+case(
+    "cumlogsumexp_last",
+    "running log(sum(exp)) of in0 [2, 4] along dim 1",
+    lambda x: lax.cumlogsumexp(x, 1),
+    LOGS,
+    smooth=True,
+    tolerance=1e-6,
+)
+case(
+    "cumlogsumexp_reverse",
+    "as cumlogsumexp_last, from the end",
+    lambda x: lax.cumlogsumexp(x, 1, reverse=True),
+    LOGS,
+    smooth=True,
+    tolerance=1e-6,
+)
+case("cummax_nan", "running maximum along dim 1; NaN stays", lambda x: lax.cummax(x, 1), TIES[[0, 1, 2, 4, 5]])
+case("cummin_reverse", "running minimum along dim 0 from the end", lambda x: lax.cummin(x, 0, reverse=True), numbers(7))
+case("cumprod_first", "running product along dim 0", lambda x: lax.cumprod(x, 0), f32(2, -1, 0.5, 4, 0, 3))
+for name, (operation, start) in {"max": (lax.max, -INF), "sum": (lax.add, 0.0)}.items():
+    case(
+        f"reduce_window_{name}",
+        f"{name} over windows of in0 [6, 5]: size 2 x 3, strides 2 x 1, padding (1, 0) x (0, 2), base dilation 1 x 2, window "
+        "dilation 2 x 1; a window without elements gives the start value",
+        lambda x, operation=operation, start=start: lax.reduce_window(
+            x, np.float32(start), operation, (2, 3), (2, 1), ((1, 0), (0, 2)), (1, 2), (2, 1)
+        ),
+        numbers(6, 5),
+    )
+case(
+    "reduce_window_max_vjp",
+    "cotangent of in0 [6, 5] for maxima over windows of 2 x 2 elements two apart, cotangent in1 [3, 2]",
+    lambda x, cotangent: jax.vjp(
+        lambda x: lax.reduce_window(x, np.float32(-INF), lax.max, (2, 2), (2, 2), "VALID"), x
+    )[1](cotangent)[0],
+    numbers(6, 5),
+    numbers(3, 2),
+)
+case("reduce_prod", "product of each row of in0", lambda x: jnp.prod(x, axis=1), f32(2, -3, 4, 0, 5, 6).reshape(2, 3))
+
+# More elementwise functions
+
+case(
+    "round_nearest_afz",
+    "to the nearest integer, halves away from zero",
+    lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    # The one below one half is left out: XLA's CPU backend adds one half and truncates.
+    HALVES[[*range(7), *range(9, len(HALVES))]],
+)
+case("count_leading_zeros", "zero bits above the highest that is set", lax.clz, s32(0, 1, -1, 255, S32_MAX, S32_MIN))
+case("popcnt", "bits that are set", lax.population_count, s32(0, 1, -1, 255, S32_MAX, S32_MIN))
+case(
+    "atan2",
+    "angle of (in1, in0)",
+    lax.atan2,
+    f32(1, 1, -1, -1, 0, 0, 2, -2, INF, INF),
+    f32(1, -1, 1, -1, 1, -1, 0, 0, INF, -INF),
+    smooth=True,
+    tolerance=1e-6,
+)
+UNIT = f32(-1, -0.999, -0.5, -1e-4, 0, 1e-8, 0.3, 0.75, 0.9999, 1, 1.5, NAN)
+FAR = f32(-1e30, -88, -10, -1, -0.3, -1e-4, 0, 1e-8, 0.7, 1, 2, 20, 88, 1e30, INF, -INF, NAN)
+SMOOTH = {
+    "acos": UNIT, "asin": UNIT, "atanh": UNIT, "erf_inv": UNIT, "asinh": FAR, "atan": FAR, "cosh": FAR, "sinh": FAR,
+    "acosh": f32(1, 1.0001, 1.5, 20, 1e30, INF, 0.5, -3, NAN), "cbrt": FAR, "tan": f32(0, -0.5, 1, 3, 1e-8, 100, INF, NAN),
+}  # fmt: skip
+for name, points in SMOOTH.items():
+    # Near 1 the single-precision polynomial meets a rounded 1 - x^2.
+    case(name, name, getattr(lax, name), points, smooth=True, tolerance=5e-6 if name == "erf_inv" else 3e-6)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the file instead of writing it")

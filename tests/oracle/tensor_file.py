@@ -13,9 +13,16 @@ import numpy as np
 DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "BOOL": np.dtype(np.bool_),
+    "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I8": np.dtype(np.int8),
     "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "U8": np.dtype(np.uint8),
+    "U16": np.dtype(np.uint16),
     "U32": np.dtype(np.uint32),
+    "U64": np.dtype(np.uint64),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -1,5 +1,8 @@
 //! Tiny HLO modules, written out as protos: the runtime is tested without the emitter.
 
+// Each test file uses a part of it.
+#![allow(dead_code)]
+
 use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom::hlo::proto::{
     DotDimensionNumbers, HloComputationProto, HloInputOutputAliasProto, HloInstructionProto, HloModuleProto, Kind,
@@ -116,17 +119,27 @@ fn replicated() -> OpSharding {
     OpSharding { r#type: op_sharding::Type::Replicated.into(), ..Default::default() }
 }
 
-fn rows_over_eight() -> OpSharding {
+fn rows_over(device_count: i64) -> OpSharding {
     OpSharding {
         r#type: op_sharding::Type::Other.into(),
-        tile_assignment_dimensions: vec![8, 1],
-        tile_assignment_devices: (0..8).collect(),
+        tile_assignment_dimensions: vec![device_count, 1],
+        tile_assignment_devices: (0..device_count).collect(),
         ..Default::default()
     }
 }
 
+fn rows_over_eight() -> OpSharding {
+    rows_over(8)
+}
+
 /// `(left · right, sum of left)` with `left` and the product split by rows over eight devices: the sum needs an all-reduce.
 pub fn sharded_dot() -> Vec<u8> {
+    sharded_dot_over(8)
+}
+
+/// [`sharded_dot`] over another number of devices, a divisor of 16.
+pub fn sharded_dot_over(device_count: i64) -> Vec<u8> {
+    let rows = || rows_over(device_count);
     let add = computation(
         1,
         "add",
@@ -141,11 +154,11 @@ pub fn sharded_dot() -> Vec<u8> {
     let zero = LiteralProto { shape: Some(shape(&[])), f32s: vec![0.0], ..Default::default() };
     let both = OpSharding {
         r#type: op_sharding::Type::Tuple.into(),
-        tuple_shardings: vec![rows_over_eight(), replicated()],
+        tuple_shardings: vec![rows(), replicated()],
         ..Default::default()
     };
     let main = vec![
-        sharded(rows_over_eight(), parameter(11, 0, "left", &[16, 4])),
+        sharded(rows(), parameter(11, 0, "left", &[16, 4])),
         sharded(replicated(), parameter(12, 1, "right", &[4, 2])),
         HloInstructionProto {
             dot_dimension_numbers: Some(Box::new(dimensions)),
@@ -180,4 +193,78 @@ pub fn bad_pair_shardings() -> Vec<(OpSharding, &'static str)> {
         (tuple(vec![replicated(), tuple(vec![])]), "an element 1 that is a tuple's, but the value is not a tuple"),
         (tuple(vec![replicated(), rows_over_eight()]), "an element 1 that has 2 tile dimensions, expected 0"),
     ]
+}
+
+/// `value = sqrt(value + value)`, `count` times over: a program that runs as long as its argument says, and ends near 2.
+pub fn repeated_root(dims: &[usize]) -> Vec<u8> {
+    let element = |id, name: &str, index: i64, shape, carry| HloInstructionProto {
+        tuple_index: index,
+        ..instruction(id, name, "get-tuple-element", shape, &[carry])
+    };
+    let number = |id, name: &str, value: f32| HloInstructionProto {
+        literal: Some(Box::new(LiteralProto { shape: Some(shape(&[])), f32s: vec![value], ..Default::default() })),
+        ..instruction(id, name, "constant", shape(&[]), &[])
+    };
+    let carry = || tuple(&[shape(&[]), shape(&[]), shape(dims)]);
+    let carried = |id, name: &str| HloInstructionProto { shape: Some(carry()), ..parameter(id, 0, name, &[]) };
+    let pred = ShapeProto { element_type: PrimitiveType::Pred.into(), ..shape(&[]) };
+    let condition = vec![
+        carried(1, "seen"),
+        element(2, "done", 0, shape(&[]), 1),
+        element(3, "wanted", 1, shape(&[]), 1),
+        HloInstructionProto { comparison_direction: "LT".into(), ..instruction(4, "more", "compare", pred, &[2, 3]) },
+    ];
+    let body = vec![
+        carried(11, "carried"),
+        element(12, "before", 0, shape(&[]), 11),
+        element(13, "all", 1, shape(&[]), 11),
+        element(14, "old", 2, shape(dims), 11),
+        number(15, "one", 1.0),
+        instruction(16, "after", "add", shape(&[]), &[12, 15]),
+        instruction(17, "twice", "add", shape(dims), &[14, 14]),
+        instruction(18, "new", "sqrt", shape(dims), &[17]),
+        instruction(19, "next", "tuple", carry(), &[16, 13, 18]),
+    ];
+    let main = vec![
+        parameter(21, 0, "value", dims),
+        parameter(22, 1, "count", &[]),
+        number(23, "zero", 0.0),
+        instruction(24, "first", "tuple", carry(), &[23, 22, 21]),
+        HloInstructionProto { called_computation_ids: vec![2, 1], ..instruction(25, "loop", "while", carry(), &[24]) },
+        element(26, "result", 2, shape(dims), 25),
+    ];
+    let computations =
+        vec![computation(1, "condition", condition), computation(2, "body", body), computation(3, "main", main)];
+    HloModuleProto { name: "repeated_root".into(), ..module(computations) }.encode_to_vec()
+}
+
+/// `transpose(A) * B` of two constants, element by element, as a vector: `[1, 6, 15, 8, 20, 36]`. It is written as a dot with
+/// batch dimensions alone. There is one parameter, which is not used.
+pub fn dot_of_transposed_constant() -> Vec<u8> {
+    let numbers = |id, name: &str, dims: &[usize]| {
+        let literal = LiteralProto {
+            shape: Some(shape(dims)),
+            f32s: (1..=6).map(|number| number as f32).collect(),
+            ..Default::default()
+        };
+        HloInstructionProto { literal: Some(Box::new(literal)), ..instruction(id, name, "constant", shape(dims), &[]) }
+    };
+    let dimensions = DotDimensionNumbers {
+        lhs_batch_dimensions: vec![0, 1],
+        rhs_batch_dimensions: vec![0, 1],
+        ..Default::default()
+    };
+    let main = vec![
+        parameter(1, 0, "unused", &[]),
+        numbers(2, "left", &[6]),
+        instruction(3, "rows", "reshape", shape(&[3, 2]), &[2]),
+        HloInstructionProto { dimensions: vec![1, 0], ..instruction(4, "columns", "transpose", shape(&[2, 3]), &[3]) },
+        numbers(5, "right", &[2, 3]),
+        HloInstructionProto {
+            dot_dimension_numbers: Some(Box::new(dimensions)),
+            ..instruction(6, "product", "dot", shape(&[2, 3]), &[4, 5])
+        },
+        instruction(7, "flat", "reshape", shape(&[6]), &[6]),
+    ];
+    module(vec![computation(1, "main", main)]).encode_to_vec()
 }

@@ -3,6 +3,10 @@
 // Each test file uses a part of it.
 #![allow(dead_code)]
 
+pub mod derivatives;
+pub mod interpret;
+pub mod plugins;
+
 use std::sync::OnceLock;
 
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
@@ -50,18 +54,31 @@ impl Compiled {
         results.into_iter().zip(&self.outputs).map(array).map(|array| array.get().expect("get")).collect()
     }
 
-    /// How many instructions with this opcode are in the module after XLA's passes.
-    pub fn count(&self, opcode: &str) -> usize {
+    /// The module after XLA's passes.
+    pub fn optimized(&self) -> HloModuleProto {
         let program = self.executable.optimized_hlo().expect("the optimized module");
-        let module = match program.format.as_str() {
+        match program.format.as_str() {
             "hlo" => HloModuleProto::decode(program.bytes.as_slice()).expect("a module"),
             _ => {
                 let wrapped = HloModuleProtoWithConfig::decode(program.bytes.as_slice()).expect("a module");
                 wrapped.hlo_module.expect("a module")
             }
-        };
+        }
+    }
+
+    /// How many instructions with this opcode are in the module after XLA's passes.
+    pub fn count(&self, opcode: &str) -> usize {
+        let module = self.optimized();
         let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
         instructions.filter(|instruction| instruction.opcode == opcode).count()
+    }
+
+    /// The largest size of a window along one dimension in the module after XLA's passes; 0 if there is none.
+    pub fn longest_window(&self) -> i64 {
+        let module = self.optimized();
+        let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        let windows = instructions.filter_map(|instruction| instruction.window.as_ref());
+        windows.flat_map(|window| &window.dimensions).map(|dimension| dimension.size).max().unwrap_or(0)
     }
 }
 

@@ -160,7 +160,13 @@ impl RunConfig {
     pub fn mesh(&self) -> Result<Mesh, ConfigError> {
         let axes = &self.mesh.axes;
         Mesh::parse(axes, self.target.devices).map_err(|error| {
-            let hint = format!("{error} (target.devices is {})", self.target.devices);
+            let target = &self.target;
+            let hint = match target.topology.as_str() {
+                "" => format!("{error} (target.devices is {})", target.devices),
+                topology => {
+                    format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
+                }
+            };
             error::invalid("mesh.axes", axes, &hint)
         })
     }

@@ -104,7 +104,7 @@ choice! {
         Dots = "dots",
         /// Everything but the values in `remat.names`.
         Save = "save",
-        /// As `save`, with those values kept in host memory.
+        /// As `save`, with those values kept in the host's memory (on a CPU, that is where they are anyway).
         Offload = "offload",
     }
 }
@@ -245,11 +245,12 @@ choice! {
 section! {
     /// `[target]`: the devices.
     TargetConfig {
-        /// The platform.
+        /// The platform. With a topology it is not looked at.
         platform: Platform = Platform::Cpu,
-        /// Number of devices.
+        /// Number of devices. With a topology it is not looked at.
         devices: usize = 8,
-        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at hand.
+        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`
+        /// ([`Topology`](crate::pjrt::Topology)). Empty: the devices at hand.
         topology: String = String::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! What this version can run. Each feature that lands drops its line here.
 
-use super::error::{ConfigError, ConfigErrorKind};
-use super::{ModelFamily, PartitionMode, Platform, RematPolicy, RuleSource, RunConfig};
+use super::error::{ConfigError, ConfigErrorKind, invalid};
+use super::{ModelFamily, PartitionMode, Platform, RuleSource, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
@@ -9,19 +9,12 @@ impl RunConfig {
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
         let file = self.rules.sources().find(|(_, source)| matches!(source, RuleSource::File(_)));
-        let checks: [(&str, bool, String, &str); 11] = [
+        let checks: [(&str, bool, String, &str); 8] = [
             (
                 "model.family",
                 self.model.family != ModelFamily::Llama,
                 quoted(self.model.family.name()),
                 "use model.family = \"llama\"",
-            ),
-            ("model.dropout", self.model.dropout > 0.0, self.model.dropout.to_string(), "use model.dropout = 0.0"),
-            (
-                "data.tokenizer",
-                self.data.tokenizer != "bytes",
-                quoted(&self.data.tokenizer),
-                "use data.tokenizer = \"bytes\"",
             ),
             (
                 "train.microbatches",
@@ -36,12 +29,6 @@ impl RunConfig {
                 "given".to_owned(),
                 "write the rules as a list, or use rules.preset = \"decoder\"",
             ),
-            (
-                "remat.policy",
-                self.remat.policy == RematPolicy::Offload,
-                quoted(self.remat.policy.name()),
-                "use remat.policy = \"save\"",
-            ),
             ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (
@@ -52,7 +39,7 @@ impl RunConfig {
             ),
             (
                 "target.platform",
-                self.target.platform != Platform::Cpu,
+                self.target.platform != Platform::Cpu && self.target.topology.is_empty(),
                 quoted(self.target.platform.name()),
                 "use target.platform = \"cpu\"",
             ),
@@ -62,10 +49,18 @@ impl RunConfig {
                 return Err(not_built(key, value, instead));
             }
         }
-        match self.target.topology.is_empty() {
-            true => Ok(()),
-            false => Err(not_built("target.topology", quoted(&self.target.topology), "use target.topology = \"\"")),
-        }
+        Ok(())
+    }
+
+    /// As [`RunConfig::check_supported`], for what is to run rather than to be compiled ahead of time.
+    ///
+    /// # Errors
+    /// Also for a topology: it is hardware that is not there.
+    pub fn check_runnable(&self) -> Result<(), ConfigError> {
+        self.check_supported()?;
+        let topology = &self.target.topology;
+        let reason = "a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = \"\"";
+        if topology.is_empty() { Ok(()) } else { Err(invalid("target.topology", topology, reason)) }
     }
 }
 

@@ -14,14 +14,26 @@ impl RunConfig {
         self.validate_train()?;
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
-        // With a topology the devices are those of the topology, which the runtime knows.
-        if self.target.topology.is_empty() {
-            let mesh = self.mesh()?;
-            self.validate_mesh(&mesh)?;
-            self.validate_pipeline(axis_size(&mesh, "stage"))?;
-            self.validate_diloco(axis_size(&mesh, "diloco"))?;
-        }
-        Ok(())
+        // With a topology the devices are those of the topology, which its plugin knows: then `on_devices` goes on.
+        if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
+    }
+
+    /// This config for a topology that turned out to have so many devices.
+    ///
+    /// # Errors
+    /// The mesh, or what depends on it, does not fit them.
+    pub fn on_devices(&self, count: usize) -> Result<RunConfig, ConfigError> {
+        let mut config = self.clone();
+        config.target.devices = count;
+        config.validate_on_mesh()?;
+        Ok(config)
+    }
+
+    fn validate_on_mesh(&self) -> Checked {
+        let mesh = self.mesh()?;
+        self.validate_mesh(&mesh)?;
+        self.validate_pipeline(axis_size(&mesh, "stage"))?;
+        self.validate_diloco(axis_size(&mesh, "diloco"))
     }
 
     fn validate_model(&self) -> Checked {

@@ -265,6 +265,7 @@ impl Value for DType {
     }
 }
 
+/// What parameters and computation can be in. The 8-bit types are for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
-    DType::ALL.into_iter().filter(|dtype| dtype.is_float())
+    DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
 }

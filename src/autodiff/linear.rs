@@ -1,0 +1,289 @@
+//! Linear transposition: the pullback of a linear function, which needs no point to be taken at.
+//!
+//! That a function is linear is read off its graph ([`check`]), op by op:
+//! - an op's pullback must not read a value that depends on the linear inputs: the derivative would not be constant;
+//! - nothing that depends on them may get in by ways without a derivative (comparisons, integers, `stop_gradient`);
+//! - where the linear inputs are zero, so is every value that they reach: a constant that is added in makes it affine.
+//!
+//! Then the pullback reads none of the values computed from linear inputs, so these may be zeros, which are dead code.
+
+use smallvec::SmallVec;
+
+use super::VjpContext;
+use super::regions::scan_activity;
+use super::tape::{Tape, activity, demand};
+use crate::error::{OpError, TypeError};
+use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, Value, Values};
+use crate::ops::{Binary, BinaryKind, Cond, CustomVjp, Op, Primitive, Scan, Unary, UnaryKind};
+
+/// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
+/// (`None` for zero) to one for each input.
+///
+/// # Errors
+/// The graph is not linear in these inputs: the op that shows it, with its source line.
+pub fn transpose(
+    builder: &mut GraphBuilder,
+    graph: &Graph,
+    operands: &[Option<Value>],
+    cotangents: &[Option<Value>],
+) -> Result<Vec<Option<Value>>, OpError> {
+    let linear: Vec<bool> = operands.iter().map(Option::is_none).collect();
+    let wanted: Vec<bool> = cotangents.iter().map(Option::is_some).collect();
+    check(graph, &linear, &wanted)?;
+    let mut argument = |(operand, ty): (&Option<Value>, &crate::ir::TensorType)| {
+        operand.unwrap_or_else(|| builder.splat(ty.clone(), 0.0))
+    };
+    let arguments: Vec<Value> = operands.iter().zip(graph.input_types()).map(&mut argument).collect();
+    Tape::record(builder, graph, &arguments, &linear, &wanted)?.pullback(builder, cotangents)
+}
+
+/// Checks that the wanted outputs of a graph are linear in the inputs marked.
+///
+/// # Errors
+/// The first op that is not.
+pub fn check(graph: &Graph, linear: &[bool], wanted: &[bool]) -> Result<(), OpError> {
+    check_body(graph, linear, linear, linear, wanted)?;
+    let zero = Flow::new(Fact::Zero).through(graph, linear);
+    let depends = Flow::new(Fact::Depends).through(graph, linear);
+    let active = activity(graph, linear);
+    for (&output, _) in graph.outputs().iter().zip(wanted).filter(|(_, wanted)| **wanted) {
+        if depends[output.index()] && !active[output.index()] {
+            return Err(refuse(graph, output, UNDIFFERENTIABLE));
+        }
+        if !depends[output.index()] && !zero[output.index()] {
+            return Err(refuse(graph, output, AFFINE));
+        }
+    }
+    Ok(())
+}
+
+const UNDIFFERENTIABLE: &str = "its result depends on the linear inputs, but has no derivative in them";
+const NOT_CONSTANT: &str = "its derivative depends on the linear inputs";
+const AFFINE: &str =
+    "its result is not zero where the linear inputs are: something that does not depend on them is added";
+
+/// The error at the op that defines a value.
+fn refuse(graph: &Graph, value: Value, reason: &'static str) -> OpError {
+    match graph.defining_node(value) {
+        Some(node) => refuse_node(graph, node, reason),
+        None => OpError::new("input", TypeError::NotLinear(reason), vec![graph.ty(value).clone()], Default::default()),
+    }
+}
+
+fn refuse_node(graph: &Graph, node: NodeRef<'_>, reason: &'static str) -> OpError {
+    let types = node.operands().iter().map(|&operand| graph.ty(operand).clone()).collect();
+    OpError::new(node.op().name(), TypeError::NotLinear(reason), types, node.origin())
+}
+
+/// Checks each op of a graph that a cotangent reaches. Of the inputs is known which depend on the linear ones, by any way
+/// and differentiably, and which are zero when these are.
+fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], wanted: &[bool]) -> Result<(), OpError> {
+    let depends = Flow::new(Fact::Depends).through(graph, depends);
+    let zero = Flow::new(Fact::Zero).through(graph, zero);
+    let active = activity(graph, active);
+    let reached = demand(graph, &active, wanted);
+    let flags = |node: NodeRef<'_>, of: &[bool]| -> Vec<bool> {
+        node.operands().iter().map(|value| of[value.index()]).collect()
+    };
+    for node in graph.nodes().filter(|node| node.results().any(|result| reached[result.index()])) {
+        for &operand in node.operands() {
+            if depends[operand.index()] && !active[operand.index()] {
+                return Err(refuse(graph, operand, UNDIFFERENTIABLE));
+            }
+        }
+        let wanted: Vec<bool> = node.results().map(|result| reached[result.index()]).collect();
+        let [depends_in, active_in, zero_in] = [&depends, &active, &zero].map(|of| flags(node, of));
+        let inside = |body: &Graph, depends: &[bool], active: &[bool], zero: &[bool]| {
+            check_body(body, depends, active, zero, &wanted)
+        };
+        match node.op() {
+            Op::Call(call) => inside(&call.function, &depends_in, &active_in, &zero_in)?,
+            Op::Checkpoint(checkpoint) => inside(&checkpoint.body, &depends_in, &active_in, &zero_in)?,
+            Op::Cond(cond) => {
+                for branch in &cond.branches {
+                    inside(branch, &depends_in[1..], &active_in[1..], &zero_in[1..])?;
+                }
+            }
+            Op::CustomVjp(custom) => {
+                if custom_reads(custom, &depends_in) {
+                    return Err(refuse_node(graph, node, NOT_CONSTANT));
+                }
+            }
+            Op::Scan(scan) => {
+                let (active_in, _) = scan_activity(scan, &active_in);
+                let depends_in = Flow::new(Fact::Depends).into_loop(scan, &depends_in);
+                // What is zero in the first iteration: if an op of the body adds something, it is found here.
+                // A carry's cotangent goes from iteration to iteration, whether or not its last value is wanted.
+                let wanted: Vec<bool> =
+                    wanted.iter().enumerate().map(|(index, &wanted)| wanted || index < scan.carry_count).collect();
+                check_body(&scan.body, &depends_in, &active_in, &zero_in, &wanted)?;
+            }
+            op => {
+                if let Some(primitive) = op.as_primitive()
+                    && let Some(reason) = why_not_linear(graph, node, primitive, &depends_in, &wanted)?
+                {
+                    return Err(refuse_node(graph, node, reason));
+                }
+            }
+        }
+        let zeros_in = node.operands().iter().all(|value| !depends[value.index()] || zero[value.index()]);
+        let not_zero = node.results().any(|result| reached[result.index()] && !zero[result.index()]);
+        if zeros_in && not_zero {
+            return Err(refuse_node(graph, node, AFFINE));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the pullback of one op has no gradient for an operand that depends on the linear inputs, or reads one, or reads
+/// results.
+fn why_not_linear(
+    graph: &Graph,
+    node: NodeRef<'_>,
+    primitive: &dyn Primitive,
+    depends: &[bool],
+    wanted: &[bool],
+) -> Result<Option<&'static str>, OpError> {
+    let mut builder = GraphBuilder::new("pullback");
+    builder.set_origin(node.origin());
+    let mut input = |value: Value| builder.input(graph.ty(value).clone(), PortInfo::default());
+    let operands: Values = node.operands().iter().map(|&value| input(value)).collect();
+    let results: Values = node.results().map(&mut input).collect();
+    let cotangents: SmallVec<[Option<Value>; 2]> =
+        node.results().zip(wanted).map(|(result, &wanted)| wanted.then(|| input(result))).collect();
+    let mut gradients: SmallVec<[Option<Value>; 4]> = SmallVec::from_elem(None, operands.len());
+    primitive.vjp(&mut VjpContext {
+        builder: &mut builder,
+        operands: &operands,
+        results: &results,
+        cotangents: &cotangents,
+        needs: depends,
+        gradients: &mut gradients,
+    })?;
+    if depends.iter().zip(&gradients).any(|(&depends, gradient)| depends && gradient.is_none()) {
+        return Ok(Some(UNDIFFERENTIABLE));
+    }
+    let scratch = builder.graph();
+    let mut read = vec![false; scratch.value_count()];
+    gradients.iter().flatten().for_each(|value| read[value.index()] = true);
+    for node in scratch.nodes().rev().filter(|node| !is_shape_only(node.op())).collect::<Vec<_>>() {
+        if node.results().any(|result| read[result.index()]) {
+            node.operands().iter().for_each(|operand| read[operand.index()] = true);
+        }
+    }
+    let dependent = operands.iter().zip(depends).filter(|(_, depends)| **depends).map(|(value, _)| value);
+    Ok(dependent.chain(&results).any(|value| read[value.index()]).then_some(NOT_CONSTANT))
+}
+
+/// Whether an op reads no elements.
+fn is_shape_only(op: &Op) -> bool {
+    matches!(op, Op::Splat(_) | Op::Constant(_) | Op::Iota(_))
+}
+
+/// Whether a hand-written backward rule reads residuals that depend on the operands marked.
+fn custom_reads(custom: &CustomVjp, depends: &[bool]) -> bool {
+    let forward = Flow::new(Fact::Depends).through(&custom.forward, depends);
+    let residuals = &custom.forward.outputs()[custom.primal.outputs().len()..];
+    let mut inputs: Vec<bool> = residuals.iter().map(|value| forward[value.index()]).collect();
+    inputs.resize(custom.backward.inputs().len(), false);
+    let backward = Flow::new(Fact::Depends).through(&custom.backward, &inputs);
+    custom.backward.outputs().iter().any(|value| backward[value.index()])
+}
+
+/// What is followed through a graph.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fact {
+    /// A value depends on the inputs marked, in whatever way.
+    Depends,
+    /// A value is zero if the inputs marked are.
+    Zero,
+}
+
+#[derive(Clone, Copy)]
+struct Flow(Fact);
+
+impl Flow {
+    fn new(fact: Fact) -> Flow {
+        Flow(fact)
+    }
+
+    /// For each value of the graph, whether the fact holds of it.
+    fn through(self, graph: &Graph, inputs: &[bool]) -> Vec<bool> {
+        let mut holds = vec![false; graph.value_count()];
+        graph.inputs().iter().zip(inputs).for_each(|(input, &flag)| holds[input.index()] = flag);
+        for node in graph.nodes() {
+            let operands: SmallVec<[bool; 8]> = node.operands().iter().map(|value| holds[value.index()]).collect();
+            let results = self.of_node(node.op(), &operands, node.results().len());
+            for (result, flag) in node.results().zip(results) {
+                // Indices and flags are zero in no sense that matters here.
+                holds[result.index()] = flag && (self.0 == Fact::Depends || graph.ty(result).dtype.is_float());
+            }
+        }
+        holds
+    }
+
+    fn outputs(self, graph: &Graph, inputs: &[bool]) -> Vec<bool> {
+        let holds = self.through(graph, inputs);
+        graph.outputs().iter().map(|output| holds[output.index()]).collect()
+    }
+
+    fn of_node(self, op: &Op, operands: &[bool], result_count: usize) -> Vec<bool> {
+        match op {
+            Op::Call(call) => self.outputs(&call.function, operands),
+            Op::Checkpoint(checkpoint) => self.outputs(&checkpoint.body, operands),
+            Op::CustomVjp(custom) => self.outputs(&custom.primal, operands),
+            Op::Cond(cond) => self.of_cond(cond, operands, result_count),
+            Op::Scan(scan) => self.outputs(&scan.body, &self.into_loop(scan, operands)),
+            Op::Barrier(_) => operands.to_vec(),
+            _ if self.0 == Fact::Depends => vec![operands.contains(&true); result_count],
+            // How often a while runs may decide about its results.
+            Op::While(_) => vec![false; result_count],
+            op => vec![is_zero(op, operands); result_count],
+        }
+    }
+
+    fn of_cond(self, cond: &Cond, operands: &[bool], result_count: usize) -> Vec<bool> {
+        let branches: Vec<Vec<bool>> =
+            cond.branches.iter().map(|branch| self.outputs(branch, &operands[1..])).collect();
+        let result = |index: usize| match self.0 {
+            Fact::Depends => operands[0] || branches.iter().any(|branch| branch[index]),
+            Fact::Zero => branches.iter().all(|branch| branch[index]),
+        };
+        (0..result_count).map(result).collect()
+    }
+
+    /// The fact for the inputs of a scan's body in all iterations.
+    fn into_loop(self, scan: &Scan, operands: &[bool]) -> Vec<bool> {
+        let mut inputs = operands.to_vec();
+        loop {
+            let outputs = self.outputs(&scan.body, &inputs);
+            let before = inputs.clone();
+            for (input, &output) in inputs[scan.invariant_count..].iter_mut().zip(&outputs[..scan.carry_count]) {
+                match self.0 {
+                    Fact::Depends => *input |= output,
+                    Fact::Zero => *input &= output,
+                }
+            }
+            if inputs == before {
+                return inputs;
+            }
+        }
+    }
+}
+
+/// Whether an op's results are zero if the operands marked are. Of a product one is enough, of a sum it takes all; any op
+/// that is linear in each of its operands is a product.
+fn is_zero(op: &Op, operands: &[bool]) -> bool {
+    match op {
+        Op::Splat(splat) => splat.number() == 0.0,
+        Op::Constant(constant) => constant.0.to_f64_vec().iter().all(|&number| number == 0.0),
+        Op::Binary(Binary(BinaryKind::Multiply)) => operands.contains(&true),
+        Op::Binary(Binary(BinaryKind::Divide)) => operands[0],
+        Op::Binary(_) | Op::Concatenate(_) | Op::Pad(_) => operands.iter().all(|&zero| zero),
+        Op::DynamicUpdateSlice(_) => operands[0] && operands[1],
+        Op::Scatter(_) => operands[0] && operands[2],
+        Op::Select(_) => operands[1] && operands[2],
+        Op::Unary(Unary(kind)) => operands[0] && matches!(kind, UnaryKind::Negate | UnaryKind::Sine | UnaryKind::Tanh),
+        _ => operands.contains(&true),
+    }
+}

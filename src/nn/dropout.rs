@@ -1,0 +1,46 @@
+//! Dropout.
+
+use crate::ir::DType;
+use crate::trace::{Fold, Key, Tensor};
+
+/// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A rate of
+/// zero or less leaves `x` as it is, one of 1 or more nothing.
+///
+/// Which elements drop depends on the key and their position alone: neither on the mesh, nor on whether it is computed again
+/// for the backward pass. Source: Srivastava et al., "Dropout", JMLR 15, 2014.
+#[track_caller]
+pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
+    if rate <= 0.0 {
+        return x;
+    }
+    let kept = 1.0 - rate;
+    let scaled = x * if kept > 0.0 { 1.0 / kept } else { 0.0 };
+    key.bernoulli(kept, x.dims()).select(scaled, 0.0)
+}
+
+/// Dropout throughout a model: a rate, and a key that is folded into a new one for each step, layer and place.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Probability with which an element drops.
+    pub rate: f64,
+    /// What draws.
+    pub key: Key<Tensor>,
+}
+
+impl Dropout {
+    /// The same rate with the key of a step, layer or place.
+    #[must_use]
+    pub fn at(self, number: impl Fold) -> Dropout {
+        Dropout { key: self.key.fold_in(number), ..self }
+    }
+
+    /// [`dropout`] with this rate and key.
+    pub fn apply(self, x: Tensor) -> Tensor {
+        dropout(x, self.rate, self.key)
+    }
+
+    /// The numbers of `count` layers, to fold in.
+    pub(super) fn layer_numbers(count: usize) -> Tensor {
+        crate::trace::arange(DType::U32, count)
+    }
+}

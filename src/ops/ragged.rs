@@ -1,0 +1,269 @@
+//! Matrix products over groups of rows: what routed experts need.
+//!
+//! Rows of the left operand belong to groups of consecutive rows, whose sizes are data: the first `sizes[0]` rows to group 0,
+//! and so on. Rows beyond the sum of the sizes belong to none. Sizes must not be negative; a group that would reach beyond
+//! the last row ends there.
+//!
+//! The two forms are each other's gradients, so the family is closed under differentiation.
+
+use smallvec::SmallVec;
+
+use super::{
+    FactorKind, FactorRule, Precision, Primitive, ReduceKind, ResultTypes, expect_dims, expect_dtype, expect_operands,
+    one,
+};
+use crate::autodiff::{JvpContext, VjpContext};
+use crate::batching::BatchContext;
+use crate::error::{OpError, TypeError};
+use crate::hlo::{EmitContext, InstructionId, proto};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+
+/// Which dimension the groups divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RaggedMode {
+    /// `[m,k], [g,k,n] -> [m,n]`: each row times the matrix of its group; zero for a row of no group.
+    Rows,
+    /// `[m,k], [m,n] -> [g,k,n]`: for each group, the sum of the outer products of its rows; zero for an empty group.
+    Contracted,
+}
+
+impl RaggedMode {
+    /// Both.
+    pub const ALL: [RaggedMode; 2] = [RaggedMode::Rows, RaggedMode::Contracted];
+}
+
+/// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of a
+/// signed integer type, all operands with `batch_count` further leading dimensions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RaggedDot {
+    /// Which dimension the groups divide.
+    pub mode: RaggedMode,
+    /// Number of leading dimensions that run in step in all operands and the result.
+    pub batch_count: usize,
+    /// Element type of the result and of the accumulation.
+    pub dtype: DType,
+    /// Precision of the multiplications.
+    pub precision: Precision,
+}
+
+/// The sizes of the dimensions of a ragged dot.
+struct Sizes {
+    batch: Dims,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    groups: usize,
+}
+
+impl Sizes {
+    fn dims(&self, own: &[usize]) -> Dims {
+        self.batch.iter().chain(own).copied().collect()
+    }
+}
+
+impl RaggedDot {
+    fn sizes(&self, operands: &[&TensorType]) -> Sizes {
+        let b = self.batch_count;
+        let last = operands[1].rank() - 1;
+        Sizes {
+            batch: Dims::from_slice(&operands[0].dims[..b]),
+            rows: operands[0].dims[b],
+            inner: operands[0].dims[b + 1],
+            columns: operands[1].dims[last],
+            groups: operands[2].dims[b],
+        }
+    }
+
+    /// The same op in another mode and type.
+    fn other(&self, mode: RaggedMode, dtype: DType) -> RaggedDot {
+        RaggedDot { mode, dtype, ..self.clone() }
+    }
+
+    /// Swaps the last two dimensions.
+    fn transposed(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
+        let rank = builder.ty(x).rank();
+        let mut permutation: SmallVec<[usize; 6]> = (0..rank).collect();
+        permutation.swap(rank - 2, rank - 1);
+        builder.transpose(x, &permutation)
+    }
+}
+
+impl Primitive for RaggedDot {
+    fn name(&self) -> &'static str {
+        "ragged-dot"
+    }
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+        expect_operands(operands, 3)?;
+        let (lhs, rhs, groups, b) = (operands[0], operands[1], operands[2], self.batch_count);
+        if !lhs.dtype.is_float() || !self.dtype.is_float() {
+            let expected = format!("a floating-point type that can be accumulated in {}", self.dtype);
+            return Err(TypeError::DType { operand: 0, expected, found: lhs.dtype });
+        }
+        expect_dtype(1, rhs, lhs.dtype)?;
+        if !groups.dtype.is_signed_integer() {
+            let expected = "a signed integer type".to_owned();
+            return Err(TypeError::DType { operand: 2, expected, found: groups.dtype });
+        }
+        let rhs_rank = if self.mode == RaggedMode::Rows { b + 3 } else { b + 2 };
+        for (operand, (ty, rank)) in [(lhs, b + 2), (rhs, rhs_rank), (groups, b + 1)].into_iter().enumerate() {
+            if ty.rank() != rank {
+                return Err(TypeError::Rank { operand, expected: rank.to_string(), found: ty.rank() });
+            }
+        }
+        let sizes = self.sizes(operands);
+        expect_dims(2, groups, &sizes.dims(&[sizes.groups]))?;
+        let (rhs_dims, result) = match self.mode {
+            RaggedMode::Rows => ([sizes.groups, sizes.inner, sizes.columns].to_vec(), vec![sizes.rows, sizes.columns]),
+            RaggedMode::Contracted => {
+                ([sizes.rows, sizes.columns].to_vec(), vec![sizes.groups, sizes.inner, sizes.columns])
+            }
+        };
+        expect_dims(1, rhs, &sizes.dims(&rhs_dims))?;
+        Ok(one(TensorType { dtype: self.dtype, dims: sizes.dims(&result) }))
+    }
+
+    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
+        let Some(ct) = context.cotangent(0) else { return Ok(()) };
+        let (lhs, rhs, sizes) = (context.operand(0), context.operand(1), context.operand(2));
+        // As for a dot: products with a cotangent are made in the operands' own type.
+        let dtype = context.operand_type(0).dtype;
+        let ct = context.builder.convert(ct, dtype)?;
+        let rows = self.other(RaggedMode::Rows, dtype);
+        let builder = &mut *context.builder;
+        let (to_lhs, to_rhs): ([Value; 2], (RaggedDot, [Value; 2])) = match self.mode {
+            RaggedMode::Rows => {
+                let matrices = self.transposed(builder, rhs)?;
+                ([ct, matrices], (self.other(RaggedMode::Contracted, dtype), [lhs, ct]))
+            }
+            RaggedMode::Contracted => {
+                let matrices = self.transposed(builder, ct)?;
+                ([rhs, matrices], (rows.clone(), [lhs, ct]))
+            }
+        };
+        if context.needs(0) {
+            let gradient = context.builder.push1(rows, &[to_lhs[0], to_lhs[1], sizes])?;
+            context.set(0, gradient);
+        }
+        if context.needs(1) {
+            let (op, [left, right]) = to_rhs;
+            let gradient = context.builder.push1(op, &[left, right, sizes])?;
+            context.set(1, gradient);
+        }
+        Ok(())
+    }
+
+    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
+        context.linear_in(self.clone(), &[0])?;
+        context.linear_in(self.clone(), &[1])
+    }
+
+    /// Rows and groups are not split: which row belongs to which group depends on all sizes.
+    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        use FactorKind::{Parallel, Reduction, Replicated};
+        let mut rule = FactorRule::empty(operands, results);
+        let b = self.batch_count;
+        for dim in 0..b {
+            rule.add(operands[0].dims[dim], Parallel, &[(0, dim), (1, dim), (2, dim)], &[(0, dim)]);
+        }
+        let Sizes { rows, inner, columns, groups, .. } = self.sizes(operands);
+        match self.mode {
+            RaggedMode::Rows => {
+                rule.add(rows, Replicated, &[(0, b)], &[(0, b)]);
+                rule.add(groups, Replicated, &[(1, b), (2, b)], &[]);
+                rule.add(inner, Reduction(ReduceKind::Sum), &[(0, b + 1), (1, b + 1)], &[]);
+                rule.add(columns, Parallel, &[(1, b + 2)], &[(0, b + 1)]);
+            }
+            RaggedMode::Contracted => {
+                rule.add(rows, Replicated, &[(0, b), (1, b)], &[]);
+                rule.add(groups, Replicated, &[(2, b)], &[(0, b)]);
+                rule.add(inner, Parallel, &[(0, b + 1)], &[(0, b + 1)]);
+                rule.add(columns, Parallel, &[(1, b + 1)], &[(0, b + 2)]);
+            }
+        }
+        rule
+    }
+
+    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
+        context.all(RaggedDot { batch_count: self.batch_count + 1, ..self.clone() })
+    }
+
+    /// A dot over rows masked by group: the form that every plugin takes. The mask costs `g` copies of the left operand
+    /// where the backend does not fuse it, and `g` times the products.
+    ///
+    /// XLA's own instruction `ragged-dot` would cost neither, but of the plugins at hand the CPU ones do not run it.
+    fn emit(&self, context: &mut EmitContext<'_>) {
+        let operand_types: Vec<TensorType> = (0..3).map(|index| context.operand_type(index).clone()).collect();
+        let sizes = self.sizes(&operand_types.iter().collect::<Vec<_>>());
+        let b = self.batch_count;
+        let masked_type =
+            TensorType { dtype: operand_types[0].dtype, dims: sizes.dims(&[sizes.groups, sizes.rows, sizes.inner]) };
+        let mask = self.membership(context, &masked_type, &operand_types[2]);
+        let batch: Vec<usize> = (0..b).collect();
+        let mapping = [&batch[..], &[b + 1, b + 2]].concat();
+        let lhs = context.operand_id(0);
+        let rows = context.broadcast(&masked_type, lhs, &mapping);
+        let zero = context.number(masked_type.dtype, 0.0);
+        let zeros = context.repeat(&masked_type, zero);
+        let masked = context.instruction("select", &masked_type, &[mask, rows, zeros]);
+        let rhs = context.operand_id(1);
+        let i64s = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect::<Vec<i64>>();
+        let (lhs_contract, rhs_contract) = match self.mode {
+            RaggedMode::Rows => (i64s(&[b, b + 2]), i64s(&[b, b + 1])),
+            RaggedMode::Contracted => (i64s(&[b + 1]), i64s(&[b])),
+        };
+        let numbers = proto::DotDimensionNumbers {
+            lhs_contracting_dimensions: lhs_contract,
+            rhs_contracting_dimensions: rhs_contract,
+            lhs_batch_dimensions: i64s(&batch),
+            rhs_batch_dimensions: i64s(&batch),
+        };
+        let precision = self.precision.config();
+        let dot = context.begin_with("dot", 0, &[masked, rhs]);
+        dot.dot_dimension_numbers = Some(numbers.into());
+        dot.precision_config = precision.map(Into::into);
+        context.finish();
+    }
+}
+
+impl RaggedDot {
+    /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
+    fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
+        let b = self.batch_count;
+        let ends = cumulative_sum(context, sizes);
+        let own = context.operand_id(2);
+        let starts = context.instruction("subtract", sizes, &[ends, own]);
+        let wide = masked.with_dtype(sizes.dtype);
+        let positions = context.positions(&wide, b + 1);
+        let mapping: Vec<usize> = (0..=b).collect();
+        let starts = context.broadcast(&wide, starts, &mapping);
+        let ends = context.broadcast(&wide, ends, &mapping);
+        let after = context.compare("LE", "SIGNED", &wide, [starts, positions]);
+        let before = context.compare("LT", "SIGNED", &wide, [positions, ends]);
+        context.instruction("and", &masked.with_dtype(DType::Pred), &[after, before])
+    }
+}
+
+/// The inclusive cumulative sum of operand 2 along its last dimension, as a window that reaches back to the start.
+fn cumulative_sum(context: &mut EmitContext<'_>, ty: &TensorType) -> InstructionId {
+    let combiner = context.combiner("add", ty.dtype);
+    let (operand, zero) = (context.operand_id(2), context.number(ty.dtype, 0.0));
+    let last = ty.rank() - 1;
+    let dimension = |dim: usize| {
+        let size = if dim == last { ty.dims[dim].max(1) as i64 } else { 1 };
+        proto::WindowDimension {
+            size,
+            stride: 1,
+            padding_low: size - 1,
+            padding_high: 0,
+            window_dilation: 1,
+            base_dilation: 1,
+            window_reversal: false,
+        }
+    };
+    let window = proto::Window { dimensions: (0..ty.rank()).map(dimension).collect() };
+    let instruction = context.begin_typed("reduce-window", ty, &[operand, zero]);
+    instruction.window = Some(window);
+    instruction.called_computation_ids.push(combiner);
+    context.commit()
+}

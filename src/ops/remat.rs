@@ -1,0 +1,84 @@
+//! Checkpoint policies: which intermediate values are kept for the backward pass, and where.
+
+use super::Op;
+use crate::ir::Name;
+
+/// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
+///
+/// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: what it keeps
+/// there is kept, whatever policy an inner checkpoint has for its own boundary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RematPolicy {
+    /// Everything: as if there were no checkpoint.
+    None,
+    /// Nothing but the operands.
+    Full,
+    /// Results of dots.
+    Dots,
+    /// Results of dots without batch dimensions: of weights with activations, but not of activations with each other.
+    DotsWithoutBatch,
+    /// Values given one of these names with `Tensor::named`.
+    Save(Vec<Name>),
+    /// Values given one of these names, in the host's memory.
+    Offload(Vec<Name>),
+    /// Everything but the values given one of these names, and what costs nothing to repeat (constants, broadcasts).
+    SaveExcept(Vec<Name>),
+    /// What any of these keeps. The first that keeps a value says where.
+    Any(Vec<RematPolicy>),
+}
+
+/// Where a value waits for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// The device's own memory.
+    Device,
+    /// The host's memory.
+    Host,
+}
+
+impl RematPolicy {
+    /// Whether everything is kept, so that there is nothing to compute again.
+    pub fn keeps_all(&self) -> bool {
+        match self {
+            RematPolicy::None => true,
+            RematPolicy::Any(policies) => policies.iter().any(RematPolicy::keeps_all),
+            _ => false,
+        }
+    }
+
+    /// Whether nothing is kept.
+    pub fn keeps_nothing(&self) -> bool {
+        match self {
+            RematPolicy::Full => true,
+            RematPolicy::Save(names) | RematPolicy::Offload(names) => names.is_empty(),
+            RematPolicy::Any(policies) => policies.iter().all(RematPolicy::keeps_nothing),
+            _ => false,
+        }
+    }
+
+    /// Where the results of an op are kept, if they are. `names` are those that its result is given.
+    pub fn keeps(&self, op: &Op, names: &[Name]) -> Option<Memory> {
+        let named = |listed: &[Name]| {
+            names.iter().any(|name| listed.contains(name))
+                || matches!(op, Op::Named(named) if listed.contains(&named.0))
+        };
+        let (kept, memory) = match self {
+            RematPolicy::None => (true, Memory::Device),
+            RematPolicy::Full => (false, Memory::Device),
+            RematPolicy::Dots => (matches!(op, Op::DotGeneral(_)), Memory::Device),
+            RematPolicy::DotsWithoutBatch => {
+                (matches!(op, Op::DotGeneral(dot) if dot.dims.lhs_batch.is_empty()), Memory::Device)
+            }
+            RematPolicy::Save(names) => (named(names), Memory::Device),
+            RematPolicy::Offload(names) => (named(names), Memory::Host),
+            RematPolicy::SaveExcept(names) => (!named(names) && !is_free(op), Memory::Device),
+            RematPolicy::Any(policies) => return policies.iter().find_map(|policy| policy.keeps(op, names)),
+        };
+        kept.then_some(memory)
+    }
+}
+
+/// Whether repeating an op costs nothing, so that keeping its result would only fill memory.
+fn is_free(op: &Op) -> bool {
+    matches!(op, Op::BroadcastInDim(_) | Op::Constant(_) | Op::Iota(_) | Op::Splat(_))
+}

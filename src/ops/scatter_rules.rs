@@ -1,0 +1,173 @@
+//! Derivatives of scatters.
+
+use super::{AxisList, BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Select, Splat, complement};
+use crate::autodiff::{JvpContext, VjpContext};
+use crate::error::{OpError, TypeError};
+use crate::ir::{DType, GraphBuilder, TensorType, Value};
+
+impl Scatter {
+    /// What stands in `source`, a tensor of the operand's dimensions, where each element of the updates goes; zero for
+    /// updates that are dropped.
+    pub(super) fn gather(
+        &self,
+        builder: &mut GraphBuilder,
+        source: Value,
+        indices: Value,
+        updates: Value,
+    ) -> Result<Value, OpError> {
+        let (operand, updates) = (builder.ty(source).clone(), builder.ty(updates).clone());
+        let slice_sizes = self.slice_sizes(&operand, &updates);
+        let gather = Gather { dims: self.dims.clone(), slice_sizes: slice_sizes.clone(), promise: self.promise };
+        let gathered = builder.push1(gather, &[source, indices])?;
+        if self.promise.in_bounds {
+            return Ok(gathered);
+        }
+        // The gather reads a neighbour in place of what is outside.
+        let inside = self.dims.inside(builder, indices, &operand.dims, &slice_sizes)?;
+        let batch: AxisList = complement(&self.dims.offset_dims, updates.rank());
+        let inside = builder.broadcast(inside, &updates.dims, &batch)?;
+        let zeros = builder.zeros_like(gathered);
+        builder.push1(Select, &[inside, gathered, zeros])
+    }
+
+    fn with_kind(&self, kind: ScatterKind) -> Scatter {
+        Scatter { kind, ..self.clone() }
+    }
+
+    /// What was replaced gets nothing; an update gets the cotangent of the place that it was written to.
+    pub(super) fn vjp_of_set(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
+        let (indices, updates) = (context.operand(1), context.operand(2));
+        if context.needs(0) {
+            let zeros = context.builder.zeros_like(updates);
+            let kept = context.builder.push1(self.clone(), &[ct, indices, zeros])?;
+            context.set(0, kept);
+        }
+        if context.needs(2) {
+            let builder = &mut *context.builder;
+            let mut gradient = self.gather(builder, ct, indices, updates)?;
+            if !self.promise.unique {
+                let written = self.was_written(builder, ct, indices, updates)?;
+                let zeros = builder.zeros_like(gradient);
+                gradient = builder.push1(Select, &[written, gradient, zeros])?;
+            }
+            context.set(2, gradient);
+        }
+        Ok(())
+    }
+
+    /// Which elements of the updates are in the result, and not replaced by others with the same index. Numbers scattered
+    /// in their place tell, since the backend chooses among duplicates by position. (The idea is JAX's, `_scatter_jvp`.)
+    fn was_written(
+        &self,
+        builder: &mut GraphBuilder,
+        like_operand: Value,
+        indices: Value,
+        updates: Value,
+    ) -> Result<Value, OpError> {
+        let (operand, updates) = (builder.ty(like_operand).clone(), builder.ty(updates).clone());
+        let count = updates.element_count();
+        let dtype = if i32::try_from(count).is_ok() { DType::S32 } else { DType::S64 };
+        let numbers = builder.push1(Iota { ty: TensorType::new(dtype, &[count]), axis: 0 }, &[])?;
+        let numbers = builder.push1(Reshape { dims: updates.dims }, &[numbers])?;
+        let nobody = builder.push1(Splat::new(operand.with_dtype(dtype), -1.0), &[])?;
+        let scattered = builder.push1(self.clone(), &[nobody, indices, numbers])?;
+        let found = self.gather(builder, scattered, indices, numbers)?;
+        builder.compare(Direction::Eq, found, numbers)
+    }
+
+    /// The operand's slope is the product of the updates. An update's slope is the product of all others, which only the
+    /// operand is when no index repeats.
+    pub(super) fn vjp_of_multiply(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
+        let [operand, indices, updates] = [0, 1, 2].map(|index| context.operand(index));
+        if context.needs(0) {
+            let gradient = context.builder.push1(self.clone(), &[ct, indices, updates])?;
+            context.set(0, gradient);
+        }
+        if context.needs(2) {
+            if !self.promise.unique {
+                let types = [operand, indices, updates].map(|value| context.builder.ty(value).clone());
+                return Err(repeated(types, context.builder.origin()));
+            }
+            let product = context.builder.mul(ct, operand)?;
+            let gradient = self.gather(context.builder, product, indices, updates)?;
+            context.set(2, gradient);
+        }
+        Ok(())
+    }
+
+    pub(super) fn jvp_of_multiply(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
+        context.linear_in(self.clone(), &[0])?;
+        let Some(tangent) = context.tangent(2) else { return Ok(()) };
+        let [operand, indices, updates] = [0, 1, 2].map(|index| context.operand(index));
+        if !self.promise.unique {
+            let types = [operand, indices, updates].map(|value| context.builder.ty(value).clone());
+            return Err(repeated(types, context.builder.origin()));
+        }
+        let builder = &mut *context.builder;
+        let factors = self.gather(builder, operand, indices, updates)?;
+        let product = builder.mul(tangent, factors)?;
+        let zeros = builder.zeros_like(operand);
+        let tangent = builder.push1(self.with_kind(ScatterKind::Add), &[zeros, indices, product])?;
+        context.add(0, tangent)
+    }
+
+    /// What attains the extremum, as ones among zeros: of the operand, of the updates, and how many do at each place.
+    fn attained(
+        &self,
+        builder: &mut GraphBuilder,
+        [operand, indices, updates]: [Value; 3],
+        result: Value,
+    ) -> Result<[Value; 3], OpError> {
+        let dtype = builder.ty(operand).dtype;
+        let is_operand = builder.compare(Direction::Eq, operand, result)?;
+        let of_operand = builder.convert(is_operand, dtype)?;
+        let extremum = self.gather(builder, result, indices, updates)?;
+        // An update that is dropped may equal the zero gathered for it: the scatter below drops it again.
+        let is_update = builder.compare(Direction::Eq, updates, extremum)?;
+        let of_updates = builder.convert(is_update, dtype)?;
+        let count = builder.push1(self.with_kind(ScatterKind::Add), &[of_operand, indices, of_updates])?;
+        Ok([of_operand, of_updates, count])
+    }
+
+    /// All that attain the extremum of a place share its cotangent equally, as in a reduction.
+    pub(super) fn vjp_of_extremum(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
+        let operands = [0, 1, 2].map(|index| context.operand(index));
+        let result = context.result(0);
+        let [of_operand, of_updates, count] = self.attained(context.builder, operands, result)?;
+        let share = context.builder.div(ct, count)?;
+        if context.needs(0) {
+            let gradient = context.builder.mul(share, of_operand)?;
+            context.set(0, gradient);
+        }
+        if context.needs(2) {
+            let shares = self.gather(context.builder, share, operands[1], operands[2])?;
+            let gradient = context.builder.mul(shares, of_updates)?;
+            context.set(2, gradient);
+        }
+        Ok(())
+    }
+
+    pub(super) fn jvp_of_extremum(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
+        let operands = [0, 1, 2].map(|index| context.operand(index));
+        let (tangents, result) = ([context.tangent(0), context.tangent(2)], context.result(0));
+        let builder = &mut *context.builder;
+        let [of_operand, of_updates, count] = self.attained(builder, operands, result)?;
+        let mut total = match tangents[0] {
+            Some(tangent) => builder.mul(tangent, of_operand)?,
+            None => builder.zeros_like(operands[0]),
+        };
+        if let Some(tangent) = tangents[1] {
+            let chosen = builder.binary(BinaryKind::Multiply, tangent, of_updates)?;
+            total = builder.push1(self.with_kind(ScatterKind::Add), &[total, operands[1], chosen])?;
+        }
+        let tangent = builder.div(total, count)?;
+        context.set(0, tangent);
+        Ok(())
+    }
+}
+
+/// The error of a product whose factors may stand at one place.
+fn repeated(types: [TensorType; 3], origin: crate::ir::Origin) -> OpError {
+    let reason = "the slope of an update is not defined where indices repeat; promise that they are unique".to_owned();
+    OpError::new("scatter-multiply", TypeError::Attribute(reason), types.to_vec(), origin)
+}

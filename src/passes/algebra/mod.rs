@@ -1,0 +1,109 @@
+//! Identities: one rule, one row, with the argument why it changes no bit of the result.
+//!
+//! Rules hold for NaN, infinities and signed zeros. Two things are left open, as XLA leaves them open: which NaN a NaN
+//! is (payload and sign), and whether a back end takes subnormal numbers for zero in arithmetic: `x * 1` may flush one,
+//! `x` does not. Where IEEE 754 makes an identity false for one value, as `x + 0 = x` is for -0, the rule is confined
+//! to integers or to operands that cannot have that value.
+//!
+//! No rule looks through a barrier, a reshard or declared axes: whoever wrote one wants the value as it is there. No
+//! rule looks at who reads a value, so none makes more of a value that others read too.
+
+mod arithmetic;
+mod movement;
+
+use super::rewrite::{Rewrite, Rule};
+use crate::ops::{BinaryKind, Op, UnaryKind};
+
+/// Applies the identities of [`algebra_rules`].
+pub(crate) const SIMPLIFY: Rewrite = Rewrite { algebra: Some(rules_of), ..Rewrite::NOTHING };
+
+/// Rows of rules, one table for each op.
+macro_rules! rules {
+    ($($table:ident { $($name:literal, $argument:literal, |$node:pat_param| $apply:expr;)* })*) => {
+        $(pub(super) const $table: &[Rule] =
+            &[$(Rule { name: $name, argument: $argument, apply: |$node| $apply }),*];)*
+    };
+}
+use rules;
+
+/// The rules for nodes with an op.
+fn rules_of(op: &Op) -> &'static [Rule] {
+    match op {
+        Op::Binary(op) => match op.0 {
+            BinaryKind::Add => arithmetic::ADD,
+            BinaryKind::And => arithmetic::AND,
+            BinaryKind::Divide => arithmetic::DIVIDE,
+            BinaryKind::Maximum => arithmetic::MAXIMUM,
+            BinaryKind::Minimum => arithmetic::MINIMUM,
+            BinaryKind::Multiply => arithmetic::MULTIPLY,
+            BinaryKind::Or => arithmetic::OR,
+            BinaryKind::ShiftLeft | BinaryKind::ShiftRightArithmetic | BinaryKind::ShiftRightLogical => {
+                arithmetic::SHIFT
+            }
+            BinaryKind::Subtract => arithmetic::SUBTRACT,
+            BinaryKind::Xor => arithmetic::XOR,
+            _ => &[],
+        },
+        Op::BitcastConvert(_) => arithmetic::BITCAST,
+        Op::BroadcastInDim(_) => movement::BROADCAST,
+        Op::Compare(_) => arithmetic::COMPARE,
+        Op::Concatenate(_) => movement::CONCATENATE,
+        Op::Convert(_) => arithmetic::CONVERT,
+        Op::DynamicSlice(_) => movement::DYNAMIC_SLICE,
+        Op::DynamicUpdateSlice(_) => movement::DYNAMIC_UPDATE_SLICE,
+        Op::Pad(_) => movement::PAD,
+        Op::Reduce(_) => movement::REDUCE,
+        Op::Reshape(_) => movement::RESHAPE,
+        Op::Reverse(_) => movement::REVERSE,
+        Op::Select(_) => arithmetic::SELECT,
+        Op::Slice(_) => movement::SLICE,
+        Op::Transpose(_) => movement::TRANSPOSE,
+        Op::Unary(op) => match op.0 {
+            UnaryKind::Abs => arithmetic::ABS,
+            UnaryKind::Negate => arithmetic::NEGATE,
+            UnaryKind::Not => arithmetic::NOT,
+            UnaryKind::Sign => arithmetic::SIGN,
+            UnaryKind::Ceil | UnaryKind::Floor | UnaryKind::RoundNearestEven => arithmetic::ROUND,
+            _ => &[],
+        },
+        _ => &[],
+    }
+}
+
+/// Every rule of the `algebra` pass.
+pub fn algebra_rules() -> impl Iterator<Item = &'static Rule> {
+    use arithmetic::*;
+    use movement::*;
+    let tables = [
+        ABS,
+        ADD,
+        AND,
+        BITCAST,
+        BROADCAST,
+        COMPARE,
+        CONCATENATE,
+        CONVERT,
+        DIVIDE,
+        DYNAMIC_SLICE,
+        DYNAMIC_UPDATE_SLICE,
+        MAXIMUM,
+        MINIMUM,
+        MULTIPLY,
+        NEGATE,
+        NOT,
+        OR,
+        PAD,
+        REDUCE,
+        RESHAPE,
+        REVERSE,
+        ROUND,
+        SELECT,
+        SHIFT,
+        SIGN,
+        SLICE,
+        SUBTRACT,
+        TRANSPOSE,
+        XOR,
+    ];
+    tables.into_iter().flatten()
+}

@@ -1,0 +1,120 @@
+//! Constant folding.
+
+use smallvec::SmallVec;
+
+use super::evaluate::evaluate;
+use super::rewrite::{Match, Rewrite, Rule};
+use crate::ir::{Literal, TensorType, Value};
+use crate::ops::{Constant, Op, Splat};
+
+/// Computes nodes whose operands are constants, in their own element type. Only what [`evaluate`] knows is folded: what
+/// is the same on every back end.
+///
+/// The operands and the result have at most [`LARGEST_FOLDED`] elements, except that what is made of splats alone and
+/// has equal elements is a splat of any size.
+pub(crate) const FOLD_CONSTANTS: Rewrite = Rewrite { folding: Some(rules), ..Rewrite::NOTHING };
+
+/// The most elements that a folded constant has. A larger one would cost the module, and the device's memory, more than
+/// the computation costs the program.
+pub const LARGEST_FOLDED: usize = 1024;
+
+const RULES: &[Rule] = &[
+    Rule {
+        name: "op(splats) = splat",
+        argument: "every element of the result is computed from the same numbers, so one is computed for all",
+        apply: fold_splats,
+    },
+    Rule {
+        name: "op(constants) = constant",
+        argument: "the host computes what every back end computes",
+        apply: fold_constants,
+    },
+];
+
+fn rules(op: &Op) -> &'static [Rule] {
+    match op {
+        Op::Constant(_) => &RULES[1..],
+        Op::BroadcastInDim(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Slice(_)
+        | Op::Reverse(_)
+        | Op::DynamicSlice(_)
+        | Op::DynamicUpdateSlice(_)
+        | Op::Pad(_)
+        | Op::Concatenate(_)
+        | Op::Select(_)
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Convert(_)
+        | Op::BitcastConvert(_)
+        | Op::Reduce(_) => RULES,
+        _ => &[],
+    }
+}
+
+/// A constant of one element as a splat of another shape; none for an integer that a splat cannot hold.
+fn splat(element: &Literal, ty: &TensorType) -> Option<Splat> {
+    let splat = Splat::new(ty.clone(), element.to_f64_vec().first().copied()?);
+    let (bytes, width) = splat.element_bytes();
+    (bytes[..width] == *element.bytes()).then_some(splat)
+}
+
+fn fold_splats(node: &mut Match<'_, '_>) -> Option<Value> {
+    let splats: Option<SmallVec<[Splat; 3]>> =
+        node.operands().iter().map(|&operand| node.splat(operand).cloned()).collect();
+    let splats = splats?;
+    let scalar = |splat: &Splat| evaluate(&Splat::new(TensorType::scalar(splat.ty.dtype), splat.number()).into(), &[]);
+    let first = scalar(splats.first()?)?;
+    let element = match node.op {
+        // One number everywhere; start indices do not matter.
+        Op::BroadcastInDim(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Slice(_)
+        | Op::Reverse(_)
+        | Op::DynamicSlice(_) => first,
+        Op::DynamicUpdateSlice(_) | Op::Pad(_) if scalar(&splats[1])? == first => first,
+        Op::Concatenate(_) if splats.iter().all(|other| scalar(other).as_ref() == Some(&first)) => first,
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Convert(_) | Op::BitcastConvert(_) => {
+            let scalars: Option<SmallVec<[Literal; 3]>> = splats.iter().map(scalar).collect();
+            let scalars = scalars?;
+            evaluate(node.op, &scalars.iter().collect::<SmallVec<[&Literal; 3]>>())?
+        }
+        _ => return None,
+    };
+    let splat = splat(&element, node.ty)?;
+    node.push(splat, &[])
+}
+
+fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
+    let small = |ty: &TensorType| ty.element_count() <= LARGEST_FOLDED;
+    if !small(node.ty) {
+        return None;
+    }
+    // Most nodes have an operand that is no constant, which is found before anything is computed.
+    let constant = |&operand: &Value| {
+        let is_constant = matches!(node.made_by(operand), Some((Op::Splat(_) | Op::Constant(_) | Op::Iota(_), _)));
+        is_constant && small(node.ty_of(operand))
+    };
+    if !node.operands().iter().all(constant) {
+        return None;
+    }
+    let literal = |&operand: &Value| evaluate(node.made_by(operand)?.0, &[]);
+    let literals: SmallVec<[Literal; 3]> = node.operands().iter().map(literal).collect::<Option<_>>()?;
+    let result = evaluate(node.op, &literals.iter().collect::<SmallVec<[&Literal; 3]>>())?;
+    let width = result.ty().dtype.byte_count();
+    let mut elements = result.bytes().chunks_exact(width);
+    let first = elements.next();
+    if let Some(first) = first
+        && elements.all(|element| element == first)
+    {
+        let element = Literal::from_bytes(TensorType::scalar(result.ty().dtype), first)?;
+        if let Some(splat) = splat(&element, node.ty) {
+            return node.push(splat, &[]);
+        }
+    }
+    // A constant that has become no splat stays as it is.
+    if matches!(node.op, Op::Constant(_)) { None } else { node.push(Constant(Box::new(result)), &[]) }
+}

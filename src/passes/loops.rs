@@ -1,0 +1,271 @@
+//! What enters and leaves a scan.
+//!
+//! Architecture invariant: nothing here makes a loop compute or hold more than before. What moves into a body costs
+//! nothing to repeat; what leaves it was there in every iteration.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::fold::LARGEST_FOLDED;
+use super::rewrite::{Rewrite, Walk};
+use crate::ir::{Definition, Graph, GraphBuilder, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ops::{BroadcastInDim, Iota, Op, Scan, Splat};
+
+/// Rewrites operands and results of scans, together with what other passes of the same walk do in bodies:
+///
+/// - invariants and slices that are splats, positions or small constants are made in the body instead;
+/// - a stacked input that repeats one value becomes an invariant;
+/// - a carry that no iteration changes becomes an invariant;
+/// - a stacked output that is the same in every iteration becomes a broadcast behind the loop.
+pub(crate) const SCAN_OPERANDS: Rewrite = Rewrite { loops: true, ..Rewrite::NOTHING };
+
+/// A scan on its way: its results are either still results or known values.
+pub(super) struct Loop {
+    pub(super) scan: Scan,
+    pub(super) operands: Vec<Value>,
+    /// For each result of the original: where it is now.
+    results: Vec<Place>,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    /// A result of the scan.
+    Result(usize),
+    /// A value that is known without it.
+    Value(Value),
+}
+
+/// What a body input becomes.
+enum Entry {
+    /// An input as before.
+    Same,
+    /// An op without operands in the body.
+    Made(Op),
+    /// A new invariant operand, repeated in the body if an op is given.
+    Invariant(Value, Option<BroadcastInDim>),
+}
+
+impl Loop {
+    pub(super) fn new(scan: &Scan, operands: &[Value]) -> Loop {
+        let results = (0..scan.body.outputs().len()).map(Place::Result).collect();
+        Loop { scan: scan.clone(), operands: operands.to_vec(), results }
+    }
+
+    /// Pushes what is left; returns what the results of the original have become.
+    pub(super) fn finish(self, walk: &mut Walk<'_>) -> Values {
+        let is_known = |place: &Place| matches!(place, Place::Value(_));
+        let mut pushed = Values::new();
+        // A loop whose results are all known without it is dead, unless it is for something else than its results.
+        if self.results.is_empty()
+            || !self.results.iter().all(is_known)
+            || Op::from(self.scan.clone()).has_side_effect()
+        {
+            let types = self.result_types();
+            pushed = walk.push(&self.scan.into(), &self.operands, types);
+        }
+        let value = |place: &Place| match *place {
+            Place::Result(index) => pushed[index],
+            Place::Value(value) => value,
+        };
+        self.results.iter().map(value).collect()
+    }
+
+    fn result_types(&self) -> Vec<TensorType> {
+        let stack = |(index, ty): (usize, &TensorType)| {
+            let mut ty = ty.clone();
+            if index >= self.scan.carry_count {
+                ty.dims.insert(0, self.scan.length);
+            }
+            ty
+        };
+        self.scan.body.output_types().enumerate().map(stack).collect()
+    }
+
+    /// Makes in the body what need not be brought there.
+    pub(super) fn sink(&mut self, outside: &Graph) {
+        let first_carry = self.scan.invariant_count;
+        let first_slice = first_carry + self.scan.carry_count;
+        let entry = |(index, &operand): (usize, &Value)| match outside.defining_node(operand) {
+            Some(node) if index < first_carry => invariant_entry(node.op()),
+            Some(node) if index >= first_slice => stacked_entry(outside, node.op(), node.operands()),
+            _ => Entry::Same,
+        };
+        let entries: Vec<Entry> = self.operands.iter().enumerate().map(entry).collect();
+        if entries.iter().all(|entry| matches!(entry, Entry::Same)) {
+            return;
+        }
+        let body = &*self.scan.body;
+        let mut inside = GraphBuilder::new(body.name());
+        let mut map = ValueMap::new(body);
+        let mut operands = Vec::new();
+        let mut keep = |range: std::ops::Range<usize>, inside: &mut GraphBuilder, operands: &mut Vec<Value>| {
+            for index in range.filter(|&index| matches!(entries[index], Entry::Same)) {
+                let input = body.inputs()[index];
+                map.set(input, inside.input(body.ty(input).clone(), PortInfo::default()));
+                operands.push(self.operands[index]);
+            }
+        };
+        keep(0..first_carry, &mut inside, &mut operands);
+        let mut sources = Vec::new();
+        for entry in &entries {
+            if let Entry::Invariant(value, _) = entry {
+                sources.push(inside.input(outside.ty(*value).clone(), PortInfo::default()));
+                operands.push(*value);
+            }
+        }
+        let invariant_count = operands.len();
+        keep(first_carry..entries.len(), &mut inside, &mut operands);
+        let mut sources = sources.into_iter();
+        for (&input, entry) in body.inputs().iter().zip(&entries) {
+            let ty = body.ty(input).clone();
+            match entry {
+                Entry::Same => {}
+                Entry::Made(op) => map.set(input, inside.push_typed(op.clone(), &[], [ty])[0]),
+                Entry::Invariant(_, repeat) => {
+                    let Some(source) = sources.next() else { continue };
+                    let value = match repeat {
+                        Some(op) => inside.push_typed(op.clone().into(), &[source], [ty])[0],
+                        None => source,
+                    };
+                    map.set(input, value);
+                }
+            }
+        }
+        for node in body.nodes() {
+            inside.copy_node(body, node, &mut map);
+        }
+        let outputs = body.outputs().iter().map(|&value| map.get(value)).collect();
+        self.scan = Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..self.scan.clone() };
+        self.operands = operands;
+    }
+
+    /// Takes out carries that stay what they were and stacked outputs that repeat one value; says whether there were
+    /// any.
+    pub(super) fn lift(&mut self, walk: &mut Walk<'_>) -> bool {
+        let (first_carry, carry_count) = (self.scan.invariant_count, self.scan.carry_count);
+        let body = self.scan.body.clone();
+        let carries = first_carry..first_carry + carry_count;
+        let constant = |graph: &Graph, value| match graph.defining_node(value).map(|node| node.op()) {
+            Some(op @ (Op::Splat(_) | Op::Constant(_) | Op::Iota(_))) => Some(op.clone()),
+            _ => None,
+        };
+        let unchanged: Vec<bool> = (0..carry_count)
+            .map(|carry| {
+                let (input, output) = (body.inputs()[first_carry + carry], body.outputs()[carry]);
+                let init = constant(walk.graph(), self.operands[first_carry + carry]);
+                input == output || (init.is_some() && init == constant(&body, output))
+            })
+            .collect();
+        // The operand that a body value is in every iteration.
+        let outside = |value: Value| match body.definition(value) {
+            Definition::Input(index) => {
+                let index = index as usize;
+                let same = index < first_carry || (carries.contains(&index) && unchanged[index - first_carry]);
+                same.then(|| self.operands[index])
+            }
+            Definition::Result(..) => None,
+        };
+        let mut lifted: Vec<Option<Value>> =
+            (0..carry_count).map(|carry| unchanged[carry].then(|| self.operands[first_carry + carry])).collect();
+        for &output in &body.outputs()[carry_count..] {
+            lifted.push(repeated(walk, &body, output, self.scan.length, &outside));
+        }
+        if lifted.iter().all(Option::is_none) {
+            return false;
+        }
+        self.take_out(&unchanged, &lifted);
+        true
+    }
+
+    /// Makes the carries marked invariants, and drops the outputs whose values are known.
+    fn take_out(&mut self, unchanged: &[bool], lifted: &[Option<Value>]) {
+        let (body, first_carry) = (self.scan.body.clone(), self.scan.invariant_count);
+        let is_unchanged = |index: &usize| {
+            (first_carry..first_carry + unchanged.len()).contains(index) && unchanged[*index - first_carry]
+        };
+        let order: Vec<usize> = (0..first_carry)
+            .chain((0..body.inputs().len()).filter(is_unchanged))
+            .chain((first_carry..body.inputs().len()).filter(|index| !is_unchanged(index)))
+            .collect();
+        let mut inside = GraphBuilder::new(body.name());
+        let mut map = ValueMap::new(&body);
+        for &index in &order {
+            let input = body.inputs()[index];
+            map.set(input, inside.input(body.ty(input).clone(), PortInfo::default()));
+        }
+        for node in body.nodes() {
+            inside.copy_node(&body, node, &mut map);
+        }
+        let kept: Vec<usize> = (0..lifted.len()).filter(|&index| lifted[index].is_none()).collect();
+        let outputs = kept.iter().map(|&index| map.get(body.outputs()[index])).collect();
+        let moved = unchanged.iter().filter(|&&unchanged| unchanged).count();
+        self.operands = order.iter().map(|&index| self.operands[index]).collect();
+        self.scan = Scan {
+            body: Arc::new(inside.finish_body(outputs)),
+            invariant_count: first_carry + moved,
+            carry_count: self.scan.carry_count - moved,
+            ..self.scan.clone()
+        };
+        for place in &mut self.results {
+            if let Place::Result(index) = *place {
+                *place = match lifted[index] {
+                    Some(value) => Place::Value(value),
+                    None => Place::Result(kept.partition_point(|&kept| kept < index)),
+                };
+            }
+        }
+    }
+}
+
+fn invariant_entry(op: &Op) -> Entry {
+    match op {
+        Op::Splat(_) | Op::Iota(_) => Entry::Made(op.clone()),
+        Op::Constant(constant) if constant.0.ty().element_count() <= LARGEST_FOLDED => Entry::Made(op.clone()),
+        _ => Entry::Same,
+    }
+}
+
+/// What the slices of a stacked input are, by the node that makes it.
+fn stacked_entry(outside: &Graph, op: &Op, operands: &[Value]) -> Entry {
+    let slice = |ty: &TensorType| TensorType::new(ty.dtype, &ty.dims[1..]);
+    match op {
+        Op::Splat(splat) => Entry::Made(Splat::new(slice(&splat.ty), splat.number()).into()),
+        Op::Iota(iota) if iota.axis > 0 => Entry::Made(Iota { ty: slice(&iota.ty), axis: iota.axis - 1 }.into()),
+        Op::BroadcastInDim(op) if !op.mapping.contains(&0) => {
+            let mapping = op.mapping.iter().map(|&axis| axis - 1).collect();
+            let repeat = BroadcastInDim { dims: op.dims[1..].into(), mapping };
+            let same = outside.ty(operands[0]).dims.as_slice() == &op.dims[1..];
+            Entry::Invariant(operands[0], (!same).then_some(repeat))
+        }
+        _ => Entry::Same,
+    }
+}
+
+/// The stack of a body value that is the same in every iteration, computed outside; none for one that is not, or would
+/// have to be computed by more than a broadcast.
+fn repeated(
+    walk: &mut Walk<'_>,
+    body: &Graph,
+    value: Value,
+    length: usize,
+    outside: &dyn Fn(Value) -> Option<Value>,
+) -> Option<Value> {
+    let mut ty = body.ty(value).clone();
+    ty.dims.insert(0, length);
+    let (op, operands): (Op, SmallVec<[Value; 1]>) =
+        match body.defining_node(value).map(|node| (node.op(), node.operands())) {
+            None => {
+                let mapping = (1..ty.rank()).collect();
+                (BroadcastInDim { dims: ty.dims.clone(), mapping }.into(), [outside(value)?].into())
+            }
+            Some((Op::BroadcastInDim(op), operands)) => {
+                let mapping = op.mapping.iter().map(|&axis| axis + 1).collect();
+                (BroadcastInDim { dims: ty.dims.clone(), mapping }.into(), [outside(operands[0])?].into())
+            }
+            Some((Op::Splat(splat), _)) => (Splat::new(ty.clone(), splat.number()).into(), SmallVec::new()),
+            Some((Op::Iota(iota), _)) => (Iota { ty: ty.clone(), axis: iota.axis + 1 }.into(), SmallVec::new()),
+            _ => return None,
+        };
+    Some(walk.push(&op, &operands, [ty])[0])
+}

@@ -1,0 +1,342 @@
+//! One walk that does what all passes but the last do.
+//!
+//! The walk goes forwards through the nodes of a graph and writes a new one. It offers each node to the rules of the
+//! passes that take part; what a rule makes in its place is offered again before it is kept. A node that is kept is
+//! merged with an equal one. So a rule sees operands that no rule changes any more and of which there is only one, and
+//! one walk reaches the fixed point of all rules that look at a node and at what its operands are made of, in time
+//! linear in the nodes.
+//!
+//! At a scan, the walk first makes the body smaller from outside, then walks the body, and then takes out of it what
+//! need not be there; it does so again as long as that finds anything, which takes a port or a node out of the body
+//! each time.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use smallvec::SmallVec;
+
+use super::hoist::{Bound, hoist};
+use super::loops::Loop;
+use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
+use super::{Bodies, copy_inputs, copy_outputs};
+use crate::ir::{DType, Graph, GraphBuilder, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values};
+use crate::ops::{Op, Scan, Splat};
+
+/// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
+pub struct Rule {
+    /// What it replaces by what.
+    pub name: &'static str,
+    /// Why the result is the same.
+    pub argument: &'static str,
+    pub(super) apply: fn(&mut Match<'_, '_>) -> Option<Value>,
+}
+
+/// The rules that one pass has for an op.
+pub(super) type RuleTable = fn(&Op) -> &'static [Rule];
+
+/// What one walk does.
+#[derive(Clone, Copy)]
+pub(crate) struct Rewrite {
+    /// Whether checkpoints and custom VJPs are written in place.
+    pub(super) inline: bool,
+    /// Whether operands and results of scans are rewritten.
+    pub(super) loops: bool,
+    /// Whether what a scan's iterations compute alike is computed in front of it.
+    pub(super) hoist: Option<Bound>,
+    /// Whether equal nodes and bodies become one.
+    pub(super) merge: bool,
+    pub(super) markers: Option<RuleTable>,
+    pub(super) folding: Option<RuleTable>,
+    pub(super) algebra: Option<RuleTable>,
+}
+
+impl Rewrite {
+    /// A walk that changes nothing.
+    pub(super) const NOTHING: Rewrite =
+        Rewrite { inline: false, loops: false, hoist: None, merge: false, markers: None, folding: None, algebra: None };
+
+    /// What both walks do.
+    pub(crate) fn and(self, other: Rewrite) -> Rewrite {
+        Rewrite {
+            inline: self.inline || other.inline,
+            loops: self.loops || other.loops,
+            hoist: self.hoist.or(other.hoist),
+            merge: self.merge || other.merge,
+            markers: self.markers.or(other.markers),
+            folding: self.folding.or(other.folding),
+            algebra: self.algebra.or(other.algebra),
+        }
+    }
+
+    /// Walks a graph and every region in it.
+    pub(crate) fn run(self, graph: &Graph) -> Graph {
+        let mut context = Context { rewrite: self, bodies: Bodies::default(), distinct: Distinct::default() };
+        context.graph(graph, &[])
+    }
+}
+
+/// What a walk remembers from graph to graph.
+struct Context {
+    rewrite: Rewrite,
+    bodies: Bodies,
+    distinct: Distinct,
+}
+
+impl Context {
+    /// Walks a graph, in which `same` gives for each input the first that is equal to it; nothing where no two are.
+    fn graph(&mut self, graph: &Graph, same: &[usize]) -> Graph {
+        let (builder, mut map) = copy_inputs(graph);
+        let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
+        let seen = FxHashMap::with_capacity_and_hasher(capacity, FxBuildHasher);
+        let mut walk = Walk { context: self, builder, seen };
+        for (&input, &first) in graph.inputs().iter().zip(same) {
+            map.set(input, walk.builder.graph().inputs()[first]);
+        }
+        for node in graph.nodes() {
+            walk.node(graph, node, &mut map);
+        }
+        copy_outputs(walk.builder, graph, &map)
+    }
+
+    /// Walks a body, once however many ops have it.
+    fn body(&mut self, body: &Arc<Graph>) -> Arc<Graph> {
+        if let Some(known) = self.bodies.find(body) {
+            return known;
+        }
+        let done = self.graph(body, &[]);
+        let done = self.shared(done);
+        self.bodies.insert(body, done.clone());
+        done
+    }
+
+    /// The body itself, or an equal one that has been met before.
+    fn shared(&mut self, body: Graph) -> Arc<Graph> {
+        if self.rewrite.merge { self.distinct.first(body) } else { Arc::new(body) }
+    }
+}
+
+/// A graph on its way.
+pub(super) struct Walk<'c> {
+    context: &'c mut Context,
+    builder: GraphBuilder,
+    /// The nodes of the new graph by the hash of op and operands.
+    seen: FxHashMap<u64, SmallVec<[Node; 1]>>,
+}
+
+impl Walk<'_> {
+    /// The new graph so far.
+    pub(super) fn graph(&self) -> &Graph {
+        self.builder.graph()
+    }
+
+    fn node(&mut self, graph: &Graph, node: NodeRef<'_>, map: &mut ValueMap) {
+        let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        let (outer, rewrite) = (self.builder.origin(), self.context.rewrite);
+        // Inlined nodes that the user wrote belong to the phase that the body runs in.
+        self.builder.set_origin(node.origin().inside(outer.phase));
+        match node.op() {
+            op if op.as_primitive().is_some() => {
+                if node.results().len() == 1 {
+                    map.set(node.result(), self.offer(op, &operands, graph.ty(node.result()), 0));
+                } else {
+                    self.copy(graph, node, op, &operands, map);
+                }
+            }
+            Op::Checkpoint(op) if rewrite.inline => self.inline(&op.body, node, &operands, map),
+            Op::CustomVjp(op) if rewrite.inline => self.inline(&op.primal, node, &operands, map),
+            Op::Scan(scan) => {
+                let results = self.scan(scan, &operands);
+                node.results().zip(results).for_each(|(old, new)| map.set(old, new));
+            }
+            op => {
+                let op = op.map_regions(|body| self.context.body(body));
+                self.copy(graph, node, op.as_ref().unwrap_or(node.op()), &operands, map);
+            }
+        }
+        self.builder.set_origin(outer);
+    }
+
+    fn copy(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Op, operands: &[Value], map: &mut ValueMap) {
+        let results = self.push(op, operands, node.results().map(|value| graph.ty(value).clone()));
+        node.results().zip(results).for_each(|(old, new)| map.set(old, new));
+    }
+
+    /// Writes a body in place of the op that has it. In a program that is not differentiated any more, that is all that
+    /// the op means.
+    fn inline(&mut self, body: &Arc<Graph>, node: NodeRef<'_>, operands: &[Value], map: &mut ValueMap) {
+        let mut inner = ValueMap::for_inputs(body, operands);
+        for node in body.nodes() {
+            self.node(body, node, &mut inner);
+        }
+        node.results().zip(body.outputs()).for_each(|(result, &output)| map.set(result, inner.get(output)));
+    }
+
+    fn scan(&mut self, scan: &Scan, operands: &[Value]) -> Values {
+        let rewrite = self.context.rewrite;
+        let mut current = Loop::new(scan, operands);
+        loop {
+            if rewrite.loops {
+                current.sink(self.graph());
+            }
+            current.scan.body = self.scan_body(&current.scan, &current.operands);
+            let mut changed = rewrite.loops && current.lift(self);
+            if let Some(bound) = rewrite.hoist
+                && let Some(rest) =
+                    hoist(&current.scan, &mut current.operands, bound, &mut |origin, op, operands, types| {
+                        self.push_from(origin, op, operands, types)
+                    })
+            {
+                current.scan = rest;
+                // Nothing else is left to be done if this is all that the walk is for.
+                changed |= rewrite.loops || rewrite.merge;
+            }
+            if !changed {
+                break;
+            }
+        }
+        current.finish(self)
+    }
+
+    /// The body of a scan that gets these operands.
+    fn scan_body(&mut self, scan: &Scan, operands: &[Value]) -> Arc<Graph> {
+        if !self.context.rewrite.merge {
+            return self.context.body(&scan.body);
+        }
+        let mut same = first_of_equal_operands(scan, operands);
+        while !same.iter().enumerate().all(|(index, &first)| index == first) {
+            let body = self.context.graph(&scan.body, &same);
+            let refined = refine_carries(scan, &body, &same);
+            if refined == same {
+                return self.context.shared(body);
+            }
+            same = refined;
+        }
+        self.context.body(&scan.body)
+    }
+
+    /// The results of a node with these operands: of a new one, or of an equal one that is there already. Barriers are
+    /// never merged: what they guard is meant to be computed again.
+    pub(super) fn push(&mut self, op: &Op, operands: &[Value], types: impl IntoIterator<Item = TensorType>) -> Values {
+        if !self.context.rewrite.merge || matches!(op, Op::Barrier(_)) || op.has_side_effect() {
+            return self.builder.push_typed(op.clone(), operands, types);
+        }
+        let hash = FxBuildHasher.hash_one((op, operands));
+        let candidates = self.seen.entry(hash).or_default();
+        let graph = self.builder.graph();
+        let equal = |&&node: &&Node| graph.node(node).op() == op && graph.node(node).operands() == operands;
+        if let Some(&node) = candidates.iter().find(equal) {
+            return first_of_equal_results(op, operands, graph.node(node).results().collect());
+        }
+        candidates.push(self.builder.next_node());
+        let results = self.builder.push_typed(op.clone(), operands, types);
+        first_of_equal_results(op, operands, results)
+    }
+
+    /// As [`Walk::push`], for a node that comes from elsewhere.
+    fn push_from(
+        &mut self,
+        origin: Origin,
+        op: &Op,
+        operands: &[Value],
+        types: impl IntoIterator<Item = TensorType>,
+    ) -> Values {
+        let outer = self.builder.origin();
+        self.builder.set_origin(origin.inside(outer.phase));
+        let results = self.push(op, operands, types);
+        self.builder.set_origin(outer);
+        results
+    }
+
+    /// What the rules make of a node with one result; if all decline, the node. `depth` counts the rules that have
+    /// answered one another.
+    fn offer(&mut self, op: &Op, operands: &[Value], ty: &TensorType, depth: usize) -> Value {
+        let rewrite = self.context.rewrite;
+        if depth < DEPTH_LIMIT {
+            for table in [rewrite.markers, rewrite.folding, rewrite.algebra].into_iter().flatten() {
+                for rule in table(op) {
+                    let found = (rule.apply)(&mut Match { walk: self, op, operands, ty, depth });
+                    if let Some(value) = found {
+                        debug_assert_eq!(self.builder.ty(value), ty, "`{}` changes the type", rule.name);
+                        return value;
+                    }
+                }
+            }
+        }
+        self.push(op, operands, [ty.clone()])[0]
+    }
+}
+
+/// A node that is offered to rules.
+pub(super) struct Match<'m, 'w> {
+    walk: &'m mut Walk<'w>,
+    /// Its op.
+    pub(super) op: &'m Op,
+    operands: &'m [Value],
+    /// The type of its result.
+    pub(super) ty: &'m TensorType,
+    depth: usize,
+}
+
+/// Rules may answer one another this often in place of one node. Every rule makes less of what it finds, so chains end
+/// by themselves; this bound only keeps a defect from recursing without end.
+const DEPTH_LIMIT: usize = 32;
+
+impl Match<'_, '_> {
+    /// All operands.
+    pub(super) fn operands(&self) -> &[Value] {
+        self.operands
+    }
+
+    /// An operand.
+    pub(super) fn operand(&self, index: usize) -> Value {
+        self.operands[index]
+    }
+
+    /// The type of a value.
+    pub(super) fn ty_of(&self, value: Value) -> &TensorType {
+        self.walk.builder.ty(value)
+    }
+
+    /// The op whose only result a value is, with its operands.
+    pub(super) fn made_by(&self, value: Value) -> Option<(&Op, &[Value])> {
+        let node = self.walk.graph().defining_node(value)?;
+        (node.results().len() == 1).then(|| (node.op(), node.operands()))
+    }
+
+    /// The splat that a value is.
+    pub(super) fn splat(&self, value: Value) -> Option<&Splat> {
+        match self.made_by(value)?.0 {
+            Op::Splat(splat) => Some(splat),
+            _ => None,
+        }
+    }
+
+    /// Whether every element of a value is this number, which tells 0 from -0.
+    pub(super) fn is(&self, value: Value, number: f64) -> bool {
+        self.splat(value).is_some_and(|splat| {
+            splat.element_bytes() == Splat::new(TensorType::scalar(splat.ty.dtype), number).element_bytes()
+        })
+    }
+
+    /// The element type of the result.
+    pub(super) fn dtype(&self) -> DType {
+        self.ty.dtype
+    }
+
+    /// A node in place of the one offered. It is offered to the rules in turn.
+    pub(super) fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
+        let op = op.into();
+        let ty = {
+            let types: SmallVec<[&TensorType; 8]> = operands.iter().map(|&value| self.ty_of(value)).collect();
+            op.infer(&types).ok()?.into_iter().next()?
+        };
+        Some(self.walk.offer(&op, operands, &ty, self.depth + 1))
+    }
+
+    /// A constant of the result's type.
+    pub(super) fn push_splat(&mut self, number: f64) -> Value {
+        let splat = Splat::new(self.ty.clone(), number);
+        self.walk.push(&splat.into(), &[], [self.ty.clone()])[0]
+    }
+}

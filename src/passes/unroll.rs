@@ -1,0 +1,206 @@
+//! Loop unrolling.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Bodies, copy_inputs, copy_outputs};
+use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
+
+/// Writes scans with an unroll factor out: a loop each round of which runs so many iterations, then what is left over,
+/// without a loop. A factor of the length or more leaves no loop.
+///
+/// Differentiation and the other passes come before, so that they meet one copy of the body.
+pub fn unroll(graph: &Graph) -> Graph {
+    unroll_in(graph, &mut Bodies::default())
+}
+
+fn is_unrolled(op: &Op) -> bool {
+    matches!(op, Op::Scan(scan) if scan.unroll > 1) || op.regions().any(|body| has_unrolled(body))
+}
+
+fn has_unrolled(graph: &Graph) -> bool {
+    graph.nodes().any(|node| node.op().as_primitive().is_none() && is_unrolled(node.op()))
+}
+
+fn unroll_in(graph: &Graph, bodies: &mut Bodies) -> Graph {
+    if !has_unrolled(graph) {
+        return graph.clone();
+    }
+    let (mut builder, mut map) = copy_inputs(graph);
+    for node in graph.nodes() {
+        let by_body =
+            |body: &Arc<Graph>| if has_unrolled(body) { bodies.transform(body, unroll_in) } else { body.clone() };
+        match node.op().map_regions(by_body) {
+            Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut builder, node, scan, &mut map),
+            Some(op) => {
+                builder.copy_node_as(graph, node, op, &mut map);
+            }
+            None => {
+                builder.copy_node(graph, node, &mut map);
+            }
+        }
+    }
+    copy_outputs(builder, graph, &map)
+}
+
+/// Copies one scan as a loop over blocks, with the iterations left over after it.
+fn write_out(builder: &mut GraphBuilder, node: NodeRef<'_>, scan: Scan, map: &mut ValueMap) {
+    let operands: Vec<Value> = node.operands().iter().map(|&value| map.get(value)).collect();
+    let (invariants, rest) = operands.split_at(scan.invariant_count);
+    let (carries, stacked) = rest.split_at(scan.carry_count);
+    let outer = builder.origin();
+    builder.set_origin(node.origin());
+    let factor = scan.unroll.min(scan.length.max(1));
+    let looped = if factor < scan.length { scan.length / factor * factor } else { 0 };
+    // A loop over what begins and a tail of what ends its run; in reverse, these are the last and the first slices.
+    let (body, tail) = match scan.reverse {
+        false => (0..looped, looped..scan.length),
+        true => (scan.length - looped..scan.length, 0..scan.length - looped),
+    };
+    let mut carries = carries.to_vec();
+    let mut parts: Vec<Vec<Value>> = Vec::new();
+    if looped > 0 {
+        let results = run_loop(builder, &scan, factor, invariants, &carries, stacked, body);
+        carries = results[..scan.carry_count].to_vec();
+        parts.push(results[scan.carry_count..].to_vec());
+    }
+    if !tail.is_empty() || looped == 0 {
+        let (last, outputs) = run_steps(builder, &scan, invariants, carries, stacked, tail);
+        carries = last;
+        parts.push(outputs);
+    }
+    if scan.reverse {
+        parts.reverse();
+    }
+    let outputs = (0..scan.body.outputs().len() - scan.carry_count).map(|index| {
+        let parts: Vec<Value> = parts.iter().map(|part| part[index]).collect();
+        concatenate(builder, &parts)
+    });
+    let results: Vec<Value> = carries.into_iter().chain(outputs.collect::<Vec<_>>()).collect();
+    node.results().zip(results).for_each(|(old, new)| map.set(old, new));
+    builder.set_origin(outer);
+}
+
+/// A scan each round of which runs `factor` iterations, over a range of the slices that `factor` divides.
+fn run_loop(
+    builder: &mut GraphBuilder,
+    scan: &Scan,
+    factor: usize,
+    invariants: &[Value],
+    carries: &[Value],
+    stacked: &[Value],
+    range: Range<usize>,
+) -> Vec<Value> {
+    let rounds = range.len() / factor;
+    let mut block = GraphBuilder::new(scan.body.name());
+    block.set_origin(builder.origin());
+    let mut port = |ty: TensorType| block.input(ty, PortInfo::default());
+    let first_slice = scan.invariant_count + scan.carry_count;
+    let inputs: Vec<Value> = scan
+        .body
+        .input_types()
+        .enumerate()
+        .map(|(index, ty)| port(if index < first_slice { ty.clone() } else { with_leading(ty, &[factor]) }))
+        .collect();
+    let (inner_invariants, rest) = inputs.split_at(scan.invariant_count);
+    let (inner_carries, blocks) = rest.split_at(scan.carry_count);
+    let (last, rows) = run_steps(&mut block, scan, inner_invariants, inner_carries.to_vec(), blocks, 0..factor);
+    let body = Arc::new(block.finish_body([last, rows].concat()));
+    let in_blocks = stacked.iter().map(|&value| {
+        let part = slice(builder, value, range.clone());
+        let element = without_leading(builder.ty(part));
+        reshape(builder, part, with_leading(&element, &[rounds, factor]))
+    });
+    let operands = [invariants, carries, &in_blocks.collect::<Vec<_>>()].concat();
+    let types: Vec<TensorType> = scan
+        .body
+        .output_types()
+        .enumerate()
+        .map(|(index, ty)| if index < scan.carry_count { ty.clone() } else { with_leading(ty, &[rounds, factor]) })
+        .collect();
+    let op = Scan { body, length: rounds, unroll: 1, ..scan.clone() };
+    let mut results = builder.push_typed(op.into(), &operands, types).to_vec();
+    for (result, ty) in results.iter_mut().zip(scan.body.output_types()).skip(scan.carry_count) {
+        *result = reshape(builder, *result, with_leading(ty, &[range.len()]));
+    }
+    results
+}
+
+/// The iterations of a range of slices, one after the other; returns the last carries and the stacked outputs.
+fn run_steps(
+    builder: &mut GraphBuilder,
+    scan: &Scan,
+    invariants: &[Value],
+    mut carries: Vec<Value>,
+    stacked: &[Value],
+    range: Range<usize>,
+) -> (Vec<Value>, Vec<Value>) {
+    let output_types: Vec<TensorType> = scan.body.output_types().skip(scan.carry_count).cloned().collect();
+    let mut rows: Vec<Vec<Value>> = vec![Vec::new(); output_types.len()];
+    let mut order: Vec<usize> = range.collect();
+    if scan.reverse {
+        order.reverse();
+    }
+    for position in order {
+        let slices = stacked.iter().map(|&value| {
+            let row = slice(builder, value, position..position + 1);
+            let element = without_leading(builder.ty(row));
+            reshape(builder, row, element)
+        });
+        let slices: Vec<Value> = slices.collect();
+        let results = builder.inline(&scan.body, &[invariants, &carries, &slices].concat());
+        carries = results[..scan.carry_count].to_vec();
+        for ((rows, &row), ty) in rows.iter_mut().zip(&results[scan.carry_count..]).zip(&output_types) {
+            rows.push(reshape(builder, row, with_leading(ty, &[1])));
+        }
+    }
+    if scan.reverse {
+        rows.iter_mut().for_each(|rows| rows.reverse());
+    }
+    let outputs = rows.iter().zip(&output_types).map(|(rows, ty)| match &rows[..] {
+        [] => builder.splat(with_leading(ty, &[0]), 0.0),
+        rows => concatenate(builder, rows),
+    });
+    (carries, outputs.collect())
+}
+
+fn with_leading(ty: &TensorType, sizes: &[usize]) -> TensorType {
+    let dims: Vec<usize> = sizes.iter().chain(&ty.dims).copied().collect();
+    TensorType::new(ty.dtype, &dims)
+}
+
+fn without_leading(ty: &TensorType) -> TensorType {
+    TensorType::new(ty.dtype, &ty.dims[1..])
+}
+
+/// Slices `range` of the leading dimension.
+fn slice(builder: &mut GraphBuilder, value: Value, range: Range<usize>) -> Value {
+    let ty = builder.ty(value).clone();
+    if range.len() == ty.dims[0] {
+        return value;
+    }
+    let ranges = ty.dims.iter().enumerate().map(|(dim, &size)| match dim {
+        0 => SliceDim { start: range.start, limit: range.end, stride: 1 },
+        _ => SliceDim { start: 0, limit: size, stride: 1 },
+    });
+    let result = with_leading(&without_leading(&ty), &[range.len()]);
+    builder.push_typed(Slice { ranges: ranges.collect() }.into(), &[value], [result])[0]
+}
+
+fn reshape(builder: &mut GraphBuilder, value: Value, ty: TensorType) -> Value {
+    if *builder.ty(value) == ty {
+        return value;
+    }
+    builder.push_typed(Reshape { dims: ty.dims.clone() }.into(), &[value], [ty])[0]
+}
+
+/// Joins values along the leading dimension.
+fn concatenate(builder: &mut GraphBuilder, values: &[Value]) -> Value {
+    if let &[value] = values {
+        return value;
+    }
+    let mut ty = builder.ty(values[0]).clone();
+    ty.dims[0] = values.iter().map(|&value| builder.ty(value).dims[0]).sum();
+    builder.push_typed(Concatenate { axis: 0 }.into(), values, [ty])[0]
+}

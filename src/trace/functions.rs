@@ -1,0 +1,149 @@
+//! Functions made of several ops: activations, log-space arithmetic, statistics. Each is stable in numbers that any finite
+//! operand gives, and so is its gradient.
+
+use std::panic::Location;
+
+use super::context::{apply, composite};
+use super::operators::{Operand, align};
+use super::{Axes, Tensor};
+use crate::ops::{AxisList, Clamp, Reduce, ReduceKind, complement};
+
+impl Tensor {
+    /// Kept between two bounds, tensors of the same dimensions or without any, or numbers: `min(max(x, low), high)`.
+    /// Beyond a bound the gradient is the bound's, not this tensor's; exactly at it, nobody's.
+    #[track_caller]
+    pub fn clamp(self, low: impl Operand, high: impl Operand) -> Tensor {
+        let place = Location::caller();
+        apply(Clamp, &[low.tensor(self, place), self, high.tensor(self, place)], place)
+    }
+
+    /// The larger of each element and 0. The gradient at 0 is 0; NaN stays.
+    #[track_caller]
+    pub fn relu(self) -> Tensor {
+        self.clamp(0.0, self.dtype().highest())
+    }
+
+    /// `x * logistic(x)`.
+    #[track_caller]
+    pub fn silu(self) -> Tensor {
+        composite(Location::caller(), || self * self.logistic())
+    }
+
+    /// `x * P(normal < x)`, by the error function. Source: Hendrycks and Gimpel, arXiv 1606.08415.
+    #[track_caller]
+    pub fn gelu(self) -> Tensor {
+        composite(Location::caller(), || self * 0.5 * ((self * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0))
+    }
+
+    /// [`Tensor::gelu`] approximated by a hyperbolic tangent, as in the same paper; the error is below 5e-4.
+    #[track_caller]
+    pub fn gelu_tanh(self) -> Tensor {
+        composite(Location::caller(), || {
+            let cubic = self + self.square() * self * 0.044715;
+            let slope = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+            self * 0.5 * ((cubic * slope).tanh() + 1.0)
+        })
+    }
+
+    /// log(1 + exp(x)).
+    #[track_caller]
+    pub fn softplus(self) -> Tensor {
+        self.log_add_exp(0.0)
+    }
+
+    /// log(logistic(x)).
+    #[track_caller]
+    pub fn log_logistic(self) -> Tensor {
+        composite(Location::caller(), || -(-self).softplus())
+    }
+
+    /// log(exp(x) + exp(y)).
+    #[track_caller]
+    pub fn log_add_exp(self, other: impl Operand) -> Tensor {
+        let place = Location::caller();
+        composite(place, || {
+            let (x, y) = align(self, other.tensor(self, place), place);
+            // Equal infinities have no difference, and equal numbers share the gradient of the larger one anyway.
+            let distance = x.equal(y).select(0.0, x - y).abs();
+            x.maximum(y) + (-distance).exp().log_1p()
+        })
+    }
+
+    /// log(sum(exp)) along the axes. Of nothing it is minus infinity.
+    #[track_caller]
+    pub fn logsumexp(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        composite(place, || {
+            let axes = self.axes(axes, place);
+            let largest = self.exponent_shift(&axes);
+            let powers = (self - largest.repeated_along(&axes, self)).exp();
+            powers.folded(ReduceKind::Sum, &axes).log() + largest
+        })
+    }
+
+    /// exp(x) over its sum along the axes.
+    #[track_caller]
+    pub fn softmax(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        composite(place, || {
+            let axes = self.axes(axes, place);
+            let powers = (self - self.exponent_shift(&axes).repeated_along(&axes, self)).exp();
+            powers / powers.folded(ReduceKind::Sum, &axes).repeated_along(&axes, self)
+        })
+    }
+
+    /// Logarithm of [`Tensor::softmax`].
+    #[track_caller]
+    pub fn log_softmax(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        composite(place, || {
+            let axes = self.axes(axes, place);
+            let shifted = self - self.exponent_shift(&axes).repeated_along(&axes, self);
+            shifted - shifted.exp().folded(ReduceKind::Sum, &axes).log().repeated_along(&axes, self)
+        })
+    }
+
+    /// The mean along the axes.
+    #[track_caller]
+    pub fn mean(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        composite(place, || self.mean_along(&self.axes(axes, place)))
+    }
+
+    /// Mean squared distance from the mean along the axes (of the population: divided by the count).
+    #[track_caller]
+    pub fn variance(self, axes: impl Axes) -> Tensor {
+        let place = Location::caller();
+        composite(place, || {
+            let axes = self.axes(axes, place);
+            (self - self.mean_along(&axes).repeated_along(&axes, self)).square().mean_along(&axes)
+        })
+    }
+
+    #[track_caller]
+    fn mean_along(self, axes: &AxisList) -> Tensor {
+        let dims = self.dims();
+        let count: usize = axes.iter().map(|&axis| dims[axis]).product();
+        self.folded(ReduceKind::Sum, axes) * (1.0 / count as f64)
+    }
+
+    #[track_caller]
+    fn folded(self, kind: ReduceKind, axes: &AxisList) -> Tensor {
+        apply(Reduce { kind, axes: axes.clone() }, &[self], Location::caller())
+    }
+
+    /// What folding `axes` of `whole` gave, repeated along them.
+    #[track_caller]
+    fn repeated_along(self, axes: &AxisList, whole: Tensor) -> Tensor {
+        let dims = whole.dims();
+        self.broadcast_at(&dims, complement(axes, dims.len()), Location::caller())
+    }
+
+    /// What to take from every exponent: the largest, or 0 where that is infinite. The result does not depend on it, so
+    /// no gradient flows through it.
+    #[track_caller]
+    fn exponent_shift(self, axes: &AxisList) -> Tensor {
+        let largest = self.folded(ReduceKind::Max, axes);
+        largest.is_finite().select(largest, 0.0).stop_gradient()
+    }
+}

@@ -1,0 +1,132 @@
+//! Sorting, grouped products, convolutions and custom calls on tensors.
+
+use std::panic::Location;
+
+use super::Tensor;
+use super::context::{Place, apply, apply_many};
+use crate::ir::DType;
+use crate::ops::{Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedMode, Sort, TopK, Window};
+
+/// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic order.
+/// Stable. Of floating-point keys, -0 equals 0 and NaN is the largest.
+#[track_caller]
+pub fn sort_together(tensors: &[Tensor], axis: i32, key_count: usize) -> Vec<Tensor> {
+    sort_at(tensors, axis, key_count, false, Location::caller())
+}
+
+fn sort_at(tensors: &[Tensor], axis: i32, key_count: usize, descending: bool, place: Place) -> Vec<Tensor> {
+    let axes = tensors.first().map(|first| first.axes(axis, place)).unwrap_or_default();
+    let axis = axes.first().copied().unwrap_or(0);
+    apply_many(Sort { axis, key_count, descending }.into(), tensors, tensors.len(), place).to_vec()
+}
+
+impl Tensor {
+    /// Sorted along an axis, ascending. Of floating-point elements, -0 equals 0 and NaN is the largest.
+    #[track_caller]
+    pub fn sort(self, axis: i32) -> Tensor {
+        sort_at(&[self], axis, 1, false, Location::caller())[0]
+    }
+
+    /// Sorted along an axis, descending: NaN comes first.
+    #[track_caller]
+    pub fn sort_descending(self, axis: i32) -> Tensor {
+        sort_at(&[self], axis, 1, true, Location::caller())[0]
+    }
+
+    /// Positions (`s32`) along an axis in the order of [`Tensor::sort`]; of equal elements, the first comes first.
+    #[track_caller]
+    pub fn argsort(self, axis: i32) -> Tensor {
+        self.argsort_at(axis, false, Location::caller())
+    }
+
+    /// Positions (`s32`) along an axis in the order of [`Tensor::sort_descending`]; of equal elements, the first comes
+    /// first.
+    #[track_caller]
+    pub fn argsort_descending(self, axis: i32) -> Tensor {
+        self.argsort_at(axis, true, Location::caller())
+    }
+
+    fn argsort_at(self, axis: i32, descending: bool, place: Place) -> Tensor {
+        let axes = self.axes(axis, place);
+        let Some(&position) = axes.first() else { return self };
+        let positions = apply(Iota { ty: self.ty().with_dtype(DType::S32), axis: position }, &[], place);
+        sort_at(&[self, positions], axis, 1, descending, place)[1]
+    }
+
+    /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements the
+    /// first comes first; NaN counts as the largest.
+    #[track_caller]
+    pub fn top_k(self, k: usize) -> (Tensor, Tensor) {
+        let results = apply_many(TopK { k }.into(), &[self], 2, Location::caller());
+        (results[0], results[1])
+    }
+}
+
+/// Rows times the matrix of their group: `[m,k], [g,k,n] -> [m,n]`, where the first `group_sizes[0]` rows belong to group 0, and
+/// so on (`s32[g]`); rows beyond the last group give zeros. What routed experts compute.
+///
+/// Values must be finite: a row is multiplied by zero where it does not belong.
+#[track_caller]
+pub fn ragged_dot(rows: Tensor, matrices: Tensor, group_sizes: Tensor) -> Tensor {
+    ragged_dot_at(rows, matrices, group_sizes, rows.dtype(), Location::caller())
+}
+
+/// As [`ragged_dot`], accumulated in and returned as `dtype`.
+#[track_caller]
+pub fn ragged_dot_with(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType) -> Tensor {
+    ragged_dot_at(rows, matrices, group_sizes, dtype, Location::caller())
+}
+
+fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType, place: Place) -> Tensor {
+    let op = RaggedDot { mode: RaggedMode::Rows, batch_count: 0, dtype, precision: Precision::Default };
+    apply(op, &[rows, matrices, group_sizes], place)
+}
+
+/// A convolution: input `[batch, features, space..]`, kernel `[out_features, features / groups, space..]`, result
+/// `[batch, out_features, space..]`, one window for each dimension of space.
+#[track_caller]
+pub fn convolution(input: Tensor, kernel: Tensor, windows: &[Window], feature_groups: usize) -> Tensor {
+    let (dtype, precision) = (input.dtype(), Precision::Default);
+    let op = Convolution { windows: windows.into(), feature_groups, dtype, precision };
+    apply(op, &[input, kernel], Location::caller())
+}
+
+/// Each feature of `x` `[batch, length, features]` convolved on its own with its column of `kernel` `[width, features]`: position
+/// `t` sees positions `t - width + 1` to `t`, the last by the kernel's last row. As state-space layers mix neighbours.
+#[track_caller]
+pub fn causal_depthwise_convolution(x: Tensor, kernel: Tensor) -> Tensor {
+    let place = Location::caller();
+    let (&[_, _, features], &[width, kernel_features]) = (&x.dims()[..], &kernel.dims()[..]) else {
+        let found = format!("{} and {}", x.ty(), kernel.ty());
+        return x.mismatch(
+            "causal_depthwise_convolution",
+            "[batch, length, features] and [width, features]".into(),
+            found,
+            place,
+        );
+    };
+    if features != kernel_features {
+        let expected = format!("a kernel of {features} features");
+        return kernel.mismatch("causal_depthwise_convolution", expected, kernel.ty().to_string(), place);
+    }
+    let window = Window { padding_low: width as i64 - 1, ..Window::default() };
+    let op = Convolution {
+        windows: [window].into(),
+        feature_groups: features,
+        dtype: x.dtype(),
+        precision: Precision::Default,
+    };
+    let transpose =
+        |x: Tensor, order: &[usize]| apply(crate::ops::Transpose { permutation: order.into() }, &[x], place);
+    let kernel = transpose(kernel, &[1, 0]);
+    let kernel = apply(crate::ops::Reshape { dims: [features, 1, width].into_iter().collect() }, &[kernel], place);
+    let mixed = apply(op, &[transpose(x, &[0, 2, 1]), kernel], place);
+    transpose(mixed, &[0, 2, 1])
+}
+
+/// Calls code that the plugin has registered under a name. Without a derivative or a batching rule.
+#[track_caller]
+pub fn custom_call(call: CustomCall, operands: &[Tensor]) -> Vec<Tensor> {
+    let count = call.results.len();
+    apply_many(call.into(), operands, count, Location::caller()).to_vec()
+}

@@ -1,0 +1,66 @@
+//! Running folds and pooling.
+
+use std::panic::Location;
+
+use super::Tensor;
+use super::context::{apply, composite};
+use crate::ops::{Cumulative, CumulativeKind, ReduceKind, ReduceWindow, WindowDim};
+
+impl Tensor {
+    /// A running fold along a dimension: element i folds elements 0 to i, or i to the last in reverse. Of equal extrema
+    /// the first one met gets the gradient.
+    #[track_caller]
+    pub fn cumulative(self, kind: CumulativeKind, axis: i32, reverse: bool) -> Tensor {
+        let place = Location::caller();
+        let axes = self.axes(axis, place);
+        let Some(&axis) = axes.first() else { return self };
+        apply(Cumulative { kind, axis, reverse }, &[self], place)
+    }
+
+    /// Running sum along a dimension.
+    #[track_caller]
+    pub fn cumsum(self, axis: i32) -> Tensor {
+        self.cumulative(CumulativeKind::Sum, axis, false)
+    }
+
+    /// Running product along a dimension.
+    #[track_caller]
+    pub fn cumprod(self, axis: i32) -> Tensor {
+        self.cumulative(CumulativeKind::Prod, axis, false)
+    }
+
+    /// Running maximum along a dimension.
+    #[track_caller]
+    pub fn cummax(self, axis: i32) -> Tensor {
+        self.cumulative(CumulativeKind::Max, axis, false)
+    }
+
+    /// Running minimum along a dimension.
+    #[track_caller]
+    pub fn cummin(self, axis: i32) -> Tensor {
+        self.cumulative(CumulativeKind::Min, axis, false)
+    }
+
+    /// Running log(sum(exp)) along a dimension.
+    #[track_caller]
+    pub fn cumlogsumexp(self, axis: i32) -> Tensor {
+        self.cumulative(CumulativeKind::LogSumExp, axis, false)
+    }
+
+    /// Folds every window to one element; one window for each dimension ([`WindowDim::ONE`] for none). Of a window's equal
+    /// extrema the first gets the gradient.
+    #[track_caller]
+    pub fn reduce_window(self, kind: ReduceKind, window: impl AsRef<[WindowDim]>) -> Tensor {
+        apply(ReduceWindow { kind, window: window.as_ref().into() }, &[self], Location::caller())
+    }
+
+    /// The mean of every window's elements; what pads the tensor does not count.
+    #[track_caller]
+    pub fn mean_window(self, window: impl AsRef<[WindowDim]>) -> Tensor {
+        let window = window.as_ref();
+        composite(Location::caller(), || {
+            let counts = self.full_like(1.0).reduce_window(ReduceKind::Sum, window);
+            self.reduce_window(ReduceKind::Sum, window) / counts
+        })
+    }
+}

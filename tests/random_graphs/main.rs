@@ -1,0 +1,234 @@
+//! Properties of random graphs: passes keep every bit, gradients are slopes.
+//!
+//! Every case is the same in every run. `MESHLOOM_SEED` draws others, `MESHLOOM_CASES` more or fewer. A failure is
+//! shrunk and printed with its graphs.
+
+// A test says what it found by panicking.
+#![allow(clippy::panic)]
+
+mod generate;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::sync::Arc;
+
+use generate::{Kind, Recipe, Step, graph, graph_and_rows, inputs, recipe};
+use meshloom::autodiff::value_and_grad;
+use meshloom::compile::{LowerOptions, PASSES, lower};
+use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, verify};
+use meshloom::ops::Call;
+use meshloom::passes::{eliminate_dead_code, hoist_invariants};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use support::interpret::{interpret, literal, same_bits};
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Checks a property of random recipes, and of the numbers that go with them.
+fn check(default_cases: u64, property: impl Fn(&Recipe, u64) -> Result<(), String>) {
+    let seed = from_environment("MESHLOOM_SEED", 1);
+    let cases = from_environment("MESHLOOM_CASES", default_cases) as u32;
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let strategy = (recipe(30, 2), 0..1000u64);
+    let result = runner.run(&strategy, |(recipe, numbers)| property(&recipe, numbers).map_err(TestCaseError::fail));
+    match result {
+        Ok(()) => {}
+        Err(TestError::Fail(reason, (recipe, numbers))) => {
+            panic!("MESHLOOM_SEED={seed}, numbers {numbers}, steps {recipe:#?}\n{reason}")
+        }
+        Err(TestError::Abort(reason)) => panic!("{reason}"),
+    }
+}
+
+fn optimized(graph: &Graph, without: &[&str]) -> Result<Graph, String> {
+    let options = LowerOptions { without, ..LowerOptions::default() };
+    lower(graph, &options).map(|lowered| lowered.graph).map_err(|error| format!("{error}\n{graph}"))
+}
+
+fn expect_same_bits(graph: &Graph, other: &Graph, inputs: &[Literal]) -> Result<(), String> {
+    let (before, after) = (interpret(graph, inputs), interpret(other, inputs));
+    if before.len() == after.len() && before.iter().zip(&after).all(|(before, after)| same_bits(before, after)) {
+        return Ok(());
+    }
+    Err(format!("{graph}\nbecame\n{other}\n{before:?}\n{after:?}"))
+}
+
+/// The graphs are worth testing: every op is in many, they are neither tiny nor all NaN, and passes find something to
+/// do.
+#[test]
+fn graphs_are_various() {
+    for kind in [Kind::Any, Kind::Smooth] {
+        let counts = std::cell::RefCell::new(std::collections::BTreeMap::<&str, usize>::new());
+        let count = |what: &'static str, number: usize| *counts.borrow_mut().entry(what).or_default() += number;
+        check(1000, |recipe, numbers| {
+            let (graph, rows) = graph_and_rows(kind, recipe);
+            rows.into_iter().for_each(|row| count(row, 1));
+            let (before, after) = (eliminate_dead_code(&graph), optimized(&graph, &[])?);
+            count("live nodes", before.total_node_count());
+            count("nodes left", after.total_node_count());
+            let outputs: Vec<f64> =
+                interpret(&graph, &inputs(kind, numbers)).iter().flat_map(Literal::to_f64_vec).collect();
+            count("numbers", outputs.len());
+            count("finite numbers", outputs.iter().filter(|x| x.is_finite()).count());
+            Ok(())
+        });
+        let counts = counts.into_inner();
+        for row in generate::rows(kind) {
+            assert!(counts.get(row.name).is_some_and(|&count| count >= 100), "{kind:?} {}: {counts:?}", row.name);
+        }
+        assert!(counts["live nodes"] >= 20_000, "{kind:?}: {counts:?}");
+        assert!(counts["nodes left"] < counts["live nodes"] * 4 / 5, "{kind:?}: {counts:?}");
+        assert!(counts["finite numbers"] * 10 >= counts["numbers"] * 8, "{kind:?}: {counts:?}");
+    }
+}
+
+/// All passes; all but one; each alone.
+#[test]
+fn passes_keep_every_bit() {
+    check(1000, |recipe, numbers| {
+        let graph = graph(Kind::Any, recipe);
+        verify(&graph).map_err(|error| error.to_string())?;
+        let inputs = inputs(Kind::Any, numbers);
+        let all = optimized(&graph, &[])?;
+        expect_same_bits(&graph, &all, &inputs)?;
+        let one = numbers as usize % PASSES.len();
+        expect_same_bits(&graph, &optimized(&graph, &[PASSES[one].name])?, &inputs)?;
+        let others: Vec<&str> = PASSES.iter().map(|pass| pass.name).filter(|&name| name != PASSES[one].name).collect();
+        expect_same_bits(&graph, &optimized(&graph, &others)?, &inputs)?;
+        // The order of nodes, and of everything else, is the same in every run.
+        let again = optimized(&graph, &[])?;
+        if again.to_string() != all.to_string() { Err(format!("{all}\nor\n{again}")) } else { Ok(()) }
+    });
+}
+
+/// The sum of products of two lists, and of their absolute values.
+fn product(x: &[f64], y: &[f64]) -> (f64, f64) {
+    x.iter().zip(y).fold((0.0, 0.0), |(sum, scale), (x, y)| (sum + x * y, scale + (x * y).abs()))
+}
+
+/// The inputs that are differentiated.
+fn float_inputs(graph: &Graph) -> Vec<usize> {
+    (0..graph.inputs().len()).filter(|&index| graph.ty(graph.inputs()[index]).dtype == DType::F64).collect()
+}
+
+/// The inputs moved by `step` along a direction that is always the same.
+fn moved(inputs: &[Literal], along: &[usize], step: f64) -> (Vec<Literal>, Vec<f64>) {
+    let mut direction = Vec::new();
+    let mut moved = inputs.to_vec();
+    for &index in along {
+        let own: Vec<f64> = (0..inputs[index].ty().element_count())
+            .map(|position| 1.0 - 0.37 * ((7 * index + 3 * position) % 6) as f64)
+            .collect();
+        let values = inputs[index].to_f64_vec();
+        moved[index] = literal(inputs[index].ty(), &mut values.iter().zip(&own).map(|(x, d)| x + step * d));
+        direction.extend(own);
+    }
+    (moved, direction)
+}
+
+/// The slope along the direction, by a central difference of fourth order.
+fn slope(graph: &Graph, inputs: &[Literal], along: &[usize]) -> f64 {
+    const STEP: f64 = 1e-3;
+    let value = |step: f64| interpret(graph, &moved(inputs, along, step).0)[0].to_f64_vec()[0];
+    (8.0 * (value(STEP) - value(-STEP)) - (value(2.0 * STEP) - value(-2.0 * STEP))) / (12.0 * STEP)
+}
+
+/// The gradient is the slope; passes keep every bit of it; and it is the same, to rounding, whether passes run before
+/// differentiation or after.
+#[test]
+fn gradients_are_slopes() {
+    let steep = std::cell::Cell::new(0);
+    check(1000, |recipe, numbers| {
+        let graph = graph(Kind::Smooth, recipe);
+        let (inputs, along) = (inputs(Kind::Smooth, numbers), float_inputs(&graph));
+        let gradient = |graph: &Graph| value_and_grad(graph, &along).map_err(|error| format!("{error}\n{graph}"));
+        let direct = gradient(&graph)?;
+        verify(&direct).map_err(|error| format!("{error}\n{direct}"))?;
+        expect_same_bits(&direct, &optimized(&direct, &[])?, &inputs)?;
+
+        let flat = |graph: &Graph| -> Vec<f64> {
+            interpret(graph, &inputs)[1..].iter().flat_map(Literal::to_f64_vec).collect()
+        };
+        let (found, direction) = (flat(&direct), moved(&inputs, &along, 0.0).1);
+        let (along_direction, scale) = product(&found, &direction);
+        let measured = slope(&graph, &inputs, &along);
+        // A function that bends within a step has no slope to be measured there.
+        let finer = (slope_bends(&graph, &inputs, &along) - measured).abs();
+        let bound = 1e-6 * (1.0 + scale);
+        if finer > bound {
+            steep.set(steep.get() + 1);
+        } else if (along_direction - measured).abs() > bound {
+            return Err(format!("slope {measured}, gradient {along_direction}\n{graph}"));
+        }
+
+        for before in [hoist_invariants(&eliminate_dead_code(&graph)), optimized(&graph, &[])?] {
+            let other = flat(&gradient(&before)?);
+            let distance = found.iter().zip(&other).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+            let norm = found.iter().map(|x| x * x).sum::<f64>().sqrt();
+            if distance.is_nan() || distance > 1e-10 * (1.0 + norm) {
+                return Err(format!("{found:?}\n{other:?}\n{graph}\nbecame\n{before}"));
+            }
+        }
+        Ok(())
+    });
+    assert!(steep.get() < 50, "{} functions were too steep for their slopes to be measured", steep.get());
+}
+
+/// The slope measured with half the step.
+fn slope_bends(graph: &Graph, inputs: &[Literal], along: &[usize]) -> f64 {
+    const STEP: f64 = 5e-4;
+    let value = |step: f64| interpret(graph, &moved(inputs, along, step).0)[0].to_f64_vec()[0];
+    (8.0 * (value(STEP) - value(-STEP)) - (value(2.0 * STEP) - value(-2.0 * STEP))) / (12.0 * STEP)
+}
+
+/// Many graphs as one: each is called.
+fn together(graphs: &[Graph]) -> Graph {
+    let mut builder = GraphBuilder::new("together");
+    let arguments: Vec<_> = graphs[0].input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+    let mut outputs = Vec::new();
+    for graph in graphs {
+        let call = Call { function: Arc::new(graph.clone()) };
+        outputs.extend(builder.push(call, &arguments).expect("graphs of the same inputs"));
+    }
+    let info = vec![PortInfo::default(); outputs.len()];
+    builder.finish(outputs, info)
+}
+
+/// On a real back end, with gradients: optimized, unoptimized and interpreted agree. XLA may round a product and a sum
+/// together, and sums in another order.
+#[test]
+fn back_end_agrees() {
+    const GROUP: usize = 25;
+    let recipes = std::cell::RefCell::new(Vec::new());
+    check(4 * GROUP as u64, |recipe: &Vec<Step>, _| {
+        recipes.borrow_mut().push(recipe.clone());
+        Ok(())
+    });
+    for (index, group) in recipes.into_inner().chunks(GROUP).enumerate() {
+        let inputs = inputs(Kind::Smooth, index as u64);
+        let gradient = |recipe: &Recipe| {
+            let graph = graph(Kind::Smooth, recipe);
+            value_and_grad(&graph, &float_inputs(&graph)).unwrap_or_else(|error| panic!("{error}\n{graph}"))
+        };
+        let graphs: Vec<Graph> = group.iter().map(gradient).collect();
+        let all = together(&graphs);
+        let small = optimized(&all, &[]).unwrap_or_else(|error| panic!("{error}"));
+        let expected = interpret(&all, &inputs);
+        for (what, graph) in [("unoptimized", &all), ("optimized", &small)] {
+            let found = support::run(graph, &inputs);
+            for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let (found, expected) = (found.to_f64_vec(), expected.to_f64_vec());
+                let distance = found.iter().zip(&expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+                let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+                assert!(
+                    distance <= 1e-9 * (1.0 + norm),
+                    "{what}, group {index}, output {position}: {found:?}, expected {expected:?}"
+                );
+            }
+        }
+    }
+}
