@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
-use crate::partition::partition;
+use crate::partition::{Partitioned, partition};
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
-use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
+use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
@@ -220,7 +220,9 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     let mesh = options.sharding.map(|(mesh, _)| mesh);
     let mut local = None;
     if let (Some(mesh), true) = (mesh, options.explicit) {
-        let partitioned = partition(&graph, mesh)?;
+        let shardings = propagate(&graph, mesh);
+        done("propagate", &graph);
+        let Partitioned { graph: partitioned, fallbacks: _ } = partition(&graph, mesh, &shardings)?;
         done("partition", &partitioned);
         let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
         done("clean-up", &partitioned);

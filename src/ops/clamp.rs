@@ -7,6 +7,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{GraphBuilder, TensorType, Value, Values};
+use crate::partition::PartitionContext;
 
 /// `clamp(low, operand, high)`: `min(max(operand, low), high)`, so where the bounds cross, `high` wins; NaN stays.
 ///
@@ -127,6 +128,10 @@ impl Primitive for Clamp {
         let result = context.builder.push1(Clamp, &operands)?;
         context.push_result(result, true);
         Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

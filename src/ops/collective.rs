@@ -12,6 +12,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{DType, TensorType};
+use crate::partition::PartitionContext;
 use crate::sharding::{Axes, Mesh, MeshAxis};
 
 /// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes, the
@@ -102,6 +103,10 @@ macro_rules! partitioned_only {
         fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
             let operands = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
             Err(OpError::new(self.name(), TypeError::NotBatchable, operands, context.builder.origin()))
+        }
+
+        fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+            context.apply(self.clone())
         }
 
         fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -6,6 +6,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{DType, F8E4M3FN, F8E5M2, Literal, S4, TensorType, U4};
+use crate::partition::PartitionContext;
 
 /// A dense constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +37,10 @@ impl Primitive for Constant {
     fn batch(&self, _: &mut BatchContext<'_>) -> Result<(), OpError> {
         // Without operands, it is the same for all examples, and batching never gets here.
         Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -118,6 +123,11 @@ impl Primitive for Splat {
         Ok(())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let ty = TensorType { dtype: self.ty.dtype, dims: context.result_dims(0).clone() };
+        context.apply(Splat::new(ty, self.number()))
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         let (bytes, count) = self.element_bytes();
         let scalar = context.scalar_constant(self.ty.dtype, &bytes[..count]);
@@ -173,6 +183,17 @@ impl Primitive for Iota {
 
     fn batch(&self, _: &mut BatchContext<'_>) -> Result<(), OpError> {
         // As for a constant.
+        Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let (dims, axes) = (context.result_dims(0).clone(), context.result_axes(0, self.axis));
+        if axes.is_empty() {
+            return context.apply(Iota { ty: TensorType { dtype: self.ty.dtype, dims }, axis: self.axis });
+        }
+        let positions = context.positions(&dims, self.axis, &axes)?;
+        let positions = context.builder.convert(positions, self.ty.dtype)?;
+        context.push_result(positions);
         Ok(())
     }
 

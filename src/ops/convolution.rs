@@ -14,6 +14,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// How the kernel moves along one dimension of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -320,6 +321,12 @@ impl Primitive for Convolution {
         }
         context.push_result(moved, true);
         Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        // As many of the groups as this device has features of.
+        let feature_groups = context.operand_dims(0)[1] / context.operand_dims(1)[1].max(1);
+        context.apply(Convolution { feature_groups: feature_groups.max(1), ..self.clone() })
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -9,6 +9,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// How [`Cumulative`] folds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -200,6 +201,10 @@ impl Primitive for Cumulative {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Cumulative { axis: self.axis + 1, ..self.clone() })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -6,6 +6,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto, shape};
 use crate::ir::{Name, TensorType};
+use crate::partition::PartitionContext;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,6 +103,10 @@ impl Primitive for CustomCall {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let operands = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
         Err(OpError::new(self.name(), TypeError::NotBatchable, operands, context.builder.origin()))
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -9,6 +9,7 @@ use crate::batching::{BatchContext, batch_in_front};
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// Which dimensions a dot pairs up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -247,6 +248,10 @@ impl Primitive for DotGeneral {
         let product = batch_in_front(context.builder, product, place)?;
         context.push_result(product, true);
         Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -3,14 +3,16 @@
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
 use super::{
-    AxisList, Concatenate, FactorKind, FactorRule, Gather, GatherDims, IndexPromise, OperandClass, Primitive,
-    ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype, expect_operands, one, to_i64,
+    AxisList, BinaryKind, Concatenate, FactorKind, FactorRule, Gather, GatherDims, IndexPromise, OperandClass,
+    Primitive, ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype, expect_operands, one,
+    to_i64,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{DType, Dims, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value, Values};
+use crate::partition::PartitionContext;
 
 /// Checks the start indices: one integer scalar for each dimension, all of one type.
 fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<(), TypeError> {
@@ -76,6 +78,9 @@ impl Primitive for DynamicSlice {
             // A slice of everything starts at zero wherever it is asked for.
             if size == operands[0].dims[dim] {
                 rule.keep(operands[0], dim);
+            } else if 2 * size <= operands[0].dims[dim] && operands[0].dtype != DType::Pred {
+                // Adding up slices moves less than joining the dimension.
+                rule.add(operands[0].dims[dim], FactorKind::Indexed, &[(0, dim)], &[]);
             }
         }
         rule.with_rest_replicated(operands, results)
@@ -97,6 +102,20 @@ impl Primitive for DynamicSlice {
         let gather = Gather { dims: Box::new(dims), slice_sizes: self.sizes.clone(), promise: IndexPromise::default() };
         let gather = if context.is_batched(0) { gather.paired() } else { gather };
         context.apply(gather, &[context.operand(0), starts])
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let mut value = context.operand(0);
+        let mut sizes = context.result_dims(0).clone();
+        let (mut starts, moved) = split_starts(context, 1, &self.sizes)?;
+        for dim in moved {
+            sizes[dim] = self.sizes[dim];
+            (value, starts[dim]) = zeros_where_absent(context, value, starts[dim], dim, self.sizes[dim])?;
+        }
+        let operands: Values = std::iter::once(value).chain(starts).collect();
+        let result = context.builder.push1(DynamicSlice { sizes }, &operands)?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -150,7 +169,7 @@ impl Primitive for DynamicUpdateSlice {
             if size == operands[1].dims[dim] {
                 rule.add(size, FactorKind::Parallel, &[(0, dim), (1, dim)], &[(0, dim)]);
             } else {
-                rule.add(size, FactorKind::Replicated, &[(0, dim)], &[(0, dim)]);
+                rule.add(size, FactorKind::Indexed, &[(0, dim)], &[(0, dim)]);
             }
         }
         rule.with_rest_replicated(operands, results)
@@ -164,9 +183,75 @@ impl Primitive for DynamicUpdateSlice {
         context.apply(DynamicUpdateSlice, &operands)
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let mut value = context.operand(0);
+        let updates = context.operand_type(1).dims.clone();
+        let (mut starts, moved) = split_starts(context, 2, &updates)?;
+        for &dim in &moved {
+            (value, starts[dim]) = zeros_where_absent(context, value, starts[dim], dim, updates[dim])?;
+        }
+        let operands: Values = [value, context.operand(1)].into_iter().chain(starts).collect();
+        let mut result = context.builder.push1(DynamicUpdateSlice, &operands)?;
+        for dim in moved {
+            let size = context.operand_dims(0)[dim];
+            result = context.slice_dim(result, dim, updates[dim]..updates[dim] + size)?;
+        }
+        context.push_result(result);
+        Ok(())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple("dynamic-update-slice");
     }
+}
+
+/// The starts, which are the operands from `first` on, moved to where the slice fits, and the dimensions of operand 0 that are
+/// split and of which less than the whole is taken. If there are any, the starts are of type `s32`.
+///
+/// The op moves starts by itself; but XLA's simplifier merges a slice of a dynamic slice, as resharding makes them, into one
+/// without minding that.
+fn split_starts(
+    context: &mut PartitionContext<'_>,
+    first: usize,
+    sizes: &[usize],
+) -> Result<(Values, AxisList), OpError> {
+    let mut starts: Values = (0..sizes.len()).map(|dim| context.operand(first + dim)).collect();
+    let whole = context.operand_type(0).dims.clone();
+    let is_split = |dim: &usize| whole[*dim] != sizes[*dim] && !context.operand_axes(0, *dim).is_empty();
+    let split: AxisList = (0..sizes.len()).filter(is_split).collect();
+    for (dim, start) in starts.iter_mut().enumerate() {
+        let limit = (whole[dim] - sizes[dim]) as f64;
+        *start = clamp(context.builder, *start, limit)?;
+        if !split.is_empty() {
+            *start = context.builder.convert(*start, DType::S32)?;
+        }
+    }
+    Ok((starts, split))
+}
+
+/// An integer scalar, no less than 0 and no more than `limit`.
+fn clamp(builder: &mut GraphBuilder, value: Value, limit: f64) -> Result<Value, OpError> {
+    let (zero, limit) = (builder.zeros_like(value), builder.splat_like(value, limit));
+    let value = builder.binary(BinaryKind::Maximum, value, zero)?;
+    builder.binary(BinaryKind::Minimum, value, limit)
+}
+
+/// The device's part of operand 0 with zeros around dimension `dim`, and the start that finds a slice of `size` in it: elements
+/// that other devices have, it finds to be zeros.
+fn zeros_where_absent(
+    context: &mut PartitionContext<'_>,
+    value: Value,
+    start: Value,
+    dim: usize,
+    size: usize,
+) -> Result<(Value, Value), OpError> {
+    let axes = context.operand_axes(0, dim);
+    let own = context.part_start(&axes, context.operand_dims(0)[dim])?;
+    let start = context.builder.sub(start, own)?;
+    let start = context.builder.shift(start, size as f64)?;
+    let start = clamp(context.builder, start, (context.operand_dims(0)[dim] + size) as f64)?;
+    let value = context.zeros_around(value, dim, size as i64, size as i64)?;
+    Ok((value, start))
 }
 
 /// The operands of the op over a batch, which stands before all other dimensions, with the same starts for all examples.

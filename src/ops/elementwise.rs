@@ -8,6 +8,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{DType, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,6 +247,10 @@ impl Primitive for Unary {
         context.all(self.clone())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         if !super::expansion::emit(self.0, context) {
             context.simple(self.name());
@@ -436,6 +441,10 @@ impl Primitive for Binary {
         context.all(self.clone())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
     }
@@ -512,6 +521,10 @@ impl Primitive for Compare {
         context.all(self.clone())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         let comparison_type = match context.operand_type(0).dtype {
             dtype if dtype.is_float() => "FLOAT",
@@ -570,6 +583,10 @@ impl Primitive for Select {
         context.all(self.clone())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
     }
@@ -608,6 +625,10 @@ impl Primitive for Convert {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -651,6 +672,10 @@ impl Primitive for BitcastConvert {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

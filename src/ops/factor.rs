@@ -9,7 +9,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::ReduceKind;
+use super::{ReduceKind, greatest_common_divisor};
 use crate::ir::TensorType;
 
 /// What it takes to split a factor over devices.
@@ -23,8 +23,12 @@ pub enum FactorKind {
     Reduction(ReduceKind),
     /// Every device needs the whole extent, and computes it.
     Replicated,
-    /// Parts of the result come from other devices' parts of the operands: a collective-permute does it.
+    /// Parts of the result come from other devices' parts of the operands: collective-permutes do it. The dimensions that run
+    /// over the factor may differ in size; the factor's own divides all of them.
     Permutation,
+    /// Computed positions point into the dimension. Each device looks at those that fall into its part. A result without
+    /// the factor is then a sum over the devices; one with it is split as the operand is.
+    Indexed,
 }
 
 /// One loop of an op.
@@ -47,7 +51,8 @@ pub type TensorFactors = SmallVec<[DimFactors; 4]>;
 
 /// The factors of an op, and the dimensions that run over them.
 ///
-/// The sizes of a dimension's factors multiply to its size; only a dimension of size 1 may have none. What a factor of a
+/// The sizes of a dimension's factors multiply to its size, but for a permutation, whose size divides it; only a dimension of
+/// size 1 may have none. What a factor of a
 /// dimension of several means: with sizes 3 and 4, index `4 * i + j` is iteration `i` of the first and `j` of the second.
 ///
 /// ```
@@ -112,6 +117,14 @@ impl FactorRule {
             self.results[result][dim].push(index);
         }
         index
+    }
+
+    /// Adds a permutation along dimensions of these tensors, if something divides all their sizes.
+    pub(crate) fn permute(&mut self, sizes: &[usize], operands: &[(usize, usize)], results: &[(usize, usize)]) {
+        let common = sizes.iter().copied().fold(0, greatest_common_divisor);
+        if common > 1 && !sizes.contains(&0) {
+            self.add(common, FactorKind::Permutation, operands, results);
+        }
     }
 
     /// Adds a parallel factor that dimension `dim` of the first operand and of the first result run over alike.
@@ -204,6 +217,7 @@ impl fmt::Display for FactorKind {
             FactorKind::Reduction(kind) => f.write_str(&format!("{kind:?}").to_lowercase()),
             FactorKind::Replicated => f.write_str("replicated"),
             FactorKind::Permutation => f.write_str("permutation"),
+            FactorKind::Indexed => f.write_str("indexed"),
         }
     }
 }

@@ -14,8 +14,9 @@ use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
-use crate::ir::{Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
 use crate::ops::BinaryKind;
+use crate::partition::PartitionContext;
 
 /// Which dimensions of operand, indices and window correspond.
 ///
@@ -148,6 +149,75 @@ impl GatherDims {
         }
     }
 
+    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is. A gather's
+    /// are clamped first, as the whole gather would, for slices of `sizes`.
+    fn local_indices(
+        &self,
+        context: &mut PartitionContext<'_>,
+        indices: Value,
+        sizes: Option<&[usize]>,
+    ) -> Result<Option<Value>, OpError> {
+        let operand = context.operand_type(0).dims.clone();
+        let is_split = |context: &PartitionContext<'_>, dim: usize| operand[dim] != context.operand_dims(0)[dim];
+        if !self.start_index_map.iter().any(|&dim| is_split(context, dim)) {
+            return Ok(None);
+        }
+        let mut indices = indices;
+        if let Some(sizes) = sizes {
+            indices = self.clamp(context.builder, indices, &operand, sizes)?;
+        }
+        let wide = if context.builder.ty(indices).dtype.byte_count() > 4 { DType::S64 } else { DType::S32 };
+        let indices = context.builder.convert(indices, wide)?;
+        let ty = context.builder.ty(indices).clone();
+        let mut offsets = Vec::new();
+        for &dim in &self.start_index_map {
+            let (axes, part) = (context.operand_axes(0, dim), context.operand_dims(0)[dim]);
+            let offset = if is_split(context, dim) {
+                context.part_start(&axes, part)?
+            } else {
+                context.builder.splat(TensorType::scalar(DType::S32), 0.0)
+            };
+            offsets.push(context.builder.convert(offset, wide)?);
+        }
+        let offsets = if let [offset] = offsets[..] {
+            context.builder.broadcast(offset, &ty.dims, &[])?
+        } else {
+            for offset in &mut offsets {
+                *offset = context.builder.reshape(*offset, &[1])?;
+            }
+            let offsets = context.builder.push1(super::Concatenate { axis: 0 }, &offsets)?;
+            context.builder.broadcast(offsets, &ty.dims, &[self.index_vector_dim])?
+        };
+        Ok(Some(context.builder.sub(indices, offsets)?))
+    }
+
+    /// Which of the local indices point into this device's part of operand 0, with the dimensions of the indices but for that of the
+    /// components.
+    fn inside_part(&self, context: &mut PartitionContext<'_>, indices: Value) -> Result<Value, OpError> {
+        let has_components = self.index_vector_dim < context.builder.ty(indices).rank();
+        let mut inside = None;
+        for (component, &dim) in self.start_index_map.iter().enumerate() {
+            let part = context.operand_dims(0)[dim];
+            if part == context.operand_type(0).dims[dim] {
+                continue;
+            }
+            let mut own = indices;
+            if has_components {
+                own = context.slice_dim(indices, self.index_vector_dim, component..component + 1)?;
+                let mut dims = context.builder.ty(own).dims.clone();
+                dims.remove(self.index_vector_dim);
+                own = context.builder.reshape(own, &dims)?;
+            }
+            let found = context.in_range(own, 0..part as i64)?;
+            inside = Some(match inside {
+                None => found,
+                Some(all) => context.builder.binary(BinaryKind::And, all, found)?,
+            });
+        }
+        // Asked only where something is split.
+        Ok(inside.unwrap_or(indices))
+    }
+
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.
     pub(super) fn clamp(
         &self,
@@ -251,6 +321,12 @@ impl Primitive for Gather {
                 rule.add(operand.dims[dim], FactorKind::Parallel, &[(0, dim)], &[(0, place)]);
             }
         }
+        // Of predicates there are no sums.
+        for &dim in self.dims.start_index_map.iter().filter(|_| operand.dtype != DType::Pred) {
+            if self.slice_sizes[dim] == 1 && operand.dims[dim] > 1 {
+                rule.add(operand.dims[dim], FactorKind::Indexed, &[(0, dim)], &[]);
+            }
+        }
         rule.with_rest_replicated(operands, results)
     }
 
@@ -274,6 +350,32 @@ impl Primitive for Gather {
                 context.all(gather.paired())
             }
         }
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let (operand, indices) = (context.operand(0), context.operand(1));
+        let mut slice_sizes = self.slice_sizes.clone();
+        for dim in self.dims.window_dims(context.operand_type(0).rank()) {
+            if slice_sizes[dim] == context.operand_type(0).dims[dim] {
+                slice_sizes[dim] = context.operand_dims(0)[dim];
+            }
+        }
+        let gather = Gather { slice_sizes, ..self.clone() };
+        let Some(shifted) = self.dims.local_indices(context, indices, Some(&self.slice_sizes))? else {
+            let result = context.builder.push1(gather, &[operand, indices])?;
+            context.push_result(result);
+            return Ok(());
+        };
+        let inside = self.dims.inside_part(context, shifted)?;
+        let gather = Gather { promise: IndexPromise::default(), ..gather };
+        let found = context.builder.push1(gather, &[operand, shifted])?;
+        let dims = context.builder.ty(found).dims.clone();
+        let places = complement(&self.dims.offset_dims, dims.len());
+        let inside = context.builder.broadcast(inside, &dims, &places)?;
+        let nothing = context.builder.zeros_like(found);
+        let result = context.builder.push1(super::Select, &[inside, found, nothing])?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -368,6 +470,15 @@ impl Scatter {
     }
 }
 
+impl Scatter {
+    /// Whether windows have one element along an operand dimension that is indexed.
+    fn is_single(&self, dim: usize, rank: usize, updates: &TensorType) -> bool {
+        let window = self.dims.window_dims(rank);
+        let place = window.iter().position(|&own| own == dim).and_then(|place| self.dims.offset_dims.get(place));
+        self.dims.start_index_map.contains(&dim) && place.is_none_or(|&place| updates.dims[place] == 1)
+    }
+}
+
 impl Primitive for Scatter {
     fn name(&self) -> &'static str {
         match self.kind {
@@ -439,6 +550,13 @@ impl Primitive for Scatter {
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
         let mut rule = FactorRule { initial: Some(0), ..FactorRule::empty(operands, results) };
+        if self.dims.start_index_map.is_empty() {
+            // The CPU plugins drop updates that no index places, if the operand has a single element.
+            operand.dims.iter().enumerate().for_each(|(dim, &size)| {
+                rule.add(size, FactorKind::Replicated, &[(0, dim)], &[(0, dim)]);
+            });
+            return rule.with_rest_replicated(operands, results);
+        }
         for (dim, place, partner) in self.dims.batch_places(indices.rank(), updates.rank()) {
             let size = indices.dims[dim];
             match partner {
@@ -454,7 +572,12 @@ impl Primitive for Scatter {
         }
         for (dim, &size) in operand.dims.iter().enumerate() {
             if rule.operands[0][dim].is_empty() {
-                rule.add(size, FactorKind::Replicated, &[(0, dim)], &[(0, dim)]);
+                let kind = if self.is_single(dim, operand.rank(), updates) {
+                    FactorKind::Indexed
+                } else {
+                    FactorKind::Replicated
+                };
+                rule.add(size, kind, &[(0, dim)], &[(0, dim)]);
             }
         }
         rule.with_rest_replicated(operands, results)
@@ -467,6 +590,19 @@ impl Primitive for Scatter {
         }
         let operands = [context.aligned(0)?, context.operand(1), context.aligned(2)?];
         context.apply(Scatter { dims: Box::new(self.dims.with_batch_in_window()), ..self.clone() }, &operands)
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let indices = context.operand(1);
+        let Some(shifted) = self.dims.local_indices(context, indices, None)? else {
+            return context.apply(self.clone());
+        };
+        // Indices of other devices' parts lie outside, where updates are dropped.
+        let scatter = Scatter { promise: IndexPromise { in_bounds: false, ..self.promise }, ..self.clone() };
+        let operands = [context.operand(0), shifted, context.operand(2)];
+        let result = context.builder.push1(scatter, &operands)?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

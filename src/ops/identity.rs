@@ -6,6 +6,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{AxisNames, Name, TensorType, Value, Values};
+use crate::partition::PartitionContext;
 use crate::sharding::Spec;
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
@@ -59,6 +60,10 @@ impl Primitive for Barrier {
             context.push_result(result, context.is_batched(index));
         }
         Ok(())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -133,6 +138,10 @@ impl Primitive for Named {
         context.all(self.clone())
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
     }
@@ -171,6 +180,10 @@ impl Primitive for MoveTo {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -214,6 +227,10 @@ impl Primitive for WithAxes {
         context.all(WithAxes(names.collect()))
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
     }
@@ -249,6 +266,10 @@ impl Primitive for Reshard {
         context.all(Reshard(self.0.with_leading_dim()))
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_reshard(&self.0);
     }
@@ -277,6 +298,10 @@ impl Primitive for StopGradient {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -58,13 +58,14 @@ pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slic
 pub use sort::{Sort, TopK};
 
 use reduce_window::window_proto;
-use shape::slice_dimensions;
+use shape::{greatest_common_divisor, slice_dimensions};
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{Dims, Graph, TensorType};
+use crate::partition::PartitionContext;
 
 /// A few axis numbers.
 pub type AxisList = SmallVec<[usize; 4]>;
@@ -103,6 +104,15 @@ pub trait Primitive {
     /// # Errors
     /// The batched results have more bytes than can be addressed.
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError>;
+
+    /// The partitioning rule: this device's part of the results from its parts of the operands, as nodes. The parts are those
+    /// that the axes given to the factors of [`Primitive::factors`] make; what [`FactorKind::Parallel`] and
+    /// [`FactorKind::Reduction`] say of a split factor must hold of these nodes, and what a factor of kind
+    /// [`FactorKind::Permutation`] or [`FactorKind::Indexed`] takes to split is done by them.
+    ///
+    /// # Errors
+    /// A node refuses its operands, which would be a defect.
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError>;
 
     /// The op as HLO instructions.
     fn emit(&self, context: &mut EmitContext<'_>);

@@ -17,6 +17,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId, proto};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// Which dimension the groups divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -186,6 +187,10 @@ impl Primitive for RaggedDot {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(RaggedDot { batch_count: self.batch_count + 1, ..self.clone() })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     /// A dot over rows masked by group: the form that every plugin takes. The mask costs `g` copies of the left operand

@@ -8,6 +8,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
+use crate::partition::PartitionContext;
 
 /// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key and two of
 /// counter; all of the same dimensions. An element of the result depends on the same element of the operands alone.
@@ -99,6 +100,10 @@ impl Primitive for Threefry {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     /// A call of a function of 134 instructions that is emitted once for each shape.

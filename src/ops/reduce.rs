@@ -9,6 +9,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{DType, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// How [`Reduce`] combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -185,6 +186,10 @@ impl Primitive for Reduce {
         context.all(Reduce { kind: self.kind, axes: after_batch(&self.axes) })
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
@@ -264,6 +269,10 @@ impl Primitive for ArgReduce {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(ArgReduce { axis: self.axis + 1, ..self.clone() })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -9,6 +9,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// A window along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -271,6 +272,10 @@ impl Primitive for ReduceWindow {
         context.all(ReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
         let identity = context.number(dtype, self.kind.identity(dtype));
@@ -330,6 +335,10 @@ impl Primitive for ArgReduceWindow {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(ArgReduceWindow { kind: self.kind, window: batched(&self.window) })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -8,6 +8,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::TensorType;
+use crate::partition::{PartitionContext, Stretch};
 
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
 /// `result[i] = operand[(i - shift) mod size]`.
@@ -58,6 +59,18 @@ impl Primitive for Roll {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Roll { axis: self.axis + 1, shift: self.shift })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let axes = context.operand_axes(0, self.axis);
+        if axes.is_empty() {
+            return context.apply(self.clone());
+        }
+        let (whole, size) = (context.operand_type(0).dims[self.axis] as i64, context.operand_dims(0)[self.axis]);
+        let stretch = Stretch { first: -self.shift.rem_euclid(whole), step: size as i64, size, wraps: true };
+        let result = context.stretch(context.operand(0), self.axis, &axes, stretch)?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

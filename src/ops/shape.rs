@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    AxisList, FactorKind, FactorRule, Primitive, ReduceKind, ResultTypes, Select, after_batch, batched_dims,
-    complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
+    AxisList, CollectivePermute, FactorKind, FactorRule, Primitive, ReduceKind, ResultTypes, Select, after_batch,
+    batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -12,6 +12,7 @@ use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::hlo::proto;
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::{PartitionContext, Stretch};
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.
 /// `mapping` increases, so nothing is transposed.
@@ -75,6 +76,10 @@ impl Primitive for BroadcastInDim {
         context.all(BroadcastInDim { dims, mapping: with_batch(&self.mapping) })
     }
 
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(BroadcastInDim { dims: context.result_dims(0).clone(), mapping: self.mapping.clone() })
+    }
+
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.begin("broadcast").dimensions.extend(to_i64(&self.mapping));
         context.finish();
@@ -125,6 +130,10 @@ impl Primitive for Reshape {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Reshape { dims: batched_dims(context.size, &self.dims) })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(Reshape { dims: context.result_dims(0).clone() })
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -190,7 +199,7 @@ impl Cuts<'_> {
     }
 }
 
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
+pub(super) fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
@@ -242,6 +251,10 @@ impl Primitive for Transpose {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Transpose { permutation: with_batch(&self.permutation) })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -331,6 +344,8 @@ impl Primitive for Slice {
         for (dim, (range, &limit)) in self.ranges.iter().zip(&operands[0].dims).enumerate() {
             if *range == SliceDim::whole(limit) {
                 rule.keep(operands[0], dim);
+            } else {
+                rule.permute(&[limit, results[0].dims[dim]], &[(0, dim)], &[(0, dim)]);
             }
         }
         rule.with_rest_replicated(operands, results)
@@ -339,6 +354,29 @@ impl Primitive for Slice {
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let ranges = std::iter::once(SliceDim::whole(context.size)).chain(self.ranges.iter().copied()).collect();
         context.all(Slice { ranges })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let mut value = context.operand(0);
+        let mut ranges = self.ranges.clone();
+        for (dim, range) in ranges.iter_mut().enumerate() {
+            let (axes, size) = (context.operand_axes(0, dim), context.operand_dims(0)[dim]);
+            if axes.is_empty() {
+                continue;
+            }
+            *range = SliceDim::whole(size);
+            if self.ranges[dim] == SliceDim::whole(context.operand_type(0).dims[dim]) {
+                continue;
+            }
+            let (kept, stride) = (context.result_dims(0)[dim], self.ranges[dim].stride);
+            let size = (kept - 1) * stride + 1;
+            let (first, step) = (self.ranges[dim].start as i64, (kept * stride) as i64);
+            value = context.stretch(value, dim, &axes, Stretch { first, step, size, wraps: false })?;
+            *range = SliceDim { start: 0, limit: size, stride };
+        }
+        let result = context.builder.push1(Slice { ranges }, &[value])?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -456,6 +494,8 @@ impl Primitive for Pad {
         for (dim, padding) in self.padding.iter().enumerate() {
             if *padding == PadDim::NONE {
                 rule.keep(operands[0], dim);
+            } else if padding.interior == 0 {
+                rule.permute(&[operands[0].dims[dim], results[0].dims[dim]], &[(0, dim)], &[(0, dim)]);
             }
         }
         rule.with_rest_replicated(operands, results)
@@ -469,6 +509,32 @@ impl Primitive for Pad {
             return context.apply(op, &operands);
         }
         context.by_definition(|builder, operands| self.by_choice(builder, operands[0], operands[1]))
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let (mut value, filling) = (context.operand(0), context.operand(1));
+        let is_zero = context.is_zero(filling);
+        let mut padding = self.padding.clone();
+        for (dim, padding) in padding.iter_mut().enumerate() {
+            let (axes, own) = (context.operand_axes(0, dim), *padding);
+            if axes.is_empty() || own == PadDim::NONE {
+                continue;
+            }
+            *padding = PadDim::NONE;
+            let size = context.result_dims(0)[dim];
+            let stretch = Stretch { first: -own.low, step: size as i64, size, wraps: false };
+            value = context.stretch(value, dim, &axes, stretch)?;
+            if !is_zero {
+                let dims = context.builder.ty(value).dims.clone();
+                let positions = context.positions(&dims, dim, &axes)?;
+                let filling = context.builder.broadcast(filling, &dims, &[])?;
+                let inside = own.low..own.low + context.operand_type(0).dims[dim] as i64;
+                value = context.select_range(positions, inside, value, filling)?;
+            }
+        }
+        let result = context.builder.push1(Pad { padding }, &[value, filling])?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -556,11 +622,38 @@ impl Primitive for Concatenate {
             let sources: SmallVec<[(usize, usize); 4]> = (0..operands.len()).map(|index| (index, dim)).collect();
             rule.add(results[0].dims[dim], FactorKind::Parallel, &sources, &[(0, dim)]);
         }
+        let joined = operands.iter().chain(results).map(|ty| ty.dims[self.axis]);
+        let sources: SmallVec<[(usize, usize); 4]> = (0..operands.len()).map(|index| (index, self.axis)).collect();
+        rule.permute(&joined.collect::<AxisList>(), &sources, &[(0, self.axis)]);
         rule.with_rest_replicated(operands, results)
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Concatenate { axis: self.axis + 1 })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let axes = context.result_axes(0, self.axis);
+        if axes.is_empty() {
+            return context.apply(self.clone());
+        }
+        let dims = context.result_dims(0).clone();
+        let positions = context.positions(&dims, self.axis, &axes)?;
+        let mut joined = None;
+        let mut start = 0;
+        for index in 0..context.operand_count() {
+            let end = start + context.operand_type(index).dims[self.axis] as i64;
+            let size = dims[self.axis];
+            let stretch = Stretch { first: -start, step: size as i64, size, wraps: false };
+            let own = context.stretch(context.operand(index), self.axis, &axes, stretch)?;
+            joined = Some(match joined {
+                None => own,
+                Some(joined) => context.select_range(positions, start..end, own, joined)?,
+            });
+            start = end;
+        }
+        joined.into_iter().for_each(|joined| context.push_result(joined));
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -609,6 +702,21 @@ impl Primitive for Reverse {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Reverse { axes: after_batch(&self.axes) })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        let mut value = context.operand(0);
+        for &axis in &self.axes {
+            let group = context.group(&context.operand_axes(0, axis));
+            if group.size > 1 {
+                let last = group.size as u32 - 1;
+                let pairs = (0..=last).map(|rank| (rank, last - rank)).collect();
+                value = context.builder.push1(CollectivePermute { group, pairs }, &[value])?;
+            }
+        }
+        let result = context.builder.push1(self.clone(), &[value])?;
+        context.push_result(result);
+        Ok(())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -15,6 +15,7 @@ use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId, comparison_type};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::partition::PartitionContext;
 
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
@@ -113,6 +114,10 @@ impl Primitive for Sort {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Sort { axis: self.axis + 1, ..self.clone() })
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -260,6 +265,10 @@ impl Primitive for TopK {
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(self.clone())
+    }
+
+    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        context.apply(self.clone())
     }
 
     /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc` recognizes. XLA also

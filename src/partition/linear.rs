@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{GraphBuilder, TensorType, Value};
+use crate::ir::{Graph, TensorType, Value};
 use crate::ops::{BinaryKind, Op, ReduceKind, UnaryKind};
 
 /// Operands that an op is linear in.
@@ -15,9 +15,10 @@ pub(super) enum Linear {
     Either(SmallVec<[usize; 2]>),
 }
 
-/// What an op does to partial sums. An op that makes its operand larger is better applied to the sum.
+/// What an op does to partial sums. An op with a result of more elements is better applied to the sum.
 pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
     let together = |list: &[usize]| Linear::Together(SmallVec::from_slice(list));
+    // The parts of an integer sum wrap around as the sum does, but a quotient of parts is none of the sum.
     match op {
         Op::Unary(op) if op.0 == UnaryKind::Negate => together(&[0]),
         Op::Binary(op) => match op.0 {
@@ -27,21 +28,29 @@ pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
             _ => Linear::No,
         },
         Op::Reduce(op) if op.kind == ReduceKind::Sum => together(&[0]),
-        Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Reverse(_) | Op::Named(_) | Op::DynamicSlice(_) => {
-            together(&[0])
-        }
+        Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Slice(_)
+        | Op::Reverse(_)
+        | Op::Roll(_)
+        | Op::Named(_)
+        | Op::StopGradient(_)
+        | Op::DynamicSlice(_) => together(&[0]),
         Op::Select(_) => together(&[1, 2]),
         Op::Concatenate(_) => Linear::Together((0..operands.len()).collect()),
         // To fewer bits, the sum of the rounded parts is not the rounded sum.
-        Op::Convert(op) if op.0.is_float() && operands[0].dtype.is_float() => {
-            if op.0.byte_count() >= operands[0].dtype.byte_count() { together(&[0]) } else { Linear::No }
-        }
+        Op::Convert(op) if is_widening(operands[0], op.0) => together(&[0]),
         _ => Linear::No,
     }
 }
 
-/// Whether a value is zero everywhere, which is a partial sum of zero over any axes.
-pub(super) fn is_zero(builder: &GraphBuilder, value: Value) -> bool {
-    let node = builder.graph().defining_node(value);
+/// Whether every number of the operand's type is one of `dtype`, which is of floats.
+pub(super) fn is_widening(operand: &TensorType, dtype: crate::ir::DType) -> bool {
+    dtype.is_float() && operand.dtype.is_float() && dtype.byte_count() > operand.dtype.byte_count()
+}
+
+/// Whether a value is zero everywhere, which is a partial sum over any axes.
+pub(super) fn is_zero(graph: &Graph, value: Value) -> bool {
+    let node = graph.defining_node(value);
     node.is_some_and(|node| matches!(node.op(), Op::Splat(splat) if splat.number() == 0.0))
 }

@@ -6,13 +6,19 @@
 //! loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are planned
 //! (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
+mod context;
+mod fallback;
 mod linear;
-mod local;
 mod plan;
+mod primitive;
 mod region;
 mod reshard;
 mod walk;
+mod window;
 
+pub use context::PartitionContext;
+pub use fallback::Fallback;
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
-pub use walk::partition;
+pub use walk::{Partitioned, partition};
+pub use window::Stretch;

@@ -45,7 +45,7 @@ impl Walk<'_, '_> {
             };
             inputs.push((self.get(operand, &spec)?, spec));
         }
-        let mut inner = Walk::new(self.mesh, body, &shardings, self.builder, self.calls, &inputs);
+        let mut inner = Walk::new(self.mesh, body, &shardings, self.builder, self.calls, self.fallbacks, &inputs);
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
@@ -73,7 +73,7 @@ impl Walk<'_, '_> {
             let local = TensorType { dtype: ty.dtype, dims: spec.local_dims(self.mesh, &ty.dims)? };
             versions.push((builder.input(local, PortInfo::default()), spec.clone()));
         }
-        let mut inner = Walk::new(self.mesh, body, shardings, &mut builder, self.calls, &versions);
+        let mut inner = Walk::new(self.mesh, body, shardings, &mut builder, self.calls, self.fallbacks, &versions);
         inner.nodes()?;
         let (mut outputs, mut specs) = (Vec::new(), Vec::new());
         for (index, &output) in body.outputs().iter().enumerate() {
@@ -151,7 +151,9 @@ impl Walk<'_, '_> {
             for (input, axes) in inputs[carries.clone()].iter_mut().zip(&carried) {
                 *input = std::mem::take(input).with_unreduced(axes.iter().copied());
             }
+            let known = self.fallbacks.len();
             let trial = self.body(&scan.body, shardings, &inputs, |_, found| found.clone())?;
+            self.fallbacks.truncate(known);
             let mut settled = true;
             for (index, axes) in carried.iter_mut().enumerate().filter(|(_, axes)| !axes.is_empty()) {
                 let left = trial.outputs[index].unreduced();

@@ -188,7 +188,7 @@ impl Sweeper<'_> {
         let axes = resolve(self.mesh, rule, &specs, &bytes);
         drop(specs);
         let wanted: SmallVec<[Spec; 6]> =
-            rule.operands.iter().chain(&rule.results).map(|dims| spec_of(dims, &axes, rule, self.mesh)).collect();
+            rule.operands.iter().chain(&rule.results).map(|dims| spec_of(dims, &axes)).collect();
         for (&value, spec) in tensors.iter().zip(&wanted) {
             self.offer(shardings, value, graph.ty(value), spec.dims(), SpecOrigin::Through(node.id));
         }

@@ -40,7 +40,27 @@ pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], b
         }
     }
     settle_conflicts(mesh, rule, &claims, &mut chosen);
+    while drop_interleaved(mesh, rule, &mut chosen) {}
     chosen
+}
+
+/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: what stands after one that is
+/// not cannot be split. Returns whether there was any such factor.
+fn drop_interleaved(mesh: &Mesh, rule: &FactorRule, chosen: &mut [Axes]) -> bool {
+    let mut dropped = false;
+    for factors in rule.operands.iter().chain(&rule.results).flatten().filter(|factors| factors.len() > 1) {
+        let mut is_whole = true;
+        for &factor in factors {
+            let factor = factor as usize;
+            if !is_whole && !chosen[factor].is_empty() {
+                chosen[factor].clear();
+                dropped = true;
+            }
+            let parts: usize = chosen[factor].iter().map(|&axis| mesh.size(axis)).product();
+            is_whole &= parts == rule.factors[factor].size;
+        }
+    }
+    dropped
 }
 
 /// Deals the axes of one dimension out to its factors, major to minor, as far as they divide them.
@@ -106,18 +126,8 @@ fn settle_conflicts(mesh: &Mesh, rule: &FactorRule, claims: &[SmallVec<[Claim; 3
 }
 
 /// The spec that a tensor has under these factor axes.
-pub(crate) fn spec_of(factors: &[DimFactors], axes: &[Axes], rule: &FactorRule, mesh: &Mesh) -> Spec {
-    Spec::new(factors.iter().map(|factors| {
-        let mut all = Axes::new();
-        for &factor in factors {
-            let factor = factor as usize;
-            all.extend(axes[factor].iter().copied());
-            let parts: usize = axes[factor].iter().map(|&axis| mesh.size(axis)).product();
-            // Parts of a dimension are contiguous only as long as every more major factor is split to its end.
-            if parts < rule.factors[factor].size {
-                break;
-            }
-        }
-        all
-    }))
+pub(crate) fn spec_of(factors: &[DimFactors], axes: &[Axes]) -> Spec {
+    let of_dim =
+        |factors: &DimFactors| factors.iter().flat_map(|&factor| axes[factor as usize].iter().copied()).collect();
+    Spec::new(factors.iter().map(of_dim))
 }

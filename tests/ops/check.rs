@@ -22,7 +22,7 @@ pub fn client() -> Client {
 }
 
 /// As little optimization as there is: these programs run for microseconds.
-fn options() -> CompileOptions {
+pub fn options() -> CompileOptions {
     let mut options = CompileOptions::default();
     options.debug_options.insert("xla_backend_optimization_level".into(), DebugValue::Int(0));
     options

@@ -35,7 +35,7 @@ fn rule_of(run: &Run) -> Option<FactorRule> {
 }
 
 /// A run of each op and sizes, with the rule: the element type plays no part in it.
-fn rules(entries: &[Entry]) -> Vec<(&str, &Run, FactorRule)> {
+pub fn rules(entries: &[Entry]) -> Vec<(&str, &Run, FactorRule)> {
     let mut known = BTreeSet::new();
     let mut rules = Vec::new();
     for (entry, run) in entries.iter().flat_map(|entry| entry.runs.iter().map(move |run| (entry, run))) {
@@ -55,9 +55,13 @@ fn sizes_of_factors_multiply_to_the_dimensions() {
         let check = |what: &str, tensors: &[Tensor], factors: &[TensorFactors]| {
             assert_eq!(tensors.len(), factors.len(), "{name}: {rule} has every {what}");
             for (tensor, factors) in tensors.iter().zip(factors) {
-                let product = |dim: &DimFactors| dim.iter().map(|&factor| rule.factors[factor as usize].size).product();
-                let sizes: Vec<usize> = factors.iter().map(product).collect();
-                assert_eq!(sizes, tensor.dims(), "{name}: sizes of a {what} in {rule}");
+                for (dim, (factors, &size)) in factors.iter().zip(tensor.dims()).enumerate() {
+                    let own = || factors.iter().map(|&factor| rule.factors[factor as usize]);
+                    let product: usize = own().map(|factor| factor.size).product();
+                    let permutes = own().any(|factor| factor.kind == FactorKind::Permutation);
+                    let fits = if permutes { product > 0 && size % product == 0 } else { product == size };
+                    assert!(fits, "{name}: the factors of dimension {dim} of a {what}, of size {size}, in {rule}");
+                }
                 // A dimension may do without factors only if it has one element, as a product of none says.
             }
         };

@@ -1,5 +1,5 @@
 //! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it what
-//! each takes, gives and must compute; `check.rs`, `batching.rs` and `factors.rs` have the checks, which are the same for all.
+//! each takes, gives and must compute; `check.rs`, `batching.rs`, `factors.rs` and `partition.rs` have the checks, which are the same for all.
 
 // A test says what it found by panicking.
 #![allow(clippy::panic)]
@@ -16,6 +16,7 @@ mod golden;
 mod harness;
 mod library;
 mod moves;
+mod partition;
 #[path = "../support/plugins.rs"]
 mod plugins;
 mod reductions;

@@ -1,0 +1,43 @@
+//! What could not be split.
+
+use std::fmt;
+
+use crate::ir::{Origin, TensorType};
+
+/// A value of which every device was given a whole dimension, because an op cannot work on its parts.
+#[derive(Clone, Debug)]
+pub struct Fallback {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Type of the whole value.
+    pub ty: TensorType,
+    /// The dimension joined.
+    pub dim: usize,
+    /// Names of the mesh axes that it was split over.
+    pub axes: Vec<String>,
+    /// Where the op comes from.
+    pub origin: Origin,
+}
+
+impl Fallback {
+    /// Bytes of the whole value.
+    pub fn bytes(&self) -> usize {
+        self.ty.byte_count()
+    }
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fallback { op, ty, dim, axes, origin } = self;
+        write!(f, "`{op}` cannot work on parts of dimension {dim} of {ty}: it is gathered over {}", axes.join(","))?;
+        write!(f, " ({} bytes on every device)", self.bytes())?;
+        let scope = origin.scope.path();
+        if !scope.is_empty() {
+            write!(f, ", in scope `{scope}`")?;
+        }
+        if let Some(location) = origin.location {
+            write!(f, ", at {}:{}", location.file(), location.line())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! One op without regions: how its loops are split, and its nodes on one device.
+
+use smallvec::SmallVec;
+
+use super::linear::{Linear, is_zero, linearity};
+use super::walk::Walk;
+use super::{Fallback, PartitionContext};
+use crate::error::Error;
+use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
+use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, ReduceKind};
+use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, SpecOrigin, resolve, spec_of};
+
+/// Types of an op's operands or results.
+type Types<'t> = SmallVec<[&'t TensorType; 4]>;
+
+/// The axes over which an op works on partial sums, and the operands that are partial.
+struct Carried {
+    axes: Axes,
+    operands: SmallVec<[usize; 4]>,
+}
+
+impl Walk<'_, '_> {
+    pub(super) fn primitive(&mut self, node: NodeRef<'_>) -> Result<(), Error> {
+        let Some(primitive) = node.op().as_primitive() else { return Ok(()) };
+        let graph = self.graph;
+        let operands: Types<'_> = node.operands().iter().map(|&value| graph.ty(value)).collect();
+        let results: Types<'_> = node.results().map(|value| graph.ty(value)).collect();
+        let rule = primitive.factors(&operands, &results);
+        let carried = self.carried(node, &operands);
+        let axes = self.factor_axes(node, &rule, &operands, &results, carried.as_ref());
+        let sums = sums(&rule, &axes);
+        let mut specs: SmallVec<[Spec; 4]> = rule.operands.iter().map(|dims| spec_of(dims, &axes)).collect();
+        if let Some(carried) = &carried {
+            for &index in &carried.operands {
+                specs[index] = std::mem::take(&mut specs[index]).with_unreduced(carried.axes.iter().copied());
+            }
+        }
+        let mut locals: SmallVec<[Value; 4]> = SmallVec::new();
+        for (index, (&value, spec)) in node.operands().iter().zip(&specs).enumerate() {
+            self.note_fallback(node, &rule, index, spec);
+            locals.push(self.get(value, spec)?);
+        }
+        self.set_origin(node.origin());
+        for (kind, over) in sums.iter().filter(|_| rule.initial.is_some()) {
+            if let Some(initial) = rule.initial {
+                locals[initial] = self.in_one_part(locals[initial], *kind, over)?;
+            }
+        }
+        let mut result_specs: SmallVec<[Spec; 2]> = rule.results.iter().map(|dims| spec_of(dims, &axes)).collect();
+        let mut result_dims: SmallVec<[Dims; 2]> = SmallVec::new();
+        for (spec, ty) in result_specs.iter().zip(&results) {
+            result_dims.push(spec.local_dims(self.mesh, &ty.dims)?);
+        }
+        let mut context = PartitionContext {
+            builder: self.builder,
+            mesh: self.mesh,
+            operands: &locals,
+            operand_types: &operands,
+            operand_specs: &specs,
+            result_types: &results,
+            result_specs: &result_specs,
+            result_dims: &result_dims,
+            results: SmallVec::new(),
+        };
+        primitive.partition(&mut context)?;
+        let mut made = context.results;
+        debug_assert_eq!(made.len(), results.len(), "{} states each of its results", node.op().name());
+        let mut unreduced: Axes = carried.map(|carried| carried.axes).unwrap_or_default();
+        for (kind, over) in sums {
+            if kind == ReduceKind::Sum {
+                unreduced.extend(over);
+                continue;
+            }
+            for value in &mut made {
+                *value = self.all_reduce(kind, &over, *value)?;
+            }
+        }
+        for spec in &mut result_specs {
+            *spec = std::mem::take(spec).with_unreduced(unreduced.iter().copied());
+        }
+        for ((result, local), spec) in node.results().zip(made).zip(result_specs) {
+            self.set(result, local, spec);
+        }
+        Ok(())
+    }
+
+    /// How the op's loops are split: by the specs that its operands have, and those that propagation gave its results. An operand
+    /// that has to be added up first gets there what propagation gave it. Axes over which partial sums are carried split nothing.
+    fn factor_axes(
+        &self,
+        node: NodeRef<'_>,
+        rule: &FactorRule,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+        carried: Option<&Carried>,
+    ) -> FactorAxes {
+        let known =
+            |value: Value| (self.shardings.origin(value) != SpecOrigin::Nothing).then(|| self.shardings.spec(value));
+        let of_operand = |value: &Value| {
+            let versions = self.versions(*value);
+            let complete = versions.iter().find(|(_, spec)| spec.unreduced().is_empty());
+            let (_, first) = complete.or_else(|| versions.first())?;
+            match known(*value) {
+                Some(spec) if !first.unreduced().is_empty() => Some(spec),
+                _ => Some(first),
+            }
+        };
+        let free = |spec: &Spec| -> Spec {
+            let Some(carried) = carried else { return spec.clone() };
+            let kept = |axes: &Axes| axes.iter().copied().take_while(|axis| !carried.axes.contains(axis)).collect();
+            Spec::new(spec.dims().iter().map(kept))
+        };
+        let specs = node.operands().iter().map(of_operand).chain(node.results().map(known));
+        let specs: SmallVec<[Option<Spec>; 6]> = specs.map(|spec| spec.map(free)).collect();
+        let specs: SmallVec<[Option<&Spec>; 6]> = specs.iter().map(Option::as_ref).collect();
+        let bytes: SmallVec<[u64; 6]> = operands.iter().chain(results).map(|ty| ty.byte_count() as u64).collect();
+        resolve(self.mesh, rule, &specs, &bytes)
+    }
+
+    /// The axes over which the op is best applied to partial sums. Only what nothing else needs is left partial: else it would be
+    /// added up here and there.
+    fn carried(&self, node: NodeRef<'_>, operands: &[&TensorType]) -> Option<Carried> {
+        let unreduced = |index: usize| -> Option<&[MeshAxis]> {
+            let value = node.operands()[index];
+            match self.versions(value) {
+                [(_, spec)] if !spec.unreduced().is_empty() && self.use_count(value) == 1 => Some(spec.unreduced()),
+                _ => None,
+            }
+        };
+        if (0..operands.len()).all(|index| unreduced(index).is_none()) {
+            return None;
+        }
+        match linearity(node.op(), operands) {
+            Linear::No => None,
+            Linear::Together(which) => {
+                let mut stated = which.iter().filter(|&&index| !is_zero(self.graph, node.operands()[index]));
+                let mut common: Axes = unreduced(*stated.next()?)?.into();
+                for &index in stated {
+                    let other = unreduced(index)?;
+                    common.retain(|axis| other.contains(axis));
+                }
+                (!common.is_empty()).then_some(Carried { axes: common, operands: which })
+            }
+            Linear::Either(which) => {
+                let mut partial = which.iter().filter_map(|&index| Some((index, unreduced(index)?)));
+                let ((index, axes), None) = (partial.next()?, partial.next()) else { return None };
+                // The other factor must not be split by them, or be partial itself.
+                let others = which.iter().filter(|&&other| other != index);
+                let clash = others
+                    .flat_map(|&other| self.versions(node.operands()[other]))
+                    .any(|(_, spec)| spec.used_axes().any(|axis| axes.contains(&axis)));
+                (!clash).then(|| Carried { axes: axes.into(), operands: SmallVec::from_slice(&[index]) })
+            }
+        }
+    }
+
+    /// Reports an operand that is joined for no other reason than that the op cannot work on parts.
+    fn note_fallback(&mut self, node: NodeRef<'_>, rule: &FactorRule, index: usize, spec: &Spec) {
+        let value = node.operands()[index];
+        let Some((_, have)) = self.first(value).cloned() else { return };
+        for (dim, factors) in rule.operands[index].iter().enumerate() {
+            let stuck = factors.iter().any(|&factor| rule.factors[factor as usize].kind == FactorKind::Replicated);
+            let lost: Axes = have.dim(dim).iter().copied().filter(|axis| !spec.dim(dim).contains(axis)).collect();
+            if stuck && !lost.is_empty() {
+                let ty = self.graph.ty(value).clone();
+                let axes = lost.iter().map(|&axis| self.mesh.name(axis).to_owned()).collect();
+                self.fallbacks.push(Fallback { op: node.op().name(), ty, dim, axes, origin: node.origin() });
+            }
+        }
+    }
+
+    /// A value that enters a reduction once: on other devices than the first of `axes` the reduction starts from nothing.
+    fn in_one_part(&mut self, value: Value, kind: ReduceKind, axes: &[MeshAxis]) -> Result<Value, Error> {
+        match kind {
+            ReduceKind::Sum | ReduceKind::Prod => {
+                let identity = kind.identity(self.builder.ty(value).dtype);
+                Ok(self.on_first(value, axes, identity)?)
+            }
+            // To take a value in twice changes nothing.
+            ReduceKind::And | ReduceKind::Max | ReduceKind::Min | ReduceKind::Or => Ok(value),
+        }
+    }
+
+    /// Combines what the devices along `axes` have.
+    fn all_reduce(&mut self, kind: ReduceKind, axes: &Axes, value: Value) -> Result<Value, Error> {
+        let (group, ty) = (Group::new(self.mesh, axes), self.builder.ty(value).clone());
+        let is_bitwise = matches!(kind, ReduceKind::And | ReduceKind::Or);
+        if !is_bitwise || ty.dtype == DType::Pred {
+            return Ok(self.builder.push1(AllReduce { group, kind }, &[value])?);
+        }
+        // The CPU plugins refuse an all-reduce of the bits of integers.
+        let dims: Dims = std::iter::once(1).chain(ty.dims).collect();
+        let row = self.builder.reshape(value, &dims)?;
+        let rows = self.builder.push1(AllGather { group, dim: 0 }, &[row])?;
+        Ok(self.builder.reduce(kind, &[0], rows)?)
+    }
+}
+
+/// For each way of combining, the axes over which results have to be combined.
+fn sums(rule: &FactorRule, axes: &FactorAxes) -> SmallVec<[(ReduceKind, Axes); 1]> {
+    let mut found: SmallVec<[(ReduceKind, Axes); 1]> = SmallVec::new();
+    for (index, (factor, axes)) in rule.factors.iter().zip(axes).enumerate() {
+        let in_results = || rule.results.iter().flatten().flatten().any(|&own| own as usize == index);
+        let kind = match factor.kind {
+            FactorKind::Reduction(kind) => kind,
+            FactorKind::Indexed if !in_results() => ReduceKind::Sum,
+            _ => continue,
+        };
+        match found.iter_mut().find(|(other, _)| *other == kind) {
+            _ if axes.is_empty() => {}
+            Some((_, all)) => all.extend(axes.iter().copied()),
+            None => found.push((kind, axes.clone())),
+        }
+    }
+    found
+}

@@ -1,0 +1,179 @@
+//! Windows of a split dimension: pieces of other devices' parts, by collective-permutes.
+//!
+//! Every device wants a stretch of the whole dimension; where it begins is a linear function of the device's rank. What lies
+//! in the parts of neighbours comes from them, as little of it as any device needs (a halo exchange).
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::PartitionContext;
+use crate::error::OpError;
+use crate::ir::{DType, TensorType, Value};
+use crate::ops::{AllGather, CollectivePermute, Concatenate, DynamicSlice, Pad, PadDim, Slice, SliceDim};
+use crate::sharding::Axes;
+
+/// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    /// Where the stretch of rank 0 begins.
+    pub first: i64,
+    /// Distance of the beginnings at neighbouring ranks.
+    pub step: i64,
+    /// Number of elements.
+    pub size: usize,
+    /// Whether positions before the first and after the last element count from the other end; else there are zeros.
+    pub wraps: bool,
+}
+
+/// What is fetched: of the part of the device `distance` ranks on, these elements.
+struct Piece {
+    distance: i64,
+    range: Range<i64>,
+}
+
+impl Stretch {
+    fn start(&self, rank: i64) -> i64 {
+        self.first + rank * self.step
+    }
+
+    /// The elements that exist of a rank's stretch.
+    fn existing(&self, rank: i64, whole: i64) -> Range<i64> {
+        let (start, end) = (self.start(rank), self.start(rank) + self.size as i64);
+        if self.wraps { start..end } else { start.clamp(0, whole)..end.clamp(0, whole) }
+    }
+
+    /// The pieces that make up a stretch of neighbouring elements in which every device finds what exists of its own; in
+    /// order.
+    fn pieces(&self, part: i64, count: i64) -> SmallVec<[Piece; 2]> {
+        let relative = (0..count).filter_map(|rank| {
+            let existing = self.existing(rank, part * count);
+            (!existing.is_empty()).then(|| existing.start - rank * part..existing.end - rank * part)
+        });
+        let Some(all) = relative.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else {
+            return SmallVec::new();
+        };
+        let distances = all.start.div_euclid(part)..(all.end - 1).div_euclid(part) + 1;
+        let piece = |distance: i64| Piece {
+            distance,
+            range: (all.start - distance * part).max(0)..(all.end - distance * part).min(part),
+        };
+        distances.map(piece).collect()
+    }
+}
+
+impl PartitionContext<'_> {
+    /// This device's stretch of dimension `dim` of `value`, which is split over `axes`.
+    ///
+    /// # Errors
+    /// None that a mesh could cause.
+    pub fn stretch(&mut self, value: Value, dim: usize, axes: &Axes, stretch: Stretch) -> Result<Value, OpError> {
+        let part = self.builder.ty(value).dims[dim] as i64;
+        let group = self.group(axes);
+        let count = group.size as i64;
+        let pieces = stretch.pieces(part, count);
+        let fetched = |piece: &Piece| if piece.distance == 0 { 0 } else { piece.range.end - piece.range.start };
+        let moved: i64 = pieces.iter().map(fetched).sum();
+        // Where this device's buffer begins, as `base + rank * pitch`.
+        let (buffer, base, pitch) = if moved > part * (count - 1) && !stretch.wraps {
+            (self.builder.push1(AllGather { group, dim }, &[value])?, 0, 0)
+        } else if let Some(first) = pieces.first() {
+            let base = first.distance * part + first.range.start;
+            let mut parts = Vec::with_capacity(pieces.len());
+            for piece in &pieces {
+                parts.push(self.fetch(value, dim, axes, piece, stretch.wraps)?);
+            }
+            let buffer =
+                if let [only] = parts[..] { only } else { self.builder.push1(Concatenate { axis: dim }, &parts)? };
+            (buffer, base, part)
+        } else {
+            let mut ty = self.builder.ty(value).clone();
+            ty.dims[dim] = stretch.size;
+            return Ok(self.builder.splat(ty, 0.0));
+        };
+        let offset = |rank: i64| stretch.start(rank) - (base + rank * pitch);
+        let length = self.builder.ty(buffer).dims[dim] as i64;
+        let size = stretch.size as i64;
+        let lowest = offset(0).min(offset(count - 1)).min(0);
+        let highest = offset(0).max(offset(count - 1)).max(length - size);
+        let buffer = self.zeros_around(buffer, dim, -lowest, highest + size - length)?;
+        self.cut(buffer, dim, axes, offset(0) - lowest, stretch.step - pitch, stretch.size)
+    }
+
+    /// A piece of another device's part; zeros where there is no such device.
+    fn fetch(&mut self, value: Value, dim: usize, axes: &Axes, piece: &Piece, wraps: bool) -> Result<Value, OpError> {
+        let group = self.group(axes);
+        let count = group.size as i64;
+        let own = self.slice_dim(value, dim, piece.range.start as usize..piece.range.end as usize)?;
+        if piece.distance == 0 || wraps && piece.distance.rem_euclid(count) == 0 {
+            return Ok(own);
+        }
+        let source = |target: i64| {
+            let source = target + piece.distance;
+            if wraps { Some(source.rem_euclid(count)) } else { (0..count).contains(&source).then_some(source) }
+        };
+        let pairs = (0..count).filter_map(|target| Some((source(target)? as u32, target as u32))).collect();
+        self.builder.push1(CollectivePermute { group, pairs }, &[own])
+    }
+
+    /// `size` elements of a dimension from `first + rank * step` on, which lie inside on every device.
+    fn cut(
+        &mut self,
+        value: Value,
+        dim: usize,
+        axes: &Axes,
+        first: i64,
+        step: i64,
+        size: usize,
+    ) -> Result<Value, OpError> {
+        if step == 0 {
+            return self.slice_dim(value, dim, first as usize..first as usize + size);
+        }
+        let rank = self.rank(axes)?;
+        let start = self.builder.scale(rank, step as f64)?;
+        let start = self.builder.shift(start, first as f64)?;
+        self.dynamic_slice_dim(value, dim, start, size)
+    }
+
+    /// `size` elements of one dimension from a computed position (a scalar `s32`) on.
+    ///
+    /// # Errors
+    /// The dimension is smaller.
+    pub fn dynamic_slice_dim(&mut self, value: Value, dim: usize, start: Value, size: usize) -> Result<Value, OpError> {
+        let mut sizes = self.builder.ty(value).dims.clone();
+        sizes[dim] = size;
+        let zero = self.builder.splat(TensorType::scalar(DType::S32), 0.0);
+        let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
+        let operands: SmallVec<[Value; 8]> = std::iter::once(value).chain(starts).collect();
+        self.builder.push1(DynamicSlice { sizes }, &operands)
+    }
+
+    /// A range of one dimension.
+    ///
+    /// # Errors
+    /// The range is not within the dimension.
+    pub fn slice_dim(&mut self, value: Value, dim: usize, range: Range<usize>) -> Result<Value, OpError> {
+        let dims = self.builder.ty(value).dims.clone();
+        if range == (0..dims[dim]) {
+            return Ok(value);
+        }
+        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim::whole(limit)).collect();
+        ranges[dim] = SliceDim { start: range.start, limit: range.end, stride: 1 };
+        self.builder.push1(Slice { ranges: ranges.into() }, &[value])
+    }
+
+    /// A dimension with zeros before and after it.
+    ///
+    /// # Errors
+    /// The result has more bytes than can be addressed.
+    pub fn zeros_around(&mut self, value: Value, dim: usize, low: i64, high: i64) -> Result<Value, OpError> {
+        if low == 0 && high == 0 {
+            return Ok(value);
+        }
+        let ty = self.builder.ty(value).clone();
+        let mut padding = vec![PadDim::NONE; ty.rank()];
+        padding[dim] = PadDim { low, high, interior: 0 };
+        let zero = self.builder.splat(TensorType::scalar(ty.dtype), 0.0);
+        self.builder.push1(Pad { padding: padding.into() }, &[value, zero])
+    }
+}
