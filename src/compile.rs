@@ -17,7 +17,7 @@ use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Partitioned, partition};
 use crate::passes::{self, Rewrite};
-use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
@@ -257,10 +257,21 @@ impl Lowered {
     /// # Errors
     /// The client has too few devices, or the plugin refuses the module.
     pub fn compile(&self, client: &Client) -> Result<Program, Error> {
+        self.compile_with(client, &self.compile_options())
+    }
+
+    /// What the module asks of a compiler: as many partitions as the mesh has devices.
+    pub fn compile_options(&self) -> CompileOptions {
+        CompileOptions::partitioned(self.mesh.as_ref().map_or(1, Mesh::device_count))
+    }
+
+    /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].
+    ///
+    /// # Errors
+    /// As [`Lowered::compile`]; or the plugin does not know an option.
+    pub fn compile_with(&self, client: &Client, options: &CompileOptions) -> Result<Program, Error> {
         let graph = &self.graph;
-        let devices = self.mesh.as_ref().map_or(1, Mesh::device_count);
-        let options = crate::pjrt::CompileOptions::partitioned(devices);
-        let executable = client.compile(&self.module.bytes, &options)?;
+        let executable = client.compile(&self.module.bytes, options)?;
         let specs = |values: &[crate::ir::Value], info: &[crate::ir::PortInfo]| {
             let each = values.iter().zip(info).map(|(&value, info)| self.array_spec(value, info.spec.as_ref()));
             each.collect::<Result<Vec<_>, _>>()

@@ -3,6 +3,8 @@
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::{Op, Splat};
 
+pub use crate::random::Random;
+
 /// A host tensor. Its values are what the element type can hold.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -62,19 +64,6 @@ fn bytes(dtype: DType, values: &[f64]) -> Vec<u8> {
         bytes[..count].to_vec()
     };
     values.iter().flat_map(element).collect()
-}
-
-/// The same pseudo-random numbers in every run (splitmix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 /// Random numbers between two bounds; of an integer type, whole ones.

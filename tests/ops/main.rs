@@ -19,6 +19,8 @@ mod moves;
 mod partition;
 #[path = "../support/plugins.rs"]
 mod plugins;
+#[path = "../support/random.rs"]
+mod random;
 mod reductions;
 mod regions;
 mod sources;

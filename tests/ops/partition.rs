@@ -45,18 +45,10 @@ struct Case<'a> {
     results: Vec<Spec>,
 }
 
-impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        (self.unit() * count as f64) as usize
-    }
-}
-
 /// A spec that deals out a random part of the axes, as far as they divide.
 fn random_spec(random: &mut Random, mesh: &Mesh, dims: &[usize], without: Option<MeshAxis>) -> Spec {
     let mut axes: Vec<MeshAxis> = mesh.axes().filter(|&axis| Some(axis) != without).collect();
-    for index in (1..axes.len()).rev() {
-        axes.swap(index, random.below(index + 1));
-    }
+    random.shuffle(&mut axes);
     let mut split: Vec<Axes> = vec![Axes::new(); dims.len()];
     for axis in axes {
         // Sometimes an axis is left out; else it goes to the first dimension that it divides, from a random one on.
