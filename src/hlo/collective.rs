@@ -2,7 +2,6 @@
 
 use super::emit::EmitContext;
 use super::proto::{self, HloInstructionProto};
-use super::writer::InstructionId;
 use crate::ir::{DType, TensorType};
 use crate::ops::Group;
 use crate::sharding::{Mesh, MeshAxis};
@@ -60,13 +59,14 @@ fn iota_groups(mesh: &Mesh, group: &Group) -> proto::IotaReplicaGroupListProto {
 }
 
 impl EmitContext<'_> {
-    /// Starts a collective over a group, with result 0's type.
-    pub(crate) fn begin_collective(
+    /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
+    /// attributes.
+    pub(crate) fn emit_collective(
         &mut self,
         opcode: &str,
         group: &Group,
-        operands: &[InstructionId],
-    ) -> &mut HloInstructionProto {
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) {
         let channel = self.next_channel();
         let (mesh, format) = self.partitioned_over();
         let lists =
@@ -77,7 +77,7 @@ impl EmitContext<'_> {
             GroupFormat::IotaInList => in_list = Some(iota_groups(&mesh, group)),
             GroupFormat::Iota => iota = Some(iota_groups(&mesh, group)),
         }
-        let instruction = self.begin_with(opcode, 0, operands);
+        let instruction = self.begin_all_results(opcode);
         instruction.channel_id = channel;
         // An all-to-all always goes by partition.
         instruction.use_global_device_ids = opcode != "all-to-all";
@@ -87,7 +87,9 @@ impl EmitContext<'_> {
             let list = proto::CollectiveDeviceListProto { iota_replica_group_list: Some(list), ..Default::default() };
             list.into()
         });
-        instruction
+        describe(instruction);
+        self.name_collective(opcode, channel);
+        self.finish_all_results();
     }
 
     /// A collective-permute between ranks, in every group at once.
@@ -105,6 +107,7 @@ impl EmitContext<'_> {
         let instruction = self.begin("collective-permute");
         instruction.channel_id = channel;
         instruction.source_target_pairs = pairs;
+        self.name_collective("collective-permute", channel);
         self.finish();
     }
 
