@@ -444,26 +444,6 @@ impl EmitContext<'_> {
         self.results[0] = self.emitter.writer.commit();
     }
 
-    /// Starts an instruction with all operands that gives all results: a tuple of them if there are several.
-    /// [`EmitContext::finish_all_results`] ends it.
-    pub(super) fn begin_all_results(&mut self, opcode: &str) -> &mut HloInstructionProto {
-        if self.results.len() == 1 {
-            return self.begin(opcode);
-        }
-        let (graph, node) = (self.graph, self.node);
-        self.emitter.begin_tuple(opcode, node.results().map(|value| graph.ty(value)), self.operands)
-    }
-
-    /// Ends the instruction begun, and takes its tuple apart.
-    pub(super) fn finish_all_results(&mut self) {
-        if self.results.len() == 1 {
-            return self.finish();
-        }
-        let (graph, node) = (self.graph, self.node);
-        let tuple = self.emitter.writer.commit();
-        self.results = self.emitter.elements(tuple, node.results().map(|value| graph.ty(value)));
-    }
-
     /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the ledger
     /// knows it.
     pub(super) fn name_collective(&mut self, opcode: &str, channel: i64) {

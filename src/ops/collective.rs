@@ -5,7 +5,7 @@
 //! `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
 //!
 //! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange that
-//! moves them all. In HLO its result is a tuple. All-to-all and collective-permute take one: HLO reads an all-to-all of
+//! moves them all. In HLO its result is a tuple, or, of an all-reduce, the pieces of one vector. All-to-all and collective-permute take one: HLO reads an all-to-all of
 //! several operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use std::fmt;
@@ -176,9 +176,7 @@ impl Primitive for AllReduce {
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let combiner = context.combiner(self.kind.combiner().name(), context.operand_type(0).dtype);
-        context.emit_collective(self.name(), &self.group, |instruction| {
-            instruction.called_computation_ids.push(combiner);
-        });
+        context.emit_all_reduce(&self.group, combiner);
     }
 }
 

@@ -6,13 +6,17 @@
 //! loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are planned
 //! (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
+mod ledger;
 mod linear;
 mod local;
+mod memory;
 mod plan;
 mod region;
 mod reshard;
 mod walk;
 
+pub use ledger::{Amount, Collective, CollectiveKind, Ledger, LedgerError};
+pub use memory::{LiveValue, Memory};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
 pub use walk::partition;
