@@ -8,6 +8,7 @@
 //! them.
 
 mod function;
+mod report;
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
-use crate::partition::{Partitioned, partition};
+use crate::partition::{Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
@@ -130,6 +131,8 @@ pub struct Lowered {
     pub module: EmittedModule,
     /// The mesh it is partitioned over, if any.
     pub mesh: Option<Mesh>,
+    /// Pairs of (output, input) that share a buffer.
+    pub aliases: Vec<(usize, usize)>,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
     /// Time of each pass, in order.
@@ -238,7 +241,8 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
-    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), diagnostics, timings })
+    let aliases = options.aliases.clone();
+    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, diagnostics, timings })
 }
 
 impl Lowered {
@@ -278,7 +282,7 @@ impl Lowered {
         };
         let inputs = specs(graph.inputs(), graph.input_info())?;
         let outputs = specs(graph.outputs(), graph.output_info())?;
-        Ok(Program { executable, inputs, outputs })
+        Ok(Program { executable, inputs, outputs, collectives: self.collectives() })
     }
 }
 
@@ -288,6 +292,7 @@ pub struct Program {
     executable: Executable,
     inputs: Vec<ArraySpec>,
     outputs: Vec<ArraySpec>,
+    collectives: Ledger,
 }
 
 impl Program {

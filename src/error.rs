@@ -17,6 +17,9 @@ pub enum Error {
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),
+    /// The caller's fault: it asks a ledger for what the program does not have.
+    #[error(transparent)]
+    Ledger(#[from] crate::partition::LedgerError),
     /// The machine's or the plugin's fault, or arguments that do not fit a program.
     #[error(transparent)]
     Pjrt(#[from] Box<crate::pjrt::PjrtError>),

@@ -2,7 +2,7 @@
 
 use super::emit::EmitContext;
 use super::proto::{self, HloInstructionProto};
-use super::writer::InstructionId;
+use super::writer::{ComputationId, InstructionId};
 use crate::ir::{DType, TensorType};
 use crate::ops::Group;
 use crate::sharding::{Mesh, MeshAxis};
@@ -59,35 +59,94 @@ fn iota_groups(mesh: &Mesh, group: &Group) -> proto::IotaReplicaGroupListProto {
     }
 }
 
+/// The groups of a collective in one of the forms.
+enum DeviceLists {
+    Lists(Vec<proto::ReplicaGroup>),
+    IotaInList(proto::IotaReplicaGroupListProto),
+    Iota(proto::IotaReplicaGroupListProto),
+}
+
+impl DeviceLists {
+    fn write(self, instruction: &mut HloInstructionProto, channel: i64) {
+        instruction.channel_id = channel;
+        match self {
+            DeviceLists::Lists(groups) => instruction.replica_groups = groups,
+            DeviceLists::IotaInList(list) => {
+                let list =
+                    proto::CollectiveDeviceListProto { iota_replica_group_list: Some(list), ..Default::default() };
+                instruction.collective_device_list = Some(list.into());
+            }
+            DeviceLists::Iota(list) => instruction.iota_collective_device_list = Some(list.into()),
+        }
+    }
+}
+
 impl EmitContext<'_> {
-    /// Starts a collective over a group, with result 0's type.
-    pub(crate) fn begin_collective(
+    /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
+    /// attributes.
+    pub(crate) fn emit_collective(
         &mut self,
         opcode: &str,
         group: &Group,
-        operands: &[InstructionId],
-    ) -> &mut HloInstructionProto {
-        let channel = self.next_channel();
-        let (mesh, format) = self.partitioned_over();
-        let lists =
-            |ids: Vec<usize>| proto::ReplicaGroup { replica_ids: ids.into_iter().map(|id| id as i64).collect() };
-        let (mut groups, mut in_list, mut iota) = (Vec::new(), None, None);
-        match format {
-            GroupFormat::Lists => groups = device_groups(&mesh, &group.axes).into_iter().map(lists).collect(),
-            GroupFormat::IotaInList => in_list = Some(iota_groups(&mesh, group)),
-            GroupFormat::Iota => iota = Some(iota_groups(&mesh, group)),
-        }
-        let instruction = self.begin_with(opcode, 0, operands);
-        instruction.channel_id = channel;
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) {
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let operands = self.operand_ids();
+        let instruction = self.begin_all(opcode, &operands);
+        groups.write(instruction, channel);
         // An all-to-all always goes by partition.
         instruction.use_global_device_ids = opcode != "all-to-all";
-        instruction.replica_groups = groups;
-        instruction.iota_collective_device_list = iota.map(Into::into);
-        instruction.collective_device_list = in_list.map(|list| {
-            let list = proto::CollectiveDeviceListProto { iota_replica_group_list: Some(list), ..Default::default() };
-            list.into()
-        });
-        instruction
+        describe(instruction);
+        self.name_collective(opcode, channel);
+        self.finish_all();
+    }
+
+    /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
+    /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid end to end.
+    pub(crate) fn emit_all_reduce(&mut self, group: &Group, combiner: ComputationId) {
+        const OPCODE: &str = "all-reduce";
+        let describe = |instruction: &mut HloInstructionProto| instruction.called_computation_ids.push(combiner);
+        let operands = self.operand_ids();
+        if operands.len() == 1 {
+            return self.emit_collective(OPCODE, group, describe);
+        }
+        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let vector = |count: usize| TensorType::new(types[0].dtype, &[count]);
+        let flat =
+            |(ty, id): (&TensorType, InstructionId)| self.instruction("reshape", &vector(ty.element_count()), &[id]);
+        let parts: Vec<InstructionId> = types.iter().zip(operands).map(flat).collect();
+        let whole = vector(types.iter().map(TensorType::element_count).sum());
+        self.begin_typed("concatenate", &whole, &parts).dimensions.push(0);
+        let joined = self.commit();
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let instruction = self.begin_typed(OPCODE, &whole, &[joined]);
+        groups.write(instruction, channel);
+        instruction.use_global_device_ids = true;
+        describe(instruction);
+        self.name_collective(OPCODE, channel);
+        let reduced = self.commit();
+        let mut start = 0;
+        for (index, ty) in types.iter().enumerate() {
+            let limit = start + ty.element_count();
+            let range =
+                proto::hlo_instruction_proto::SliceDimensions { start: start as i64, limit: limit as i64, stride: 1 };
+            self.begin_typed("slice", &vector(limit - start), &[reduced]).slice_dimensions.push(range);
+            let part = self.commit();
+            let part = self.instruction("reshape", ty, &[part]);
+            self.set_result(index, part);
+            start = limit;
+        }
+    }
+
+    /// The groups in the form that the plugin reads.
+    fn device_lists(&self, group: &Group) -> DeviceLists {
+        let (mesh, format) = self.partitioned_over();
+        let list = |ids: Vec<usize>| proto::ReplicaGroup { replica_ids: ids.into_iter().map(|id| id as i64).collect() };
+        match format {
+            GroupFormat::Lists => DeviceLists::Lists(device_groups(&mesh, &group.axes).into_iter().map(list).collect()),
+            GroupFormat::IotaInList => DeviceLists::IotaInList(iota_groups(&mesh, group)),
+            GroupFormat::Iota => DeviceLists::Iota(iota_groups(&mesh, group)),
+        }
     }
 
     /// A collective-permute between ranks, in every group at once.
@@ -105,6 +164,7 @@ impl EmitContext<'_> {
         let instruction = self.begin("collective-permute");
         instruction.channel_id = channel;
         instruction.source_target_pairs = pairs;
+        self.name_collective("collective-permute", channel);
         self.finish();
     }
 

@@ -444,6 +444,12 @@ impl EmitContext<'_> {
         self.results[0] = self.emitter.writer.commit();
     }
 
+    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the ledger
+    /// knows it.
+    pub(super) fn name_collective(&mut self, opcode: &str, channel: i64) {
+        self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
+    }
+
     /// Makes result 0 the operand itself.
     pub fn forward_operand(&mut self) {
         self.results[0] = self.operands[0];

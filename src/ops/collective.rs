@@ -3,10 +3,14 @@
 //! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. A collective runs within
 //! groups of devices that differ only in their positions along some mesh axes. The meanings are XLA's (`AllGather`,
 //! `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
+//!
+//! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange that
+//! moves them all. In HLO its result is a tuple, or, of an all-reduce, the pieces of one vector. All-to-all and collective-permute take one: HLO reads an all-to-all of
+//! several operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use std::fmt;
 
-use super::{FactorRule, Primitive, ReduceKind, ResultTypes, expect_axes, expect_operands, one};
+use super::{FactorRule, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
@@ -40,7 +44,8 @@ impl fmt::Display for Group {
     }
 }
 
-/// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
+/// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole. Each
+/// operand by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllGather {
     /// Who takes part.
@@ -49,7 +54,7 @@ pub struct AllGather {
     pub dim: usize,
 }
 
-/// Combines the group's values elementwise: every device gets the result.
+/// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllReduce {
     /// Who takes part.
@@ -58,7 +63,8 @@ pub struct AllReduce {
     pub kind: ReduceKind,
 }
 
-/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension.
+/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by itself;
+/// all of one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceScatter {
     /// Who takes part.
@@ -130,26 +136,34 @@ fn expect_divides(ty: &TensorType, dim: usize, group: &Group) -> Result<(), Type
     Ok(())
 }
 
+/// Checks that there is an operand, and that all have one element type, as the combiner of a reduction wants it.
+fn expect_one_dtype(operands: &[&TensorType]) -> Result<(), TypeError> {
+    let Some((first, rest)) = operands.split_first() else {
+        return Err(TypeError::OperandCount { expected: 1, found: 0 });
+    };
+    rest.iter().enumerate().try_for_each(|(index, ty)| expect_dtype(index + 1, ty, first.dtype))
+}
+
 impl Primitive for AllGather {
     fn name(&self) -> &'static str {
         "all-gather"
     }
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        expect_operands(operands, 1)?;
-        expect_axes(&[self.dim], operands[0].rank())?;
-        let mut ty = operands[0].clone();
-        ty.dims[self.dim] = ty.dims[self.dim].saturating_mul(self.group.size);
-        Ok(one(ty))
+        expect_one_dtype(operands)?;
+        let gathered = |&ty: &&TensorType| {
+            expect_axes(&[self.dim], ty.rank())?;
+            let mut ty = ty.clone();
+            ty.dims[self.dim] = ty.dims[self.dim].saturating_mul(self.group.size);
+            Ok(ty)
+        };
+        operands.iter().map(gathered).collect()
     }
 
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let (dim, operands) = (self.dim as i64, [context.operand_id(0)]);
-        let instruction = context.begin_collective(self.name(), &self.group, &operands);
-        instruction.dimensions.push(dim);
-        context.finish();
+        context.emit_collective(self.name(), &self.group, |instruction| instruction.dimensions.push(self.dim as i64));
     }
 }
 
@@ -159,18 +173,15 @@ impl Primitive for AllReduce {
     }
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        expect_operands(operands, 1)?;
-        Ok(one(operands[0].clone()))
+        expect_one_dtype(operands)?;
+        Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
 
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let combiner = context.combiner(self.kind.combiner().name(), context.operand_type(0).dtype);
-        let operands = [context.operand_id(0)];
-        let instruction = context.begin_collective(self.name(), &self.group, &operands);
-        instruction.called_computation_ids.push(combiner);
-        context.finish();
+        context.emit_all_reduce(&self.group, combiner);
     }
 }
 
@@ -180,22 +191,24 @@ impl Primitive for ReduceScatter {
     }
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        expect_operands(operands, 1)?;
-        expect_divides(operands[0], self.dim, &self.group)?;
-        let mut ty = operands[0].clone();
-        ty.dims[self.dim] /= self.group.size;
-        Ok(one(ty))
+        expect_one_dtype(operands)?;
+        let part = |&ty: &&TensorType| {
+            expect_divides(ty, self.dim, &self.group)?;
+            let mut ty = ty.clone();
+            ty.dims[self.dim] /= self.group.size;
+            Ok(ty)
+        };
+        operands.iter().map(part).collect()
     }
 
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let combiner = context.combiner(ReduceKind::Sum.combiner().name(), context.operand_type(0).dtype);
-        let (dim, operands) = (self.dim as i64, [context.operand_id(0)]);
-        let instruction = context.begin_collective(self.name(), &self.group, &operands);
-        instruction.dimensions.push(dim);
-        instruction.called_computation_ids.push(combiner);
-        context.finish();
+        context.emit_collective(self.name(), &self.group, |instruction| {
+            instruction.dimensions.push(self.dim as i64);
+            instruction.called_computation_ids.push(combiner);
+        });
     }
 }
 
@@ -213,10 +226,7 @@ impl Primitive for AllToAll {
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let (dim, operands) = (self.dim as i64, [context.operand_id(0)]);
-        let instruction = context.begin_collective(self.name(), &self.group, &operands);
-        instruction.dimensions.push(dim);
-        context.finish();
+        context.emit_collective(self.name(), &self.group, |instruction| instruction.dimensions.push(self.dim as i64));
     }
 }
 

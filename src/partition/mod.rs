@@ -8,7 +8,9 @@
 
 mod context;
 mod fallback;
+mod ledger;
 mod linear;
+mod memory;
 mod plan;
 mod primitive;
 mod region;
@@ -18,6 +20,8 @@ mod window;
 
 pub use context::PartitionContext;
 pub use fallback::Fallback;
+pub use ledger::{Amount, Collective, CollectiveKind, Ledger, LedgerError};
+pub use memory::{LiveValue, Memory};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
 pub use walk::{Partitioned, partition};

@@ -1,0 +1,38 @@
+//! What is known of a lowered program: its collectives and its memory.
+
+use super::{Lowered, Program};
+use crate::partition::{Ledger, LedgerError, Memory};
+
+impl Lowered {
+    /// Whether XLA decides where values live and what moves.
+    fn partitioned_by_xla(&self) -> bool {
+        self.local.is_none() && self.mesh.as_ref().is_some_and(|mesh| mesh.device_count() > 1)
+    }
+
+    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one device,
+    /// there are none.
+    pub fn collectives(&self) -> Ledger {
+        if self.partitioned_by_xla() {
+            return Ledger::failed(LedgerError::PartitionedByXla);
+        }
+        Ledger::of(self.local.as_ref().unwrap_or(&self.graph), &self.mesh.clone().unwrap_or_default())
+    }
+
+    /// What the program needs of each device's memory; [`Memory`] says by which model.
+    ///
+    /// # Errors
+    /// [`LedgerError::PartitionedByXla`] where XLA partitions the program.
+    pub fn memory(&self) -> Result<Memory, LedgerError> {
+        if self.partitioned_by_xla() {
+            return Err(LedgerError::PartitionedByXla);
+        }
+        Ok(Memory::of(self.local.as_ref().unwrap_or(&self.graph), &self.aliases))
+    }
+}
+
+impl Program {
+    /// Every collective of the program, as [`Lowered::collectives`] has them.
+    pub fn collectives(&self) -> &Ledger {
+        &self.collectives
+    }
+}

@@ -1,0 +1,279 @@
+//! The ledger: every collective of a partitioned program, with what it moves, how often, and which line caused it.
+//!
+//! It is read off the local graph, so it is known before XLA sees the program. The graph is walked in the order in which it
+//! is emitted; collectives are numbered as their channels are, so that an entry has the name of its instruction in the
+//! module. A function that is called twice is emitted once: it has an entry for each call, under one name.
+//!
+//! [`Ledger`] is data to assert on:
+//!
+//! ```
+//! # use meshloom::compile::{LowerOptions, lower};
+//! # use meshloom::ir::DType::F32;
+//! # use meshloom::partition::CollectiveKind;
+//! # use meshloom::sharding::{Mesh, RuleSets, Rules};
+//! # use meshloom::trace::{Function, TensorSpec};
+//! # fn main() -> Result<(), meshloom::Error> {
+//! # let rules = RuleSets::uniform(Rules::from_pairs(&[("rows", &["data"])])?);
+//! # let spec = TensorSpec::new(F32, [16, 4]).with_axes(&["rows", ""]);
+//! # let function = Function::trace("total", spec, |x| x.square().sum(..))?;
+//! let mesh = Mesh::parse("data=8", 8)?;
+//! let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+//! let ledger = lower(function.graph(), &options)?.collectives();
+//! assert_eq!(ledger.kind(CollectiveKind::AllReduce).over("data").outside_loops().count()?, 1);
+//! assert!(ledger.over("dta").count().is_err());
+//! # Ok(())
+//! # }
+//! ```
+
+mod select;
+mod walk;
+
+use std::fmt;
+use std::sync::Arc;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+
+pub use select::LedgerError;
+
+use crate::ir::Phase;
+use crate::ops::{Group, Op};
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CollectiveKind {
+    /// Joins the parts of a group.
+    AllGather,
+    /// Combines the values of a group.
+    AllReduce,
+    /// Exchanges parts within a group.
+    AllToAll,
+    /// Sends values from device to device.
+    CollectivePermute,
+    /// Adds up the values of a group, and gives each device its part.
+    ReduceScatter,
+}
+
+impl CollectiveKind {
+    /// The kind of an op, with the devices that take part; `None` for an op that is no collective.
+    pub fn of(op: &Op) -> Option<(CollectiveKind, &Group)> {
+        match op {
+            Op::AllGather(op) => Some((CollectiveKind::AllGather, &op.group)),
+            Op::AllReduce(op) => Some((CollectiveKind::AllReduce, &op.group)),
+            Op::AllToAll(op) => Some((CollectiveKind::AllToAll, &op.group)),
+            Op::CollectivePermute(op) => Some((CollectiveKind::CollectivePermute, &op.group)),
+            Op::ReduceScatter(op) => Some((CollectiveKind::ReduceScatter, &op.group)),
+            _ => None,
+        }
+    }
+
+    /// HLO's opcode.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::CollectivePermute => "collective-permute",
+            CollectiveKind::ReduceScatter => "reduce-scatter",
+        }
+    }
+
+    /// Bytes that one device sends in one execution along a ring, the last byte begun counting whole. `bytes` are those of
+    /// the operands on one device, `size` the devices of a group. Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms
+    /// for clusters of workstations" (2009), shows that no algorithm sends less.
+    pub fn moved_bytes(self, bytes: u64, size: u64) -> u64 {
+        let others = size.saturating_sub(1);
+        let part = |times: u64| bytes.saturating_mul(times).saturating_mul(others).div_ceil(size.max(1));
+        match self {
+            // A device passes on every part but the last that reaches it.
+            CollectiveKind::AllGather => bytes.saturating_mul(others),
+            // A reduce-scatter, and an all-gather of what it leaves.
+            CollectiveKind::AllReduce => part(2),
+            CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => part(1),
+            CollectiveKind::CollectivePermute => bytes,
+        }
+    }
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A number that is known before the program runs, or is not. Compares with a plain number: only what is exact equals one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Amount {
+    /// This many.
+    Exactly(u64),
+    /// At most this many: some of it happens in a branch that may not be taken.
+    AtMost(u64),
+    /// Not known: some of it happens in a `while`.
+    Unknown,
+}
+
+impl Amount {
+    /// The number, or its upper bound.
+    pub fn bound(self) -> Option<u64> {
+        match self {
+            Amount::Exactly(number) | Amount::AtMost(number) => Some(number),
+            Amount::Unknown => None,
+        }
+    }
+
+    fn combine(self, other: Amount, operation: impl Fn(u64, u64) -> u64) -> Amount {
+        match (self, other) {
+            (Amount::Exactly(a), Amount::Exactly(b)) => Amount::Exactly(operation(a, b)),
+            (Amount::Unknown, _) | (_, Amount::Unknown) => Amount::Unknown,
+            (Amount::Exactly(a) | Amount::AtMost(a), Amount::Exactly(b) | Amount::AtMost(b)) => {
+                Amount::AtMost(operation(a, b))
+            }
+        }
+    }
+
+    /// The sum.
+    pub fn plus(self, other: Amount) -> Amount {
+        self.combine(other, u64::saturating_add)
+    }
+
+    /// That many times a number.
+    pub fn times(self, number: u64) -> Amount {
+        self.combine(Amount::Exactly(number), u64::saturating_mul)
+    }
+
+    /// As an upper bound.
+    fn or_less(self) -> Amount {
+        self.bound().map_or(Amount::Unknown, Amount::AtMost)
+    }
+}
+
+impl PartialEq<u64> for Amount {
+    fn eq(&self, other: &u64) -> bool {
+        *self == Amount::Exactly(*other)
+    }
+}
+
+/// `12`, `<=12` or `unknown`.
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Exactly(number) => write!(f, "{number}"),
+            Amount::AtMost(number) => write!(f, "<={number}"),
+            Amount::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+/// The number or its upper bound; null where it is not known.
+impl Serialize for Amount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.bound().serialize(serializer)
+    }
+}
+
+/// One collective of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// The mesh axes along which devices take part, major to minor.
+    pub axes: Vec<String>,
+    /// Devices of a group.
+    pub group_size: usize,
+    /// Values that it moves at once.
+    pub operand_count: usize,
+    /// Bytes of all operands on one device, in one execution.
+    pub bytes: u64,
+    /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`].
+    pub moved_bytes: u64,
+    /// How often it runs in one run of the program: the product of the trip counts around it.
+    pub executions: Amount,
+    /// Loops around it.
+    pub loop_depth: usize,
+    /// The part of a training step for whose sake it runs: that of the op which reads its result or makes its operand.
+    pub phase: Phase,
+    /// Names of nested scopes, joined by `/`.
+    pub scope: String,
+    /// The user's source line as `file:line`, if a user wrote it.
+    pub source: Option<String>,
+    /// Name of the instruction in the emitted module.
+    pub name: String,
+}
+
+impl Serialize for Collective {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("Collective", 8)?;
+        object.serialize_field("kind", self.kind.name())?;
+        object.serialize_field("axes", &self.axes)?;
+        object.serialize_field("group_size", &self.group_size)?;
+        object.serialize_field("bytes", &self.bytes)?;
+        object.serialize_field("executions", &self.executions)?;
+        object.serialize_field("loop_depth", &self.loop_depth)?;
+        object.serialize_field("name", &self.name)?;
+        object.serialize_field("source", &self.source)?;
+        object.end()
+    }
+}
+
+/// The collectives of a program, or a selection of them: see the methods that filter.
+///
+/// A filter that names an axis, or a scope, which the program does not have makes a ledger whose every answer is that error.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    entries: Vec<Arc<Collective>>,
+    names: Arc<Names>,
+    error: Option<LedgerError>,
+}
+
+/// What filters may name.
+#[derive(Debug, Default)]
+struct Names {
+    /// The mesh as text.
+    mesh: String,
+    axes: Vec<String>,
+    /// The scopes of all nodes, whether they communicate or not.
+    scopes: Vec<String>,
+}
+
+/// A table with a row for each collective, or the error.
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = match self.iter() {
+            Ok(entries) => entries,
+            Err(error) => return write!(f, "{error}"),
+        };
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["collective", "axes", "devices", "bytes", "moved", "times", "loops", "phase", "source"]);
+        for entry in entries {
+            table.add_row([
+                entry.name.clone(),
+                entry.axes.join(","),
+                entry.group_size.to_string(),
+                entry.bytes.to_string(),
+                entry.moved_bytes.to_string(),
+                entry.executions.to_string(),
+                entry.loop_depth.to_string(),
+                format!("{:?}", entry.phase).to_lowercase(),
+                entry.source.clone().unwrap_or_default(),
+            ]);
+        }
+        for column in 2..=6 {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        write!(f, "{table}")
+    }
+}
+
+/// The object that `hlo-dump collectives --json` prints.
+impl Serialize for Ledger {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let entries: Vec<&Collective> = self.iter().map_err(serde::ser::Error::custom)?.collect();
+        let mut object = serializer.serialize_struct("Ledger", 2)?;
+        object.serialize_field("schema", &Ledger::SCHEMA)?;
+        object.serialize_field("collectives", &entries)?;
+        object.end()
+    }
+}

@@ -1,0 +1,169 @@
+//! Filters and sums over a ledger.
+
+use super::{Amount, Collective, CollectiveKind, Ledger};
+use crate::ir::Phase;
+use crate::suggest::did_you_mean;
+
+/// Why a ledger has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// A filter names an axis that the mesh does not have.
+    #[error("the mesh {mesh:?} has no axis {axis:?}{suggestion}")]
+    UnknownAxis {
+        /// The mesh as text.
+        mesh: String,
+        /// The name asked for.
+        axis: String,
+        /// Empty, or a nearby name.
+        suggestion: String,
+    },
+    /// A filter names a scope that no node of the program is in.
+    #[error("no node of the program is in a scope {scope:?}{suggestion}")]
+    UnknownScope {
+        /// The scope asked for.
+        scope: String,
+        /// Empty, or a nearby name.
+        suggestion: String,
+    },
+    /// XLA partitions the program, so its collectives are not known before it is compiled.
+    #[error(
+        "XLA partitions this program: what it needs is known once it is compiled; use partition mode \"explicit\", or read \
+         the compiled module"
+    )]
+    PartitionedByXla,
+}
+
+impl Ledger {
+    /// The version of the JSON form.
+    pub const SCHEMA: u32 = 1;
+
+    /// A ledger whose every answer is an error.
+    pub(crate) fn failed(error: LedgerError) -> Ledger {
+        Ledger { entries: Vec::new(), names: Default::default(), error: Some(error) }
+    }
+
+    fn keep(&self, wanted: impl Fn(&Collective) -> bool) -> Ledger {
+        let entries = self.entries.iter().filter(|entry| wanted(entry)).cloned().collect();
+        Ledger { entries, names: self.names.clone(), error: self.error.clone() }
+    }
+
+    /// As [`Ledger::keep`], or the first error there is.
+    fn keep_if(&self, problem: Option<LedgerError>, wanted: impl Fn(&Collective) -> bool) -> Ledger {
+        let kept = self.keep(wanted);
+        Ledger { error: kept.error.or(problem), ..kept }
+    }
+
+    fn unknown_axis(&self, axes: &[&str]) -> Option<LedgerError> {
+        let names = &self.names;
+        let unknown = axes.iter().find(|&&axis| !names.axes.iter().any(|name| name == axis))?;
+        Some(LedgerError::UnknownAxis {
+            mesh: names.mesh.clone(),
+            axis: (*unknown).to_owned(),
+            suggestion: did_you_mean(unknown, names.axes.iter().map(String::as_str)),
+        })
+    }
+
+    /// Those of a kind.
+    pub fn kind(&self, kind: CollectiveKind) -> Ledger {
+        self.keep(|entry| entry.kind == kind)
+    }
+
+    /// Those along a mesh axis, alone or together with others.
+    pub fn over(&self, axis: &str) -> Ledger {
+        self.over_any_of(&[axis])
+    }
+
+    /// Those along at least one of these mesh axes.
+    pub fn over_any_of(&self, axes: &[&str]) -> Ledger {
+        self.keep_if(self.unknown_axis(axes), |entry| entry.axes.iter().any(|axis| axes.contains(&axis.as_str())))
+    }
+
+    /// Those along all of these mesh axes and no other, in any order.
+    pub fn over_exactly(&self, axes: &[&str]) -> Ledger {
+        self.keep_if(self.unknown_axis(axes), |entry| {
+            entry.axes.iter().all(|axis| axes.contains(&axis.as_str()))
+                && axes.iter().all(|&axis| entry.axes.iter().any(|name| name == axis))
+        })
+    }
+
+    /// Those in the body of a scan or a while.
+    pub fn inside_loops(&self) -> Ledger {
+        self.keep(|entry| entry.loop_depth > 0)
+    }
+
+    /// Those in no loop.
+    pub fn outside_loops(&self) -> Ledger {
+        self.keep(|entry| entry.loop_depth == 0)
+    }
+
+    /// Those of what the user wrote. What an optimizer does is part of it.
+    pub fn forward(&self) -> Ledger {
+        self.keep(|entry| entry.phase == Phase::Forward)
+    }
+
+    /// Those that differentiation made, recomputation left out.
+    pub fn backward(&self) -> Ledger {
+        self.keep(|entry| entry.phase == Phase::Backward)
+    }
+
+    /// Those of forward nodes that the backward pass runs again.
+    pub fn recompute(&self) -> Ledger {
+        self.keep(|entry| entry.phase == Phase::Recompute)
+    }
+
+    /// Those in a scope: `attention` finds `layers/attention/scores`, `layers/attention` does too, `atten` does not.
+    pub fn in_scope(&self, scope: &str) -> Ledger {
+        let known = self.names.scopes.iter().any(|path| is_within(path, scope));
+        let problem = (!known).then(|| {
+            let parts = self.names.scopes.iter().flat_map(|path| path.split('/'));
+            LedgerError::UnknownScope { scope: scope.to_owned(), suggestion: did_you_mean(scope, parts) }
+        });
+        self.keep_if(problem, |entry| is_within(&entry.scope, scope))
+    }
+
+    /// The collectives, in the order of the program.
+    ///
+    /// # Errors
+    /// A filter named what the program does not have, or XLA partitions the program; so for all sums below.
+    pub fn iter(&self) -> Result<impl ExactSizeIterator<Item = &Collective>, LedgerError> {
+        match &self.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(self.entries.iter().map(|entry| &**entry)),
+        }
+    }
+
+    /// How many collectives there are, each counted once however often it runs.
+    pub fn count(&self) -> Result<usize, LedgerError> {
+        self.iter().map(|entries| entries.len())
+    }
+
+    fn total(&self, amount: impl Fn(&Collective) -> Amount) -> Result<Amount, LedgerError> {
+        Ok(self.iter()?.map(amount).fold(Amount::Exactly(0), Amount::plus))
+    }
+
+    /// How often they run in one run of the program, in all.
+    pub fn executions(&self) -> Result<Amount, LedgerError> {
+        self.total(|entry| entry.executions)
+    }
+
+    /// How many values they move, in all executions: what [`Ledger::executions`] is before any are combined.
+    pub fn operands_moved(&self) -> Result<Amount, LedgerError> {
+        self.total(|entry| entry.executions.times(entry.operand_count as u64))
+    }
+
+    /// Bytes of operands on one device, over all executions.
+    pub fn bytes(&self) -> Result<Amount, LedgerError> {
+        self.total(|entry| entry.executions.times(entry.bytes))
+    }
+
+    /// Bytes that one device sends, over all executions.
+    pub fn moved_bytes(&self) -> Result<Amount, LedgerError> {
+        self.total(|entry| entry.executions.times(entry.moved_bytes))
+    }
+}
+
+/// Whether the names of `scope` follow one another in `path`.
+fn is_within(path: &str, scope: &str) -> bool {
+    let (path, scope): (Vec<&str>, Vec<&str>) = (path.split('/').collect(), scope.split('/').collect());
+    path.windows(scope.len()).any(|window| window == scope)
+}

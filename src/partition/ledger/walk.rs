@@ -1,0 +1,137 @@
+//! From a local graph to its ledger.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{Amount, Collective, CollectiveKind, Ledger, Names};
+use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
+use crate::ops::{Group, Op};
+use crate::sharding::Mesh;
+
+impl Ledger {
+    /// The collectives of a local graph.
+    pub fn of(graph: &Graph, mesh: &Mesh) -> Ledger {
+        let mut walk = Walk { mesh, entries: Vec::new(), scopes: FxHashSet::default(), channels: Channels::default() };
+        walk.graph(graph, Around { executions: Amount::Exactly(1), loop_depth: 0, phase: Phase::Forward });
+        let scopes: BTreeSet<String> = walk.scopes.into_iter().map(Scope::path).collect();
+        let names = Names {
+            mesh: mesh.to_string(),
+            axes: mesh.axis_names().map(str::to_owned).collect(),
+            scopes: scopes.into_iter().collect(),
+        };
+        Ledger { entries: walk.entries, names: Arc::new(names), error: None }
+    }
+}
+
+/// What surrounds a graph.
+#[derive(Clone, Copy)]
+struct Around {
+    executions: Amount,
+    loop_depth: usize,
+    /// The phase of the region op whose body it is.
+    phase: Phase,
+}
+
+struct Walk<'a> {
+    mesh: &'a Mesh,
+    entries: Vec<Arc<Collective>>,
+    scopes: FxHashSet<Scope>,
+    channels: Channels,
+}
+
+/// The channels that emission gives to collectives: it counts them as it writes them, and writes a function at its first
+/// call.
+#[derive(Default)]
+struct Channels {
+    next: usize,
+    /// For each function that has been called, its first channel.
+    functions: FxHashMap<*const Graph, usize>,
+}
+
+impl Walk<'_> {
+    fn graph(&mut self, graph: &Graph, around: Around) {
+        for node in graph.nodes() {
+            let origin = node.origin().inside(around.phase);
+            self.scopes.insert(origin.scope);
+            if let Some((kind, group)) = CollectiveKind::of(node.op()) {
+                self.channels.next += 1;
+                self.entry(graph, node, kind, group, origin, around);
+            } else if node.op().as_primitive().is_none() {
+                self.region(node.op(), Around { phase: origin.phase, ..around });
+            }
+        }
+    }
+
+    fn region(&mut self, op: &Op, around: Around) {
+        match op {
+            Op::Call(call) => self.call(&call.function, around),
+            Op::Checkpoint(checkpoint) => self.graph(&checkpoint.body, around),
+            Op::Cond(cond) => {
+                let around = Around { executions: around.executions.or_less(), ..around };
+                cond.branches.iter().for_each(|branch| self.graph(branch, around));
+            }
+            Op::CustomVjp(custom) => self.graph(&custom.primal, around),
+            // Of a loop of no iterations nothing is emitted.
+            Op::Scan(scan) if scan.length == 0 => {}
+            Op::Scan(scan) => {
+                let executions = around.executions.times(scan.length as u64);
+                self.graph(&scan.body, Around { executions, loop_depth: around.loop_depth + 1, ..around });
+            }
+            Op::While(op) => {
+                let around = Around { executions: Amount::Unknown, loop_depth: around.loop_depth + 1, ..around };
+                self.graph(&op.condition, around);
+                self.graph(&op.body, around);
+            }
+            _ => {}
+        }
+    }
+
+    fn call(&mut self, function: &Arc<Graph>, around: Around) {
+        // A function's own nodes know which phase they belong to.
+        let around = Around { phase: Phase::Forward, ..around };
+        let after_this = match self.channels.functions.get(&Arc::as_ptr(function)) {
+            Some(&first) => Some(std::mem::replace(&mut self.channels.next, first)),
+            None => {
+                self.channels.functions.insert(Arc::as_ptr(function), self.channels.next);
+                None
+            }
+        };
+        self.graph(function, around);
+        if let Some(next) = after_this {
+            self.channels.next = next;
+        }
+    }
+
+    fn entry(
+        &mut self,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        kind: CollectiveKind,
+        group: &Group,
+        origin: Origin,
+        around: Around,
+    ) {
+        let bytes = node.operands().iter().map(|&value| graph.ty(value).byte_count() as u64).sum();
+        let moves = match node.op() {
+            Op::CollectivePermute(op) => op.pairs.iter().any(|(source, target)| source != target),
+            _ => true,
+        };
+        let entry = Collective {
+            kind,
+            axes: group.axes.iter().map(|&axis| self.mesh.name(axis).to_owned()).collect(),
+            group_size: group.size,
+            operand_count: node.operands().len(),
+            bytes,
+            moved_bytes: if moves { kind.moved_bytes(bytes, group.size as u64) } else { 0 },
+            executions: around.executions,
+            loop_depth: around.loop_depth,
+            phase: origin.phase,
+            scope: origin.scope.path(),
+            source: origin.location.map(|location| format!("{}:{}", location.file(), location.line())),
+            name: format!("{}.{}", kind.name(), self.channels.next),
+        };
+        self.entries.push(Arc::new(entry));
+    }
+}
