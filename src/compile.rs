@@ -17,7 +17,7 @@ use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::partition;
 use crate::passes::{self, Rewrite};
-use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
@@ -256,8 +256,13 @@ impl Lowered {
     /// The client has too few devices, or the plugin refuses the module.
     pub fn compile(&self, client: &Client) -> Result<Program, Error> {
         let graph = &self.graph;
-        let devices = self.mesh.as_ref().map_or(1, Mesh::device_count);
-        let options = crate::pjrt::CompileOptions::partitioned(devices);
+        let options = match &self.mesh {
+            Some(mesh) => {
+                let usable = client.devices().iter().filter(|device| device.addressable);
+                CompileOptions::over_mesh(mesh, &usable.map(Device::place).collect::<Vec<_>>())?
+            }
+            None => CompileOptions::default(),
+        };
         let executable = client.compile(&self.module.bytes, &options)?;
         let specs = |values: &[crate::ir::Value], info: &[crate::ir::PortInfo]| {
             let each = values.iter().zip(info).map(|(&value, info)| self.array_spec(value, info.spec.as_ref()));
@@ -311,7 +316,8 @@ impl Program {
                     first + leaves.len()
                 )));
             };
-            arrays.push(Array::put(self.executable.client(), literal, &spec.layout)?);
+            let executable = &self.executable;
+            arrays.push(Array::put_on(executable.client(), literal, &spec.layout, executable.devices())?);
         }
         let mut arrays = arrays.into_iter();
         let first = arrays.next();

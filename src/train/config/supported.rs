@@ -9,7 +9,7 @@ impl RunConfig {
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
         let file = self.rules.sources().find(|(_, source)| matches!(source, RuleSource::File(_)));
-        let checks: [(&str, bool, String, &str); 8] = [
+        let checks: [(&str, bool, String, &str); 7] = [
             (
                 "model.family",
                 self.model.family != ModelFamily::Llama,
@@ -22,7 +22,6 @@ impl RunConfig {
                 self.train.microbatches.to_string(),
                 "use train.microbatches = 1",
             ),
-            ("mesh.dcn", !self.mesh.dcn.trim().is_empty(), quoted(&self.mesh.dcn), "use mesh.dcn = \"\""),
             (
                 &file.map(|(section, _)| format!("{section}.file")).unwrap_or_default(),
                 file.is_some(),

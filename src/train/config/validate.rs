@@ -105,16 +105,6 @@ impl RunConfig {
     }
 
     fn validate_mesh(&self, mesh: &Mesh) -> Checked {
-        let dcn = &self.mesh.dcn;
-        for part in dcn.split(',').map(str::trim).filter(|_| !dcn.trim().is_empty()) {
-            let fault = |reason: &str| Err(invalid("mesh.dcn", dcn, &format!("{part:?} {reason}")));
-            let Some((name, size)) = part.split_once('=') else { return fault("is not name=size, as in diloco=2") };
-            let Some(axis) = mesh.axis(name.trim()) else { return fault("names an axis that mesh.axes does not have") };
-            match size.trim().parse::<usize>() {
-                Ok(size) if size > 0 && mesh.size(axis).is_multiple_of(size) => {}
-                _ => return fault(&format!("has a size that does not divide the axis, which has {}", mesh.size(axis))),
-            }
-        }
         // A file's rules are not read yet: `check_supported` reports that.
         if self.rules.sources().any(|(_, source)| matches!(source, RuleSource::File(_))) {
             return Ok(());
