@@ -1,6 +1,6 @@
 //! What can be wrong with a mesh, a spec or a rule.
 
-use super::rules::RuleProblem;
+use super::rules::{RuleFileError, RuleProblem};
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -218,6 +218,12 @@ pub enum ShardingError {
     Rule {
         /// The problem.
         problem: Box<RuleProblem>,
+    },
+    /// A rule file that cannot be read.
+    #[error(transparent)]
+    RuleFile {
+        /// What is wrong with it, and where.
+        error: Box<RuleFileError>,
     },
     /// One axis twice in one rule.
     #[error("rule {rule} names mesh axis {axis:?} twice; an axis can split a dimension once")]

@@ -32,5 +32,8 @@ pub use error::ShardingError;
 pub use mesh::{Mesh, MeshAxis};
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
-pub use rules::{DECODER_RULES, Diagnostic, PRESETS, Role, Rule, RuleProblem, RuleSets, Rules};
+pub use rules::{
+    Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Role, Rule, RuleFile, RuleFileError, RuleFileProblem,
+    RuleProblem, RuleSets, Rules,
+};
 pub use spec::{Axes, Spec, SpecDisplay};

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 pub use error::{ConfigError, ConfigErrorKind, Place};
-pub use rules::{RuleEntry, RuleSource, RulesConfig};
+pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
     PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, TargetConfig, TrainConfig,
