@@ -18,7 +18,7 @@ use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
-use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
@@ -261,12 +261,17 @@ impl Lowered {
     /// # Errors
     /// The client has too few devices, or the plugin refuses the module.
     pub fn compile(&self, client: &Client) -> Result<Program, Error> {
-        self.compile_with(client, &self.compile_options())
+        self.compile_with(client, &self.compile_options(client)?)
     }
 
-    /// What the module asks of a compiler: as many partitions as the mesh has devices.
-    pub fn compile_options(&self) -> CompileOptions {
-        CompileOptions::partitioned(self.mesh.as_ref().map_or(1, Mesh::device_count))
+    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the mesh.
+    ///
+    /// # Errors
+    /// The client has too few devices.
+    pub fn compile_options(&self, client: &Client) -> Result<CompileOptions, Error> {
+        let Some(mesh) = &self.mesh else { return Ok(CompileOptions::default()) };
+        let usable = client.devices().iter().filter(|device| device.addressable);
+        Ok(CompileOptions::over_mesh(mesh, &usable.map(Device::place).collect::<Vec<_>>())?)
     }
 
     /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].
@@ -329,7 +334,8 @@ impl Program {
                     first + leaves.len()
                 )));
             };
-            arrays.push(Array::put(self.executable.client(), literal, &spec.layout)?);
+            let executable = &self.executable;
+            arrays.push(Array::put_on(executable.client(), literal, &spec.layout, executable.devices())?);
         }
         let mut arrays = arrays.into_iter();
         let first = arrays.next();

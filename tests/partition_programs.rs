@@ -54,7 +54,8 @@ fn quick() -> std::collections::BTreeMap<String, DebugValue> {
 }
 
 fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
-    let options = CompileOptions { debug_options: quick(), ..lowered.compile_options() };
+    let options =
+        CompileOptions { debug_options: quick(), ..lowered.compile_options(&client()).expect("eight devices") };
     let program = lowered.compile_with(&client(), &options).map_err(|error| error.to_string())?;
     let arguments = program.put(0, &inputs.to_vec()).map_err(|error| error.to_string())?;
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;

@@ -93,6 +93,7 @@ fn round_trip() {
 
     [rules]
     preset = "decoder"
+    override = []
     strict = true
 
     [remat]
@@ -140,6 +141,7 @@ fn round_trip() {
     assert_eq!(read(&config.to_toml(), &[]), config);
     assert_snapshot!(config.to_toml().split("[rules]").nth(1).unwrap(), @r#"
     list = [["embed", ["fsdp"]], ["mlp", ["fsdp"]], ["norm", []], ["kv", []]]
+    override = []
     strict = false
 
     [rules.params]
@@ -229,8 +231,8 @@ fn unknown_keys() {
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
-    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, strict, params, compute, optimizer"#);
-    assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list"#);
+    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, params, compute, optimizer"#);
+    assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
     assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
 }
 
@@ -248,7 +250,7 @@ fn wrong_types() {
     assert_snapshot!(check("[train]\nseed = 99999999999999999999", &[]), @"run.toml:2:8: the number 99999999999999999999 is too large: integers have 64 bits");
     assert_snapshot!(check("[rules]\nlist = [[\"embed\", 3]]", &[]), @r#"run.toml:2:8: rules.list is [["embed", 3]]: rule 0 is ["embed", 3]; it must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
     assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
-    assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list"#);
+    assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list, or with override"#);
     assert_snapshot!(check("[remat]\nnames = [\"a\", 1]", &[]), @r#"run.toml:2:9: remat.names is ["a", 1] (an array), but must be an array of strings"#);
     assert_snapshot!(check("[model\nlayers = 4", &[]), @"run.toml:1:7: this is not TOML: unclosed table, expected `]`");
     assert_snapshot!(check("[model]\nlayers = 4\nlayers = 5", &[]), @"run.toml:3:1: this is not TOML: duplicate key");
@@ -269,9 +271,13 @@ fn impossible_values() {
     assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be more than 0");
     assert_snapshot!(with(&["mesh.axes=data=3"]), @r#"--set mesh.axes=data=3: mesh.axes is "data=3": mesh "data=3" has 3 devices, but there are 8; change a size, or give one axis -1 to fill up (target.devices is 8)"#);
     assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
-    assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": "fdsp=2" names an axis that mesh.axes does not have"#);
-    assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": "fsdp=3" has a size that does not divide the axis, which has 4"#);
-    assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder" (did you mean "decoder"?)"#);
+    assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": the mesh "data=2,fsdp=4" has no axis "fdsp" (did you mean "fsdp"?)"#);
+    assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
+    assert_snapshot!(with(&["rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.compute.override=[[\"mlp\", [\"data\", \"data\"]]]"]), @r#"--set rules.compute.override=[["mlp", ["data", "data"]]]: rules.compute.override is a list of one rule: rule mlp -> (data,data) (rules.compute.override[0]) names mesh axis "data" twice; an axis can split a dimension once"#);
+    assert_snapshot!(with(&["train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (data,stage,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4""#);
+    assert_snapshot!(with(&["mesh.axes=context=8", "model.seq=60"]), @r#"--set model.seq=60: model.seq is 60: it must be a multiple of 8: rule activation_length -> context (preset decoder) splits it over the mesh "context=8""#);
+    assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder", "decoder-all-reduce" (did you mean "decoder"?)"#);
     assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
@@ -310,12 +316,8 @@ fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
     assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama""#);
     assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
-    assert_snapshot!(check(&["mesh.dcn=data=2"]), @r#"mesh.dcn is "data=2": not built yet; use mesh.dcn = """#);
-    assert_snapshot!(check(&["rules.file=rules.yml"]), @r#"rules.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
-    assert_snapshot!(check(&["rules.params.file=rules.yml"]), @r#"rules.params.file is given: not built yet; write the rules as a list, or use rules.preset = "decoder""#);
     assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
-    assert_snapshot!(check(&["partition.mode=explicit"]), @r#"partition.mode is "explicit": not built yet; use partition.mode = "gspmd""#);
     assert_snapshot!(check(&["partition.mode=shardy"]), @r#"partition.mode is "shardy": not built yet; use partition.mode = "gspmd""#);
     assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
     assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
@@ -327,7 +329,9 @@ fn not_built_yet() {
 fn mesh_must_fit_the_topology() {
     let config = read("", &["target.topology=v5p:8x8x8"]);
     assert_snapshot!(config.on_devices(512).unwrap_err(), @r#"mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 512; change a size, or give one axis -1 to fill up (v5p:8x8x8 has 512 devices; --set mesh.axes=data=-1 takes all)"#);
-    let fitting = read("", &["target.topology=v5p:8x8x8", "mesh.axes=data=8,fsdp=-1"]).on_devices(512).unwrap();
+    let fitting = read("", &["target.topology=v5p:8x8x8", "mesh.axes=data=8,fsdp=-1", "train.batch=512"])
+        .on_devices(512)
+        .unwrap();
     assert_eq!(fitting.mesh().unwrap().to_string(), "data=8,fsdp=64");
 }
 
@@ -348,4 +352,13 @@ fn rule_sets() {
     };
     let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
     assert_eq!(specs, ["[fsdp, _]", "[fsdp, _]", "[(data,fsdp), _]"]);
+
+    // Overrides come first: those of a role before those of all, and all of them before the source.
+    let text = "[rules]\noverride = [[\"mlp\", \"data\"]]\n[rules.compute]\noverride = [[\"embed\"]]\n\
+                [rules.params]\nlist = []\n[rules.optimizer]\noverride = [[\"mlp\", \"fsdp\"], [\"embed\"]]\n";
+    let config = read(text, &[]);
+    let rules = config.rule_sets().unwrap();
+    let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
+    assert_eq!(specs, ["[_, data]", "[_, data]", "[_, fsdp]"]);
+    assert_eq!(read(&config.to_toml(), &[]), config);
 }

@@ -117,9 +117,9 @@ fn decoder_preset() {
     assert_snapshot!(check("fsdp=2,tensor=4", "layers:4 embed:256 heads:8 kv:32"), @"[_, fsdp, tensor, _]");
     assert_snapshot!(check("fsdp=2,tensor=4", "activation_batch:16 activation_length:256 activation_mlp:768"), @"[fsdp, _, tensor]");
     assert_snapshot!(check("data=1,fsdp=1", "embed:256 mlp:768"), @"[_, _]");
-    assert_snapshot!(check("tensor=8", "embed:256 kv_heads:4 kv:32"), @r#"error: tensor "w": dimension 1 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (preset decoder) on the mesh "tensor=8"; change the size, the mesh or the rule; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(check("tensor=8", "embed:256 kv_heads:4 kv:32"), @r#"error: tensor "w": dimension 1 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (preset decoder) on the mesh "tensor=8"; give these axes a size that divides it and the other devices to another axis, or have every device hold all key and value heads, by the rules ["kv_heads", []] and ["activation_kv_heads", []] before this one; or set rules.strict = false to leave the dimension unsplit"#);
     assert_snapshot!(check("stage=8", "norm:256 _:3"), @"[_, _]");
-    assert_snapshot!(Rules::preset("decodr", true).unwrap_err(), @r#"there is no rule preset "decodr" (did you mean "decoder"?); known presets: decoder"#);
+    assert_snapshot!(Rules::preset("decodr", true).unwrap_err(), @r#"there is no rule preset "decodr" (did you mean "decoder"?); known presets: decoder, decoder-all-reduce"#);
 }
 
 /// The peer's semantics, in both modes where it has no complaint of ours.

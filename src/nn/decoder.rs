@@ -126,10 +126,12 @@ where
 }
 
 impl Batch<TensorSpec> {
+    /// The logical axes of everything in a batch.
+    pub const AXES: [&str; 2] = ["activation_batch", "activation_length"];
+
     /// The types of a batch of `batch` rows of `length` tokens.
     pub fn specs(batch: usize, length: usize) -> Batch<TensorSpec> {
-        let spec =
-            |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&["activation_batch", "activation_length"]);
+        let spec = |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&Self::AXES);
         Batch {
             tokens: spec(DType::S32),
             targets: spec(DType::S32),

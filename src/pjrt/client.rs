@@ -11,6 +11,7 @@ use super::error::PjrtError;
 use super::plugin::Plugin;
 use super::sys::*;
 use super::value::NamedValue;
+use crate::sharding::DevicePlace;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
@@ -45,6 +46,11 @@ impl Device {
     pub(super) fn to_description(&self) -> DeviceDescription {
         let Device { id, kind, description, attributes, .. } = self.clone();
         DeviceDescription { id, kind, description, attributes }
+    }
+
+    /// Where it is, for [`device_order`](crate::sharding::device_order).
+    pub fn place(&self) -> DevicePlace {
+        self.to_description().place()
     }
 }
 

@@ -9,6 +9,7 @@ use super::api::{Api, Arguments, slice, string};
 use super::error::PjrtError;
 use super::sys::*;
 use super::value::NamedValue;
+use crate::sharding::DevicePlace;
 
 /// What a plugin says about a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,22 @@ impl DeviceDescription {
     /// Bytes of memory that programs can use.
     pub fn memory_limit(&self) -> Option<i64> {
         self.int("device_memory_bytes_limit")
+    }
+
+    /// Where it is, for [`device_order`](crate::sharding::device_order).
+    pub fn place(&self) -> DevicePlace {
+        let coords = self.coords().unwrap_or_default();
+        match coords {
+            // A GPU says slice, host and place in the host; its `slice_index` is 0 for hardware that is not there.
+            &[slice, host, place] if self.attributes.contains_key("compute_capability") => {
+                DevicePlace { id: self.id, slice, coords: [place, host].into_iter().collect() }
+            }
+            coords => DevicePlace {
+                id: self.id,
+                slice: self.slice_index().unwrap_or_default(),
+                coords: self.core_on_chip().into_iter().chain(coords.iter().copied()).collect(),
+            },
+        }
     }
 
     fn int(&self, name: &str) -> Option<i64> {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::PjrtError;
 use super::program::ProgramInfo;
 use crate::hlo::proto;
+use crate::sharding::{DevicePlace, Mesh, ShardingError, device_order};
 
 /// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a transposed
 /// constant in the wrong order when it folds a dot of it into a reshape.
@@ -67,6 +68,15 @@ impl CompileOptions {
     /// Options for one program partitioned over this many devices.
     pub fn partitioned(num_partitions: usize) -> CompileOptions {
         CompileOptions { num_partitions, use_spmd_partitioning: num_partitions > 1, ..CompileOptions::default() }
+    }
+
+    /// Options for one program partitioned over a mesh, on those of the devices that [`device_order`] picks.
+    ///
+    /// # Errors
+    /// The mesh does not fit the devices.
+    pub fn over_mesh(mesh: &Mesh, devices: &[DevicePlace]) -> Result<CompileOptions, ShardingError> {
+        let order = device_order(mesh, devices)?;
+        Ok(CompileOptions { device_assignment: Some(vec![order]), ..CompileOptions::partitioned(mesh.device_count()) })
     }
 
     /// Devices that the program runs on.

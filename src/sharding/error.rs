@@ -1,6 +1,6 @@
 //! What can be wrong with a mesh, a spec or a rule.
 
-use super::rules::RuleProblem;
+use super::rules::{RuleFileError, RuleProblem};
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +67,63 @@ pub enum ShardingError {
     MeshTooLarge {
         /// The mesh as text.
         text: String,
+    },
+    /// A part of the DCN text is not `name=size`.
+    #[error("dcn {text:?}: {part:?} is not name=size with a size of at least 1, as in \"diloco=2\"")]
+    DcnSyntax {
+        /// The whole text.
+        text: String,
+        /// The part that does not parse.
+        part: String,
+    },
+    /// An axis cannot be cut into as many parts as are to cross slices.
+    #[error(
+        "dcn {text:?}: axis {axis:?} has size {size}, which {parts} does not divide; a part of an axis crosses slices"
+    )]
+    DcnDoesNotDivide {
+        /// The DCN text.
+        text: String,
+        /// The axis.
+        axis: String,
+        /// Its size.
+        size: usize,
+        /// Parts it is to be cut into.
+        parts: usize,
+    },
+    /// The axes cross another number of slices than there are.
+    #[error(
+        "mesh {mesh:?} with dcn {dcn:?} crosses {crossed} slices, but the devices are in {slices}; give mesh.dcn axes, or factors of them, whose product is {slices}"
+    )]
+    DcnSlices {
+        /// The mesh as text.
+        mesh: String,
+        /// The DCN text.
+        dcn: String,
+        /// Slices that the mesh crosses.
+        crossed: usize,
+        /// Slices there are.
+        slices: usize,
+    },
+    /// Slices with different numbers of devices.
+    #[error(
+        "slice {} has {} devices, but slice {} has {}; a mesh needs as many of every slice",
+        .first.0, .first.1, .other.0, .other.1
+    )]
+    UnequalSlices {
+        /// A slice and its number of devices.
+        first: (i64, usize),
+        /// Another.
+        other: (i64, usize),
+    },
+    /// Fewer devices than the mesh has places.
+    #[error("mesh {mesh:?} needs {needed} devices, but there are {devices}; use a smaller mesh or more devices")]
+    TooFewDevices {
+        /// The mesh as text.
+        mesh: String,
+        /// Devices it needs.
+        needed: usize,
+        /// Devices there are.
+        devices: usize,
     },
     /// No axis of that name.
     #[error("the mesh {mesh:?} has no axis {axis:?}{suggestion}")]
@@ -161,6 +218,12 @@ pub enum ShardingError {
     Rule {
         /// The problem.
         problem: Box<RuleProblem>,
+    },
+    /// A rule file that cannot be read.
+    #[error(transparent)]
+    RuleFile {
+        /// What is wrong with it, and where.
+        error: Box<RuleFileError>,
     },
     /// One axis twice in one rule.
     #[error("rule {rule} names mesh axis {axis:?} twice; an axis can split a dimension once")]

@@ -24,10 +24,13 @@ impl MeshAxis {
 /// Devices arranged along named axes, major to minor.
 ///
 /// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
-/// The text form is that of the run config: `data=2,fsdp=4`.
+/// The text form is that of the run config: `data=2,fsdp=4`. Which hardware device has which number says
+/// [`device_order`](super::device_order).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
+    /// For each axis into how many parts slices cut it; empty when nothing was said.
+    dcn: Vec<usize>,
 }
 
 impl Mesh {
@@ -36,7 +39,8 @@ impl Mesh {
 
     /// A mesh from names and sizes, major to minor. Without axes it is a single device.
     pub fn new<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Result<Mesh, ShardingError> {
-        let mesh = Mesh { axes: axes.into_iter().map(|(name, size)| (name.to_owned(), size)).collect() };
+        let mesh =
+            Mesh { axes: axes.into_iter().map(|(name, size)| (name.to_owned(), size)).collect(), dcn: Vec::new() };
         let text = || mesh.to_string();
         let mut product = 1usize;
         for (index, (name, size)) in mesh.axes.iter().enumerate() {
@@ -86,6 +90,39 @@ impl Mesh {
             return Err(ShardingError::DeviceCount { text: text.to_owned(), product, devices });
         }
         Ok(mesh)
+    }
+
+    /// The same mesh over several slices: `diloco=2,fsdp=2` says that these axes, or these factors of them, cross slices, over
+    /// the data-center network (DCN). The crossing part of an axis is its major one; the rest stays within a slice.
+    pub fn with_dcn(mut self, text: &str) -> Result<Mesh, ShardingError> {
+        let mut dcn = vec![1; self.axes.len()];
+        for part in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
+            let wrong = || ShardingError::DcnSyntax { text: text.to_owned(), part: part.to_owned() };
+            let (name, size) = part.split_once('=').ok_or_else(wrong)?;
+            let axis = self.require_axis(name.trim())?;
+            let parts: usize = size.trim().parse().ok().filter(|&size| size > 0).ok_or_else(wrong)?;
+            if !self.size(axis).is_multiple_of(parts) {
+                let (axis, size) = (self.name(axis).to_owned(), self.size(axis));
+                return Err(ShardingError::DcnDoesNotDivide { text: text.to_owned(), axis, size, parts });
+            }
+            if std::mem::replace(&mut dcn[axis.index()], parts) != 1 {
+                let (text, axis) = (text.to_owned(), self.name(axis).to_owned());
+                return Err(ShardingError::DuplicateAxis { text, axis });
+            }
+        }
+        self.dcn = if dcn.iter().all(|&parts| parts == 1) { Vec::new() } else { dcn };
+        Ok(self)
+    }
+
+    /// Into how many parts an axis is cut by the borders of slices; 1 for one that stays within a slice.
+    pub fn dcn_size(&self, axis: MeshAxis) -> usize {
+        self.dcn.get(axis.index()).copied().unwrap_or(1)
+    }
+
+    /// The text form of what crosses slices: `diloco=2`; empty when nothing was said.
+    pub fn dcn_text(&self) -> String {
+        let crossing = self.axes().filter(|axis| self.dcn_size(*axis) > 1);
+        crossing.map(|axis| format!("{}={}", self.name(axis), self.dcn_size(axis))).collect::<Vec<_>>().join(",")
     }
 
     /// Number of axes.

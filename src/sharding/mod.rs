@@ -18,6 +18,7 @@
 //! Architecture invariant: nothing here knows of the run config. `train` reads rules from it and hands them over.
 
 mod annotate;
+mod devices;
 mod error;
 mod mesh;
 mod propagate;
@@ -26,9 +27,13 @@ mod rules;
 mod spec;
 
 pub use annotate::{Annotated, annotate};
+pub use devices::{DevicePlace, device_order};
 pub use error::ShardingError;
 pub use mesh::{Mesh, MeshAxis};
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
-pub use rules::{DECODER_RULES, Diagnostic, PRESETS, Role, Rule, RuleProblem, RuleSets, Rules};
+pub use rules::{
+    Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Role, Rule, RuleFile, RuleFileError, RuleFileProblem,
+    RuleProblem, RuleSets, Rules,
+};
 pub use spec::{Axes, Spec, SpecDisplay};

@@ -44,7 +44,8 @@ impl StepAhead {
         let lower_time = start.elapsed();
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
-        let options = CompileOptions::partitioned(mesh.device_count());
+        let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
+        let options = CompileOptions::over_mesh(&mesh, &places)?;
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
     }

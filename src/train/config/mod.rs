@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 pub use error::{ConfigError, ConfigErrorKind, Place};
-pub use rules::{RuleEntry, RuleSource, RulesConfig};
+pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
     PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, TargetConfig, TrainConfig,
@@ -158,8 +158,8 @@ impl RunConfig {
 
     /// The device mesh that the config asks for.
     pub fn mesh(&self) -> Result<Mesh, ConfigError> {
-        let axes = &self.mesh.axes;
-        Mesh::parse(axes, self.target.devices).map_err(|error| {
+        let MeshConfig { axes, dcn } = &self.mesh;
+        let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
             let target = &self.target;
             let hint = match target.topology.as_str() {
                 "" => format!("{error} (target.devices is {})", target.devices),
@@ -168,7 +168,8 @@ impl RunConfig {
                 }
             };
             error::invalid("mesh.axes", axes, &hint)
-        })
+        })?;
+        mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
     }
 
     /// The axis rules that the config asks for.

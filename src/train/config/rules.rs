@@ -3,7 +3,7 @@
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
 use super::value::{Refusal, Section, Value};
-use crate::sharding::{PRESETS, Rule, RuleSets, Rules};
+use crate::sharding::{Mesh, PRESETS, Rule, RuleFile, RuleSets, Rules, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,31 +36,44 @@ impl Default for RuleSource {
 pub struct RulesConfig {
     /// `rules.preset`, `rules.file` or `rules.list`: for every role without its own.
     pub source: RuleSource,
+    /// `rules.override`: rules of every role that are tried before those of the source.
+    pub overrides: Vec<RuleEntry>,
     /// Whether problems in the rules are errors, or warnings with a fallback.
     pub strict: bool,
     /// `[rules.params]`
-    pub params: Option<RuleSource>,
+    pub params: RoleRules,
     /// `[rules.compute]`
-    pub compute: Option<RuleSource>,
+    pub compute: RoleRules,
     /// `[rules.optimizer]`
-    pub optimizer: Option<RuleSource>,
+    pub optimizer: RoleRules,
+}
+
+/// `[rules.params]`, `[rules.compute]` or `[rules.optimizer]`: what one role has of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoleRules {
+    /// `preset`, `file` or `list`, if any.
+    pub source: Option<RuleSource>,
+    /// `override`: rules that are tried first.
+    pub overrides: Vec<RuleEntry>,
 }
 
 impl Default for RulesConfig {
     fn default() -> RulesConfig {
-        RulesConfig { source: RuleSource::default(), strict: true, params: None, compute: None, optimizer: None }
+        let none = RoleRules::default;
+        let source = RuleSource::default();
+        RulesConfig { source, overrides: Vec::new(), strict: true, params: none(), compute: none(), optimizer: none() }
     }
 }
 
-const SOURCE_KEYS: &[&str] = &["preset", "file", "list"];
+const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
 impl RulesConfig {
     /// The keys of the section.
-    pub const KEYS: &[&str] = &["preset", "file", "list", "strict", "params", "compute", "optimizer"];
+    pub const KEYS: &[&str] = &["preset", "file", "list", "override", "strict", "params", "compute", "optimizer"];
 
     pub(super) fn read(section: &mut Section<'_>) -> Result<RulesConfig, ConfigError> {
         let mut read = RulesConfig::default();
-        let mut sources = Vec::new();
+        let mut own = Vec::new();
         for (key, entry) in section.entries(RulesConfig::KEYS)? {
             let role = match key.as_str() {
                 "strict" => {
@@ -71,55 +84,105 @@ impl RulesConfig {
                 "compute" => &mut read.compute,
                 "optimizer" => &mut read.optimizer,
                 _ => {
-                    sources.push((key, entry));
+                    own.push((key, entry));
                     continue;
                 }
             };
             let name = format!("rules.{key}");
             let Node::Table(table) = entry.node else {
-                let expected = format!("a section, [{name}], with one of preset, file, list");
+                let expected = format!("a section, [{name}], with one of preset, file, list, or with override");
                 return Err(error::wrong_type(&entry.place, &name, &entry.node, &expected));
             };
             let mut section = Section { name: &name, table, places: section.places };
-            let entries = section.entries(SOURCE_KEYS)?;
-            *role = read_source(&section, entries)?;
+            let entries = section.entries(ROLE_KEYS)?;
+            *role = read_role(&section, entries)?;
         }
-        if let Some(source) = read_source(section, sources)? {
-            read.source = source;
-        }
+        let RoleRules { source, overrides } = read_role(section, own)?;
+        read.overrides = overrides;
+        read.source = source.unwrap_or_default();
         Ok(read)
     }
 
     /// The section and the sections below it, each with its keys.
     pub(super) fn write(&self) -> Vec<(&'static str, Vec<(&'static str, toml::Value)>)> {
-        let mut sections = vec![("rules", vec![write_source(&self.source), ("strict", self.strict.write())])];
-        for (name, source) in
-            [("rules.params", &self.params), ("rules.compute", &self.compute), ("rules.optimizer", &self.optimizer)]
-        {
-            sections.extend(source.as_ref().map(|source| (name, vec![write_source(source)])));
+        let own =
+            vec![write_source(&self.source), ("override", self.overrides.write()), ("strict", self.strict.write())];
+        let mut sections = vec![("rules", own)];
+        for (name, role) in self.roles() {
+            let source = role.source.iter().map(write_source);
+            let first = (!role.overrides.is_empty()).then(|| ("override", role.overrides.write()));
+            let keys: Vec<_> = source.chain(first).collect();
+            sections.extend((!keys.is_empty()).then_some((name, keys)));
         }
         sections
     }
 
     /// The rules themselves.
     pub(super) fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
-        let rules = |name: &str, source: &Option<RuleSource>| match source {
-            Some(source) => source.rules(name, self.strict),
-            None => self.source.rules("rules", self.strict),
+        let rules = |(name, role): (&str, &RoleRules)| {
+            let rules = match &role.source {
+                Some(source) => source.rules(name, self.strict)?,
+                None => self.source.rules("rules", self.strict)?,
+            };
+            let rules = first(rules, "rules", &self.overrides)?;
+            first(rules, name, &role.overrides)
         };
-        Ok(RuleSets {
-            params: rules("rules.params", &self.params)?,
-            compute: rules("rules.compute", &self.compute)?,
-            optimizer: rules("rules.optimizer", &self.optimizer)?,
-        })
+        let [params, compute, optimizer] = self.roles();
+        Ok(RuleSets { params: rules(params)?, compute: rules(compute)?, optimizer: rules(optimizer)? })
+    }
+
+    fn roles(&self) -> [(&'static str, &RoleRules); 3] {
+        [("rules.params", &self.params), ("rules.compute", &self.compute), ("rules.optimizer", &self.optimizer)]
     }
 
     /// Every source with the section it stands in.
     pub(super) fn sources(&self) -> impl Iterator<Item = (&'static str, &RuleSource)> {
-        let roles =
-            [("rules.params", &self.params), ("rules.compute", &self.compute), ("rules.optimizer", &self.optimizer)];
-        let roles = roles.into_iter().filter_map(|(name, source)| Some((name, source.as_ref()?)));
+        let roles = self.roles().into_iter().filter_map(|(name, role)| Some((name, role.source.as_ref()?)));
         std::iter::once(("rules", &self.source)).chain(roles)
+    }
+
+    /// Every list of overrides with the section it stands in.
+    fn all_overrides(&self) -> impl Iterator<Item = (&'static str, &Vec<RuleEntry>)> {
+        let roles = self.roles().into_iter().map(|(name, role)| (name, &role.overrides));
+        std::iter::once(("rules", &self.overrides)).chain(roles)
+    }
+
+    /// The first key whose rules fail against the mesh in the same way, and what to call its value.
+    pub(super) fn faulty_key(&self, mesh: &Mesh, error: &ShardingError) -> (String, String) {
+        let fails = |rules: Rules| rules.check_mesh(mesh).err().as_ref() == Some(error);
+        let source = self.sources().find(|(name, source)| source.rules(name, self.strict).is_ok_and(fails));
+        if let Some((name, source)) = source {
+            return (format!("{name}.{}", source.key()), source.describe());
+        }
+        let own =
+            |name: &str, entries: &[RuleEntry]| Rules::new(rules_of(&format!("{name}.override"), entries), self.strict);
+        let found = self.all_overrides().find(|(name, entries)| own(name, entries).is_ok_and(fails));
+        let (name, entries) = found.unwrap_or(("rules", &self.overrides));
+        (format!("{name}.override"), describe_list(entries))
+    }
+}
+
+/// Rules with those of an `override` before them.
+fn first(rules: Rules, section: &str, entries: &[RuleEntry]) -> Result<Rules, ConfigError> {
+    let key = format!("{section}.override");
+    let refused = |error: ShardingError| error::invalid_described(&key, describe_list(entries), &error.to_string());
+    rules.with_first(rules_of(&key, entries)).map_err(refused)
+}
+
+fn rules_of(key: &str, entries: &[RuleEntry]) -> Vec<Rule> {
+    let rule = |(index, entry): (usize, &RuleEntry)| Rule {
+        name: entry.name.clone(),
+        axes: entry.axes.clone(),
+        origin: format!("{key}[{index}]"),
+    };
+    entries.iter().enumerate().map(rule).collect()
+}
+
+/// A list for messages: it may be long.
+fn describe_list(entries: &[RuleEntry]) -> String {
+    match entries.len() {
+        1 => "a list of one rule".to_owned(),
+        count => format!("a list of {count} rules"),
     }
 }
 
@@ -137,8 +200,7 @@ impl RuleSource {
     pub(super) fn describe(&self) -> String {
         match self {
             RuleSource::Preset(name) | RuleSource::File(name) => format!("{name:?}"),
-            RuleSource::List(entries) if entries.len() == 1 => "a list of one rule".to_owned(),
-            RuleSource::List(entries) => format!("a list of {} rules", entries.len()),
+            RuleSource::List(entries) => describe_list(entries),
         }
     }
 
@@ -148,22 +210,28 @@ impl RuleSource {
             RuleSource::Preset(name) => {
                 Rules::preset(name, strict).map_err(|error| error::invalid(&key, name, &error.to_string()))
             }
-            RuleSource::List(entries) => {
-                let rule = |(index, entry): (usize, &RuleEntry)| Rule {
-                    name: entry.name.clone(),
-                    axes: entry.axes.clone(),
-                    origin: format!("{key}[{index}]"),
-                };
-                let rules = entries.iter().enumerate().map(rule).collect();
-                Rules::new(rules, strict)
-                    .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string()))
-            }
+            RuleSource::List(entries) => Rules::new(rules_of(&key, entries), strict)
+                .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string())),
             RuleSource::File(path) => {
-                let instead = format!("write the rules as {section}.list, or use {section}.preset = \"decoder\"");
-                Err(ConfigErrorKind::NotBuilt { key, value: format!("{path:?}"), instead }.into())
+                let refused = |reason: String| error::invalid(&key, path, &reason);
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| refused(format!("it cannot be read: {error}; give the path of a rule file")))?;
+                let file = RuleFile::parse(&text, path).and_then(|file| file.into_rules(strict));
+                file.map_err(|error| refused(error.to_string()))
             }
         }
     }
+}
+
+fn read_role(section: &Section<'_>, mut entries: Vec<(String, Entry)>) -> Result<RoleRules, ConfigError> {
+    let overrides = match entries.iter().position(|(key, _)| key == "override") {
+        Some(at) => {
+            let (key, entry) = entries.remove(at);
+            section.value(&key, &entry)?
+        }
+        None => Vec::new(),
+    };
+    Ok(RoleRules { source: read_source(section, entries)?, overrides })
 }
 
 fn read_source(section: &Section<'_>, entries: Vec<(String, Entry)>) -> Result<Option<RuleSource>, ConfigError> {
@@ -194,13 +262,17 @@ fn write_source(source: &RuleSource) -> (&'static str, toml::Value) {
 
 struct Preset(String);
 
+fn preset_names() -> impl Iterator<Item = &'static str> + Clone {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
 impl Value for Preset {
     fn expected() -> String {
-        super::value::one_of(PRESETS.iter().copied())
+        super::value::one_of(preset_names())
     }
 
     fn read(value: &toml::Value) -> Result<Preset, Refusal> {
-        super::value::choose(value, PRESETS.iter().copied()).map(|index| Preset(PRESETS[index].to_owned()))
+        super::value::choose(value, preset_names()).map(|index| Preset(PRESETS[index].0.to_owned()))
     }
 
     fn write(&self) -> toml::Value {

@@ -1,15 +1,14 @@
 //! What this version can run. Each feature that lands drops its line here.
 
 use super::error::{ConfigError, ConfigErrorKind, invalid};
-use super::{ModelFamily, PartitionMode, Platform, RuleSource, RunConfig};
+use super::{ModelFamily, PartitionMode, Platform, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let file = self.rules.sources().find(|(_, source)| matches!(source, RuleSource::File(_)));
-        let checks: [(&str, bool, String, &str); 8] = [
+        let checks: [(&str, bool, String, &str); 6] = [
             (
                 "model.family",
                 self.model.family != ModelFamily::Llama,
@@ -21,13 +20,6 @@ impl RunConfig {
                 self.train.microbatches > 1,
                 self.train.microbatches.to_string(),
                 "use train.microbatches = 1",
-            ),
-            ("mesh.dcn", !self.mesh.dcn.trim().is_empty(), quoted(&self.mesh.dcn), "use mesh.dcn = \"\""),
-            (
-                &file.map(|(section, _)| format!("{section}.file")).unwrap_or_default(),
-                file.is_some(),
-                "given".to_owned(),
-                "write the rules as a list, or use rules.preset = \"decoder\"",
             ),
             ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),

@@ -2,7 +2,9 @@
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::{DilocoConfig, PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RuleSource, RunConfig};
-use crate::sharding::{Mesh, ShardingError};
+use crate::nn::Batch;
+use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
+use crate::trace::TensorSpec;
 
 type Checked = Result<(), ConfigError>;
 
@@ -31,7 +33,7 @@ impl RunConfig {
 
     fn validate_on_mesh(&self) -> Checked {
         let mesh = self.mesh()?;
-        self.validate_mesh(&mesh)?;
+        self.validate_rules(&mesh)?;
         self.validate_pipeline(axis_size(&mesh, "stage"))?;
         self.validate_diloco(axis_size(&mesh, "diloco"))
     }
@@ -104,28 +106,29 @@ impl RunConfig {
         }
     }
 
-    fn validate_mesh(&self, mesh: &Mesh) -> Checked {
-        let dcn = &self.mesh.dcn;
-        for part in dcn.split(',').map(str::trim).filter(|_| !dcn.trim().is_empty()) {
-            let fault = |reason: &str| Err(invalid("mesh.dcn", dcn, &format!("{part:?} {reason}")));
-            let Some((name, size)) = part.split_once('=') else { return fault("is not name=size, as in diloco=2") };
-            let Some(axis) = mesh.axis(name.trim()) else { return fault("names an axis that mesh.axes does not have") };
-            match size.trim().parse::<usize>() {
-                Ok(size) if size > 0 && mesh.size(axis).is_multiple_of(size) => {}
-                _ => return fault(&format!("has a size that does not divide the axis, which has {}", mesh.size(axis))),
-            }
+    fn validate_rules(&self, mesh: &Mesh) -> Checked {
+        let rules = self.rule_sets()?;
+        if let Err(error) = rules.check_mesh(mesh) {
+            let (key, value) = self.rules.faulty_key(mesh, &error);
+            return Err(invalid_described(&key, value, &error.to_string()));
         }
-        // A file's rules are not read yet: `check_supported` reports that.
-        if self.rules.sources().any(|(_, source)| matches!(source, RuleSource::File(_))) {
-            return Ok(());
-        }
-        match self.rule_sets()?.check_mesh(mesh) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let (section, source) = self.faulty_source(mesh, &error);
-                Err(invalid_described(&format!("{section}.{}", source.key()), source.describe(), &error.to_string()))
-            }
-        }
+        self.validate_batch(mesh, &rules)
+    }
+
+    /// Checks that the rules can split a batch, so that its keys are named rather than an input of the program.
+    fn validate_batch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
+        let names = Batch::<TensorSpec>::AXES.map(Some);
+        let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
+        let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
+        // What else there may be is reported with the program at hand.
+        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
+        let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
+        let (key, size) = sizes[dim];
+        Err(invalid(
+            key,
+            size,
+            &format!("it must be a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}"),
+        ))
     }
 
     fn validate_pipeline(&self, stages: usize) -> Checked {
@@ -224,17 +227,6 @@ impl RunConfig {
             true => Ok(()),
             false => Err(invalid("model.scan_layers", false, "diloco.streaming needs it to be true")),
         }
-    }
-
-    /// The first rule source that fails against the mesh in the same way.
-    fn faulty_source(&self, mesh: &Mesh, error: &ShardingError) -> (&'static str, &RuleSource) {
-        let fails = |section: &str, source: &RuleSource| {
-            source
-                .rules(section, self.rules.strict)
-                .is_ok_and(|rules| rules.check_mesh(mesh).err().as_ref() == Some(error))
-        };
-        let found = self.rules.sources().find(|(section, source)| fails(section, source));
-        found.unwrap_or(("rules", &self.rules.source))
     }
 }
 

@@ -1,0 +1,269 @@
+//! Rule files of MaxText's shape.
+//!
+//! ```yaml
+//! mesh_axes: ['data', 'fsdp', 'tensor']
+//! data_sharding: [['data', 'fsdp', 'tensor']]
+//! logical_axis_rules: [
+//!   ['activation_batch', ['data', 'fsdp']],
+//!   ['embed', 'fsdp'],
+//!   ['norm', []],
+//! ]
+//! ```
+//!
+//! `mesh_axes` are the axes that rules may name; those that the mesh at hand does not have count as of size 1. `data_sharding` and
+//! `context_sharding` say how a loader spreads a batch over hosts. They are read and checked; the batch enters the program by
+//! the rules, as it does there, and each device gets its part at once.
+
+use std::fmt;
+
+use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
+
+use super::{Rule, Rules};
+use crate::sharding::ShardingError;
+use crate::suggest::did_you_mean;
+
+const KEYS: [&str; 4] = ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding"];
+const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes or nothing, as in ['embed', ['fsdp']]";
+
+/// What a rule file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleFile {
+    /// `mesh_axes`: the mesh axes that rules may name, major to minor. None where the file does not say.
+    pub mesh_axes: Option<Vec<String>>,
+    /// `logical_axis_rules`.
+    pub rules: Vec<Rule>,
+    /// `data_sharding`: for each dimension of the batch the mesh axes that a loader spreads it over.
+    pub data_sharding: Vec<Vec<String>>,
+    /// `context_sharding`: the mesh axis over which a loader spreads sequences.
+    pub context_sharding: Option<String>,
+}
+
+/// What is wrong with a rule file, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}:{column}: {problem}")]
+pub struct RuleFileError {
+    /// The file.
+    pub file: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1.
+    pub column: usize,
+    /// What is wrong.
+    pub problem: RuleFileProblem,
+}
+
+/// What is wrong with a rule file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuleFileProblem {
+    /// The text is not YAML.
+    #[error("this is not YAML: {0}")]
+    Syntax(String),
+    /// A key that rule files do not have.
+    #[error("unknown key {key:?}{suggestion}; a rule file has {}", KEYS.join(", "))]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// Empty, or a nearby key.
+        suggestion: String,
+    },
+    /// There are no rules.
+    #[error("there is no logical_axis_rules; a rule file needs it, as in logical_axis_rules: [['embed', ['fsdp']]]")]
+    NoRules,
+    /// A value of the wrong type.
+    #[error("{what} is {found}, but must be {expected}")]
+    WrongType {
+        /// What has it.
+        what: String,
+        /// The value or its type.
+        found: String,
+        /// What is allowed.
+        expected: String,
+    },
+    /// A mesh axis that `mesh_axes` does not have.
+    #[error("{what} names mesh axis {axis:?}, which is not in mesh_axes{suggestion}; mesh_axes has {known}")]
+    UnknownAxis {
+        /// What names it.
+        what: String,
+        /// The axis.
+        axis: String,
+        /// Empty, or a nearby axis.
+        suggestion: String,
+        /// The axes that there are.
+        known: String,
+    },
+    /// A mesh axis twice in one list.
+    #[error("{what} names mesh axis {axis:?} twice; an axis can split a dimension once")]
+    AxisTwice {
+        /// What names it.
+        what: String,
+        /// The axis.
+        axis: String,
+    },
+}
+
+impl RuleFile {
+    /// Reads a rule file. `file` is what messages call it.
+    ///
+    /// # Errors
+    /// It is not YAML, or not of the shape; each with line and column.
+    pub fn parse(text: &str, file: &str) -> Result<RuleFile, ShardingError> {
+        Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error: Box::new(error) })
+    }
+
+    /// The rules, with the axes that the file declares.
+    pub fn into_rules(self, strict: bool) -> Result<Rules, ShardingError> {
+        Ok(Rules::new(self.rules, strict)?.with_declared_axes(self.mesh_axes.unwrap_or_default()))
+    }
+}
+
+type Node<'a> = MarkedYaml<'a>;
+type Read<T> = Result<T, RuleFileError>;
+
+/// A name with where it stands.
+type Placed = (String, Marker);
+
+struct Reader<'a> {
+    file: &'a str,
+}
+
+impl Reader<'_> {
+    fn read(&self, text: &str) -> Read<RuleFile> {
+        let documents = Node::load_from_str(text)
+            .map_err(|error| self.error(*error.marker(), RuleFileProblem::Syntax(error.info().to_owned())))?;
+        let start = Marker::new(0, 1, 0);
+        let Some(document) = documents.first() else { return Err(self.error(start, RuleFileProblem::NoRules)) };
+        let YamlData::Mapping(entries) = &document.data else {
+            return Err(self.wrong_type(document, "the file", "a mapping with the key logical_axis_rules"));
+        };
+        let (mut axes, mut rules, mut data, mut context) = (None, None, Vec::new(), None);
+        for (key, value) in entries {
+            match key.data.as_str() {
+                Some("mesh_axes") => axes = Some(self.names("mesh_axes", value)?),
+                Some("logical_axis_rules") => rules = Some(self.rules(value)?),
+                Some("data_sharding") => data = self.data_sharding(value)?,
+                Some("context_sharding") => context = Some(self.name("context_sharding", value, "a mesh axis")?),
+                _ => return Err(self.unknown_key(key)),
+            }
+        }
+        let rules = rules.ok_or_else(|| self.error(start, RuleFileProblem::NoRules))?;
+        if let Some(axes) = &axes {
+            let in_rules = rules.iter().flat_map(|(rule, axes)| axes.iter().map(move |axis| (rule.to_string(), axis)));
+            let in_data = data.iter().flatten().map(|axis| ("data_sharding".to_owned(), axis));
+            let in_context = context.iter().map(|axis| ("context_sharding".to_owned(), axis));
+            for (what, axis) in
+                in_rules.map(|(rule, axis)| (format!("rule {rule}"), axis)).chain(in_data).chain(in_context)
+            {
+                self.check_known(axes, what, axis)?;
+            }
+        }
+        let texts = |names: Vec<Placed>| names.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        Ok(RuleFile {
+            mesh_axes: axes.map(texts),
+            rules: rules.into_iter().map(|(rule, _)| rule).collect(),
+            data_sharding: data.into_iter().map(texts).collect(),
+            context_sharding: context.map(|(name, _)| name),
+        })
+    }
+
+    /// Each rule with the places of its axes.
+    fn rules(&self, node: &Node<'_>) -> Read<Vec<(Rule, Vec<Placed>)>> {
+        let expected = "a list of rules, as in [['embed', ['fsdp']], ['norm', []]]";
+        let list = node.data.as_sequence().ok_or_else(|| self.wrong_type(node, "logical_axis_rules", expected))?;
+        list.iter().map(|node| self.rule(node)).collect()
+    }
+
+    fn rule(&self, node: &Node<'_>) -> Read<(Rule, Vec<Placed>)> {
+        let wrong = || self.wrong_type(node, "an element of logical_axis_rules", RULE);
+        let (name, axes) = match node.data.as_sequence().map(Vec::as_slice) {
+            Some([name]) => (name, None),
+            Some([name, axes]) => (name, Some(axes)),
+            _ => return Err(wrong()),
+        };
+        let (name, _) = self.name("the name of a rule", name, "a logical axis name")?;
+        let what = format!("the mesh axes of {name:?}");
+        let axes = match axes {
+            None => Vec::new(),
+            Some(axes) if axes.data.is_null() => Vec::new(),
+            Some(axes) if axes.data.as_str().is_some() => vec![self.name(&what, axes, "a mesh axis")?],
+            Some(axes) => self.names(&what, axes)?,
+        };
+        let texts = axes.iter().map(|(axis, _)| axis.clone()).collect();
+        let origin = format!("{}:{}", self.file, node.span.start.line());
+        Ok((Rule { name, axes: texts, origin }, axes))
+    }
+
+    /// A list of lists; a plain list is that of the first dimension.
+    fn data_sharding(&self, node: &Node<'_>) -> Read<Vec<Vec<Placed>>> {
+        let what = "data_sharding";
+        let expected = "a list with a list of mesh axes for each dimension of the batch, as in [['data', 'fsdp']]";
+        let list = node.data.as_sequence().ok_or_else(|| self.wrong_type(node, what, expected))?;
+        if list.iter().any(|element| element.data.as_str().is_some()) {
+            return Ok(vec![self.names(what, node)?]);
+        }
+        list.iter().map(|dim| if dim.data.is_null() { Ok(Vec::new()) } else { self.names(what, dim) }).collect()
+    }
+
+    /// A list of names, each once.
+    fn names(&self, what: &str, node: &Node<'_>) -> Read<Vec<Placed>> {
+        let list = node.data.as_sequence();
+        let list = list.ok_or_else(|| self.wrong_type(node, what, "a list of mesh axes, as in ['data', 'fsdp']"))?;
+        let mut names: Vec<Placed> = Vec::with_capacity(list.len());
+        for element in list {
+            let (axis, place) = self.name(&format!("an element of {what}"), element, "a mesh axis")?;
+            if names.iter().any(|(other, _)| *other == axis) {
+                return Err(self.error(place, RuleFileProblem::AxisTwice { what: what.to_owned(), axis }));
+            }
+            names.push((axis, place));
+        }
+        Ok(names)
+    }
+
+    fn name(&self, what: &str, node: &Node<'_>, expected: &str) -> Read<Placed> {
+        let name = node.data.as_str().filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| self.wrong_type(node, what, expected))?;
+        Ok((name.to_owned(), node.span.start))
+    }
+
+    fn check_known(&self, axes: &[Placed], what: String, (axis, place): &Placed) -> Read<()> {
+        if axes.iter().any(|(known, _)| known == axis) {
+            return Ok(());
+        }
+        let known: Vec<&str> = axes.iter().map(|(name, _)| name.as_str()).collect();
+        let suggestion = did_you_mean(axis, known.iter().copied());
+        let known = known.join(", ");
+        Err(self.error(*place, RuleFileProblem::UnknownAxis { what, axis: axis.clone(), suggestion, known }))
+    }
+
+    fn unknown_key(&self, key: &Node<'_>) -> RuleFileError {
+        let name = key.data.as_str().map_or_else(|| Found(key).to_string(), str::to_owned);
+        let suggestion = did_you_mean(&name, KEYS);
+        self.error(key.span.start, RuleFileProblem::UnknownKey { key: name, suggestion })
+    }
+
+    fn wrong_type(&self, node: &Node<'_>, what: &str, expected: &str) -> RuleFileError {
+        let (what, expected) = (what.to_owned(), expected.to_owned());
+        self.error(node.span.start, RuleFileProblem::WrongType { what, found: Found(node).to_string(), expected })
+    }
+
+    fn error(&self, place: Marker, problem: RuleFileProblem) -> RuleFileError {
+        RuleFileError { file: self.file.to_owned(), line: place.line(), column: place.col() + 1, problem }
+    }
+}
+
+/// A value as messages call it.
+struct Found<'a>(&'a Node<'a>);
+
+impl fmt::Display for Found<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0.data {
+            YamlData::Value(Scalar::Null) => f.write_str("nothing"),
+            YamlData::Value(Scalar::Boolean(value)) => write!(f, "{value} (a boolean)"),
+            YamlData::Value(Scalar::Integer(value)) => write!(f, "{value} (an integer)"),
+            YamlData::Value(Scalar::FloatingPoint(value)) => write!(f, "{value} (a number)"),
+            YamlData::Value(Scalar::String(value)) => write!(f, "{value:?} (a string)"),
+            YamlData::Sequence(list) => write!(f, "a list of {}", list.len()),
+            YamlData::Mapping(_) => f.write_str("a mapping"),
+            _ => f.write_str("something else"),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Logical axis rules: which mesh axes a named dimension is split over.
+//!
+//! A rule is a logical name and a list of mesh axes. The rules of a list are tried in order, over all dimensions of a tensor
+//! at once: a rule applies when its name is on a dimension that has no assignment yet and none of its mesh axes is used in
+//! this tensor yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that stands first wins,
+//! whatever the order of the dimensions. A rule with an empty list settles its name: it stays unsharded.
+//!
+//! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and the mesh does
+//! not have: they are written for more axes than one mesh needs. These are the semantics of flax's logical partitioning,
+//! which MaxText's rule files rely on. Where it falls back silently we report a [`RuleProblem`]: an error when the rules are
+//! strict, else its result with a [`Diagnostic`].
+
+mod assign;
+mod file;
+mod presets;
+mod problem;
+
+use std::fmt;
+use std::panic::Location;
+
+use super::{Mesh, ShardingError, Spec};
+use crate::suggest::did_you_mean;
+
+pub use assign::Assigned;
+pub use file::{RuleFile, RuleFileError, RuleFileProblem};
+pub use presets::{DECODER_RULES, PRESETS, PresetRule};
+pub use problem::{Diagnostic, RuleProblem};
+
+/// One rule: a logical name and the mesh axes it is split over, major to minor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The logical axis name.
+    pub name: String,
+    /// The mesh axes; none settles that the name stays unsharded.
+    pub axes: Vec<String>,
+    /// Where the rule was written, for messages: `rules.list[2]`.
+    pub origin: String,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> ", self.name)?;
+        match self.axes.as_slice() {
+            [] => f.write_str("nothing")?,
+            [axis] => f.write_str(axis)?,
+            axes => write!(f, "({})", axes.join(","))?,
+        }
+        write!(f, " ({})", self.origin)
+    }
+}
+
+/// An ordered list of rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    rules: Vec<Rule>,
+    strict: bool,
+    /// Mesh axes that rules may name though the mesh lacks them: they have size 1 then.
+    declared: Vec<String>,
+}
+
+impl Rules {
+    /// Rules as the user wrote them. Every axis that they name must be the mesh's.
+    pub fn new(rules: Vec<Rule>, strict: bool) -> Result<Rules, ShardingError> {
+        for rule in &rules {
+            if let Some(axis) = (1..rule.axes.len())
+                .map(|at| &rule.axes[at])
+                .find(|axis| rule.axes.iter().filter(|other| other == axis).count() > 1)
+            {
+                return Err(ShardingError::RuleAxisTwice { rule: rule.to_string(), axis: axis.clone() });
+            }
+        }
+        Ok(Rules { rules, strict, declared: Vec::new() })
+    }
+
+    /// Strict rules from pairs of a logical name and its mesh axes.
+    ///
+    /// # Errors
+    /// A rule names a mesh axis twice.
+    #[track_caller]
+    pub fn from_pairs(pairs: &[(&str, &[&str])]) -> Result<Rules, ShardingError> {
+        let place = Location::caller();
+        let rule = |(index, &(name, axes)): (usize, &(&str, &[&str]))| Rule {
+            name: name.to_owned(),
+            axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
+            origin: format!("rule {index} at {}:{}", place.file(), place.line()),
+        };
+        Rules::new(pairs.iter().enumerate().map(rule).collect(), true)
+    }
+
+    /// A preset by name; see [`PRESETS`].
+    pub fn preset(name: &str, strict: bool) -> Result<Rules, ShardingError> {
+        presets::preset(name).map(|(rules, declared)| Rules { rules, strict, declared })
+    }
+
+    /// The same rules, which may name these mesh axes whether or not a mesh has them.
+    #[must_use]
+    pub fn with_declared_axes(mut self, axes: impl IntoIterator<Item = String>) -> Rules {
+        self.declared.extend(axes);
+        self
+    }
+
+    /// Other rules before these: where both have a name, the other ones are tried first.
+    pub fn with_first(mut self, first: Vec<Rule>) -> Result<Rules, ShardingError> {
+        let first = Rules::new(first, self.strict)?;
+        self.rules.splice(..0, first.rules);
+        Ok(self)
+    }
+
+    /// The rules, in order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Whether problems are errors.
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must be there.
+    pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
+        let mut diagnostics = Vec::new();
+        for rule in &self.rules {
+            for axis in rule.axes.iter().filter(|axis| !self.knows(mesh, axis)) {
+                self.report(unknown_axis(mesh, rule, axis), &mut diagnostics)?;
+            }
+        }
+        Ok(diagnostics)
+    }
+
+    fn knows(&self, mesh: &Mesh, axis: &str) -> bool {
+        mesh.axis(axis).is_some() || self.declared.iter().any(|declared| declared == axis)
+    }
+
+    fn report(&self, problem: RuleProblem, diagnostics: &mut Vec<Diagnostic>) -> Result<(), ShardingError> {
+        if self.strict {
+            return Err(ShardingError::Rule { problem: Box::new(problem) });
+        }
+        diagnostics.push(Diagnostic { problem });
+        Ok(())
+    }
+
+    /// Checks that every mesh axis of more than one device splits something. `specs` are those of all parameters and
+    /// activations.
+    pub fn check_axis_use<'a>(
+        &self,
+        mesh: &Mesh,
+        specs: impl IntoIterator<Item = &'a Spec>,
+    ) -> Result<Vec<Diagnostic>, ShardingError> {
+        let mut used = [false; Mesh::MAX_AXES];
+        specs.into_iter().flat_map(Spec::used_axes).for_each(|axis| used[axis.index()] = true);
+        let mut diagnostics = Vec::new();
+        for axis in mesh.axes().filter(|axis| mesh.size(*axis) > 1 && !used[axis.index()]) {
+            let (name, size) = (mesh.name(axis).to_owned(), mesh.size(axis));
+            let problem = RuleProblem::UnusedMeshAxis { axis: name, size, mesh: mesh.to_string() };
+            self.report(problem, &mut diagnostics)?;
+        }
+        Ok(diagnostics)
+    }
+}
+
+fn unknown_axis(mesh: &Mesh, rule: &Rule, axis: &str) -> RuleProblem {
+    RuleProblem::UnknownMeshAxis {
+        rule: rule.to_string(),
+        axis: axis.to_owned(),
+        mesh: mesh.to_string(),
+        suggestion: did_you_mean(axis, mesh.axis_names()),
+    }
+}
+
+/// What a value is, for the choice of its rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Parameters as they are stored between steps.
+    Params,
+    /// Parameters and activations as the forward and backward pass use them.
+    #[default]
+    Compute,
+    /// Optimizer state.
+    Optimizer,
+}
+
+/// One rule list for each role. By default all are the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleSets {
+    /// For [`Role::Params`].
+    pub params: Rules,
+    /// For [`Role::Compute`].
+    pub compute: Rules,
+    /// For [`Role::Optimizer`].
+    pub optimizer: Rules,
+}
+
+impl RuleSets {
+    /// The same rules for every role.
+    pub fn uniform(rules: Rules) -> RuleSets {
+        RuleSets { params: rules.clone(), compute: rules.clone(), optimizer: rules }
+    }
+
+    /// The rules of a role.
+    pub fn get(&self, role: Role) -> &Rules {
+        match role {
+            Role::Params => &self.params,
+            Role::Compute => &self.compute,
+            Role::Optimizer => &self.optimizer,
+        }
+    }
+
+    /// [`Rules::check_mesh`] for every role. What several roles share is reported once.
+    pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
+        let mut diagnostics: Vec<Diagnostic> = Vec::new();
+        for role in [Role::Params, Role::Compute, Role::Optimizer] {
+            for diagnostic in self.get(role).check_mesh(mesh)? {
+                if !diagnostics.contains(&diagnostic) {
+                    diagnostics.push(diagnostic);
+                }
+            }
+        }
+        Ok(diagnostics)
+    }
+}

@@ -1,0 +1,78 @@
+//! Rules that work out of the box.
+
+use super::Rule;
+use crate::sharding::ShardingError;
+use crate::suggest::did_you_mean;
+
+/// A rule of a preset: a logical name and the mesh axes it is split over, major to minor.
+pub type PresetRule = (&'static str, &'static [&'static str]);
+
+/// The names of the presets, each with what it is for.
+pub const PRESETS: &[(&str, &str)] = &[
+    (
+        "decoder",
+        "any of the axes data, stage, fsdp, expert, context and tensor, with sequence-parallel norms over tensor",
+    ),
+    ("decoder-all-reduce", "as decoder, but with the residual stream whole on every device of tensor"),
+];
+
+/// The mesh axes that presets know. Those that a mesh lacks are as if of size 1.
+const AXES: &[&str] = &["data", "stage", "fsdp", "expert", "context", "tensor"];
+
+/// The `decoder` preset.
+///
+/// - `data` splits the batch.
+/// - `fsdp` splits the batch, and the width of every matrix: weights are gathered where they are used.
+/// - `tensor` splits heads, mlp and vocabulary of weights and activations (Shoeybi et al., "Megatron-LM", arXiv 1909.08053),
+///   and the residual stream along the sequence (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+///   Models", arXiv 2205.05198).
+/// - `context` splits activations along the sequence; keys and values are gathered for attention.
+/// - `expert` splits experts; in a dense model it does what `fsdp` does.
+/// - `stage` splits the batch, as long as nothing is pipelined.
+pub const DECODER_RULES: &[PresetRule] = &[
+    ("activation_batch", &["data", "stage", "fsdp", "expert"]),
+    ("activation_embed_and_logits_batch", &["data", "stage", "fsdp", "expert"]),
+    ("activation_length", &["context"]),
+    ("activation_kv_length", &[]),
+    ("activation_norm_length", &["context", "tensor"]),
+    ("activation_embed", &[]),
+    ("activation_heads", &["tensor"]),
+    ("activation_kv_heads", &["tensor"]),
+    ("activation_kv", &[]),
+    ("activation_mlp", &["tensor"]),
+    ("activation_vocab", &["tensor"]),
+    ("activation_exp", &["expert"]),
+    ("activation_stage", &["stage"]),
+    ("exp", &["expert"]),
+    ("embed", &["fsdp", "expert"]),
+    // The weights of experts have `expert` on another dimension.
+    ("embed", &["fsdp"]),
+    ("heads", &["tensor"]),
+    ("kv_heads", &["tensor"]),
+    ("kv", &[]),
+    ("mlp", &["tensor"]),
+    ("vocab", &["tensor"]),
+    ("norm", &[]),
+    ("layers", &[]),
+];
+
+/// What `decoder-all-reduce` has before [`DECODER_RULES`].
+const ALL_REDUCE: &[PresetRule] = &[("activation_norm_length", &["context"])];
+
+/// The rules of a preset, and the mesh axes that it knows.
+pub(super) fn preset(name: &str) -> Result<(Vec<Rule>, Vec<String>), ShardingError> {
+    let names = || PRESETS.iter().map(|(name, _)| *name);
+    let Some(name) = names().find(|known| *known == name) else {
+        let suggestion = did_you_mean(name, names());
+        let known = names().collect::<Vec<_>>().join(", ");
+        return Err(ShardingError::UnknownPreset { name: name.to_owned(), suggestion, known });
+    };
+    let first = if name == "decoder-all-reduce" { ALL_REDUCE } else { &[] };
+    let rule = |&(logical, axes): &PresetRule| Rule {
+        name: logical.to_owned(),
+        axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
+        origin: format!("preset {name}"),
+    };
+    let rules = first.iter().chain(DECODER_RULES).map(rule).collect();
+    Ok((rules, AXES.iter().map(|&axis| axis.to_owned()).collect()))
+}
