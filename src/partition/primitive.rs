@@ -8,7 +8,7 @@ use super::{Fallback, PartitionContext};
 use crate::error::Error;
 use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, ReduceKind};
-use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, SpecOrigin, resolve, spec_of};
+use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, resolve, spec_of};
 
 /// Types of an op's operands or results.
 type Types<'t> = SmallVec<[&'t TensorType; 4]>;
@@ -25,10 +25,12 @@ impl Walk<'_, '_> {
         let graph = self.graph;
         let operands: Types<'_> = node.operands().iter().map(|&value| graph.ty(value)).collect();
         let results: Types<'_> = node.results().map(|value| graph.ty(value)).collect();
-        let rule = primitive.factors(&operands, &results);
+        let known_rule = self.shardings.rule(node.id);
+        let own_rule = known_rule.is_none().then(|| primitive.factors(&operands, &results));
+        let Some(rule) = known_rule.or(own_rule.as_ref()) else { return Ok(()) };
         let carried = self.carried(node, &operands);
-        let axes = self.factor_axes(node, &rule, &operands, &results, carried.as_ref());
-        let sums = sums(&rule, &axes);
+        let axes = self.factor_axes(node, rule, &operands, &results, carried.as_ref());
+        let sums = sums(rule, &axes);
         let mut specs: SmallVec<[Spec; 4]> = rule.operands.iter().map(|dims| spec_of(dims, &axes)).collect();
         if let Some(carried) = &carried {
             for &index in &carried.operands {
@@ -37,7 +39,7 @@ impl Walk<'_, '_> {
         }
         let mut locals: SmallVec<[Value; 4]> = SmallVec::new();
         for (index, (&value, spec)) in node.operands().iter().zip(&specs).enumerate() {
-            self.note_fallback(node, &rule, index, spec);
+            self.note_fallback(node, rule, index, spec);
             locals.push(self.get(value, spec)?);
         }
         self.set_origin(node.origin());
@@ -94,8 +96,7 @@ impl Walk<'_, '_> {
         results: &[&TensorType],
         carried: Option<&Carried>,
     ) -> FactorAxes {
-        let known =
-            |value: Value| (self.shardings.origin(value) != SpecOrigin::Nothing).then(|| self.shardings.spec(value));
+        let known = |value: Value| self.shardings.known(value);
         let of_operand = |value: &Value| {
             let versions = self.versions(*value);
             let complete = versions.iter().find(|(_, spec)| spec.unreduced().is_empty());
@@ -105,15 +106,17 @@ impl Walk<'_, '_> {
                 _ => Some(first),
             }
         };
+        let specs = node.operands().iter().map(of_operand).chain(node.results().map(known));
+        let bytes: SmallVec<[u64; 6]> = operands.iter().chain(results).map(|ty| ty.byte_count() as u64).collect();
+        let Some(carried) = carried else {
+            return resolve(self.mesh, rule, &specs.collect::<SmallVec<[Option<&Spec>; 6]>>(), &bytes);
+        };
         let free = |spec: &Spec| -> Spec {
-            let Some(carried) = carried else { return spec.clone() };
             let kept = |axes: &Axes| axes.iter().copied().take_while(|axis| !carried.axes.contains(axis)).collect();
             Spec::new(spec.dims().iter().map(kept))
         };
-        let specs = node.operands().iter().map(of_operand).chain(node.results().map(known));
         let specs: SmallVec<[Option<Spec>; 6]> = specs.map(|spec| spec.map(free)).collect();
         let specs: SmallVec<[Option<&Spec>; 6]> = specs.iter().map(Option::as_ref).collect();
-        let bytes: SmallVec<[u64; 6]> = operands.iter().chain(results).map(|ty| ty.byte_count() as u64).collect();
         resolve(self.mesh, rule, &specs, &bytes)
     }
 
@@ -133,9 +136,15 @@ impl Walk<'_, '_> {
         match linearity(node.op(), operands) {
             Linear::No => None,
             Linear::Together(which) => {
-                let mut stated = which.iter().filter(|&&index| !is_zero(self.graph, node.operands()[index]));
-                let mut common: Axes = unreduced(*stated.next()?)?.into();
-                for &index in stated {
+                // Zeros are a sum over anything, and a scalar is sooner left to one device than another is added up.
+                let is_made = |index: usize| {
+                    let value = node.operands()[index];
+                    let complete = self.versions(value).iter().all(|(_, spec)| spec.unreduced().is_empty());
+                    is_zero(self.graph, value) || complete && operands[index].rank() == 0
+                };
+                let mut stated = which.iter().copied().filter(|&index| !is_made(index));
+                let mut common: Axes = unreduced(stated.next()?)?.into();
+                for index in stated {
                     let other = unreduced(index)?;
                     common.retain(|axis| other.contains(axis));
                 }

@@ -17,7 +17,7 @@ struct Body {
     untouched: Vec<bool>,
 }
 
-impl Walk<'_, '_> {
+impl<'a> Walk<'a, '_> {
     pub(super) fn region(&mut self, node: NodeRef<'_>) -> Result<(), Error> {
         match node.op() {
             Op::Scan(scan) => self.scan(node, scan),
@@ -30,8 +30,9 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> Shardings {
-        self.shardings.body(node.id, index).cloned().unwrap_or_default()
+    fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> &'a Shardings {
+        // Propagation has been through every body.
+        self.shardings.body(node.id, index).unwrap_or(self.shardings)
     }
 
     /// The nodes of a body, in place.
@@ -45,7 +46,7 @@ impl Walk<'_, '_> {
             };
             inputs.push((self.get(operand, &spec)?, spec));
         }
-        let mut inner = Walk::new(self.mesh, body, &shardings, self.builder, self.calls, self.fallbacks, &inputs);
+        let mut inner = Walk::new(self.mesh, body, shardings, self.builder, self.calls, self.fallbacks, &inputs);
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
@@ -113,11 +114,11 @@ impl Walk<'_, '_> {
             }
             stacked(found, shardings.spec(body.outputs()[index]))
         };
-        let carried = self.partial_carries(scan, &shardings, &inputs)?;
+        let carried = self.partial_carries(scan, shardings, &inputs)?;
         for (input, axes) in inputs[first_carry..first_slice].iter_mut().zip(carried) {
             *input = std::mem::take(input).with_unreduced(axes);
         }
-        let partitioned = self.body(body, &shardings, &inputs, |index, found| wanted(index, found, &inputs))?;
+        let partitioned = self.body(body, shardings, &inputs, |index, found| wanted(index, found, &inputs))?;
         let mut operands = Vec::new();
         for (index, &operand) in node.operands().iter().enumerate() {
             let spec = if index < first_slice { inputs[index].clone() } else { with_loop_dim(&inputs[index]) };
@@ -186,7 +187,7 @@ impl Walk<'_, '_> {
         let (local, outputs) = match self.calls.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let body = self.body(function, &shardings, &key.1, |_, found| found.clone())?;
+                let body = self.body(function, shardings, &key.1, |_, found| found.clone())?;
                 let known = (Arc::new(body.graph), body.outputs);
                 self.calls.insert(key, known.clone());
                 known
@@ -216,7 +217,7 @@ impl Walk<'_, '_> {
         let mut branches = Vec::new();
         for (index, branch) in cond.branches.iter().enumerate() {
             let shardings = self.body_shardings(node, index);
-            let body = self.body(branch, &shardings, &specs, |index, _| wanted[index].clone())?;
+            let body = self.body(branch, shardings, &specs, |index, _| wanted[index].clone())?;
             branches.push(Arc::new(body.graph));
         }
         self.set_origin(node.origin());
@@ -235,8 +236,8 @@ impl Walk<'_, '_> {
             operands.push(self.get(operand, spec)?);
         }
         let of_condition = self.body_shardings(node, 0);
-        let condition = self.body(&op.condition, &of_condition, &specs, |_, _| Spec::replicated(0))?;
-        let body = self.body(&op.body, &shardings, &specs, |index, _| specs[op.invariant_count + index].clone())?;
+        let condition = self.body(&op.condition, of_condition, &specs, |_, _| Spec::replicated(0))?;
+        let body = self.body(&op.body, shardings, &specs, |index, _| specs[op.invariant_count + index].clone())?;
         self.set_origin(node.origin());
         let local = While {
             condition: Arc::new(condition.graph),

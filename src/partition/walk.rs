@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::linear::{is_widening, is_zero};
-use super::plan::plan;
+use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionContext};
 use crate::error::{Error, OpError};
@@ -147,7 +147,14 @@ impl<'a, 'b> Walk<'a, 'b> {
         let Some((plan, local, reached)) = plans.min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len())) else {
             return self.make(value, spec);
         };
+        // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it elsewhere.
+        let reduces = plan.steps.iter().any(|step| matches!(step, Step::AllReduce { .. } | Step::ReduceScatter { .. }));
+        let outer = self.builder.origin();
+        if let (true, Some(node)) = (reduces, self.graph.defining_node(value)) {
+            self.builder.set_origin(node.origin());
+        }
         let mut local = reshard(self.builder, self.mesh, local, &plan)?;
+        self.builder.set_origin(outer);
         let missing: Axes =
             spec.unreduced().iter().copied().filter(|axis| !reached.unreduced().contains(axis)).collect();
         if !missing.is_empty() {

@@ -34,7 +34,17 @@ pub enum SpecOrigin {
 #[derive(Clone, Debug, Default)]
 pub struct Shardings {
     values: Vec<Entry>,
+    nodes: Vec<Visited>,
     bodies: FxHashMap<Node, SmallVec<[Shardings; 2]>>,
+}
+
+/// What is known of a node.
+#[derive(Clone, Debug, Default)]
+struct Visited {
+    /// Its factor rule, made when it is first looked at.
+    rule: Option<FactorRule>,
+    /// The time of the last visit. A node none of whose tensors has changed since has nothing new to say.
+    time: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -43,6 +53,8 @@ struct Entry {
     /// Whether the spec is a demand, to which nothing may be added.
     closed: bool,
     origin: SpecOrigin,
+    /// The time of its last change.
+    time: u32,
 }
 
 impl Shardings {
@@ -53,12 +65,28 @@ impl Shardings {
             let bodies = node.op().regions().map(|body| Shardings::blank(body)).collect();
             (node.id, bodies)
         });
-        Shardings { values, bodies: bodies.collect() }
+        Shardings { values, nodes: vec![Visited::default(); graph.node_count()], bodies: bodies.collect() }
+    }
+
+    fn forget_visits(&mut self) {
+        self.nodes.iter_mut().for_each(|visited| visited.time = 0);
+        self.bodies.values_mut().flatten().for_each(Shardings::forget_visits);
     }
 
     /// The spec of a value.
     pub fn spec(&self, value: Value) -> &Spec {
         &self.values[value.index()].spec
+    }
+
+    /// The spec of a value, if anything said something about it.
+    pub(crate) fn known(&self, value: Value) -> Option<&Spec> {
+        let entry = &self.values[value.index()];
+        (entry.origin != SpecOrigin::Nothing).then_some(&entry.spec)
+    }
+
+    /// The factor rule of a node without regions.
+    pub(crate) fn rule(&self, node: Node) -> Option<&FactorRule> {
+        self.nodes.get(node.index())?.rule.as_ref()
     }
 
     /// Why it has that spec.
@@ -78,14 +106,15 @@ pub fn propagate(graph: &Graph, mesh: &Mesh) -> Shardings {
     seed(graph, &mut shardings);
     for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
         if let Some(spec) = &info.spec {
-            shardings.values[input.index()] = Entry { spec: spec.clone(), closed: true, origin: SpecOrigin::Port };
+            shardings.values[input.index()] =
+                Entry { spec: spec.clone(), closed: true, origin: SpecOrigin::Port, time: 1 };
         }
     }
-    let mut rules = Rules::default();
-    let mut sweeper = Sweeper { mesh, rules: &mut rules, level: Level::PassThrough, changed: false };
+    let mut sweeper = Sweeper { mesh, level: Level::PassThrough, changed: false, time: 1 };
     sweeper.offer_outputs(graph, &mut shardings);
     for level in [Level::PassThrough, Level::All] {
         sweeper.level = level;
+        shardings.forget_visits();
         loop {
             sweeper.changed = false;
             sweeper.forwards(graph, &mut shardings);
@@ -102,7 +131,8 @@ pub fn propagate(graph: &Graph, mesh: &Mesh) -> Shardings {
 fn seed(graph: &Graph, shardings: &mut Shardings) {
     for node in graph.nodes() {
         if let Op::Reshard(reshard) = node.op() {
-            let entry = Entry { spec: reshard.0.clone(), closed: true, origin: SpecOrigin::Constraint(node.id) };
+            let entry =
+                Entry { spec: reshard.0.clone(), closed: true, origin: SpecOrigin::Constraint(node.id), time: 1 };
             shardings.values[node.result().index()] = entry;
         }
         if let Some(bodies) = shardings.bodies.get_mut(&node.id) {
@@ -118,15 +148,12 @@ enum Level {
     All,
 }
 
-/// Factor rules, made once for each node. Bodies are told apart by their address: they live as long as the graph.
-#[derive(Default)]
-struct Rules(FxHashMap<(*const Graph, Node), FactorRule>);
-
 struct Sweeper<'a> {
     mesh: &'a Mesh,
-    rules: &'a mut Rules,
     level: Level,
     changed: bool,
+    /// Counts changes.
+    time: u32,
 }
 
 /// Two values that have one spec, but for leading dimensions that only the outer one has.
@@ -168,28 +195,40 @@ impl Sweeper<'_> {
 
     fn visit_primitive(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
         let Some(primitive) = node.op().as_primitive() else { return };
+        let tensors: SmallVec<[Value; 6]> = node.operands().iter().copied().chain(node.results()).collect();
+        let entries = || tensors.iter().map(|value| &shardings.values[value.index()]);
+        let last_change = entries().map(|entry| entry.time).max().unwrap_or(0);
+        if shardings.nodes[node.id.index()].time >= last_change {
+            return;
+        }
         let operands: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
         let results: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
-        let key = (std::ptr::from_ref(graph), node.id);
-        let rule = self.rules.0.entry(key).or_insert_with(|| primitive.factors(&operands, &results));
-        if self.level == Level::PassThrough && !passes_through(rule) {
-            return;
+        let visited = &mut shardings.nodes[node.id.index()];
+        visited.time = self.time;
+        let rule = visited.rule.take().unwrap_or_else(|| primitive.factors(&operands, &results));
+        if self.level == Level::All || passes_through(&rule) {
+            self.apply(graph, node, &rule, &tensors, shardings);
         }
-        let tensors: SmallVec<[Value; 6]> = node.operands().iter().copied().chain(node.results()).collect();
-        let specs: SmallVec<[Option<&Spec>; 6]> = tensors
-            .iter()
-            .map(|value| &shardings.values[value.index()])
-            .map(|entry| (entry.origin != SpecOrigin::Nothing).then_some(&entry.spec))
-            .collect();
-        if specs.iter().all(Option::is_none) {
-            return;
-        }
-        let bytes: SmallVec<[u64; 6]> = operands.iter().chain(&results).map(|ty| ty.byte_count() as u64).collect();
-        let axes = resolve(self.mesh, rule, &specs, &bytes);
-        drop(specs);
-        let wanted: SmallVec<[Spec; 6]> =
-            rule.operands.iter().chain(&rule.results).map(|dims| spec_of(dims, &axes)).collect();
-        for (&value, spec) in tensors.iter().zip(&wanted) {
+        shardings.nodes[node.id.index()].rule = Some(rule);
+    }
+
+    /// Offers every tensor of a node what its rule makes of the specs of the others.
+    fn apply(
+        &mut self,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        rule: &FactorRule,
+        tensors: &[Value],
+        shardings: &mut Shardings,
+    ) {
+        let axes = {
+            let known = |&value: &Value| shardings.known(value);
+            let specs: SmallVec<[Option<&Spec>; 6]> = tensors.iter().map(known).collect();
+            let bytes: SmallVec<[u64; 6]> = tensors.iter().map(|&value| graph.ty(value).byte_count() as u64).collect();
+            resolve(self.mesh, rule, &specs, &bytes)
+        };
+        for (&value, dims) in tensors.iter().zip(rule.operands.iter().chain(&rule.results)) {
+            let spec = spec_of(dims, &axes);
             self.offer(shardings, value, graph.ty(value), spec.dims(), SpecOrigin::Through(node.id));
         }
     }
@@ -214,6 +253,8 @@ impl Sweeper<'_> {
             if !free.is_empty() {
                 entry.spec = std::mem::take(&mut entry.spec).with_dim(dim, free);
                 entry.origin = origin;
+                self.time += 1;
+                entry.time = self.time;
                 self.changed = true;
             }
         }
