@@ -131,8 +131,8 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     let device_count = Trainer::device_count(&config)?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
     let mut trainer = Trainer::new(&config, &client)?;
-    for diagnostic in trainer.diagnostics() {
-        eprintln!("warning: {diagnostic}");
+    for warning in trainer.warnings() {
+        eprintln!("warning: {warning}");
     }
     if let Some(file) = &arguments.load_parameters {
         trainer.load_parameters(file, LoadOptions { convert: arguments.convert, ..LoadOptions::default() })?;
@@ -184,8 +184,8 @@ fn run(arguments: Arguments) -> Result<(), Error> {
 /// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each device.
 fn compile_ahead(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<(), Error> {
     let ahead = StepAhead::compile(config, settings)?;
-    for diagnostic in &ahead.lowered.diagnostics {
-        eprintln!("warning: {diagnostic}");
+    for warning in ahead.lowered.warnings() {
+        eprintln!("warning: {warning}");
     }
     let compiled = &ahead.compiled;
     let kind = ahead.devices.first().map_or("", |device| device.kind.as_str());

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
-use crate::partition::{Ledger, Partitioned, partition};
+use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
@@ -100,6 +100,8 @@ pub struct LowerOptions<'a> {
     pub without: &'a [&'a str],
     /// Whether meshloom partitions the graph over the mesh, rather than XLA.
     pub explicit: bool,
+    /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
+    pub deny_replication: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -135,6 +137,8 @@ pub struct Lowered {
     pub aliases: Vec<(usize, usize)>,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
+    /// Values that every device has to hold whole, because an op cannot work on their parts.
+    pub fallbacks: Vec<Fallback>,
     /// Time of each pass, in order.
     pub timings: Vec<PassTiming>,
 }
@@ -221,11 +225,15 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         done("shard", &graph);
     }
     let mesh = options.sharding.map(|(mesh, _)| mesh);
-    let mut local = None;
+    let (mut local, mut fallbacks) = (None, Vec::new());
     if let (Some(mesh), true) = (mesh, options.explicit) {
         let shardings = propagate(&graph, mesh);
         done("propagate", &graph);
-        let Partitioned { graph: partitioned, fallbacks: _ } = partition(&graph, mesh, &shardings)?;
+        let Partitioned { graph: partitioned, fallbacks: found } = partition(&graph, mesh, &shardings)?;
+        if options.deny_replication && !found.is_empty() {
+            return Err(Error::Replication(found));
+        }
+        fallbacks = found;
         done("partition", &partitioned);
         let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
         done("clean-up", &partitioned);
@@ -242,10 +250,16 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
     let aliases = options.aliases.clone();
-    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, diagnostics, timings })
+    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, diagnostics, fallbacks, timings })
 }
 
 impl Lowered {
+    /// All that is worth a warning, as text.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let rules = self.diagnostics.iter().map(ToString::to_string);
+        rules.chain(self.fallbacks.iter().map(ToString::to_string))
+    }
+
     /// How an input or output is laid out over the devices.
     fn array_spec(&self, value: crate::ir::Value, spec: Option<&Spec>) -> Result<ArraySpec, Error> {
         let ty = self.graph.ty(value).clone();

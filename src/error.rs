@@ -46,6 +46,12 @@ pub enum Error {
         /// A name that is near, if any.
         suggestion: String,
     },
+    /// The program's fault, where replication is denied: an op cannot work on the parts of a value.
+    #[error(
+        "{}; split another dimension, or set partition.replication = \"warn\" to let every device hold the whole",
+        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    )]
+    Replication(Vec<crate::partition::Fallback>),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
     Verify {

@@ -250,6 +250,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
         module,
         mesh: Some(mesh.clone()),
         diagnostics: Vec::new(),
+        fallbacks: Vec::new(),
         timings: Vec::new(),
         aliases: Vec::new(),
     };

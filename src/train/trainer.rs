@@ -16,7 +16,7 @@ use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client};
-use crate::sharding::{Diagnostic, Mesh};
+use crate::sharding::Mesh;
 use crate::trace::Tree;
 
 /// Rotary base and norm epsilon of the Llama family.
@@ -35,7 +35,7 @@ pub struct Trainer {
     dataset: TextDataset,
     seed: u64,
     steps_done: u64,
-    diagnostics: Vec<Diagnostic>,
+    warnings: Vec<String>,
     lower_seconds: f64,
     compile_seconds: f64,
 }
@@ -98,10 +98,17 @@ impl RunConfig {
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
         let explicit = self.partition.mode == config::PartitionMode::Explicit;
+        let deny_replication = self.partition.replication == config::Replication::Deny;
         // On a CPU, the devices' memory is the host's.
         let host_memory = self.target.platform != config::Platform::Cpu;
-        let options =
-            LowerOptions { sharding, aliases: aliases(&function), host_memory, explicit, ..LowerOptions::default() };
+        let options = LowerOptions {
+            sharding,
+            aliases: aliases(&function),
+            host_memory,
+            explicit,
+            deny_replication,
+            ..LowerOptions::default()
+        };
         let lowered = lower(function.graph(), &options)?;
         Ok((function, lowered))
     }
@@ -126,7 +133,7 @@ impl Trainer {
         let step = config.train_step();
         let seed = config.train.seed;
         let state = program.put(0, &step.initialize(seed))?;
-        let diagnostics = lowered.diagnostics;
+        let warnings = lowered.warnings().collect();
         Ok(Trainer {
             step,
             program,
@@ -135,7 +142,7 @@ impl Trainer {
             dataset,
             seed,
             steps_done: 0,
-            diagnostics,
+            warnings,
             lower_seconds,
             compile_seconds,
         })
@@ -149,9 +156,9 @@ impl Trainer {
         Ok(config.mesh().map(|mesh| Mesh::device_count(&mesh))?)
     }
 
-    /// What the axis rules warned of.
-    pub fn diagnostics(&self) -> &[Diagnostic] {
-        &self.diagnostics
+    /// What rules and partitioner warned of.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Seconds from the closure to the module's bytes.

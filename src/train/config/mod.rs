@@ -20,7 +20,8 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, TargetConfig, TrainConfig,
+    PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication, TargetConfig,
+    TrainConfig,
 };
 
 use crate::sharding::{Mesh, RuleSets};

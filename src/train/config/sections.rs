@@ -221,12 +221,24 @@ choice! {
     }
 }
 
+choice! {
+    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our partitioner
+    /// knows of it.
+    Replication {
+        /// The value is gathered, with a warning.
+        Warn = "warn",
+        /// It is an error.
+        Deny = "deny",
+    }
+}
+
 section! {
     /// `[partition]`: who splits the program over the devices.
     PartitionConfig {
-        // The spec's default is `explicit`. It becomes that when our partitioner exists; until then the default must run.
         /// The mode.
-        mode: PartitionMode = PartitionMode::Gspmd,
+        mode: PartitionMode = PartitionMode::Explicit,
+        /// What to do where a value cannot be split.
+        replication: Replication = Replication::Warn,
     }
 }
 
