@@ -19,7 +19,7 @@ use crate::ir::{Graph, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
-use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate};
+use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate_with_sub_axes};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
@@ -129,6 +129,8 @@ pub struct Lowered {
     pub graph: Graph,
     /// The program of one device, where meshloom partitioned it.
     pub local: Option<Graph>,
+    /// The mesh of the local program: that below, with axes cut into sub-axes where that saves traffic.
+    pub local_mesh: Option<Mesh>,
     /// The module.
     pub module: EmittedModule,
     /// The mesh it is partitioned over, if any.
@@ -225,11 +227,12 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         done("shard", &graph);
     }
     let mesh = options.sharding.map(|(mesh, _)| mesh);
-    let (mut local, mut fallbacks) = (None, Vec::new());
+    let (mut local, mut local_mesh, mut fallbacks) = (None, None, Vec::new());
     if let (Some(mesh), true) = (mesh, options.explicit) {
-        let shardings = propagate(&graph, mesh);
+        let propagated = propagate_with_sub_axes(&graph, mesh);
         done("propagate", &graph);
-        let Partitioned { graph: partitioned, fallbacks: found } = partition(&graph, mesh, &shardings)?;
+        let Partitioned { graph: partitioned, fallbacks: found } =
+            partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if options.deny_replication && !found.is_empty() {
             return Err(Error::Replication(found));
         }
@@ -238,9 +241,10 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
         done("clean-up", &partitioned);
         local = Some(partitioned);
+        local_mesh = Some(propagated.mesh);
     }
     let emit_options = EmitOptions {
-        mesh,
+        mesh: local_mesh.as_ref().or(mesh),
         aliases: &options.aliases,
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
@@ -250,7 +254,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
     let aliases = options.aliases.clone();
-    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, diagnostics, fallbacks, timings })
+    Ok(Lowered { graph, local, local_mesh, module, mesh: mesh.cloned(), aliases, diagnostics, fallbacks, timings })
 }
 
 impl Lowered {

@@ -247,6 +247,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let lowered = Lowered {
         graph,
         local: None,
+        local_mesh: None,
         module,
         mesh: Some(mesh.clone()),
         diagnostics: Vec::new(),

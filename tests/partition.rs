@@ -65,3 +65,21 @@ fn fsdp() {
 fn mixed() {
     check("data=2,fsdp=4");
 }
+
+/// Fewer groups of keys than devices along `tensor`: the axis is cut, so that the queries of a device stay on it.
+#[test]
+fn sub_axes_of_grouped_attention() {
+    let model =
+        ["model.heads=8", "model.kv_heads=2", "rules.override=[[\"kv_heads\", []], [\"activation_kv_heads\", []]]"];
+    let one = numbers(&config(&[&model[..], &["mesh.axes=\"data=1\"", "target.devices=1"]].concat()), 3);
+    let eight = config(&[&model[..], &["mesh.axes=\"data=2,tensor=4\"", "partition.replication=\"deny\""]].concat());
+    let (_, lowered) = eight.lower_train_step().expect("it lowers");
+    assert_eq!(lowered.local_mesh.as_ref().expect("a mesh").to_string(), "data=2,tensor:(1)2=2,tensor:(2)2=2");
+    // Nothing of queries, keys or scores moves forwards: only what the output projection has added up in parts.
+    let moved = lowered.collectives().in_scope("attention").forward();
+    println!("{moved}");
+    assert_eq!(moved.count().expect("a scope"), 1);
+    let found = numbers(&eight, 3);
+    let error = relative_error(&found, &one);
+    assert!(error <= 1e-5, "{error:.1e}");
+}

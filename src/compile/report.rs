@@ -15,7 +15,10 @@ impl Lowered {
         if self.partitioned_by_xla() {
             return Ledger::failed(LedgerError::PartitionedByXla);
         }
-        Ledger::of(self.local.as_ref().unwrap_or(&self.graph), &self.mesh.clone().unwrap_or_default())
+        Ledger::of(
+            self.local.as_ref().unwrap_or(&self.graph),
+            &self.local_mesh.clone().or_else(|| self.mesh.clone()).unwrap_or_default(),
+        )
     }
 
     /// What the program needs of each device's memory; [`Memory`] says by which model.

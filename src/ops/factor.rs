@@ -119,6 +119,11 @@ impl FactorRule {
         index
     }
 
+    /// Whether any dimension runs over several factors.
+    pub(crate) fn is_compound(&self) -> bool {
+        self.operands.iter().chain(&self.results).flatten().any(|factors| factors.len() > 1)
+    }
+
     /// Adds a permutation along dimensions of these tensors, if something divides all their sizes.
     pub(crate) fn permute(&mut self, sizes: &[usize], operands: &[(usize, usize)], results: &[(usize, usize)]) {
         let common = sizes.iter().copied().fold(0, greatest_common_divisor);

@@ -172,7 +172,7 @@ impl Walk<'_, '_> {
             let lost: Axes = have.dim(dim).iter().copied().filter(|axis| !spec.dim(dim).contains(axis)).collect();
             if stuck && !lost.is_empty() {
                 let ty = self.graph.ty(value).clone();
-                let axes = lost.iter().map(|&axis| self.mesh.name(axis).to_owned()).collect();
+                let axes = self.mesh.names_of(&lost);
                 self.fallbacks.push(Fallback { op: node.op().name(), ty, dim, axes, origin: node.origin() });
             }
         }

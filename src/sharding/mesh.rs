@@ -159,6 +159,37 @@ impl Mesh {
         self.axes.get(axis.index()).map_or("?", |(name, _)| name)
     }
 
+    /// The name of the axis that an axis is a sub-axis of; its own if it is whole.
+    pub fn parent_name(&self, axis: MeshAxis) -> &str {
+        self.name(axis).split(":(").next().unwrap_or_default()
+    }
+
+    /// The product of the sizes of the sub-axes before a sub-axis; 1 for a whole axis.
+    pub(super) fn size_before(&self, axis: MeshAxis) -> usize {
+        let inside = self.name(axis).split_once(":(").and_then(|(_, rest)| rest.split_once(')'));
+        inside.and_then(|(before, _)| before.parse().ok()).unwrap_or(1)
+    }
+
+    /// A mesh with other axes, which are known to be right.
+    pub(super) fn with_axes(&self, axes: Vec<(String, usize)>) -> Mesh {
+        // Which devices the axes run over is settled: only the whole mesh is asked for that.
+        Mesh { axes, dcn: Vec::new() }
+    }
+
+    /// The names of axes, in which sub-axes that make up a whole one are named as that.
+    pub fn names_of(&self, axes: &[MeshAxis]) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        let mut rest = axes;
+        while let Some((&first, others)) = rest.split_first() {
+            let parent = self.parent_name(first);
+            let siblings: Vec<MeshAxis> = self.axes().filter(|&axis| self.parent_name(axis) == parent).collect();
+            let taken = if rest.starts_with(&siblings) { siblings.len() } else { 1 };
+            names.push(if rest.starts_with(&siblings) { parent } else { self.name(first) }.to_owned());
+            rest = if taken == 1 { others } else { &rest[taken..] };
+        }
+        names
+    }
+
     /// The size of an axis; 1 for one that belongs to a larger mesh.
     pub fn size(&self, axis: MeshAxis) -> usize {
         self.axes.get(axis.index()).map_or(1, |(_, size)| *size)

@@ -22,6 +22,7 @@ mod devices;
 mod error;
 mod mesh;
 mod propagate;
+mod refine;
 mod resolve;
 mod rules;
 mod spec;
@@ -31,6 +32,7 @@ pub use devices::{DevicePlace, device_order};
 pub use error::ShardingError;
 pub use mesh::{Mesh, MeshAxis};
 pub use propagate::{Shardings, SpecOrigin, propagate};
+pub use refine::{Propagated, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
 pub use rules::{
     Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Role, Rule, RuleFile, RuleFileError, RuleFileProblem,

@@ -162,19 +162,19 @@ pub struct SpecDisplay<'a> {
 
 impl fmt::Display for SpecDisplay<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |axes: &[MeshAxis]| axes.iter().map(|&axis| self.mesh.name(axis)).collect::<Vec<_>>().join(",");
+        let names = |axes: &[MeshAxis]| self.mesh.names_of(axes);
         f.write_str("[")?;
         for (dim, axes) in self.spec.dims.iter().enumerate() {
             let comma = if dim > 0 { ", " } else { "" };
-            match axes.as_slice() {
+            match names(axes).as_slice() {
                 [] => write!(f, "{comma}_")?,
-                [axis] => write!(f, "{comma}{}", self.mesh.name(*axis))?,
-                axes => write!(f, "{comma}({})", names(axes))?,
+                [name] => write!(f, "{comma}{name}")?,
+                several => write!(f, "{comma}({})", several.join(","))?,
             }
         }
         f.write_str("]")?;
         if !self.spec.unreduced.is_empty() {
-            write!(f, "{{unreduced: {}}}", names(&self.spec.unreduced))?;
+            write!(f, "{{unreduced: {}}}", names(&self.spec.unreduced).join(","))?;
         }
         Ok(())
     }

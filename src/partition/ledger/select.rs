@@ -75,14 +75,14 @@ impl Ledger {
 
     /// Those along at least one of these mesh axes.
     pub fn over_any_of(&self, axes: &[&str]) -> Ledger {
-        self.keep_if(self.unknown_axis(axes), |entry| entry.axes.iter().any(|axis| axes.contains(&axis.as_str())))
+        self.keep_if(self.unknown_axis(axes), |entry| entry.axes.iter().any(|axis| axes.contains(&whole_axis(axis))))
     }
 
     /// Those along all of these mesh axes and no other, in any order.
     pub fn over_exactly(&self, axes: &[&str]) -> Ledger {
         self.keep_if(self.unknown_axis(axes), |entry| {
-            entry.axes.iter().all(|axis| axes.contains(&axis.as_str()))
-                && axes.iter().all(|&axis| entry.axes.iter().any(|name| name == axis))
+            entry.axes.iter().all(|axis| axes.contains(&whole_axis(axis)))
+                && axes.iter().all(|&axis| entry.axes.iter().any(|name| whole_axis(name) == axis))
         })
     }
 
@@ -166,4 +166,9 @@ impl Ledger {
 fn is_within(path: &str, scope: &str) -> bool {
     let (path, scope): (Vec<&str>, Vec<&str>) = (path.split('/').collect(), scope.split('/').collect());
     path.windows(scope.len()).any(|window| window == scope)
+}
+
+/// The mesh axis that a name stands for: `tensor` of the sub-axis `tensor:(2)4`.
+fn whole_axis(name: &str) -> &str {
+    name.split(":(").next().unwrap_or(name)
 }

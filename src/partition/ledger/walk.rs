@@ -18,7 +18,7 @@ impl Ledger {
         let scopes: BTreeSet<String> = walk.scopes.into_iter().map(Scope::path).collect();
         let names = Names {
             mesh: mesh.to_string(),
-            axes: mesh.axis_names().map(str::to_owned).collect(),
+            axes: mesh.axes().map(|axis| mesh.parent_name(axis).to_owned()).collect(),
             scopes: scopes.into_iter().collect(),
         };
         Ledger { entries: walk.entries, names: Arc::new(names), error: None }
@@ -120,7 +120,7 @@ impl Walk<'_> {
         };
         let entry = Collective {
             kind,
-            axes: group.axes.iter().map(|&axis| self.mesh.name(axis).to_owned()).collect(),
+            axes: self.mesh.names_of(&group.axes),
             group_size: group.size,
             operand_count: node.operands().len(),
             bytes,

@@ -1,0 +1,126 @@
+//! Sub-axes: cutting a mesh axis where a reshape splits the dimension that it splits.
+//!
+//! Where `heads = 64` is split over `tensor = 16` and reshaped to `[8, 8]`, as grouped attention does, neither new dimension can
+//! take sixteen parts. With `tensor` cut into a major sub-axis of 8 and a minor one of 2, the first takes one and the second the
+//! other, and nothing moves. The mesh is cut for the partitioner alone: ports and ledger go on speaking of `tensor`. The notation,
+//! `tensor:(8)2` for the sub-axis of size 2 below one of 8, is Shardy's (`docs/sharding_representation.md`).
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::{Axes, Mesh, MeshAxis, Shardings, Spec, propagate};
+use crate::ir::{Graph, GraphBuilder, PortInfo, ValueMap};
+use crate::ops::{FactorRule, Op, Reshard, TensorFactors};
+
+/// A graph with a spec for every value, over a mesh some of whose axes may have been cut.
+#[derive(Debug)]
+pub struct Propagated<'g> {
+    /// The graph, its own specs in terms of the mesh below.
+    pub graph: Cow<'g, Graph>,
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The specs of its values.
+    pub shardings: Shardings,
+}
+
+/// An axis, and the size of its major part.
+type Cut = (MeshAxis, usize);
+
+/// Propagates, and where a reshape splits a dimension in the middle of an axis, cuts the axis and propagates again.
+pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<'g> {
+    let shardings = propagate(graph, mesh);
+    let mut done = Propagated { graph: Cow::Borrowed(graph), mesh: mesh.clone(), shardings };
+    // Every cut makes an axis smaller, so this ends; a mesh has room for so many axes.
+    while let Some((mesh, parts)) = find_cut(&done).and_then(|cut| done.mesh.cut(cut)) {
+        let graph = refine(&done.graph, &parts);
+        let shardings = propagate(&graph, &mesh);
+        done = Propagated { graph: Cow::Owned(graph), mesh, shardings };
+    }
+    done
+}
+
+fn find_cut(done: &Propagated<'_>) -> Option<Cut> {
+    find_in(&done.graph, &done.shardings, &done.mesh)
+}
+
+/// The first axis of the graph that stands across two factors of a dimension.
+fn find_in(graph: &Graph, shardings: &Shardings, mesh: &Mesh) -> Option<Cut> {
+    graph.nodes().find_map(|node| {
+        if let Some(rule) = shardings.rule(node.id).filter(|rule| rule.is_compound()) {
+            let tensors = rule.operands.iter().chain(&rule.results);
+            let values = node.operands().iter().copied().chain(node.results());
+            return tensors.zip(values).find_map(|(dims, value)| across(mesh, rule, dims, shardings.known(value)?));
+        }
+        let mut bodies = node.op().regions().enumerate();
+        bodies.find_map(|(index, body)| find_in(body, shardings.body(node.id, index)?, mesh))
+    })
+}
+
+/// An axis of the spec that one factor of its dimension cannot take alone, but together with the next can.
+fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> Option<Cut> {
+    dims.iter().enumerate().filter(|(_, factors)| factors.len() > 1).find_map(|(dim, factors)| {
+        let mut sizes = factors.iter().map(|&factor| rule.factors[factor as usize].size);
+        let mut left = sizes.next()?;
+        for &axis in spec.dim(dim) {
+            if left == 1 {
+                left = sizes.next()?;
+            }
+            let size = mesh.size(axis);
+            if left.is_multiple_of(size) {
+                left /= size;
+                continue;
+            }
+            let fits = size.is_multiple_of(left) && sizes.next()?.is_multiple_of(size / left);
+            return fits.then_some((axis, left));
+        }
+        None
+    })
+}
+
+impl Mesh {
+    /// The mesh with an axis cut in two, and for each axis of this mesh what has become of it; `None` where no more axes fit.
+    fn cut(&self, (axis, major): Cut) -> Option<(Mesh, Vec<Axes>)> {
+        let (mut axes, mut parts) = (Vec::new(), Vec::new());
+        for old in self.axes() {
+            let (name, size) = (self.name(old), self.size(old));
+            let first = MeshAxis::new(axes.len())?;
+            if old != axis {
+                axes.push((name.to_owned(), size));
+                parts.push(Axes::from_slice(&[first]));
+                continue;
+            }
+            let (parent, before) = (self.parent_name(old), self.size_before(old));
+            axes.push((format!("{parent}:({before}){major}"), major));
+            axes.push((format!("{parent}:({}){}", before * major, size / major), size / major));
+            parts.push(Axes::from_slice(&[first, MeshAxis::new(axes.len() - 1)?]));
+        }
+        Some((self.with_axes(axes), parts))
+    }
+}
+
+/// The graph with its own specs in terms of a mesh in which each axis has become `parts`.
+fn refine(graph: &Graph, parts: &[Axes]) -> Graph {
+    let port =
+        |info: &PortInfo| PortInfo { spec: info.spec.as_ref().map(|spec| refine_spec(spec, parts)), ..info.clone() };
+    let mut builder = GraphBuilder::like(graph);
+    let mut map = ValueMap::new(graph);
+    for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+        let value = builder.input(graph.ty(input).clone(), port(info));
+        map.set(input, value);
+    }
+    for node in graph.nodes() {
+        let op = match node.op() {
+            Op::Reshard(reshard) => Reshard(refine_spec(&reshard.0, parts)).into(),
+            op => op.map_regions(|body| Arc::new(refine(body, parts))).unwrap_or_else(|| op.clone()),
+        };
+        builder.copy_node_as(graph, node, op, &mut map);
+    }
+    let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
+    builder.finish(outputs, graph.output_info().iter().map(port).collect())
+}
+
+fn refine_spec(spec: &Spec, parts: &[Axes]) -> Spec {
+    let refined =
+        |axes: &[MeshAxis]| -> Axes { axes.iter().flat_map(|axis| parts[axis.index()].iter().copied()).collect() };
+    Spec::new(spec.dims().iter().map(|axes| refined(axes))).with_unreduced(refined(spec.unreduced()))
+}
