@@ -73,6 +73,8 @@ pub struct FactorRule {
     /// An operand that a reduction starts from. Where a reduction factor is split, it enters one part; the others start
     /// from the combiner's identity.
     pub initial: Option<usize>,
+    /// Whether operands have nothing to do with each other: a mesh axis may then split a factor of each.
+    pub separate: bool,
 }
 
 impl FactorRule {
@@ -84,6 +86,7 @@ impl FactorRule {
             operands: operands.iter().map(blank).collect(),
             results: results.iter().map(blank).collect(),
             initial: None,
+            separate: false,
         }
     }
 

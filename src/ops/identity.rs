@@ -43,7 +43,7 @@ impl Primitive for Barrier {
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
+        let mut rule = FactorRule { separate: true, ..FactorRule::empty(operands, results) };
         for (index, ty) in operands.iter().enumerate() {
             for (dim, &size) in ty.dims.iter().enumerate() {
                 rule.add(size, FactorKind::Parallel, &[(index, dim)], &[(index, dim)]);

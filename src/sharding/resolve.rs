@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Axes, Mesh, MeshAxis, Spec};
-use crate::ops::{DimFactors, FactorKind, FactorRule};
+use crate::ops::{DimFactors, FactorKind, FactorRule, TensorFactors};
 
 /// The mesh axes of each factor of a rule, major to minor.
 pub(crate) type FactorAxes = SmallVec<[Axes; 4]>;
@@ -117,8 +117,17 @@ fn settle_conflicts(mesh: &Mesh, rule: &FactorRule, claims: &[SmallVec<[Claim; 3
             let (votes, bytes) = having.fold((0, 0), |(votes, bytes), claim| (votes + 1, bytes + claim.bytes));
             (votes, rule.factors[factor].kind == FactorKind::Parallel, bytes, std::cmp::Reverse(factor))
         };
-        let winner = claimants.iter().copied().max_by_key(score);
-        for factor in claimants.into_iter().filter(|&factor| Some(factor) != winner) {
+        let mut losers: SmallVec<[usize; 4]> = SmallVec::new();
+        let separate: SmallVec<[&TensorFactors; 4]> = rule.operands.iter().filter(|_| rule.separate).collect();
+        let groups = separate.iter().map(|dims| Some(*dims)).chain((!rule.separate).then_some(None));
+        for group in groups {
+            let runs_over =
+                |factor: &usize| group.is_none_or(|dims| dims.iter().flatten().any(|&own| own as usize == *factor));
+            let own = || claimants.iter().copied().filter(runs_over);
+            let winner = own().max_by_key(score);
+            losers.extend(own().filter(|&factor| Some(factor) != winner));
+        }
+        for factor in losers {
             let end = chosen[factor].iter().position(|&other| other == axis).unwrap_or(0);
             chosen[factor].truncate(end);
         }

@@ -25,7 +25,13 @@ pub fn canonical(rule: &FactorRule) -> FactorRule {
     };
     let (operands, results) = (renumber(&rule.operands), renumber(&rule.results));
     let factors = order.iter().map(|&factor| rule.factors[factor as usize]).collect();
-    FactorRule { factors, operands: operands.into(), results: results.into(), initial: rule.initial }
+    FactorRule {
+        factors,
+        operands: operands.into(),
+        results: results.into(),
+        initial: rule.initial,
+        separate: rule.separate,
+    }
 }
 
 fn rule_of(run: &Run) -> Option<FactorRule> {
