@@ -18,7 +18,7 @@ use crate::ir::{Graph, verify};
 use crate::partition::partition;
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
-use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
+use crate::sharding::{Diagnostic, Mesh, RuleSets, ShardingTable, Spec, annotate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
@@ -130,6 +130,9 @@ pub struct Lowered {
     pub module: EmittedModule,
     /// The mesh it is partitioned over, if any.
     pub mesh: Option<Mesh>,
+    /// Every parameter and every value with axis names: type, names, spec, bytes, source line and rules, to be printed or
+    /// looked into. None without a mesh.
+    pub debug_sharding: Option<ShardingTable>,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
     /// Time of each pass, in order.
@@ -207,10 +210,10 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         done("verify", &run);
     }
     let mut graph = run.into_owned();
-    let mut diagnostics = Vec::new();
+    let (mut table, mut diagnostics) = (None, Vec::new());
     if let Some((mesh, rules)) = options.sharding {
         let annotated = annotate(&graph, mesh, rules, &options.aliases)?;
-        diagnostics = annotated.diagnostics;
+        (table, diagnostics) = (Some(annotated.table), annotated.diagnostics);
         graph = annotated.graph;
         if !options.skip_verifier {
             verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
@@ -236,7 +239,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
-    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), diagnostics, timings })
+    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), debug_sharding: table, diagnostics, timings })
 }
 
 impl Lowered {

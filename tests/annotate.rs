@@ -244,8 +244,15 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
     let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
     let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
-    let lowered =
-        Lowered { graph, local: None, module, mesh: Some(mesh.clone()), diagnostics: Vec::new(), timings: Vec::new() };
+    let lowered = Lowered {
+        graph,
+        local: None,
+        module,
+        mesh: Some(mesh.clone()),
+        debug_sharding: None,
+        diagnostics: Vec::new(),
+        timings: Vec::new(),
+    };
     let program = lowered.compile(&client()).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");

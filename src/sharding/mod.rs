@@ -25,6 +25,7 @@ mod propagate;
 mod resolve;
 mod rules;
 mod spec;
+mod table;
 
 pub use annotate::{Annotated, annotate};
 pub use devices::{DevicePlace, device_order};
@@ -37,3 +38,4 @@ pub use rules::{
     RuleProblem, RuleSets, Rules,
 };
 pub use spec::{Axes, Spec, SpecDisplay};
+pub use table::{RowKind, ShardingRow, ShardingTable};
