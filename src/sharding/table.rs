@@ -3,13 +3,15 @@
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
+use indexmap::IndexMap;
 
 use super::{Mesh, Role, RuleSets, Spec};
 use crate::ir::{AxisNames, Origin, TensorType};
 
 /// Every tensor of a program that rules sharded: its ports, and the values that were given axis names.
 ///
-/// Its text is a table with type, logical axes, spec, bytes, source line and rules of each.
+/// Its text is a table with type, logical axes, spec, bytes, source line and rules of each. A value inside a loop has its type there.
+/// Where a line names a value and its cotangent differently, there is a row for each.
 #[derive(Clone, Debug)]
 pub struct ShardingTable {
     /// The mesh.
@@ -128,18 +130,17 @@ impl fmt::Display for ShardingTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
-        table.set_header(["tensor", "type", "logical axes", "spec", "bytes per device", "source", "rules"]);
-        if let Some(column) = table.column_mut(4) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        let mut last = None;
-        for row in &self.rows {
-            let cells = self.cells(row);
-            // A value may be named the same way twice in one place, as keys and values are.
-            if last.as_ref() != Some(&cells) {
-                table.add_row(cells.clone());
-                last = Some(cells);
+        table.set_header(["tensor", "type", "logical axes", "spec", "bytes per device", "source", "rules", "times"]);
+        for number in [4, 7] {
+            if let Some(column) = table.column_mut(number) {
+                column.set_cell_alignment(CellAlignment::Right);
             }
+        }
+        // What is named the same way several times at one place, as keys and values are, is one row.
+        let mut counts: IndexMap<[String; 7], usize> = IndexMap::new();
+        self.rows.iter().for_each(|row| *counts.entry(self.cells(row)).or_default() += 1);
+        for (cells, count) in counts {
+            table.add_row(cells.into_iter().chain([count.to_string()]));
         }
         writeln!(f, "mesh {}\n{table}", self.mesh)?;
         let bytes = |role| self.input_bytes_per_device(role);

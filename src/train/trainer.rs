@@ -16,7 +16,7 @@ use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client};
-use crate::sharding::{Diagnostic, Mesh};
+use crate::sharding::{Diagnostic, Mesh, ShardingTable};
 use crate::trace::Tree;
 
 /// Rotary base and norm epsilon of the Llama family.
@@ -104,6 +104,20 @@ impl RunConfig {
             LowerOptions { sharding, aliases: aliases(&function), host_memory, explicit, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options)?;
         Ok((function, lowered))
+    }
+}
+
+impl RunConfig {
+    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
+    /// compiled.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
+        let mut config = self.clone();
+        // The table is there before anything is partitioned.
+        config.partition.mode = config::PartitionMode::Gspmd;
+        Ok(config.lower_train_step()?.1.debug_sharding)
     }
 }
 
