@@ -99,7 +99,17 @@ impl Pass<'_> {
         }
         for node in graph.nodes() {
             let op: Op = match node.op() {
-                Op::WithAxes(axes) => Reshard(self.named(&axes.0, graph.ty(node.result()), node.origin())?).into(),
+                Op::WithAxes(axes) => {
+                    let reshard = Reshard(self.named(&axes.0, graph.ty(node.result()), node.origin())?);
+                    let operand = map.get(node.operands()[0]);
+                    // Two names in a row for what lies the same way by both are one demand.
+                    let before = builder.graph().defining_node(operand);
+                    if before.is_some_and(|before| matches!(before.op(), Op::Reshard(other) if *other == reshard)) {
+                        map.set(node.result(), operand);
+                        continue;
+                    }
+                    reshard.into()
+                }
                 Op::Scan(op) => {
                     let mut op = op.clone();
                     op.body = self.body(&op.body)?;
