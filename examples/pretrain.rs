@@ -5,6 +5,12 @@
 //! cargo run --release --example pretrain -- --config examples/configs/fsdp8.toml --set train.steps=50
 //! ```
 //!
+//! Where everything lies, and why, without running anything:
+//!
+//! ```text
+//! cargo run --release --example pretrain -- --debug-sharding --set mesh.axes=fsdp=2,tensor=4
+//! ```
+//!
 //! With a target it compiles the train step for that hardware instead, which need not be there, and says what it needs:
 //!
 //! ```text
@@ -21,8 +27,8 @@ use std::time::{Duration, Instant};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use meshloom::Error;
-use meshloom::pjrt::ahead_of_time::Settings;
-use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, worker};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, Topology, worker};
 use meshloom::train::config::RunConfig;
 use meshloom::train::metrics::{MetricsWriter, Progress};
 use meshloom::train::parameters::LoadOptions;
@@ -54,6 +60,9 @@ struct Arguments {
     /// --set target.topology=TOPOLOGY
     #[arg(long, value_name = "TOPOLOGY")]
     target: Option<String>,
+    /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
+    #[arg(long)]
+    debug_sharding: bool,
     /// The most time that the plugin may take to compile for a target
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
     time_limit: u64,
@@ -120,8 +129,11 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         None => RunConfig::from_overrides(&overrides)?,
     };
     config.check_supported()?;
+    let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), ..Settings::default() };
+    if arguments.debug_sharding {
+        return print_sharding(&config, &settings);
+    }
     if !config.target.topology.is_empty() {
-        let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), ..Settings::default() };
         return compile_ahead(&config, &settings, arguments.write_hlo.as_deref());
     }
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
@@ -177,6 +189,22 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         let tokens = trainer.tokenizer().encode(prompt)?;
         let text = trainer.sampler()?.continue_text(&tokens, arguments.sample, 0.8, config.train.seed)?;
         println!("\n{prompt}{}", trainer.tokenizer().decode(&text));
+    }
+    Ok(())
+}
+
+/// Prints what the rules make of the train step.
+fn print_sharding(config: &RunConfig, settings: &Settings) -> Result<(), Error> {
+    let table = match config.target.topology.as_str() {
+        "" => config.debug_sharding()?,
+        topology => {
+            let devices = ahead_of_time::describe(&Topology::parse(topology)?, settings)?.devices;
+            config.on_devices(devices.len())?.debug_sharding()?
+        }
+    };
+    match table {
+        Some(table) => println!("{table}"),
+        None => println!("one device: nothing is sharded"),
     }
     Ok(())
 }

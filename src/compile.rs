@@ -19,7 +19,7 @@ use crate::ir::{Graph, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
-use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate, propagate_with_sub_axes};
+use crate::sharding::{Diagnostic, Mesh, RuleSets, ShardingTable, Spec, annotate, propagate_with_sub_axes};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
@@ -137,6 +137,9 @@ pub struct Lowered {
     pub mesh: Option<Mesh>,
     /// Pairs of (output, input) that share a buffer.
     pub aliases: Vec<(usize, usize)>,
+    /// Every parameter and every value with axis names: type, names, spec, bytes, source line and rules, to be printed or
+    /// looked into. None without a mesh.
+    pub debug_sharding: Option<ShardingTable>,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
     /// Values that every device has to hold whole, because an op cannot work on their parts.
@@ -216,10 +219,10 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         done("verify", &run);
     }
     let mut graph = run.into_owned();
-    let mut diagnostics = Vec::new();
+    let (mut table, mut diagnostics) = (None, Vec::new());
     if let Some((mesh, rules)) = options.sharding {
         let annotated = annotate(&graph, mesh, rules, &options.aliases)?;
-        diagnostics = annotated.diagnostics;
+        (table, diagnostics) = (Some(annotated.table), annotated.diagnostics);
         graph = annotated.graph;
         if !options.skip_verifier {
             verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
@@ -253,8 +256,18 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
-    let aliases = options.aliases.clone();
-    Ok(Lowered { graph, local, local_mesh, module, mesh: mesh.cloned(), aliases, diagnostics, fallbacks, timings })
+    Ok(Lowered {
+        graph,
+        local,
+        local_mesh,
+        module,
+        mesh: mesh.cloned(),
+        aliases: options.aliases.clone(),
+        debug_sharding: table,
+        diagnostics,
+        fallbacks,
+        timings,
+    })
 }
 
 impl Lowered {

@@ -339,12 +339,27 @@ fn pretrain_saves_and_loads_parameters() {
 }
 
 #[test]
+fn pretrain_prints_shardings() {
+    let output = pretrain(&with_overrides(&["--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SMALL));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{text}");
+    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| src/nn/decoder.rs:", "| preset decoder "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.contains("\nbytes per device: parameters "), "{text}");
+    let one = ["--debug-sharding", "--set", "mesh.axes=data=1", "--set", "target.devices=1"];
+    let output = pretrain(&with_overrides(&one, SMALL));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one device: nothing is sharded\n");
+}
+
+#[test]
 fn pretrain_explains_what_is_wrong() {
     let missing = PathBuf::from("/nowhere/metrics.jsonl");
     for (arguments, expected) in [
         (&["--set", "model.layer=2"][..], "did you mean \"layers\"?"),
         (&["--set", "train.batch=0"], "train.batch"),
-        (&["--set", "train.batch=12"], "cannot be split"),
+        (&["--set", "train.batch=12"], "it must be a multiple of 8"),
         (&["--config", "/nowhere/run.toml"], "/nowhere/run.toml"),
         (&["--metrics", missing.to_str().expect("a name")], "/nowhere/metrics.jsonl"),
     ] {

@@ -1,5 +1,6 @@
 //! Grouped-query attention.
 
+use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use crate::ir::DType;
 use crate::trace::{Tensor, custom_vjp, einsum, einsum_with, iota};
@@ -28,11 +29,11 @@ impl AttentionMask {
     pub fn causal(segment_ids: Tensor) -> AttentionMask {
         let [batch, length] = segment_ids.shape();
         let dims = [batch, length, length];
-        let same = segment_ids
-            .broadcast_like(iota(DType::S32, dims, 1), [0, 1])
-            .equal(segment_ids.expand(1).broadcast_to(dims));
+        let of_keys = segment_ids.with_axes(["activation_batch", "activation_kv_length"]);
+        let same =
+            segment_ids.broadcast_like(iota(DType::S32, dims, 1), [0, 1]).equal(of_keys.expand(1).broadcast_to(dims));
         let earlier = iota(DType::S32, dims, 2).less_equal(iota(DType::S32, dims, 1));
-        AttentionMask(same & earlier)
+        AttentionMask((same & earlier).with_axes(["activation_batch", "activation_length", "activation_kv_length"]))
     }
 }
 
@@ -75,17 +76,15 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, mask: A
     let [_, heads, head_dim] = params.wq.shape();
     let [_, kv_heads, _] = params.wk.shape();
     let [batch, length, _] = x.shape();
-    let query_axes = ["activation_batch", "activation_heads", "activation_length", "activation_kv"];
-    let key_axes = ["activation_batch", "activation_kv_heads", "activation_length", "activation_kv"];
     let project = |weight: Tensor, axes| einsum("bte,ehd->bhtd", &[x, weight.convert(dtype)]).with_axes(axes);
-    let query = rotate(project(params.wq, query_axes), rotary);
-    let key = rotate(project(params.wk, key_axes), rotary);
-    let value = project(params.wv, key_axes);
+    let query = rotate(project(params.wq, QUERY), rotary);
+    let key = gather_keys(rotate(project(params.wk, KEY), rotary));
+    let value = gather_keys(project(params.wv, KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
     let scores = einsum_with("bkgtd,bksd->bkgts", &[query, key], DType::F32);
     let weights = masked_softmax(scores, mask, (head_dim as f64).powf(-0.5), dtype);
     let mixed = einsum("bkgts,bksd->bkgtd", &[weights, value]);
-    let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(query_axes).named("attention_mixed");
+    let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY).named("attention_mixed");
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }

@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, AttentionMask, attention};
 use super::dropout::Dropout;
+use super::layout::{LOGITS, enter_block, leave_block, whole_rows};
 use super::loss::cross_entropy;
 use super::mlp::{Mlp, mlp};
 use super::norm::rms_norm;
@@ -203,15 +204,14 @@ impl DecoderConfig {
         mask: AttentionMask,
         dropout: Option<Dropout>,
     ) -> Tensor {
-        let axes = ["activation_batch", "activation_length", "activation_embed"];
         let drop = |block: u32, added: Tensor| dropout.map_or(added, |dropout| dropout.at(block).apply(added));
         let x = scope("attention", || {
-            let normal = rms_norm(x, params.attention_norm, self.norm_epsilon);
-            x + drop(0, attention(normal, &params.attention, rotary, mask).with_axes(axes))
+            let normal = enter_block(rms_norm(x, params.attention_norm, self.norm_epsilon));
+            x + drop(0, leave_block(attention(normal, &params.attention, rotary, mask)))
         });
         scope("mlp", || {
-            let normal = rms_norm(x, params.mlp_norm, self.norm_epsilon);
-            (x + drop(1, mlp(normal, &params.mlp))).with_axes(axes)
+            let normal = enter_block(rms_norm(x, params.mlp_norm, self.norm_epsilon));
+            x + drop(1, leave_block(mlp(normal, &params.mlp)))
         })
     }
 
@@ -267,22 +267,21 @@ impl DecoderConfig {
         positions: Tensor,
         dropout: Option<Dropout>,
     ) -> Tensor {
-        let axes = ["activation_batch", "activation_length", "activation_embed"];
         let x = scope("embedding", || {
-            // The lookup wants whole rows: whatever shards the width of the parameter is gathered first.
-            let table = params.embedding.convert(self.compute_dtype).with_axes(["vocab", "activation_embed"]);
-            table.take(0, tokens).with_axes(axes)
+            let table = whole_rows(params.embedding.convert(self.compute_dtype));
+            // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
+            leave_block(table.take(0, tokens))
         });
         let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
         let x = self.layer_stack_with(x, &params.layers, &rotary, mask, dropout);
         scope("head", || {
-            let x = rms_norm(x, params.final_norm, self.norm_epsilon);
+            let x = enter_block(rms_norm(x, params.final_norm, self.norm_epsilon));
             let logits = match params.head {
                 Some(head) => einsum_with("bte,ev->btv", &[x, head.convert(x.dtype())], DType::F32),
                 None => einsum_with("bte,ve->btv", &[x, params.embedding.convert(x.dtype())], DType::F32),
             };
-            logits.with_axes(["activation_batch", "activation_length", "activation_vocab"])
+            logits.with_axes(LOGITS)
         })
     }
 

@@ -1,5 +1,6 @@
 //! The gated feed-forward block.
 
+use super::layout::HIDDEN;
 use crate::trace::{Tensor, custom_vjp, einsum};
 
 crate::tree! {
@@ -34,9 +35,8 @@ pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {
 /// The gated feed-forward block over `x` `[batch, length, embed]`; all in the type of `x`.
 pub fn mlp(x: Tensor, params: &Mlp<Tensor>) -> Tensor {
     let dtype = x.dtype();
-    let axes = ["activation_batch", "activation_length", "activation_mlp"];
-    let gate = einsum("bte,em->btm", &[x, params.gate.convert(dtype)]).with_axes(axes);
-    let up = einsum("bte,em->btm", &[x, params.up.convert(dtype)]).with_axes(axes);
+    let gate = einsum("bte,em->btm", &[x, params.gate.convert(dtype)]).with_axes(HIDDEN);
+    let up = einsum("bte,em->btm", &[x, params.up.convert(dtype)]).with_axes(HIDDEN);
     let hidden = swiglu(gate, up).named("mlp_hidden");
     einsum("btm,me->bte", &[hidden, params.down.convert(dtype)])
 }

@@ -9,6 +9,7 @@ mod attention;
 mod decoder;
 mod dropout;
 mod init;
+mod layout;
 mod loss;
 mod mlp;
 mod norm;

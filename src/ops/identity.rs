@@ -5,7 +5,7 @@ use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{AxisNames, Definition, Graph, Name, TensorType, Value, Values};
+use crate::ir::{AxisNames, Name, TensorType, Value, Values};
 use crate::partition::PartitionContext;
 use crate::sharding::Spec;
 
@@ -191,21 +191,6 @@ impl Primitive for MoveTo {
     }
 }
 
-/// The names that an input of the program was declared with, from the input itself or what it was converted to.
-fn declared_axes(graph: &Graph, value: Value) -> Option<AxisNames> {
-    match graph.definition(value) {
-        Definition::Input(index) => {
-            let axes = &graph.input_info().get(index as usize)?.axes;
-            (!axes.is_empty()).then(|| axes.clone())
-        }
-        Definition::Result(..) => {
-            let node = graph.defining_node(value)?;
-            let passes = matches!(node.op(), super::Op::Convert(_) | super::Op::Named(_));
-            declared_axes(graph, *node.operands().first().filter(|_| passes)?)
-        }
-    }
-}
-
 impl Primitive for WithAxes {
     fn name(&self) -> &'static str {
         "with-axes"
@@ -225,11 +210,8 @@ impl Primitive for WithAxes {
         Ok(types)
     }
 
-    /// The cotangent takes the axes that its primal has: those declared, if it is an input (or a conversion of one), else these.
-    /// So what a constraint gathers is scattered on the way back, rather than summed on every device.
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let declared = declared_axes(context.builder.graph(), context.operand(0));
-        apply_to_cotangent(declared.map_or_else(|| self.clone(), WithAxes), context)
+        apply_to_cotangent(self.clone(), context)
     }
 
     fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {

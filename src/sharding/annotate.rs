@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Diagnostic, Mesh, RuleSets, ShardingError, Spec};
-use crate::ir::{AxisNames, Graph, GraphBuilder, PortInfo, TensorType, ValueMap};
+use super::{Assigned, Diagnostic, Mesh, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec};
+use crate::ir::{AxisNames, Graph, GraphBuilder, Origin, PortInfo, TensorType, ValueMap};
 use crate::ops::{Op, Reshard};
 
 /// What the sharding pass found besides the graph.
@@ -13,6 +13,8 @@ use crate::ops::{Op, Reshard};
 pub struct Annotated {
     /// The graph with specs on its ports and a `reshard` for each `with-axes`.
     pub graph: Graph,
+    /// What became of every name.
+    pub table: ShardingTable,
     /// Warnings, each once; empty under strict rules, where they are errors.
     pub diagnostics: Vec<Diagnostic>,
 }
@@ -30,25 +32,25 @@ pub fn annotate(
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
     let diagnostics = rules.check_mesh(mesh)?;
-    let mut pass = Pass { mesh, rules, diagnostics, specs: Vec::new(), bodies: FxHashMap::default() };
+    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: FxHashMap::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
-        info.spec = Some(if info.axes.is_empty() {
-            Spec::replicated(ty.rank())
+        let path = match info.path.is_empty() {
+            true => format!("input {index} of `{}`", graph.name()),
+            false => info.path.to_string(),
+        };
+        let assigned = if info.axes.is_empty() {
+            Assigned { spec: Spec::replicated(ty.rank()), rules: Vec::new() }
         } else {
-            let name = match info.path.is_empty() {
-                true => format!("input {index} of `{}`", graph.name()),
-                false => info.path.to_string(),
-            };
-            let found = &mut pass.diagnostics;
-            let spec = rules.get(info.role).resolve(mesh, &name, &optional(&texts(&info.axes)), &ty.dims, found)?;
-            pass.specs.push(spec.clone());
-            spec
-        });
+            let (names, found) = (texts(&info.axes), &mut pass.diagnostics);
+            rules.get(info.role).assign(mesh, &path, &optional(&names), &ty.dims, found)?
+        };
+        info.spec = Some(assigned.spec.clone());
+        pass.note(RowKind::Input { path, role: info.role }, ty, &info.axes, assigned);
     }
     let mut annotated = pass.graph(graph, &inputs)?;
-    let unused = rules.compute.check_axis_use(mesh, pass.specs.iter())?;
+    let unused = rules.compute.check_axis_use(mesh, pass.rows.iter().map(|row| &row.spec))?;
     pass.diagnostics.extend(unused);
     let mut outputs = graph.output_info().to_vec();
     for (index, (info, ty)) in outputs.iter_mut().zip(graph.output_types()).enumerate() {
@@ -63,15 +65,16 @@ pub fn annotate(
             diagnostics.push(diagnostic);
         }
     }
-    Ok(Annotated { graph: annotated, diagnostics })
+    let table = ShardingTable { mesh: mesh.clone(), rules: rules.clone(), rows: pass.rows };
+    Ok(Annotated { graph: annotated, table, diagnostics })
 }
 
 struct Pass<'a> {
     mesh: &'a Mesh,
     rules: &'a RuleSets,
     diagnostics: Vec<Diagnostic>,
-    /// Every spec that came out, to tell which mesh axes are used.
-    specs: Vec<Spec>,
+    /// Every tensor with a spec.
+    rows: Vec<ShardingRow>,
     /// Bodies done already, so that a function called twice stays one. The originals are held so that their addresses
     /// stay theirs.
     bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
@@ -97,12 +100,15 @@ impl Pass<'_> {
         for node in graph.nodes() {
             let op: Op = match node.op() {
                 Op::WithAxes(axes) => {
-                    let origin = node.origin();
-                    let mut tensor = format!("the value named in scope `{}`", origin.scope.path());
-                    if let Some(location) = origin.location {
-                        tensor = format!("{tensor} at {}:{}", location.file(), location.line());
+                    let reshard = Reshard(self.named(&axes.0, graph.ty(node.result()), node.origin())?);
+                    let operand = map.get(node.operands()[0]);
+                    // Two names in a row for what lies the same way by both are one demand.
+                    let before = builder.graph().defining_node(operand);
+                    if before.is_some_and(|before| matches!(before.op(), Op::Reshard(other) if *other == reshard)) {
+                        map.set(node.result(), operand);
+                        continue;
                     }
-                    Reshard(self.resolve(&tensor, &axes.0, graph.ty(node.result()))?).into()
+                    reshard.into()
                 }
                 Op::Scan(op) => {
                     let mut op = op.clone();
@@ -154,10 +160,21 @@ impl Pass<'_> {
         Ok(done)
     }
 
-    fn resolve(&mut self, tensor: &str, axes: &AxisNames, ty: &TensorType) -> Result<Spec, ShardingError> {
+    /// The spec of a value by the names it is given.
+    fn named(&mut self, axes: &AxisNames, ty: &TensorType, origin: Origin) -> Result<Spec, ShardingError> {
+        let mut tensor = format!("the value named in scope `{}`", origin.scope.path());
+        if let Some(location) = origin.location {
+            tensor = format!("{tensor} at {}:{}", location.file(), location.line());
+        }
         let names = texts(axes);
-        let spec = self.rules.compute.resolve(self.mesh, tensor, &optional(&names), &ty.dims, &mut self.diagnostics)?;
-        self.specs.push(spec.clone());
+        let found = &mut self.diagnostics;
+        let assigned = self.rules.compute.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
+        let spec = assigned.spec.clone();
+        self.note(RowKind::Named(origin), ty, axes, assigned);
         Ok(spec)
+    }
+
+    fn note(&mut self, kind: RowKind, ty: &TensorType, axes: &AxisNames, Assigned { spec, rules }: Assigned) {
+        self.rows.push(ShardingRow { kind, ty: ty.clone(), axes: axes.clone(), spec, by: rules });
     }
 }

@@ -26,6 +26,7 @@ mod refine;
 mod resolve;
 mod rules;
 mod spec;
+mod table;
 
 pub use annotate::{Annotated, annotate};
 pub use devices::{DevicePlace, device_order};
@@ -39,3 +40,4 @@ pub use rules::{
     RuleProblem, RuleSets, Rules,
 };
 pub use spec::{Axes, Spec, SpecDisplay};
+pub use table::{RowKind, ShardingRow, ShardingTable};

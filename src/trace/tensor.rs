@@ -7,6 +7,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 
 use super::context::{self, Place, apply};
+use super::control::custom_vjp;
 use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, TensorType, Value};
 use crate::ops::{
@@ -467,6 +468,20 @@ impl Tensor {
     pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
         let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
         apply(WithAxes(names), &[self], Location::caller())
+    }
+
+    /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
+    ///
+    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once. With
+    /// the names of the shards for the cotangent it is; with the names of the whole it would be added up everywhere first.
+    #[track_caller]
+    pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
+        let place = Location::caller();
+        let named = |x: Tensor, names: &[&str]| {
+            apply(WithAxes(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
+        };
+        let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
+        custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
     }
 
     /// The same value, sharded by `spec` from here on.

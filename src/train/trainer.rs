@@ -16,7 +16,7 @@ use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client};
-use crate::sharding::Mesh;
+use crate::sharding::{Mesh, ShardingTable};
 use crate::trace::Tree;
 
 /// Rotary base and norm epsilon of the Llama family.
@@ -111,6 +111,20 @@ impl RunConfig {
         };
         let lowered = lower(function.graph(), &options)?;
         Ok((function, lowered))
+    }
+}
+
+impl RunConfig {
+    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
+    /// compiled.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
+        let mut config = self.clone();
+        // The table is there before anything is partitioned.
+        config.partition.mode = config::PartitionMode::Gspmd;
+        Ok(config.lower_train_step()?.1.debug_sharding)
     }
 }
 

@@ -1,0 +1,155 @@
+//! `debug_sharding`: what became of every name on a tensor.
+
+use std::fmt;
+
+use comfy_table::{CellAlignment, Table, presets};
+use indexmap::IndexMap;
+
+use super::{Mesh, Role, RuleSets, Spec};
+use crate::ir::{AxisNames, Origin, TensorType};
+
+/// Every tensor of a program that rules sharded: its ports, and the values that were given axis names.
+///
+/// Its text is a table with type, logical axes, spec, bytes, source line and rules of each. A value inside a loop has its type there.
+/// Where a line names a value and its cotangent differently, there is a row for each.
+#[derive(Clone, Debug)]
+pub struct ShardingTable {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The rules.
+    pub rules: RuleSets,
+    /// The tensors: inputs in order, then named values in the order of the program.
+    pub rows: Vec<ShardingRow>,
+}
+
+/// One tensor that rules sharded.
+#[derive(Clone, Debug)]
+pub struct ShardingRow {
+    /// What it is.
+    pub kind: RowKind,
+    /// Its global type.
+    pub ty: TensorType,
+    /// Its logical axis names; empty for a port without any.
+    pub axes: AxisNames,
+    /// Its spec.
+    pub spec: Spec,
+    /// For each dimension the place of its rule in the list of its role; none where no rule has the name.
+    pub by: Vec<Option<usize>>,
+}
+
+/// What the tensor of a row is.
+#[derive(Clone, Debug)]
+pub enum RowKind {
+    /// An input of the program.
+    Input {
+        /// Its path, or its number.
+        path: String,
+        /// Its role.
+        role: Role,
+    },
+    /// A value that was given names.
+    Named(Origin),
+}
+
+impl ShardingRow {
+    /// The path of an input, the scope of a named value.
+    pub fn name(&self) -> String {
+        match &self.kind {
+            RowKind::Input { path, .. } => path.clone(),
+            RowKind::Named(origin) => origin.scope.path(),
+        }
+    }
+
+    /// Which rules sharded it.
+    pub fn role(&self) -> Role {
+        match &self.kind {
+            RowKind::Input { role, .. } => *role,
+            RowKind::Named(_) => Role::Compute,
+        }
+    }
+
+    /// `FILE:LINE` of the call that gave it its names; empty for an input.
+    pub fn source(&self) -> String {
+        let location = match &self.kind {
+            RowKind::Input { .. } => None,
+            RowKind::Named(origin) => origin.location,
+        };
+        location.map(|location| format!("{}:{}", location.file(), location.line())).unwrap_or_default()
+    }
+}
+
+impl ShardingTable {
+    /// Bytes of a row's tensor that each device holds.
+    pub fn bytes_per_device(&self, row: &ShardingRow) -> usize {
+        let parts: usize = (0..row.spec.rank()).map(|dim| row.spec.part_count(&self.mesh, dim)).product();
+        row.ty.byte_count() / parts.max(1)
+    }
+
+    /// Where the rules of a row were written, each once, and the names that no rule has.
+    pub fn origin(&self, row: &ShardingRow) -> String {
+        if row.axes.is_empty() {
+            return "no axis names".to_owned();
+        }
+        let rules = self.rules.get(row.role()).rules();
+        let mut parts: Vec<String> = Vec::new();
+        for rule in row.by.iter().flatten().filter_map(|&place| rules.get(place)) {
+            if !parts.contains(&rule.origin) {
+                parts.push(rule.origin.clone());
+            }
+        }
+        let without = row.axes.iter().zip(&row.by).filter(|(name, by)| !name.is_none() && by.is_none());
+        let without: Vec<String> = without.map(|(name, _)| name.text()).collect();
+        if !without.is_empty() {
+            parts.push(format!("no rule for {}", without.join(", ")));
+        }
+        parts.join("; ")
+    }
+
+    fn cells(&self, row: &ShardingRow) -> [String; 7] {
+        let dash = |name: String| if name.is_empty() { "-".to_owned() } else { name };
+        let axes: Vec<String> = row.axes.iter().map(|name| dash(name.text())).collect();
+        [
+            row.name(),
+            row.ty.to_string(),
+            axes.join(" "),
+            row.spec.display(&self.mesh).to_string(),
+            self.bytes_per_device(row).to_string(),
+            row.source(),
+            self.origin(row),
+        ]
+    }
+
+    /// Bytes of all inputs of a role that each device holds.
+    pub fn input_bytes_per_device(&self, role: Role) -> usize {
+        let of_role = |row: &&ShardingRow| matches!(row.kind, RowKind::Input { role: other, .. } if other == role);
+        self.rows.iter().filter(of_role).map(|row| self.bytes_per_device(row)).sum()
+    }
+}
+
+impl fmt::Display for ShardingTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        table.set_header(["tensor", "type", "logical axes", "spec", "bytes per device", "source", "rules", "times"]);
+        for number in [4, 7] {
+            if let Some(column) = table.column_mut(number) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        // What is named the same way several times at one place, as keys and values are, is one row.
+        let mut counts: IndexMap<[String; 7], usize> = IndexMap::new();
+        self.rows.iter().for_each(|row| *counts.entry(self.cells(row)).or_default() += 1);
+        for (cells, count) in counts {
+            table.add_row(cells.into_iter().chain([count.to_string()]));
+        }
+        writeln!(f, "mesh {}\n{table}", self.mesh)?;
+        let bytes = |role| self.input_bytes_per_device(role);
+        write!(
+            f,
+            "bytes per device: parameters {}, optimizer state {}, other inputs {}",
+            bytes(Role::Params),
+            bytes(Role::Optimizer),
+            bytes(Role::Compute)
+        )
+    }
+}
