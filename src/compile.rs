@@ -17,7 +17,7 @@ use crate::Error;
 use crate::hlo::{EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Ledger, partition};
-use crate::passes::{self, Rewrite};
+use crate::passes::{self, CollectiveLimits, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
 use crate::suggest::did_you_mean;
@@ -34,12 +34,17 @@ pub struct Pass {
     step: Step,
 }
 
+#[derive(Clone, Copy)]
 enum Step {
     /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
     /// which each sees what the others make.
     Rewrite(Rewrite),
+    /// As [`Step::Rewrite`], within limits.
+    LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),
     /// Anything else.
     Graph(fn(&Graph) -> Graph),
+    /// Anything else, within limits.
+    LimitedGraph(fn(&Graph, &CollectiveLimits) -> Graph),
 }
 
 /// The graph-to-graph passes, in the order they run.
@@ -89,6 +94,38 @@ pub const PASSES: &[Pass] = &[
     },
 ];
 
+/// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
+///
+/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is gathered
+/// once; and no live collective is combined with a dead one.
+pub const LOCAL_PASSES: &[Pass] = &[
+    Pass {
+        name: "gather-slice",
+        description: "takes out collectives that undo each other, and does two reductions as one",
+        step: Step::Graph(passes::cancel_collectives),
+    },
+    Pass {
+        name: "hoist-gathers",
+        description: "gathers what a loop does not change in front of it, if memory allows",
+        step: Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes)),
+    },
+    Pass {
+        name: "common-subexpressions",
+        description: "merges nodes with equal ops and operands, and equal bodies",
+        step: Step::Rewrite(passes::MERGE),
+    },
+    Pass {
+        name: "dead-code",
+        description: "drops what no output depends on",
+        step: Step::Graph(passes::eliminate_dead_code),
+    },
+    Pass {
+        name: "combine-collectives",
+        description: "makes one collective of several of a kind that are ready together",
+        step: Step::LimitedGraph(|graph, limits| passes::combine_collectives(graph, limits.combined_bytes)),
+    },
+];
+
 /// How a graph is lowered.
 #[derive(Clone, Debug, Default)]
 pub struct LowerOptions<'a> {
@@ -96,8 +133,10 @@ pub struct LowerOptions<'a> {
     pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
     /// Pairs of (output, input) that share a buffer: the input is donated.
     pub aliases: Vec<(usize, usize)>,
-    /// Names of passes of [`PASSES`] that do not run.
+    /// Names of passes of [`PASSES`] and [`LOCAL_PASSES`] that do not run.
     pub without: &'a [&'a str],
+    /// How much memory fewer collectives may cost.
+    pub limits: CollectiveLimits,
     /// Whether meshloom partitions the graph over the mesh, rather than XLA.
     pub explicit: bool,
     /// Leaves out the verifier.
@@ -139,38 +178,47 @@ pub struct Lowered {
     pub timings: Vec<PassTiming>,
 }
 
-/// The passes that run, each with the name under which it is timed: rewrites that share a walk as one.
-fn schedule(without: &[&str]) -> Result<Vec<(&'static str, Step)>, Error> {
-    for &name in without {
-        if !PASSES.iter().any(|pass| pass.name == name) {
-            let suggestion = did_you_mean(name, PASSES.iter().map(|pass| pass.name));
-            return Err(Error::UnknownPass { name: name.to_owned(), suggestion });
-        }
+/// Names of passes to leave out must be names of passes.
+fn check_pass_names(without: &[&str]) -> Result<(), Error> {
+    let known = || PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name);
+    match without.iter().find(|&&name| !known().any(|pass| pass == name)) {
+        None => Ok(()),
+        Some(&name) => Err(Error::UnknownPass { name: name.to_owned(), suggestion: did_you_mean(name, known()) }),
     }
+}
+
+/// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
+fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    for pass in PASSES.iter().filter(|pass| !without.contains(&pass.name)) {
-        match (steps.last_mut(), &pass.step) {
+    for pass in table.iter().filter(|pass| !without.contains(&pass.name)) {
+        let step = match pass.step {
+            Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),
+            step => step,
+        };
+        match (steps.last_mut(), step) {
             (Some((name, Step::Rewrite(before))), Step::Rewrite(rewrite)) => {
-                (*name, *before) = ("rewrite", before.and(*rewrite));
+                (*name, *before) = ("rewrite", before.and(rewrite));
             }
-            (_, Step::Rewrite(rewrite)) => steps.push((pass.name, Step::Rewrite(*rewrite))),
-            (_, Step::Graph(run)) => steps.push((pass.name, Step::Graph(*run))),
+            (_, step) => steps.push((pass.name, step)),
         }
     }
-    Ok(steps)
+    steps
 }
 
 /// Runs the passes; `done` gets the name and the result of each.
 fn run_passes<'g>(
     graph: &'g Graph,
     steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
     mut done: impl FnMut(&'static str, &Graph) -> Result<(), Error>,
 ) -> Result<Cow<'g, Graph>, Error> {
     let mut current = Cow::Borrowed(graph);
     for (name, step) in steps {
         current = Cow::Owned(match step {
             Step::Rewrite(rewrite) => rewrite.run(&current),
+            Step::LimitedRewrite(rewrite) => rewrite(limits).run(&current),
             Step::Graph(run) => run(&current),
+            Step::LimitedGraph(run) => run(&current, limits),
         });
         done(name, &current)?;
     }
@@ -179,11 +227,16 @@ fn run_passes<'g>(
 
 /// Verifies what the passes have made. One look at the result is enough as long as nothing is wrong; if something is,
 /// they run again and are verified one by one, to tell which is at fault.
-fn verify_passes(before: &Graph, after: &Graph, steps: &[(&'static str, Step)]) -> Result<(), Error> {
+fn verify_passes(
+    before: &Graph,
+    after: &Graph,
+    steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
+) -> Result<(), Error> {
     let refuse = |pass| move |source| Error::Verify { pass, source };
     let Err(source) = verify(after) else { return Ok(()) };
     verify(before).map_err(refuse("the program as it was traced"))?;
-    run_passes(before, steps, |pass, graph| verify(graph).map_err(refuse(pass)))?;
+    run_passes(before, steps, limits, |pass, graph| verify(graph).map_err(refuse(pass)))?;
     Err(Error::Verify { pass: "the passes", source })
 }
 
@@ -200,13 +253,15 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         tracing::debug!(pass, ?time, "pass done");
         start = Instant::now();
     };
-    let steps = schedule(options.without)?;
-    let run = run_passes(graph, &steps, |name, graph| {
+    check_pass_names(options.without)?;
+    let limits = &options.limits;
+    let steps = schedule(PASSES, options.without, limits);
+    let run = run_passes(graph, &steps, limits, |name, graph| {
         done(name, graph);
         Ok(())
     })?;
     if !options.skip_verifier {
-        verify_passes(graph, &run, &steps)?;
+        verify_passes(graph, &run, &steps, limits)?;
         done("verify", &run);
     }
     let mut graph = run.into_owned();
@@ -225,9 +280,16 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     if let (Some(mesh), true) = (mesh, options.explicit) {
         let partitioned = partition(&graph, mesh)?;
         done("partition", &partitioned);
-        let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
-        done("clean-up", &partitioned);
-        local = Some(partitioned);
+        let steps = schedule(LOCAL_PASSES, options.without, limits);
+        let run = run_passes(&partitioned, &steps, limits, |name, graph| {
+            done(name, graph);
+            Ok(())
+        })?;
+        if !options.skip_verifier {
+            verify_passes(&partitioned, &run, &steps, limits)?;
+            done("verify", &run);
+        }
+        local = Some(run.into_owned());
     }
     let emit_options = EmitOptions {
         mesh,
