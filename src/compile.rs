@@ -14,11 +14,11 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::hlo::{EmitOptions, EmittedModule, emit};
+use crate::hlo::{Annotation, EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Ledger, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
-use crate::pjrt::{Array, ArraySpec, Client, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
 use crate::sharding::{Diagnostic, Mesh, RuleSets, Spec, annotate};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
@@ -139,6 +139,8 @@ pub struct LowerOptions<'a> {
     pub limits: CollectiveLimits,
     /// Whether meshloom partitions the graph over the mesh, rather than XLA.
     pub explicit: bool,
+    /// How a graph that XLA partitions says how values are sharded.
+    pub annotation: Annotation,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -172,6 +174,8 @@ pub struct Lowered {
     pub mesh: Option<Mesh>,
     /// Pairs of (output, input) that share a buffer.
     pub aliases: Vec<(usize, usize)>,
+    /// How the module says how values are sharded.
+    pub annotation: Annotation,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
     /// Time of each pass, in order.
@@ -296,13 +300,16 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         aliases: &options.aliases,
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
+        annotation: options.annotation,
         host_memory: options.host_memory,
         ..EmitOptions::default()
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
     let aliases = options.aliases.clone();
-    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, diagnostics, timings })
+    // A manual region is entered by tiles.
+    let annotation = if local.is_some() { Annotation::Tiles } else { options.annotation };
+    Ok(Lowered { graph, local, module, mesh: mesh.cloned(), aliases, annotation, diagnostics, timings })
 }
 
 impl Lowered {
@@ -316,15 +323,18 @@ impl Lowered {
         Ok(ArraySpec { ty, layout })
     }
 
+    /// The options with which a plugin compiles the module.
+    pub fn compile_options(&self) -> CompileOptions {
+        CompileOptions::annotated(self.mesh.as_ref().map_or(1, Mesh::device_count), self.annotation)
+    }
+
     /// Compiles the module on a client.
     ///
     /// # Errors
     /// The client has too few devices, or the plugin refuses the module.
     pub fn compile(&self, client: &Client) -> Result<Program, Error> {
         let graph = &self.graph;
-        let devices = self.mesh.as_ref().map_or(1, Mesh::device_count);
-        let options = crate::pjrt::CompileOptions::partitioned(devices);
-        let executable = client.compile(&self.module.bytes, &options)?;
+        let executable = client.compile(&self.module.bytes, &self.compile_options())?;
         let specs = |values: &[crate::ir::Value], info: &[crate::ir::PortInfo]| {
             let each = values.iter().zip(info).map(|(&value, info)| self.array_spec(value, info.spec.as_ref()));
             each.collect::<Result<Vec<_>, _>>()

@@ -8,11 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
 use super::program::ProgramInfo;
-use crate::hlo::proto;
+use crate::hlo::{Annotation, proto};
 
 /// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a transposed
 /// constant in the wrong order when it folds a dot of it into a reshape.
 const FOLDS_RIGHT: (i32, i32) = (0, 106);
+
+/// The API version of the oldest plugin seen to read named shardings without being told to.
+const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 /// The value of an XLA debug option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,17 +72,26 @@ impl CompileOptions {
         CompileOptions { num_partitions, use_spmd_partitioning: num_partitions > 1, ..CompileOptions::default() }
     }
 
+    /// As [`CompileOptions::partitioned`], for a module whose values are annotated in this dialect.
+    pub fn annotated(num_partitions: usize, annotation: Annotation) -> CompileOptions {
+        let use_shardy_partitioner = annotation.is_shardy() && num_partitions > 1;
+        CompileOptions { use_shardy_partitioner, ..CompileOptions::partitioned(num_partitions) }
+    }
+
     /// Devices that the program runs on.
     pub fn device_count(&self) -> usize {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
     /// These options with what the plugin needs to compute what HLO says. What the caller sets stays.
-    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32)) -> CompileOptions {
+    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32), program: &ProgramInfo) -> CompileOptions {
         let mut options = self.clone();
         let mut set = |name: &str, value| {
             options.debug_options.entry(name.into()).or_insert(value);
         };
+        if program.named_shardings && api_version < NAMED_BY_DEFAULT {
+            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
+        }
         if platform == "cpu" {
             // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
             set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));

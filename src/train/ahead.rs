@@ -6,7 +6,7 @@ use super::config::RunConfig;
 use crate::Error;
 use crate::compile::Lowered;
 use crate::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
-use crate::pjrt::{CompileOptions, DeviceDescription, Topology};
+use crate::pjrt::{DeviceDescription, Topology};
 use crate::sharding::Mesh;
 use crate::trace::Tree;
 
@@ -44,8 +44,7 @@ impl StepAhead {
         let lower_time = start.elapsed();
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
-        let options = CompileOptions::partitioned(mesh.device_count());
-        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
+        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &lowered.compile_options(), settings)?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
     }
 }

@@ -11,6 +11,7 @@ use super::step::{DropoutConfig, StepFunction, TrainState, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
+use crate::hlo::Annotation;
 use crate::ir::{Literal, Name};
 use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
@@ -97,11 +98,16 @@ impl RunConfig {
         let function = self.train_step().trace()?;
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
-        let explicit = self.partition.mode == config::PartitionMode::Explicit;
+        let (explicit, annotation) = match self.partition.mode {
+            config::PartitionMode::Explicit => (true, Annotation::Tiles),
+            config::PartitionMode::Gspmd => (false, Annotation::Tiles),
+            // Every plugin known reads this form.
+            config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
+        };
         // On a CPU, the devices' memory is the host's.
         let host_memory = self.target.platform != config::Platform::Cpu;
-        let options =
-            LowerOptions { sharding, aliases: aliases(&function), host_memory, explicit, ..LowerOptions::default() };
+        let aliases = aliases(&function);
+        let options = LowerOptions { sharding, aliases, host_memory, explicit, annotation, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options)?;
         Ok((function, lowered))
     }
