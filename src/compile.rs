@@ -14,12 +14,14 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::hlo::{EmitOptions, EmittedModule, emit};
+use crate::hlo::{Annotation, EmitOptions, EmittedModule, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
-use crate::passes::{self, Rewrite};
+use crate::passes::{self, CollectiveLimits, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
-use crate::sharding::{Diagnostic, Mesh, RuleSets, ShardingTable, Spec, annotate, propagate_with_sub_axes};
+use crate::sharding::{
+    DevicePlace, Diagnostic, Mesh, RuleSets, ShardingTable, Spec, annotate, propagate_with_sub_axes,
+};
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
@@ -34,12 +36,17 @@ pub struct Pass {
     step: Step,
 }
 
+#[derive(Clone, Copy)]
 enum Step {
     /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
     /// which each sees what the others make.
     Rewrite(Rewrite),
+    /// As [`Step::Rewrite`], within limits.
+    LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),
     /// Anything else.
     Graph(fn(&Graph) -> Graph),
+    /// Anything else, within limits.
+    LimitedGraph(fn(&Graph, &CollectiveLimits) -> Graph),
 }
 
 /// The graph-to-graph passes, in the order they run.
@@ -89,6 +96,38 @@ pub const PASSES: &[Pass] = &[
     },
 ];
 
+/// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
+///
+/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is gathered
+/// once; and no live collective is combined with a dead one.
+pub const LOCAL_PASSES: &[Pass] = &[
+    Pass {
+        name: "gather-slice",
+        description: "takes out collectives that undo each other, and does two reductions as one",
+        step: Step::Graph(passes::cancel_collectives),
+    },
+    Pass {
+        name: "hoist-gathers",
+        description: "gathers what a loop does not change in front of it, if memory allows",
+        step: Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes)),
+    },
+    Pass {
+        name: "common-subexpressions",
+        description: "merges nodes with equal ops and operands, and equal bodies",
+        step: Step::Rewrite(passes::MERGE),
+    },
+    Pass {
+        name: "dead-code",
+        description: "drops what no output depends on",
+        step: Step::Graph(passes::eliminate_dead_code),
+    },
+    Pass {
+        name: "combine-collectives",
+        description: "makes one collective of several of a kind that are ready together",
+        step: Step::LimitedGraph(|graph, limits| passes::combine_collectives(graph, limits.combined_bytes)),
+    },
+];
+
 /// How a graph is lowered.
 #[derive(Clone, Debug, Default)]
 pub struct LowerOptions<'a> {
@@ -96,12 +135,16 @@ pub struct LowerOptions<'a> {
     pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
     /// Pairs of (output, input) that share a buffer: the input is donated.
     pub aliases: Vec<(usize, usize)>,
-    /// Names of passes of [`PASSES`] that do not run.
+    /// Names of passes of [`PASSES`] and [`LOCAL_PASSES`] that do not run.
     pub without: &'a [&'a str],
+    /// How much memory fewer collectives may cost.
+    pub limits: CollectiveLimits,
     /// Whether meshloom partitions the graph over the mesh, rather than XLA.
     pub explicit: bool,
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
+    /// How a graph that XLA partitions says how values are sharded.
+    pub annotation: Annotation,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -140,6 +183,8 @@ pub struct Lowered {
     /// Every parameter and every value with axis names: type, names, spec, bytes, source line and rules, to be printed or
     /// looked into. None without a mesh.
     pub debug_sharding: Option<ShardingTable>,
+    /// How the module says how values are sharded.
+    pub annotation: Annotation,
     /// What rules warned of.
     pub diagnostics: Vec<Diagnostic>,
     /// Values that every device has to hold whole, because an op cannot work on their parts.
@@ -148,38 +193,47 @@ pub struct Lowered {
     pub timings: Vec<PassTiming>,
 }
 
-/// The passes that run, each with the name under which it is timed: rewrites that share a walk as one.
-fn schedule(without: &[&str]) -> Result<Vec<(&'static str, Step)>, Error> {
-    for &name in without {
-        if !PASSES.iter().any(|pass| pass.name == name) {
-            let suggestion = did_you_mean(name, PASSES.iter().map(|pass| pass.name));
-            return Err(Error::UnknownPass { name: name.to_owned(), suggestion });
-        }
+/// Names of passes to leave out must be names of passes.
+fn check_pass_names(without: &[&str]) -> Result<(), Error> {
+    let known = || PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name);
+    match without.iter().find(|&&name| !known().any(|pass| pass == name)) {
+        None => Ok(()),
+        Some(&name) => Err(Error::UnknownPass { name: name.to_owned(), suggestion: did_you_mean(name, known()) }),
     }
+}
+
+/// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
+fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
     let mut steps: Vec<(&'static str, Step)> = Vec::new();
-    for pass in PASSES.iter().filter(|pass| !without.contains(&pass.name)) {
-        match (steps.last_mut(), &pass.step) {
+    for pass in table.iter().filter(|pass| !without.contains(&pass.name)) {
+        let step = match pass.step {
+            Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),
+            step => step,
+        };
+        match (steps.last_mut(), step) {
             (Some((name, Step::Rewrite(before))), Step::Rewrite(rewrite)) => {
-                (*name, *before) = ("rewrite", before.and(*rewrite));
+                (*name, *before) = ("rewrite", before.and(rewrite));
             }
-            (_, Step::Rewrite(rewrite)) => steps.push((pass.name, Step::Rewrite(*rewrite))),
-            (_, Step::Graph(run)) => steps.push((pass.name, Step::Graph(*run))),
+            (_, step) => steps.push((pass.name, step)),
         }
     }
-    Ok(steps)
+    steps
 }
 
 /// Runs the passes; `done` gets the name and the result of each.
 fn run_passes<'g>(
     graph: &'g Graph,
     steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
     mut done: impl FnMut(&'static str, &Graph) -> Result<(), Error>,
 ) -> Result<Cow<'g, Graph>, Error> {
     let mut current = Cow::Borrowed(graph);
     for (name, step) in steps {
         current = Cow::Owned(match step {
             Step::Rewrite(rewrite) => rewrite.run(&current),
+            Step::LimitedRewrite(rewrite) => rewrite(limits).run(&current),
             Step::Graph(run) => run(&current),
+            Step::LimitedGraph(run) => run(&current, limits),
         });
         done(name, &current)?;
     }
@@ -188,11 +242,16 @@ fn run_passes<'g>(
 
 /// Verifies what the passes have made. One look at the result is enough as long as nothing is wrong; if something is,
 /// they run again and are verified one by one, to tell which is at fault.
-fn verify_passes(before: &Graph, after: &Graph, steps: &[(&'static str, Step)]) -> Result<(), Error> {
+fn verify_passes(
+    before: &Graph,
+    after: &Graph,
+    steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
+) -> Result<(), Error> {
     let refuse = |pass| move |source| Error::Verify { pass, source };
     let Err(source) = verify(after) else { return Ok(()) };
     verify(before).map_err(refuse("the program as it was traced"))?;
-    run_passes(before, steps, |pass, graph| verify(graph).map_err(refuse(pass)))?;
+    run_passes(before, steps, limits, |pass, graph| verify(graph).map_err(refuse(pass)))?;
     Err(Error::Verify { pass: "the passes", source })
 }
 
@@ -209,13 +268,15 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         tracing::debug!(pass, ?time, "pass done");
         start = Instant::now();
     };
-    let steps = schedule(options.without)?;
-    let run = run_passes(graph, &steps, |name, graph| {
+    check_pass_names(options.without)?;
+    let limits = &options.limits;
+    let steps = schedule(PASSES, options.without, limits);
+    let run = run_passes(graph, &steps, limits, |name, graph| {
         done(name, graph);
         Ok(())
     })?;
     if !options.skip_verifier {
-        verify_passes(graph, &run, &steps)?;
+        verify_passes(graph, &run, &steps, limits)?;
         done("verify", &run);
     }
     let mut graph = run.into_owned();
@@ -241,9 +302,16 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         }
         fallbacks = found;
         done("partition", &partitioned);
-        let partitioned = passes::eliminate_dead_code(&passes::eliminate_common_subexpressions(&partitioned));
-        done("clean-up", &partitioned);
-        local = Some(partitioned);
+        let steps = schedule(LOCAL_PASSES, options.without, limits);
+        let run = run_passes(&partitioned, &steps, limits, |name, graph| {
+            done(name, graph);
+            Ok(())
+        })?;
+        if !options.skip_verifier {
+            verify_passes(&partitioned, &run, &steps, limits)?;
+            done("verify", &run);
+        }
+        local = Some(run.into_owned());
         local_mesh = Some(propagated.mesh);
     }
     let emit_options = EmitOptions {
@@ -251,11 +319,14 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         aliases: &options.aliases,
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
+        annotation: options.annotation,
         host_memory: options.host_memory,
         ..EmitOptions::default()
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
+    // A manual region is entered by tiles.
+    let annotation = if local.is_some() { Annotation::Tiles } else { options.annotation };
     Ok(Lowered {
         graph,
         local,
@@ -263,6 +334,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         module,
         mesh: mesh.cloned(),
         aliases: options.aliases.clone(),
+        annotation,
         debug_sharding: table,
         diagnostics,
         fallbacks,
@@ -295,14 +367,22 @@ impl Lowered {
         self.compile_with(client, &self.compile_options(client)?)
     }
 
-    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the mesh.
+    /// What the module asks of a compiler for a client's devices.
     ///
     /// # Errors
     /// The client has too few devices.
     pub fn compile_options(&self, client: &Client) -> Result<CompileOptions, Error> {
-        let Some(mesh) = &self.mesh else { return Ok(CompileOptions::default()) };
         let usable = client.devices().iter().filter(|device| device.addressable);
-        Ok(CompileOptions::over_mesh(mesh, &usable.map(Device::place).collect::<Vec<_>>())?)
+        self.options_on(&usable.map(Device::place).collect::<Vec<_>>())
+    }
+
+    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the mesh.
+    ///
+    /// # Errors
+    /// There are too few devices.
+    pub fn options_on(&self, devices: &[DevicePlace]) -> Result<CompileOptions, Error> {
+        let Some(mesh) = &self.mesh else { return Ok(CompileOptions::default()) };
+        Ok(CompileOptions::over_mesh(mesh, devices)?.annotated(self.annotation))
     }
 
     /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].

@@ -255,6 +255,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
         timings: Vec::new(),
         aliases: Vec::new(),
         debug_sharding: None,
+        annotation: Default::default(),
     };
     let program = lowered.compile(&client()).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");

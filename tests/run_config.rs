@@ -318,7 +318,6 @@ fn not_built_yet() {
     assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
     assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
-    assert_snapshot!(check(&["partition.mode=shardy"]), @r#"partition.mode is "shardy": not built yet; use partition.mode = "gspmd""#);
     assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
     assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
     let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();

@@ -3,8 +3,9 @@
 //! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
 //! the same bytes. Regions become computations (`emit/control.rs`).
 //!
-//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: OpSharding (V2) on parameters, on the
-//! root and on a `Sharding` custom call for each reshard, for XLA's partitioner to propagate.
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: annotations in one of the dialects of
+//! [`Annotation`] on parameters, on the root and on a `Sharding` custom call for each reshard, for XLA's partitioner to
+//! propagate.
 
 mod control;
 mod helpers;
@@ -19,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::collective::GroupFormat;
 use super::proto::{self, HloInstructionProto};
-use super::sharding::{manual, op_sharding};
+use super::sharding::{Annotation, manual, op_sharding, result_attribute};
 use super::writer::{ComputationId, InstructionId, Metadata, ModuleWriter, literal, tuple_shape};
 use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
 use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
@@ -39,6 +40,8 @@ pub struct EmitOptions<'a> {
     pub partitioned: bool,
     /// How collectives name their devices.
     pub groups: GroupFormat,
+    /// How a graph that is not partitioned says how values are sharded.
+    pub annotation: Annotation,
     /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
     pub host_memory: bool,
 }
@@ -68,6 +71,7 @@ struct Emitter {
     omit_metadata: bool,
     partitioned: bool,
     groups: GroupFormat,
+    annotation: Annotation,
     /// Channels given to collectives so far.
     channels: i64,
     host_memory: bool,
@@ -93,6 +97,8 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         omit_metadata: options.omit_metadata,
         partitioned: options.partitioned,
         groups: options.groups,
+        // A manual region is entered by tiles.
+        annotation: if options.partitioned { Annotation::Tiles } else { options.annotation },
         channels: 0,
         host_memory: options.host_memory,
         paths: FxHashMap::default(),
@@ -116,7 +122,7 @@ impl Emitter {
             let instruction = self.writer.parameter(ty, &info.path);
             if let Some(mesh) = &self.mesh {
                 let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
-                instruction.sharding = Some(op_sharding(mesh, &spec).into());
+                self.annotation.write_parameter(mesh, &spec, instruction);
             }
             if !info.path.is_empty() {
                 let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
@@ -140,10 +146,16 @@ impl Emitter {
                 *output = self.leave(*output, ty, info);
             }
         }
+        if self.annotation == Annotation::ShardyAttributes {
+            for ((output, ty), info) in outputs.iter_mut().zip(&types).zip(graph.output_info()) {
+                *output = self.state_result(*output, ty, info);
+            }
+        }
         let root = self.writer.begin_tuple("tuple", &types, &outputs);
         if let Some(mesh) = &self.mesh {
+            let annotation = self.annotation;
             let element = |(ty, info): (&TensorType, &crate::ir::PortInfo)| {
-                op_sharding(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())))
+                annotation.sharding(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())))
             };
             let sharding = proto::OpSharding {
                 r#type: proto::op_sharding::Type::Tuple.into(),
@@ -167,6 +179,7 @@ impl Emitter {
             name,
             entry_computation_id: entry,
             host_program_shape: Some(program),
+            frontend_attributes: self.mesh.as_ref().and_then(|mesh| self.annotation.module_attributes(mesh)),
             input_output_alias: (!aliases.is_empty()).then_some(proto::HloInputOutputAliasProto { entries: aliases }),
             ..proto::HloModuleProto::default()
         };
@@ -197,6 +210,18 @@ impl Emitter {
         let Some(tiled) = self.tiled(local, info) else { return part };
         let part = self.placed("Sharding", local, part, manual());
         self.placed("SPMDShardToFullShape", &self.whole(local, info), part, tiled)
+    }
+
+    /// Shardy's statement of how an output is sharded, which it moves to the output itself (XLA:
+    /// `sdy_round_trip/import_shardy_attrs.cc`).
+    fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+        let Some(mesh) = &self.mesh else { return value };
+        let attributes = result_attribute(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())));
+        let instruction = self.writer.begin("custom-call", ty, &[value]);
+        instruction.custom_call_target.push_str("xla.sdy.FuncResultSharding");
+        instruction.custom_call_has_side_effect = true;
+        instruction.frontend_attributes = Some(attributes);
+        self.writer.commit()
     }
 
     fn tiled(&self, local: &TensorType, info: &crate::ir::PortInfo) -> Option<proto::OpSharding> {
@@ -542,11 +567,11 @@ impl EmitContext<'_> {
 
     /// A `Sharding` custom call, or nothing in a program for one device.
     pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
-        let Some(mesh) = &self.emitter.mesh else { return self.forward_operand() };
-        let sharding = op_sharding(mesh, spec);
+        let Some(mesh) = self.emitter.mesh.clone() else { return self.forward_operand() };
+        let annotation = self.emitter.annotation;
         let instruction = self.begin("custom-call");
         instruction.custom_call_target.push_str("Sharding");
-        instruction.sharding = Some(sharding.into());
+        annotation.write_constraint(&mesh, spec, instruction);
         self.finish();
     }
 

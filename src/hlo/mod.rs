@@ -25,5 +25,5 @@ mod writer;
 
 pub use collective::{GroupFormat, device_groups};
 pub use emit::{EmitContext, EmitOptions, EmittedModule, comparison_type, emit};
-pub use sharding::op_sharding;
+pub use sharding::{Annotation, op_sharding};
 pub use writer::{ComputationId, InstructionId, element_type, shape};

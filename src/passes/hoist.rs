@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::rewrite::Rewrite;
-use crate::ir::{GraphBuilder, Origin, Phase, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ir::{Graph, GraphBuilder, NodeRef, Origin, Phase, PortInfo, TensorType, Value, ValueMap, Values};
 use crate::ops::{Op, Scan};
 
 /// Moves nodes of scan bodies that depend on invariants alone in front of the scan, innermost scans first.
@@ -27,6 +27,8 @@ pub(super) enum Bound {
     None,
     /// As large as the values it is made of.
     Operands,
+    /// Gathered from other devices, and this many bytes of them in all.
+    Gathers(u64),
 }
 
 /// Where a node of a scan's body is computed.
@@ -48,12 +50,13 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     scan.body.inputs()[..scan.invariant_count].iter().for_each(|input| invariant[input.index()] = true);
     // Nodes whose results must not enter the loop from outside.
     let mut stays = vec![false; body.node_count()];
+    let mut room = Room(bound);
     // What a value that costs nothing is made of, in bytes; any other value is made of itself.
     let mut source_bytes: Vec<usize> = (0..body.value_count()).map(|_| 0).collect();
     body.inputs().iter().for_each(|&input| source_bytes[input.index()] = body.ty(input).byte_count());
     for node in body.nodes() {
         let all = |flags: &[bool]| node.operands().iter().all(|value| flags[value.index()]);
-        let recomputed = bound == Bound::Operands && node.origin().phase == Phase::Recompute;
+        let recomputed = bound != Bound::None && node.origin().phase == Phase::Recompute;
         let is_invariant =
             all(&invariant) && !matches!(node.op(), Op::Barrier(_)) && !node.op().has_side_effect() && !recomputed;
         let is_constant = match node.op() {
@@ -70,7 +73,7 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
         let made_of: usize = node.operands().iter().map(|value| source_bytes[value.index()]).sum();
         let grows = |result: Value| body.ty(result).byte_count() > made_of;
         let too_large = bound == Bound::Operands && is_fused(node.op()) && node.results().any(grows);
-        stays[node.id.index()] = is_free || too_large;
+        stays[node.id.index()] = is_free || too_large || !room.admits(body, node, is_invariant);
         for result in node.results() {
             invariant[result.index()] = is_invariant;
             constant[result.index()] = is_constant;
@@ -104,8 +107,25 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     (places, entering)
 }
 
+/// What a loop may still hold of gathered values, if it may hold nothing else.
+struct Room(Bound);
+
+impl Room {
+    /// Whether a node's results may enter the loop; if so, they take their room.
+    fn admits(&mut self, body: &Graph, node: NodeRef<'_>, is_invariant: bool) -> bool {
+        let Bound::Gathers(left) = &mut self.0 else { return true };
+        if !is_invariant || !matches!(node.op(), Op::AllGather(_)) {
+            return false;
+        }
+        let bytes = node.results().map(|result| body.ty(result).byte_count() as u64).sum();
+        let rest = left.checked_sub(bytes);
+        *left = rest.unwrap_or(*left);
+        rest.is_some()
+    }
+}
+
 /// Whether back ends compute an op within its readers, so that its result need not be in memory.
-fn is_fused(op: &Op) -> bool {
+pub(super) fn is_fused(op: &Op) -> bool {
     matches!(
         op,
         Op::Binary(_)

@@ -16,8 +16,12 @@
 //! | [`eliminate_dead_code`] | drops nodes, and carries, slices and outputs of scans, that no output depends on |
 //!
 //! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
+//!
+//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`] and [`combine_collectives`], which
+//! may change the order of additions.
 
 mod algebra;
+mod collectives;
 mod dce;
 mod evaluate;
 mod fold;
@@ -29,6 +33,7 @@ mod rewrite;
 mod unroll;
 
 pub use algebra::algebra_rules;
+pub use collectives::{CollectiveLimits, cancel_collectives, combine_collectives, hoist_gathers};
 pub use dce::eliminate_dead_code;
 pub use evaluate::evaluate;
 pub use fold::LARGEST_FOLDED;
@@ -36,6 +41,7 @@ pub use rewrite::Rule;
 pub use unroll::unroll;
 
 pub(crate) use algebra::SIMPLIFY;
+pub(crate) use collectives::hoisting;
 pub(crate) use fold::FOLD_CONSTANTS;
 pub(crate) use hoist::{HOIST, HOIST_SMALL};
 pub(crate) use loops::SCAN_OPERANDS;

@@ -137,6 +137,21 @@ pub enum PjrtError {
         minor: i32,
     },
 
+    /// The caller's or the plugin's: the module says how values are sharded in a form that is newer than the plugin.
+    #[error(
+        "the module has named shardings (V3), which {} of PJRT C API {major}.{minor} does not read, expected 0.106 or later; use a \
+         newer plugin, or write the module with `Annotation::ShardyAttributes`",
+        .path.display()
+    )]
+    NamedShardings {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its major API version.
+        major: i32,
+        /// Its minor API version.
+        minor: i32,
+    },
+
     /// The plugin's: it has no such function.
     #[error("the plugin has no {function}; use a newer plugin")]
     Unsupported {

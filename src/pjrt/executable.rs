@@ -110,8 +110,9 @@ impl Prepared {
         let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
         options.check()?;
         let assignment = options.assignment(&devices, "the client")?;
-        let options = options.for_plugin(client.platform_name(), client.plugin().api_version());
         let program = ProgramInfo::read(module, options.num_partitions > 1)?;
+        program.check_plugin(client.plugin())?;
+        let options = options.for_plugin(client.platform_name(), client.plugin().api_version(), &program);
         options.check_propagation(&program)?;
         Ok(Prepared { options: options.encode(&assignment), program })
     }

@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
 use super::program::ProgramInfo;
-use crate::hlo::proto;
+use crate::hlo::{Annotation, proto};
 use crate::sharding::{DevicePlace, Mesh, ShardingError, device_order};
 
 /// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a transposed
 /// constant in the wrong order when it folds a dot of it into a reshape.
 const FOLDS_RIGHT: (i32, i32) = (0, 106);
+
+/// The API version of the oldest plugin seen to read named shardings without being told to.
+const NAMED_BY_DEFAULT: (i32, i32) = (0, 115);
 
 /// The value of an XLA debug option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,17 +82,27 @@ impl CompileOptions {
         Ok(CompileOptions { device_assignment: Some(vec![order]), ..CompileOptions::partitioned(mesh.device_count()) })
     }
 
+    /// The same, for a module whose values are annotated in this dialect.
+    #[must_use]
+    pub fn annotated(mut self, annotation: Annotation) -> CompileOptions {
+        self.use_shardy_partitioner = annotation.is_shardy() && self.num_partitions > 1;
+        self
+    }
+
     /// Devices that the program runs on.
     pub fn device_count(&self) -> usize {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
     /// These options with what the plugin needs to compute what HLO says. What the caller sets stays.
-    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32)) -> CompileOptions {
+    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32), program: &ProgramInfo) -> CompileOptions {
         let mut options = self.clone();
         let mut set = |name: &str, value| {
             options.debug_options.entry(name.into()).or_insert(value);
         };
+        if program.named_shardings && api_version < NAMED_BY_DEFAULT {
+            set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
+        }
         if platform == "cpu" {
             // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
             set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));

@@ -6,8 +6,12 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
+use super::plugin::Plugin;
+use crate::hlo::proto::named_sharding_proto::DimensionSharding;
 use crate::hlo::proto::op_sharding::Type as ShardingType;
-use crate::hlo::proto::{HloComputationProto, HloModuleProto, OpSharding, PrimitiveType, ShapeProto};
+use crate::hlo::proto::{
+    HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ShapeProto,
+};
 use crate::ir::{DType, TensorType};
 
 /// One parameter of a compiled program.
@@ -38,7 +42,12 @@ pub(super) struct ProgramInfo {
     pub(super) name: String,
     pub(super) parameters: Vec<Parameter>,
     pub(super) output_count: usize,
+    /// Whether values are sharded by `OpSharding.named_sharding` (V3).
+    pub(super) named_shardings: bool,
 }
+
+/// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
+const READS_NAMED_SHARDINGS: (i32, i32) = (0, 106);
 
 impl ProgramInfo {
     /// Decodes a module and checks what XLA would otherwise meet half-way.
@@ -50,7 +59,18 @@ impl ProgramInfo {
         let module = HloModuleProto::decode(module).map_err(|error| invalid(error.to_string()))?;
         let parameters = parameters(&module, partitioned)?;
         let output_count = output_count(&module).unwrap_or(1);
-        Ok(ProgramInfo { name: module.name, parameters, output_count })
+        let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        let named_shardings = instructions.filter_map(|instruction| instruction.sharding.as_deref()).any(is_named);
+        Ok(ProgramInfo { name: module.name, parameters, output_count, named_shardings })
+    }
+
+    /// Checks that a plugin reads everything that the module says.
+    pub(super) fn check_plugin(&self, plugin: &Plugin) -> Result<(), PjrtError> {
+        let (major, minor) = plugin.api_version();
+        if self.named_shardings && (major, minor) < READS_NAMED_SHARDINGS {
+            return Err(PjrtError::NamedShardings { path: plugin.path().into(), major, minor });
+        }
+        Ok(())
     }
 }
 
@@ -70,6 +90,10 @@ pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]
         instruction.backend_config.clear();
     }
     Cow::Owned(decoded.encode_to_vec())
+}
+
+fn is_named(sharding: &OpSharding) -> bool {
+    sharding.named_sharding.is_some() || sharding.tuple_shardings.iter().any(is_named)
 }
 
 /// Elements of the result's tuple, or one value.
@@ -258,8 +282,8 @@ fn is_row_major(shape: &ShapeProto) -> bool {
 /// What one device holds of a parameter with this sharding, when that follows from the sharding alone.
 fn local_type(ty: &TensorType, sharding: Option<&OpSharding>) -> Option<TensorType> {
     let sharding = sharding?;
-    if sharding.named_sharding.is_some() {
-        return None;
+    if let Some(named) = &sharding.named_sharding {
+        return named_local_type(ty, named);
     }
     match ShardingType::try_from(sharding.r#type).ok()? {
         ShardingType::Replicated => Some(ty.clone()),
@@ -271,4 +295,23 @@ fn local_type(ty: &TensorType, sharding: Option<&OpSharding>) -> Option<TensorTy
         }
         _ => None,
     }
+}
+
+/// As [`local_type`], of whole axes of a mesh.
+fn named_local_type(ty: &TensorType, sharding: &NamedShardingProto) -> Option<TensorType> {
+    let axes = &sharding.mesh.as_ref()?.axes;
+    let parts = |dim: &DimensionSharding| -> Option<usize> {
+        let whole = dim.axes.iter().filter(|axis| axis.sub_axis_info.is_none());
+        let sizes =
+            whole.map(|axis| axes.get(usize::try_from(axis.mesh_axis_index).ok()?)).map(|axis| Some(axis?.size));
+        let sizes: Vec<i64> = sizes.collect::<Option<_>>()?;
+        let product = sizes.iter().try_fold(1i64, |product, &size| product.checked_mul(size))?;
+        (sizes.len() == dim.axes.len()).then_some(usize::try_from(product).ok()?.max(1))
+    };
+    if sharding.dim_shardings.len() != ty.rank() {
+        return None;
+    }
+    let split = |(&size, dim): (&usize, &DimensionSharding)| Some(size.div_ceil(parts(dim)?));
+    let dims = ty.dims.iter().zip(&sharding.dim_shardings).map(split).collect::<Option<_>>()?;
+    Some(TensorType { dtype: ty.dtype, dims })
 }

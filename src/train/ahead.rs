@@ -6,7 +6,7 @@ use super::config::RunConfig;
 use crate::Error;
 use crate::compile::Lowered;
 use crate::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
-use crate::pjrt::{CompileOptions, DeviceDescription, Topology};
+use crate::pjrt::{DeviceDescription, Topology};
 use crate::sharding::Mesh;
 use crate::trace::Tree;
 
@@ -45,7 +45,7 @@ impl StepAhead {
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
-        let options = CompileOptions::over_mesh(&mesh, &places)?;
+        let options = lowered.options_on(&places)?;
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
     }

@@ -11,6 +11,7 @@ use super::step::{DropoutConfig, StepFunction, TrainState, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
+use crate::hlo::Annotation;
 use crate::ir::{Literal, Name};
 use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
@@ -97,16 +98,20 @@ impl RunConfig {
         let function = self.train_step().trace()?;
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
-        let explicit = self.partition.mode == config::PartitionMode::Explicit;
-        let deny_replication = self.partition.replication == config::Replication::Deny;
-        // On a CPU, the devices' memory is the host's.
-        let host_memory = self.target.platform != config::Platform::Cpu;
+        let (explicit, annotation) = match self.partition.mode {
+            config::PartitionMode::Explicit => (true, Annotation::Tiles),
+            config::PartitionMode::Gspmd => (false, Annotation::Tiles),
+            // Every plugin known reads this form.
+            config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
+        };
         let options = LowerOptions {
             sharding,
             aliases: aliases(&function),
-            host_memory,
             explicit,
-            deny_replication,
+            annotation,
+            deny_replication: self.partition.replication == config::Replication::Deny,
+            // On a CPU, the devices' memory is the host's.
+            host_memory: self.target.platform != config::Platform::Cpu,
             ..LowerOptions::default()
         };
         let lowered = lower(function.graph(), &options)?;

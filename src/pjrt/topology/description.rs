@@ -8,6 +8,7 @@ use super::super::compiled::Compiled;
 use super::super::device::DeviceDescription;
 use super::super::error::PjrtError;
 use super::super::plugin::Plugin;
+use super::super::program::ProgramInfo;
 use super::super::sys::*;
 use super::Topology;
 
@@ -51,6 +52,7 @@ impl TopologyDescription {
 
     /// Compiles a serialized `HloModuleProto` for it, with a serialized `CompileOptionsProto`.
     pub(in super::super) fn compile(&self, module: &[u8], options: &[u8]) -> Result<Compiled, PjrtError> {
+        ProgramInfo::read(module, true)?.check_plugin(&self.plugin)?;
         let format = "hlo";
         let program = sized!(
             PJRT_Program,

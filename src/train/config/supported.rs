@@ -1,14 +1,14 @@
 //! What this version can run. Each feature that lands drops its line here.
 
 use super::error::{ConfigError, ConfigErrorKind, invalid};
-use super::{ModelFamily, PartitionMode, Platform, RunConfig};
+use super::{ModelFamily, Platform, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 6] = [
+        let checks: [(&str, bool, String, &str); 5] = [
             (
                 "model.family",
                 self.model.family != ModelFamily::Llama,
@@ -23,12 +23,6 @@ impl RunConfig {
             ),
             ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
-            (
-                "partition.mode",
-                self.partition.mode == PartitionMode::Shardy,
-                quoted(self.partition.mode.name()),
-                "use partition.mode = \"gspmd\"",
-            ),
             (
                 "target.platform",
                 self.target.platform != Platform::Cpu && self.target.topology.is_empty(),

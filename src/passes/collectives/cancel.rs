@@ -1,0 +1,218 @@
+//! Collectives that undo each other, and reductions that can be one.
+
+use smallvec::SmallVec;
+
+use super::varying::{AxisSet, Sets, of_bodies, of_inputs, of_results};
+use crate::ir::{Graph, GraphBuilder, NodeRef, Origin, Value, ValueMap, Values};
+use crate::ops::{AllGather, AllReduce, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter};
+use crate::passes::{copy_inputs, copy_outputs};
+use crate::sharding::Axes;
+
+/// Takes out what need not be communicated, in every region too:
+///
+/// - this device's slice of what was gathered along the same axes is what it had before; along the first of them, what is
+///   gathered along the rest;
+/// - slices, gathered again, are what they were cut from, if that is the same on all devices of the group;
+/// - this device's slice of an all-reduced sum that nothing else reads is reduce-scattered instead;
+/// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once.
+pub fn cancel_collectives(graph: &Graph) -> Graph {
+    rewrite(graph, &of_inputs(graph.input_info()))
+}
+
+fn rewrite(graph: &Graph, inputs: &[AxisSet]) -> Graph {
+    let (builder, map) = copy_inputs(graph);
+    let mut walk = Walk { builder, sets: inputs.to_vec(), readers: vec![0; inputs.len()] };
+    let readers = live_readers(graph);
+    let mut map = map;
+    for (&input, new) in graph.inputs().iter().zip(0..) {
+        walk.readers[new] = readers[input.index()];
+    }
+    for node in graph.nodes() {
+        walk.builder.set_origin(node.origin());
+        let results = walk.node(graph, node, &map);
+        for (old, new) in node.results().zip(results) {
+            walk.readers[new.index()] += readers[old.index()];
+            map.set(old, new);
+        }
+    }
+    copy_outputs(walk.builder, graph, &map)
+}
+
+/// How often each value is read by what an output depends on.
+fn live_readers(graph: &Graph) -> Vec<u32> {
+    let mut readers = vec![0; graph.value_count()];
+    graph.outputs().iter().for_each(|output| readers[output.index()] += 1);
+    for node in graph.nodes().rev() {
+        if node.op().has_side_effect() || node.results().any(|result| readers[result.index()] > 0) {
+            node.operands().iter().for_each(|operand| readers[operand.index()] += 1);
+        }
+    }
+    readers
+}
+
+/// The new graph, and what is known of its values.
+struct Walk {
+    builder: GraphBuilder,
+    /// Along which axes each may differ.
+    sets: Vec<AxisSet>,
+    /// How often each is read, by what is there and what is still to come.
+    readers: Vec<u32>,
+}
+
+impl Walk {
+    fn node(&mut self, graph: &Graph, node: NodeRef<'_>, map: &ValueMap) -> Values {
+        let operands: Values = node.operands().iter().map(|&value| map.get(value)).collect();
+        let replaced = match node.op() {
+            Op::DynamicSlice(_) => self.slice(node.op(), &operands),
+            Op::AllGather(gather) => self.gather(gather, &operands),
+            Op::Binary(op) => self.combine(op, &operands),
+            _ => None,
+        };
+        if let Some(value) = replaced {
+            debug_assert_eq!(self.builder.ty(value), graph.ty(node.result()));
+            return Values::from_slice(&[value]);
+        }
+        let mut bodies = of_bodies(node.op(), &self.sets_of(&operands)).into_iter();
+        let op = node.op().map_regions(|body| match bodies.next() {
+            Some(inputs) => rewrite(body, &inputs).into(),
+            None => body.clone(),
+        });
+        let types = node.results().map(|value| graph.ty(value).clone());
+        let op = op.unwrap_or_else(|| node.op().clone());
+        let results = of_results(&op, node.results().len(), &self.sets_of(&operands));
+        self.sets.extend(results);
+        self.readers.resize(self.sets.len(), 0);
+        self.builder.push_typed(op, &operands, types)
+    }
+
+    fn sets_of(&self, values: &[Value]) -> Sets {
+        values.iter().map(|value| self.sets[value.index()]).collect()
+    }
+
+    /// A new node with one result, which is read once.
+    fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
+        let op = op.into();
+        let sets = of_results(&op, 1, &self.sets_of(operands));
+        let value = self.builder.push1(op, operands).ok()?;
+        self.sets.extend(sets);
+        self.readers.push(0);
+        Some(value)
+    }
+
+    /// The op that makes a value, if it has one operand.
+    fn made_by(&self, value: Value) -> Option<(&Op, Value)> {
+        let node = self.builder.graph().defining_node(value)?;
+        match node.operands() {
+            &[operand] => Some((node.op(), operand)),
+            _ => None,
+        }
+    }
+
+    /// What else this device's slice is.
+    fn slice(&mut self, op: &Op, operands: &[Value]) -> Option<Value> {
+        let (dim, group) = own_part(self.builder.graph(), op, operands)?;
+        let (group, value) = (group.clone(), operands[0]);
+        match self.made_by(value)? {
+            (Op::AllGather(gather), part) if gather.dim == dim && gather.group.axes.starts_with(&group.axes) => {
+                let rest = rest_of(&gather.group, &group);
+                if rest.axes.is_empty() { Some(part) } else { self.push(AllGather { group: rest, dim }, &[part]) }
+            }
+            (Op::AllReduce(reduce), part)
+                if reduce.kind == ReduceKind::Sum
+                    && self.readers[value.index()] == 1
+                    && group.axes.iter().all(|axis| reduce.group.axes.contains(axis)) =>
+            {
+                let rest = rest_of(&reduce.group, &group);
+                let scattered = self.push(ReduceScatter { group, dim }, &[part])?;
+                if rest.axes.is_empty() {
+                    return Some(scattered);
+                }
+                self.readers[scattered.index()] = 1;
+                self.push(AllReduce { group: rest, kind: ReduceKind::Sum }, &[scattered])
+            }
+            _ => None,
+        }
+    }
+
+    /// What slices were cut from that are gathered again.
+    fn gather(&self, gather: &AllGather, operands: &[Value]) -> Option<Value> {
+        let &[part] = operands else { return None };
+        let node = self.builder.graph().defining_node(part)?;
+        let (dim, group) = own_part(self.builder.graph(), node.op(), node.operands())?;
+        let whole = *node.operands().first()?;
+        let undone = dim == gather.dim && *group == gather.group;
+        (undone && self.sets[whole.index()].is_same_within(group)).then_some(whole)
+    }
+
+    /// One reduction in place of two that are added.
+    fn combine(&mut self, op: &Binary, operands: &[Value]) -> Option<Value> {
+        let &[left, right] = operands else { return None };
+        if !matches!(op.0, BinaryKind::Add | BinaryKind::Subtract) {
+            return None;
+        }
+        let ((reduction, x), (other, y)) = (self.made_by(left)?, self.made_by(right)?);
+        let adds = match reduction {
+            Op::AllReduce(reduce) => reduce.kind == ReduceKind::Sum,
+            Op::ReduceScatter(_) => true,
+            _ => false,
+        };
+        let read_once = |value: Value| self.readers[value.index()] == 1;
+        if !adds || reduction != other || left == right || !read_once(left) || !read_once(right) {
+            return None;
+        }
+        let reduction = reduction.clone();
+        let origin = self.builder.origin();
+        let sum = self.push(op.clone(), &[x, y])?;
+        self.readers[sum.index()] = 1;
+        self.builder.set_origin(reduction_origin(self.builder.graph(), left, origin));
+        self.push(reduction, &[sum])
+    }
+}
+
+/// Where a reduction came from, which stays the source of what replaces it.
+fn reduction_origin(graph: &Graph, value: Value, otherwise: Origin) -> Origin {
+    graph.defining_node(value).map_or(otherwise, |node| node.origin())
+}
+
+/// The dimension and the group of a slice that takes, of the parts that a dimension has for the devices of a group, this
+/// device's.
+fn own_part<'g>(graph: &'g Graph, op: &Op, operands: &[Value]) -> Option<(usize, &'g Group)> {
+    let (Op::DynamicSlice(DynamicSlice { sizes }), Some((&value, starts))) = (op, operands.split_first()) else {
+        return None;
+    };
+    let dims = &graph.ty(value).dims;
+    let cut: SmallVec<[usize; 2]> = (0..sizes.len()).filter(|&dim| sizes[dim] != dims[dim]).collect();
+    let &[dim] = &cut[..] else { return None };
+    // XLA moves a slice that would not fit, so where nothing is cut any start is 0.
+    let group = start_of_part(graph, starts[dim], sizes[dim])?;
+    (sizes[dim].checked_mul(group.size) == Some(dims[dim])).then_some((dim, group))
+}
+
+/// The group by whose rank a start counts parts of this size.
+fn start_of_part(graph: &Graph, start: Value, size: usize) -> Option<&Group> {
+    let rank = |value: Value| match graph.defining_node(value)?.op() {
+        Op::AxisIndex(index) => Some(&index.group),
+        _ => None,
+    };
+    if size == 1
+        && let Some(group) = rank(start)
+    {
+        return Some(group);
+    }
+    let node = graph.defining_node(start)?;
+    let is_size = |value: Value| {
+        let node = graph.defining_node(value);
+        node.is_some_and(|node| matches!(node.op(), Op::Splat(splat) if splat.number() == size as f64))
+    };
+    match (node.op(), node.operands()) {
+        (Op::Binary(Binary(BinaryKind::Multiply)), &[x, y]) if is_size(y) => rank(x),
+        (Op::Binary(Binary(BinaryKind::Multiply)), &[x, y]) if is_size(x) => rank(y),
+        _ => None,
+    }
+}
+
+/// The group along the axes that are not the other's.
+fn rest_of(group: &Group, other: &Group) -> Group {
+    let axes: Axes = group.axes.iter().copied().filter(|axis| !other.axes.contains(axis)).collect();
+    Group { axes, size: group.size / other.size.max(1) }
+}

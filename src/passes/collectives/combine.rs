@@ -1,0 +1,164 @@
+//! Several collectives as one.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::MIB;
+use crate::ir::{DType, Graph, GraphBuilder, Node, NodeRef, Phase, Value, ValueMap};
+use crate::ops::Op;
+use crate::passes::hoist::is_fused;
+use crate::passes::{Bodies, copy_inputs, copy_outputs};
+
+/// An all-reduce of several operands copies them into one vector and out of it again, which costs more than it saves once they
+/// take longer to copy than a collective takes to start.
+const LARGEST_COPIED: u64 = MIB;
+
+/// Later collectives of a kind that are looked at for each: as many as a large layer has.
+const LOOKED_AT: usize = 64;
+
+/// Nodes that may be done earlier for the sake of an operand.
+const MOVED: usize = 16;
+
+/// Makes one collective of several, in every region by itself: of one kind, group, dimension, combiner, element type and phase.
+///
+/// The first of them, where it stands, is joined by later ones that could run there as well: their operands are known there,
+/// or made of what is known there by ops that only compute elementwise or move elements. So nothing is ever delayed, none
+/// depends on another of them, and the price is that results are there earlier than needed, `limit` bytes of them at most. A
+/// gather of the backward pass never joins one of the forward pass, so neither is held for the other.
+///
+/// Of all-reduces, which are copied together, only the small ones are combined. The operands must be live: dead code comes
+/// first.
+pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
+    combine(graph, limit, &mut Bodies::default())
+}
+
+fn combine(graph: &Graph, limit: u64, bodies: &mut Bodies) -> Graph {
+    let (builder, map) = copy_inputs(graph);
+    let mut walk = Walk { graph, builder, map, done: vec![false; graph.node_count()] };
+    let alike = alike(graph);
+    for node in graph.nodes() {
+        if walk.done[node.id.index()] {
+            continue;
+        }
+        let key = Key::of(graph, node);
+        match key.and_then(|key| alike.get(&key)).filter(|nodes| nodes.len() > 1) {
+            Some(nodes) => walk.join(node, nodes, limit),
+            None => {
+                let op = bodies.transform_op(node.op(), |body, bodies| combine(body, limit, bodies));
+                walk.copy(node, op);
+            }
+        }
+    }
+    copy_outputs(walk.builder, graph, &walk.map)
+}
+
+/// What collectives must have in common.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'g> {
+    op: &'g Op,
+    dtype: DType,
+    phase: Phase,
+}
+
+impl<'g> Key<'g> {
+    fn of(graph: &'g Graph, node: NodeRef<'g>) -> Option<Key<'g>> {
+        let small = bytes(graph, node) <= LARGEST_COPIED;
+        let combines = match node.op() {
+            Op::AllGather(_) | Op::ReduceScatter(_) => true,
+            Op::AllReduce(_) => small,
+            _ => false,
+        };
+        let &operand = node.operands().first()?;
+        combines.then(|| Key { op: node.op(), dtype: graph.ty(operand).dtype, phase: node.origin().phase })
+    }
+}
+
+/// The collectives that could be one if only they were ready together, in their order.
+fn alike(graph: &Graph) -> FxHashMap<Key<'_>, Vec<Node>> {
+    let mut found: FxHashMap<Key<'_>, Vec<Node>> = FxHashMap::default();
+    for node in graph.nodes() {
+        if let Some(key) = Key::of(graph, node) {
+            found.entry(key).or_default().push(node.id);
+        }
+    }
+    found
+}
+
+/// Bytes of the operands or of the results, whichever is more.
+fn bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
+    let size = |value: Value| graph.ty(value).byte_count() as u64;
+    let operands: u64 = node.operands().iter().map(|&value| size(value)).sum();
+    operands.max(node.results().map(size).sum())
+}
+
+struct Walk<'g> {
+    graph: &'g Graph,
+    builder: GraphBuilder,
+    map: ValueMap,
+    /// The nodes that have been copied.
+    done: Vec<bool>,
+}
+
+impl Walk<'_> {
+    fn copy(&mut self, node: NodeRef<'_>, op: Option<Op>) {
+        self.done[node.id.index()] = true;
+        self.builder.copy_node_as(self.graph, node, op.unwrap_or_else(|| node.op().clone()), &mut self.map);
+    }
+
+    /// Pushes a collective together with what can join it of `alike`.
+    fn join(&mut self, first: NodeRef<'_>, alike: &[Node], limit: u64) {
+        let mut members: SmallVec<[Node; 8]> = SmallVec::from_slice(&[first.id]);
+        let mut total = bytes(self.graph, first);
+        let later = alike.partition_point(|&node| node <= first.id);
+        let open: SmallVec<[Node; 8]> =
+            alike[later..].iter().copied().filter(|node| !self.done[node.index()]).take(LOOKED_AT).collect();
+        for other in open {
+            let other = self.graph.node(other);
+            let size = bytes(self.graph, other);
+            if total.saturating_add(size) > limit {
+                break;
+            }
+            let Some(needed) = self.needed(other) else { continue };
+            for node in needed {
+                self.copy(self.graph.node(node), None);
+            }
+            self.done[other.id.index()] = true;
+            total += size;
+            members.push(other.id);
+        }
+        self.done[first.id.index()] = true;
+        let graph = self.graph;
+        let nodes = || members.iter().map(|&member| graph.node(member));
+        let operands: Vec<Value> = nodes().flat_map(|node| node.operands()).map(|&value| self.map.get(value)).collect();
+        let types = nodes().flat_map(|node| node.results()).map(|value| graph.ty(value).clone());
+        let results = self.builder.push_from(first.origin(), first.op().clone(), &operands, types);
+        nodes().flat_map(|node| node.results()).zip(results).for_each(|(old, new)| self.map.set(old, new));
+    }
+
+    /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if that is more than
+    /// moving what is known about.
+    fn needed(&self, collective: NodeRef<'_>) -> Option<Vec<Node>> {
+        let mut open: SmallVec<[Value; 8]> = collective.operands().into();
+        let mut needed: FxHashSet<Node> = FxHashSet::default();
+        while let Some(value) = open.pop() {
+            if self.map.find(value).is_some() {
+                continue;
+            }
+            let node = self.graph.defining_node(value)?;
+            if !is_light(node.op()) || needed.len() == MOVED {
+                return None;
+            }
+            if needed.insert(node.id) {
+                open.extend_from_slice(node.operands());
+            }
+        }
+        let mut needed: Vec<Node> = needed.into_iter().collect();
+        needed.sort_unstable();
+        Some(needed)
+    }
+}
+
+/// Whether doing an op earlier costs no more than its place in memory.
+fn is_light(op: &Op) -> bool {
+    is_fused(op) || matches!(op, Op::Splat(_) | Op::Constant(_) | Op::Iota(_) | Op::AxisIndex(_))
+}
