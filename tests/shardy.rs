@@ -95,7 +95,12 @@ fn compile_ahead(
 ) -> Result<ahead_of_time::CompiledAhead, PjrtError> {
     let worker = Some(env!("CARGO_BIN_EXE_meshloom-worker").into());
     let settings = Settings { worker, find, ..Settings::default() };
-    ahead_of_time::compile(&Topology::parse(target)?, &lowered.module.bytes, &lowered.compile_options(), &settings)
+    ahead_of_time::compile(
+        &Topology::parse(target)?,
+        &lowered.module.bytes,
+        &CompileOptions::partitioned(8).annotated(lowered.annotation),
+        &settings,
+    )
 }
 
 /// A worker refuses what its plugin does not read, rather than dying over it.

@@ -4,19 +4,21 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::ir::{DType, Phase};
+use meshloom::ir::Phase;
 use meshloom::nn::Batch;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, Tree, scan, value_and_grad};
 use meshloom::train::config::RunConfig;
+use meshloom::train::step::aliases;
 
 const LAYERS: u64 = 4;
 const EMBED: u64 = 64;
 const HEADS: u64 = 8;
 const HEAD_DIM: u64 = 16;
 const MLP: u64 = 96;
-const VOCAB: u64 = 256;
+// Large enough for a lookup's rows to be less than the table.
+const VOCAB: u64 = 2048;
 const LENGTH: u64 = 64;
 const BATCH: u64 = 16;
 
@@ -40,13 +42,23 @@ fn config(mesh: &str, overrides: &[&str]) -> RunConfig {
     ];
     let mut all: Vec<String> = sizes.iter().map(|(key, size)| format!("{key}={size}")).collect();
     all.push(format!("mesh.axes=\"{mesh}\""));
-    all.push("partition.replication=\"deny\"".to_owned());
     all.extend(overrides.iter().map(|&text| text.to_owned()));
     RunConfig::from_overrides(&all).expect("a config")
 }
 
-fn lowered(mesh: &str, overrides: &[&str]) -> Lowered {
-    config(mesh, overrides).lower_train_step().expect("it lowers").1
+fn lowered(mesh: &str, overrides: &[&str], without: &[&str]) -> Lowered {
+    let config = config(mesh, overrides);
+    let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
+    let step = config.train_step().trace().expect("it traces");
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        aliases: aliases(&step),
+        explicit: true,
+        deny_replication: true,
+        without,
+        ..LowerOptions::default()
+    };
+    lower(step.graph(), &options).expect("it lowers")
 }
 
 /// What collectives have in common, and their number, executions and operand bytes.
@@ -89,8 +101,9 @@ impl Sizes {
         self.names(&[("data", self.data), ("fsdp", self.fsdp), ("context", self.context)])
     }
 
-    /// The collectives of a step, layers scanned and nothing recomputed.
-    fn expected(&self) -> Summary {
+    /// The collectives of a step, layers scanned and nothing recomputed; with the stream between blocks split along the sequence, or
+    /// whole.
+    fn expected(&self, sequence_parallel: bool) -> Summary {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
         let Sizes { data, fsdp, tensor, context } = *self;
@@ -116,15 +129,28 @@ impl Sizes {
         // Gradients are added up after the loop, over the axes along which the weights are whole.
         let whole = self.names(&[("data", data), ("context", context)]);
         add(AllReduce, &whole, Backward, false, WEIGHTS.len() + 2, (LAYERS * layer + ends) / (fsdp * tensor));
-        add(AllReduce, &self.tokens(), Backward, false, 3, 4 * (2 * LAYERS + 1) * EMBED);
+        let along_norms = if sequence_parallel { tensor } else { 1 };
+        let norms = self.names(&[("data", data), ("fsdp", fsdp), ("context", context), ("tensor", along_norms)]);
+        add(AllReduce, &norms, Backward, false, 3, 4 * (2 * LAYERS + 1) * EMBED);
         let rows = BATCH / (data * fsdp) * LENGTH / context;
-        if tensor > 1 {
-            // The sums behind attention and mlp, and in front of them backwards; the embedding and the head.
-            let stream = 4 * rows * EMBED;
+        // The stream of activations; the sums behind attention and mlp, and in front of them backwards; embedding and head.
+        let stream = 4 * rows * EMBED;
+        if tensor > 1 && sequence_parallel {
+            for phase in [Forward, Backward] {
+                add(AllGather, "tensor", phase, true, 2, 2 * stream / tensor);
+                add(ReduceScatter, "tensor", phase, true, 2, 2 * stream);
+                add(AllGather, "tensor", phase, false, 1, stream / tensor);
+                add(ReduceScatter, "tensor", phase, false, 1, stream);
+            }
+            // The gradients of weights need what the blocks have read, of which each device kept its part.
+            add(AllGather, "tensor", Backward, true, 2, 2 * stream / tensor);
+        } else if tensor > 1 {
             for phase in [Forward, Backward] {
                 add(AllReduce, "tensor", phase, true, 2, 2 * stream);
                 add(AllReduce, "tensor", phase, false, 1, stream);
             }
+        }
+        if tensor > 1 {
             // Of the logits: maximum, sum of exponentials, and that of the target.
             add(AllReduce, "tensor", Forward, false, 3, 3 * 4 * rows);
         }
@@ -132,6 +158,8 @@ impl Sizes {
             // Keys and values are gathered for attention, and their cotangents scattered.
             let part = 4 * rows * HEADS * HEAD_DIM / tensor;
             add(AllGather, "context", Forward, true, 2, 2 * part);
+            // Of the keys' documents, for the mask.
+            add(AllGather, "context", Forward, false, 1, 4 * rows);
             add(AllGather, "context", Backward, true, 2, 2 * part);
             add(ReduceScatter, "context", Backward, true, 2, 2 * part * context);
         }
@@ -144,9 +172,18 @@ impl Sizes {
 
 #[track_caller]
 fn check(mesh: &str) {
-    let lowered = lowered(mesh, &["rules.preset=\"decoder-all-reduce\""]);
-    let (found, expected) = (summary(&lowered.collectives()), Sizes::of(mesh).expected());
-    assert_eq!(found, expected, "{mesh}\n{}", lowered.collectives());
+    for (preset, sequence_parallel) in [("decoder", true), ("decoder-all-reduce", false)] {
+        let preset = format!("rules.preset=\"{preset}\"");
+        let ledger = lowered(mesh, &[&preset], &["combine-collectives"]).collectives();
+        let (found, expected) = (summary(&ledger), Sizes::of(mesh).expected(sequence_parallel));
+        for key in found.keys().chain(expected.keys()) {
+            assert_eq!(found.get(key), expected.get(key), "{mesh}, {preset}: {key:?}\n{ledger}");
+        }
+        // Combined, they are fewer and move the same.
+        let combined = lowered(mesh, &[&preset], &[]).collectives();
+        assert!(combined.count().expect("no filter") <= ledger.count().expect("no filter"), "{mesh}\n{combined}");
+        assert_eq!(combined.bytes().expect("no filter"), ledger.bytes().expect("no filter"), "{mesh}\n{combined}");
+    }
 }
 
 #[test]
@@ -174,7 +211,7 @@ fn combinations() {
 fn gathers_of_recomputed_layers() {
     let gathers = |remat: &str| {
         let set = ["model.scan_layers=false", remat];
-        let ledger = lowered("fsdp=8", &set).collectives().kind(CollectiveKind::AllGather);
+        let ledger = lowered("fsdp=8", &set, &["combine-collectives"]).collectives().kind(CollectiveKind::AllGather);
         let count = |ledger: Ledger| ledger.count().expect("no unknown axis");
         (count(ledger.forward()), count(ledger.backward()) + count(ledger.recompute()))
     };
@@ -187,29 +224,38 @@ fn gathers_of_recomputed_layers() {
 #[test]
 fn accumulated_gradients() {
     const MICROBATCHES: usize = 4;
-    for mesh in ["data=8", "fsdp=8", "data=2,fsdp=4"] {
-        let config = config(mesh, &["rules.strict=false"]);
-        let model = config.decoder();
-        let params = model.parameters().map(|_, param| param.spec.clone());
-        let batch = Batch::specs(BATCH as usize, LENGTH as usize).map(|_, spec| {
-            let dims: Vec<usize> = std::iter::once(MICROBATCHES).chain(spec.ty.dims.iter().copied()).collect();
-            TensorSpec::new(spec.ty.dtype, dims).with_axes(&["", "activation_batch", "activation_length"])
-        });
-        let step = Function::trace("accumulate", (params, batch), |(params, batches)| {
-            let zeros = (params.map(|_, param: &Tensor| *param * 0.0), params.final_norm.sum(..) * 0.0);
-            let body = |(sum, total): (_, Tensor), batch: Batch<Tensor>| {
-                let (loss, gradients) = value_and_grad(params.clone(), |params| model.loss(&params, &batch));
-                let mut gradients = gradients.leaves().into_iter();
-                let sum = MapTree::map(&sum, |_, sum: &Tensor| *sum + gradients.next().expect("as many"));
-                ((sum, total + loss), ())
-            };
-            scan(zeros, batches, body).0
-        })
-        .expect("it traces");
-        let (mesh_axes, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-        let options = LowerOptions { sharding: Some((&mesh_axes, &rules)), explicit: true, ..LowerOptions::default() };
-        let ledger = lower(step.graph(), &options).expect("it lowers").collectives();
-        println!("{mesh}\n{ledger}");
-        let _ = DType::F32;
-    }
+    let config = config("data=8", &[]);
+    let model = config.decoder();
+    let params = model.parameters().map(|_, param| param.spec.clone());
+    let batch = Batch::specs(BATCH as usize, LENGTH as usize).map(|_, spec| {
+        let dims: Vec<usize> = std::iter::once(MICROBATCHES).chain(spec.ty.dims.iter().copied()).collect();
+        TensorSpec::new(spec.ty.dtype, dims).with_axes(&["", "activation_batch", "activation_length"])
+    });
+    let step = Function::trace("accumulate", (params, batch), |(params, batches)| {
+        let zeros = (params.map(|_, param: &Tensor| *param * 0.0), params.final_norm.sum(..) * 0.0);
+        let body = |(sum, total): (_, Tensor), batch: Batch<Tensor>| {
+            let (loss, gradients) = value_and_grad(params.clone(), |params| model.loss(&params, &batch));
+            let mut gradients = gradients.leaves().into_iter();
+            let sum = MapTree::map(&sum, |_, sum: &Tensor| *sum + gradients.next().expect("as many"));
+            ((sum, total + loss), ())
+        };
+        scan(zeros, batches, body).0
+    })
+    .expect("it traces");
+    let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        explicit: true,
+        without: &["combine-collectives"],
+        ..LowerOptions::default()
+    };
+    let ledger = lower(step.graph(), &options).expect("it lowers").collectives();
+    // In the loop only the number of tokens, which every gradient is divided by.
+    let inside = ledger.inside_loops();
+    assert_eq!(inside.count().expect("no unknown axis"), 1, "{inside}");
+    assert_eq!(inside.bytes().expect("no unknown axis"), Amount::Exactly(4 * MICROBATCHES as u64));
+    let gradients = 4 * (LAYERS * (WEIGHTS.iter().sum::<u64>() + 2 * EMBED) + EMBED + 2 * VOCAB * EMBED);
+    let outside = ledger.outside_loops();
+    assert_eq!(outside.count().expect("no unknown axis"), WEIGHTS.len() + 2 + 3 + 1, "{outside}");
+    assert_eq!(outside.bytes().expect("no unknown axis"), Amount::Exactly(gradients + 4));
 }

@@ -112,7 +112,8 @@ impl<'a> Walk<'a, '_> {
             if index < scan.carry_count {
                 return inputs[first_carry + index].clone();
             }
-            stacked(found, shardings.spec(body.outputs()[index]))
+            let saved = shardings.before_gathering(body, self.mesh, body.outputs()[index]);
+            stacked(found, shardings.spec(saved))
         };
         let carried = self.partial_carries(scan, shardings, &inputs)?;
         for (input, axes) in inputs[first_carry..first_slice].iter_mut().zip(carried) {

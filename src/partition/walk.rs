@@ -98,6 +98,11 @@ impl<'a, 'b> Walk<'a, 'b> {
                 Op::Reshard(reshard) => {
                     let value = self.get(node.operands()[0], &reshard.0)?;
                     self.set(node.result(), value, reshard.0.clone());
+                    // It is the same value, so what has been made of the operand serves as well.
+                    let others = self.versions[node.operands()[0].index()].clone();
+                    let complete =
+                        others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != reshard.0);
+                    self.versions[node.result().index()].extend(complete);
                 }
                 op if op.as_primitive().is_some() => self.primitive(node)?,
                 _ => self.region(node)?,

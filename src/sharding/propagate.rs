@@ -89,6 +89,20 @@ impl Shardings {
         self.nodes.get(node.index())?.rule.as_ref()
     }
 
+    /// The value itself, or what it has been gathered from: the operand of a constraint that makes its parts larger.
+    pub(crate) fn before_gathering(&self, graph: &Graph, mesh: &Mesh, value: Value) -> Value {
+        let parts = |value: Value| -> usize {
+            let spec = self.spec(value);
+            (0..spec.rank()).map(|dim| spec.part_count(mesh, dim)).product()
+        };
+        match graph.defining_node(value) {
+            Some(node) if matches!(node.op(), Op::Reshard(_)) && parts(node.operands()[0]) > parts(value) => {
+                self.before_gathering(graph, mesh, node.operands()[0])
+            }
+            _ => value,
+        }
+    }
+
     /// Why it has that spec.
     pub fn origin(&self, value: Value) -> SpecOrigin {
         self.values[value.index()].origin
@@ -261,8 +275,15 @@ impl Sweeper<'_> {
     }
 
     fn visit_region(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Op, shardings: &mut Shardings) {
-        let ties = ties(node, op);
+        let mut ties = ties(node, op);
         let Some(mut bodies) = shardings.bodies.remove(&node.id) else { return };
+        // What a loop stacks is best stacked in parts.
+        if let (Op::Scan(scan), Some(inside)) = (op, bodies.first()) {
+            let stacked = &scan.body.outputs()[scan.carry_count..];
+            for tie in ties.iter_mut().filter(|tie| tie.extra_dims == 1 && stacked.contains(&tie.inner)) {
+                tie.inner = inside.before_gathering(&scan.body, self.mesh, tie.inner);
+            }
+        }
         self.unify(graph, node, &ties, shardings, &mut bodies);
         for (body, inner) in op.regions().zip(bodies.iter_mut()) {
             self.forwards(body, inner);

@@ -115,7 +115,9 @@ fn settle_conflicts(mesh: &Mesh, rule: &FactorRule, claims: &[SmallVec<[Claim; 3
         let score = |&factor: &usize| {
             let having = claims[factor].iter().filter(|claim| claim.axes.contains(&axis));
             let (votes, bytes) = having.fold((0, 0), |(votes, bytes), claim| (votes + 1, bytes + claim.bytes));
-            (votes, rule.factors[factor].kind == FactorKind::Parallel, bytes, std::cmp::Reverse(factor))
+            // An op that would have to add up its results afterwards comes last.
+            let is_sum = matches!(rule.factors[factor].kind, FactorKind::Reduction(_));
+            (votes, !is_sum, bytes, std::cmp::Reverse(factor))
         };
         let mut losers: SmallVec<[usize; 4]> = SmallVec::new();
         let separate: SmallVec<[&TensorFactors; 4]> = rule.operands.iter().filter(|_| rule.separate).collect();
