@@ -146,7 +146,7 @@ fn combinations() {
             }
             let tensor = ["heads", "kv_heads", "mlp", "vocab"];
             let is_tensor = |name: &&str| has(name) || has(&format!("activation_{name}"));
-            if tensor.iter().any(|name| is_tensor(name)) || has("activation_norm_length") {
+            if tensor.iter().any(is_tensor) || has("activation_norm_length") {
                 expected *= size(&["tensor"]);
             }
             assert_eq!(used(row), expected, "{mesh}: {} {}", row.name(), row.spec.display(&table.mesh));
