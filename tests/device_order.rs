@@ -17,10 +17,9 @@ use support::plugins::large_plugin;
 fn tpus(chips: [i64; 3], cores: i64, slices: i64) -> Vec<DevicePlace> {
     let mut devices = Vec::new();
     for slice in 0..slices {
-        let mut next = if slices > 1 { 100_000 * (slice as i32 + 1) } else { 0 };
-        for (z, y, x, core) in places(chips, cores) {
-            devices.push(DevicePlace { id: next, slice, coords: [core, x, y, z].into_iter().collect() });
-            next += 1;
+        let first = if slices > 1 { 100_000 * (slice as i32 + 1) } else { 0 };
+        for (id, (z, y, x, core)) in (first..).zip(places(chips, cores)) {
+            devices.push(DevicePlace { id, slice, coords: [core, x, y, z].into_iter().collect() });
         }
     }
     devices

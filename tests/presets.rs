@@ -1,7 +1,11 @@
 //! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight devices.
 
+mod eight_devices;
+
+use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
+use meshloom::train::Trainer;
 use meshloom::train::config::RunConfig;
 use meshloom::train::step::aliases;
 
@@ -142,7 +146,7 @@ fn combinations() {
             }
             let tensor = ["heads", "kv_heads", "mlp", "vocab"];
             let is_tensor = |name: &&str| has(name) || has(&format!("activation_{name}"));
-            if tensor.iter().any(|name| is_tensor(name)) || has("activation_norm_length") {
+            if tensor.iter().any(is_tensor) || has("activation_norm_length") {
                 expected *= size(&["tensor"]);
             }
             assert_eq!(used(row), expected, "{mesh}: {} {}", row.name(), row.spec.display(&table.mesh));
@@ -196,4 +200,45 @@ fn roles() {
     assert_eq!(outputs, 3 * 12 + 1);
     let params = table.input_bytes_per_device(Role::Params);
     assert!(table.input_bytes_per_device(Role::Optimizer) < params / 2, "two moments of an eighth each, and the norms");
+}
+
+/// Names say where numbers lie, not what they are: XLA's partitioner, which follows the specs, gets those of one device.
+#[test]
+fn the_numbers_of_one_device() {
+    let numbers = |overrides: &[&str]| -> Vec<f64> {
+        let overrides: Vec<String> = SMALL.iter().chain(overrides).map(|&text| text.to_owned()).collect();
+        let config = RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{error}"));
+        let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
+        (0..2).flat_map(|_| trainer.step().map(|step| [step.loss, step.grad_norm]).expect("a step")).collect()
+    };
+    let one = numbers(&["mesh.axes=data=1", "target.devices=1"]);
+    for (mesh, preset) in [
+        ("mesh.axes=tensor=8", "rules.preset=decoder"),
+        ("mesh.axes=fsdp=2,tensor=4", "rules.preset=decoder-all-reduce"),
+        ("mesh.axes=fsdp=2,context=2,tensor=2", "rules.preset=decoder"),
+        ("mesh.axes=data=2,expert=4", "rules.preset=decoder"),
+    ] {
+        let error = relative_error(&numbers(&[mesh, preset, "partition.mode=gspmd"]), &one);
+        assert!(error <= 1e-5, "{mesh}: {error:.1e}");
+    }
+}
+
+/// The example in the docs is what is printed, but for the numbers of lines.
+#[test]
+fn the_table_in_the_docs() {
+    let page = include_str!("../docs/sharding.md");
+    let config = RunConfig::from_overrides(&["mesh.axes=fsdp=2,context=2,tensor=2".to_owned()]).expect("a config");
+    let printed = config.debug_sharding().expect("it lowers").expect("a table").to_string();
+    let cells = |line: &str| -> Vec<String> {
+        let cells =
+            line.split('|').skip(1).take(7).map(|cell| cell.trim().split(':').next().unwrap_or_default().to_owned());
+        cells.collect()
+    };
+    let printed: Vec<Vec<String>> = printed.lines().map(cells).collect();
+    let shown = page.lines().skip_while(|line| !line.starts_with("mesh ")).take_while(|line| !line.starts_with("```"));
+    let shown: Vec<&str> = shown.filter(|line| !line.starts_with("|--")).collect();
+    assert!(shown.len() > 12, "{shown:?}");
+    for line in shown {
+        assert!(printed.contains(&cells(line)), "{line}");
+    }
 }

@@ -53,10 +53,22 @@ impl Rules {
             for axis in rule.axes.iter().filter(|axis| !self.knows(mesh, axis)) {
                 self.report(unknown_axis(mesh, rule, axis), diagnostics)?;
             }
-            match clash(mesh, tensor, rule, dim, &slots) {
-                Ok(()) => slots[dim].settled = Some((place, rule)),
-                Err(problem) if slots[dim].skipped.is_none() => slots[dim].skipped = problem,
-                Err(_) => {}
+            let is_first = slots[dim].skipped.is_none();
+            match taken(rule, &slots) {
+                None => slots[dim].settled = Some((place, rule)),
+                // A rule all of whose axes have size 1 would have split nothing: no loss, no complaint.
+                Some((axis, taken_dim, taken_rule)) if is_first && splits(mesh, rule) => {
+                    slots[dim].skipped = Some(RuleProblem::Clash {
+                        tensor: tensor.to_owned(),
+                        dim,
+                        name: rule.name.clone(),
+                        rule: rule.to_string(),
+                        axis: axis.to_owned(),
+                        taken_dim,
+                        taken_rule: taken_rule.to_string(),
+                    });
+                }
+                Some(_) => {}
             }
         }
         let mut spec = Spec::replicated(dims.len());
@@ -114,26 +126,18 @@ impl Rules {
     }
 }
 
-/// Whether a rule finds all its axes free; else what to report should the dimension end up without any.
-fn clash(mesh: &Mesh, tensor: &str, rule: &Rule, dim: usize, slots: &[Slot<'_>]) -> Result<(), Option<RuleProblem>> {
+/// The first axis of a rule that is used in the tensor already, by which dimension and rule.
+fn taken<'a>(rule: &'a Rule, slots: &[Slot<'a>]) -> Option<(&'a str, usize, &'a Rule)> {
     let taker = |axis: &String| {
         let mut settled = slots.iter().enumerate().filter_map(|(dim, slot)| Some((dim, slot.settled?.1)));
         settled.find(|(_, taker)| taker.axes.contains(axis))
     };
-    let Some((axis, (taken_dim, taken_rule))) = rule.axes.iter().find_map(|axis| Some((axis, taker(axis)?))) else {
-        return Ok(());
-    };
-    let splits = |axis: &String| mesh.axis(axis).is_some_and(|axis| mesh.size(axis) > 1);
-    // A rule all of whose axes have size 1 would have split nothing: no loss, no complaint.
-    Err(rule.axes.iter().any(splits).then(|| RuleProblem::Clash {
-        tensor: tensor.to_owned(),
-        dim,
-        name: rule.name.clone(),
-        rule: rule.to_string(),
-        axis: axis.clone(),
-        taken_dim,
-        taken_rule: taken_rule.to_string(),
-    }))
+    rule.axes.iter().find_map(|axis| taker(axis).map(|(dim, taker)| (axis.as_str(), dim, taker)))
+}
+
+/// Whether a rule names an axis of more than one device.
+fn splits(mesh: &Mesh, rule: &Rule) -> bool {
+    rule.axes.iter().filter_map(|axis| mesh.axis(axis)).any(|axis| mesh.size(axis) > 1)
 }
 
 fn check_names(tensor: &str, names: &[Option<&str>], dims: &[usize]) -> Result<(), ShardingError> {

@@ -107,7 +107,7 @@ impl RuleFile {
     /// # Errors
     /// It is not YAML, or not of the shape; each with line and column.
     pub fn parse(text: &str, file: &str) -> Result<RuleFile, ShardingError> {
-        Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error: Box::new(error) })
+        Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
     }
 
     /// The rules, with the axes that the file declares.
@@ -117,7 +117,7 @@ impl RuleFile {
 }
 
 type Node<'a> = MarkedYaml<'a>;
-type Read<T> = Result<T, RuleFileError>;
+type Read<T> = Result<T, Box<RuleFileError>>;
 
 /// A name with where it stands.
 type Placed = (String, Marker);
@@ -234,19 +234,20 @@ impl Reader<'_> {
         Err(self.error(*place, RuleFileProblem::UnknownAxis { what, axis: axis.clone(), suggestion, known }))
     }
 
-    fn unknown_key(&self, key: &Node<'_>) -> RuleFileError {
+    fn unknown_key(&self, key: &Node<'_>) -> Box<RuleFileError> {
         let name = key.data.as_str().map_or_else(|| Found(key).to_string(), str::to_owned);
         let suggestion = did_you_mean(&name, KEYS);
         self.error(key.span.start, RuleFileProblem::UnknownKey { key: name, suggestion })
     }
 
-    fn wrong_type(&self, node: &Node<'_>, what: &str, expected: &str) -> RuleFileError {
+    fn wrong_type(&self, node: &Node<'_>, what: &str, expected: &str) -> Box<RuleFileError> {
         let (what, expected) = (what.to_owned(), expected.to_owned());
         self.error(node.span.start, RuleFileProblem::WrongType { what, found: Found(node).to_string(), expected })
     }
 
-    fn error(&self, place: Marker, problem: RuleFileProblem) -> RuleFileError {
-        RuleFileError { file: self.file.to_owned(), line: place.line(), column: place.col() + 1, problem }
+    fn error(&self, place: Marker, problem: RuleFileProblem) -> Box<RuleFileError> {
+        let file = self.file.to_owned();
+        Box::new(RuleFileError { file, line: place.line(), column: place.col() + 1, problem })
     }
 }
 
