@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::hlo::{EmitOptions, EmittedModule, emit};
+use crate::hlo::{EmitOptions, EmittedModule, GroupFormat, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Ledger, Partitioned, partition};
 use crate::passes::{self, Rewrite};
@@ -100,6 +100,9 @@ pub struct LowerOptions<'a> {
     pub without: &'a [&'a str],
     /// Whether meshloom partitions the graph over the mesh, rather than XLA.
     pub explicit: bool,
+    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
+    /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
+    pub groups: GroupFormat,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -236,6 +239,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         aliases: &options.aliases,
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
+        groups: options.groups,
         host_memory: options.host_memory,
         ..EmitOptions::default()
     };
