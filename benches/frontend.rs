@@ -8,48 +8,20 @@
 //! Each case traces forward pass, differentiates it, adds AdamW, runs the passes and emits. Allocation counts and bytes
 //! are those of one iteration; "max alloc" is the peak.
 
+mod shared;
+
 use divan::{AllocProfiler, Bencher, black_box};
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType;
-use meshloom::nn::DecoderConfig;
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom::train::step::{TrainStep, aliases};
+use shared::llama_405b;
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
 
 fn main() {
     divan::main();
-}
-
-/// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens.
-fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep {
-    TrainStep {
-        model: DecoderConfig {
-            layers,
-            embed: 16384,
-            heads: 128,
-            kv_heads: 8,
-            head_dim: 128,
-            mlp: 53248,
-            vocab: 128256,
-            tied_embeddings: false,
-            param_dtype: DType::F32,
-            compute_dtype: DType::F32,
-            scan_layers,
-            remat,
-            rope_theta: 500_000.0,
-            norm_epsilon: 1e-5,
-        },
-        optimizer: AdamW::default(),
-        schedule: WarmupCosine { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01 },
-        clip_norm: 1.0,
-        batch: 4,
-        seq: 8192,
-        dropout: DropoutConfig::default(),
-    }
 }
 
 fn bytes_of(step: &TrainStep) -> usize {

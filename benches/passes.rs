@@ -9,19 +9,20 @@
 //! `MESHLOOM_BENCH_SET` holds config overrides, separated by commas. Variants take turns, so that all see the same machine;
 //! printed are the smallest and the median.
 
+mod shared;
+
 use std::time::Instant;
 
 use anyhow::Context;
 use meshloom::compile::{LowerOptions, PASSES, Program, lower};
-use meshloom::ir::DType;
-use meshloom::nn::{Batch, DecoderConfig};
+use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
 use meshloom::train::config::RunConfig;
 use meshloom::train::data::TextDataset;
-use meshloom::train::step::{DropoutConfig, StepFunction, TrainStep, aliases};
+use meshloom::train::step::{StepFunction, TrainStep, aliases};
+use shared::llama_405b;
 
 /// Which passes run.
 struct Variant {
@@ -141,34 +142,6 @@ fn contend(function: &StepFunction, config: &RunConfig, step: &TrainStep, rounds
     Ok(())
 }
 
-/// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens.
-fn llama_405b(scan_layers: bool, remat: RematPolicy) -> TrainStep {
-    TrainStep {
-        model: DecoderConfig {
-            layers: 126,
-            embed: 16384,
-            heads: 128,
-            kv_heads: 8,
-            head_dim: 128,
-            mlp: 53248,
-            vocab: 128256,
-            tied_embeddings: false,
-            param_dtype: DType::F32,
-            compute_dtype: DType::F32,
-            scan_layers,
-            remat,
-            rope_theta: 500_000.0,
-            norm_epsilon: 1e-5,
-        },
-        optimizer: AdamW::default(),
-        schedule: WarmupCosine { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01 },
-        dropout: DropoutConfig::default(),
-        clip_norm: 1.0,
-        batch: 4,
-        seq: 8192,
-    }
-}
-
 /// Where lowering spends its time, each part the smallest of the rounds.
 fn lowering(rounds: usize) -> anyhow::Result<()> {
     for (name, scan_layers, remat) in [
@@ -177,7 +150,7 @@ fn lowering(rounds: usize) -> anyhow::Result<()> {
         ("unrolled", false, RematPolicy::None),
         ("unrolled, remat full", false, RematPolicy::Full),
     ] {
-        let step = llama_405b(scan_layers, remat);
+        let step = llama_405b(126, scan_layers, remat);
         let few = ["markers", "constant-folding", "algebra", "scan-operands", "loop-invariants"];
         for (what, without) in [("all passes", &[][..]), ("common subexpressions and dead code only", &few[..])] {
             let mut parts: Vec<(&'static str, f64, usize)> = Vec::new();

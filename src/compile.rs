@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::hlo::{Annotation, EmitOptions, EmittedModule, emit};
+use crate::hlo::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
@@ -145,6 +145,9 @@ pub struct LowerOptions<'a> {
     pub deny_replication: bool,
     /// How a graph that XLA partitions says how values are sharded.
     pub annotation: Annotation,
+    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
+    /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
+    pub groups: GroupFormat,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -320,6 +323,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         omit_metadata: options.omit_metadata,
         partitioned: local.is_some(),
         annotation: options.annotation,
+        groups: options.groups,
         host_memory: options.host_memory,
         ..EmitOptions::default()
     };

@@ -20,6 +20,18 @@ pub enum GroupFormat {
     Iota,
 }
 
+impl GroupFormat {
+    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the versions that were
+    /// looked at, it is not known when one form gave way to the other, so there it is the lists.
+    pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
+        match api_version {
+            (0, 81) => GroupFormat::IotaInList,
+            (0, 115..) => GroupFormat::Iota,
+            _ => GroupFormat::Lists,
+        }
+    }
+}
+
 /// The device at each rank of each group.
 pub fn device_groups(mesh: &Mesh, axes: &[MeshAxis]) -> Vec<Vec<usize>> {
     let strides = strides(mesh);

@@ -16,6 +16,7 @@
 //!
 //! Architecture invariant: nothing here knows of a plugin.
 
+pub mod analysis;
 mod collective;
 mod emit;
 pub mod proto;

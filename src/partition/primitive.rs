@@ -98,6 +98,10 @@ impl Walk<'_, '_> {
     ) -> FactorAxes {
         let known = |value: Value| self.shardings.known(value);
         let of_operand = |value: &Value| {
+            // What is made in any spec has none of its own to state.
+            if self.is_made_in_place(*value) || self.is_spread_scalar(*value) {
+                return None;
+            }
             let versions = self.versions(*value);
             let complete = versions.iter().find(|(_, spec)| spec.unreduced().is_empty());
             let (_, first) = complete.or_else(|| versions.first())?;

@@ -9,7 +9,7 @@ use super::reshard::reshard;
 use super::{Fallback, PartitionContext};
 use crate::error::{Error, OpError};
 use crate::ir::{DType, Graph, GraphBuilder, Origin, TensorType, Value};
-use crate::ops::{AxisIndex, Direction, Group, Op, Select};
+use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Select};
 use crate::sharding::{Axes, Mesh, MeshAxis, Shardings, Spec};
 
 /// The program of one device, and what of it could not be split.
@@ -131,8 +131,12 @@ impl<'a, 'b> Walk<'a, 'b> {
             return Ok(*local);
         }
         let ty = self.graph.ty(value);
-        if self.versions[value.index()].is_empty() {
+        if self.is_made_in_place(value) {
             let local = self.make(value, spec)?;
+            self.set(value, local, spec.clone());
+            return Ok(local);
+        }
+        if let Some(local) = self.spread_again(value, spec)? {
             self.set(value, local, spec.clone());
             return Ok(local);
         }
@@ -167,6 +171,47 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         self.set(value, local, spec.clone());
         Ok(local)
+    }
+
+    /// Whether a value is made where it is needed: it comes of nothing, or of a scalar alone.
+    pub(super) fn is_made_in_place(&self, value: Value) -> bool {
+        let node = self.graph.defining_node(value);
+        node.is_some_and(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))
+    }
+
+    /// Whether a value is a scalar spread out, which is as well spread out in any way.
+    pub(super) fn is_spread_scalar(&self, value: Value) -> bool {
+        let node = self.graph.defining_node(value);
+        node.is_some_and(|node| {
+            matches!(node.op(), Op::BroadcastInDim(_)) && self.graph.ty(node.operands()[0]).rank() == 0
+        })
+    }
+
+    /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but what it is
+    /// made of. None where that would move as much.
+    fn spread_again(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, Error> {
+        let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
+        let Op::BroadcastInDim(broadcast) = node.op() else { return Ok(None) };
+        if !spec.unreduced().is_empty() || self.versions(value).is_empty() {
+            return Ok(None);
+        }
+        let operand = node.operands()[0];
+        let source = Spec::new(broadcast.mapping.iter().map(|&dim| spec.dim(dim).into()));
+        let cost = |value: Value, spec: &Spec| {
+            let ty = self.graph.ty(value);
+            let plans = self
+                .versions(value)
+                .iter()
+                .map(|(_, from)| plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, spec).bytes_sent);
+            plans.min().unwrap_or(0)
+        };
+        if cost(operand, &source) >= cost(value, spec) && self.graph.ty(operand).rank() > 0 {
+            return Ok(None);
+        }
+        let local = self.get(operand, &source)?;
+        let dims = spec.local_dims(self.mesh, &self.graph.ty(value).dims)?;
+        let op = BroadcastInDim { dims, mapping: broadcast.mapping.clone() };
+        Ok(Some(self.builder.push1(op, &[local])?))
     }
 
     /// A sum over devices of numbers that have been widened, which is taken before they are: half as much is moved.

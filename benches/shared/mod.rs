@@ -1,0 +1,45 @@
+//! What several benches use.
+
+// Each bench uses a part of it.
+#![allow(dead_code)]
+
+use meshloom::ir::DType;
+use meshloom::nn::DecoderConfig;
+use meshloom::ops::RematPolicy;
+use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::train::step::{DropoutConfig, TrainStep};
+
+/// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens. The model has 126 layers.
+pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep {
+    TrainStep {
+        model: DecoderConfig {
+            layers,
+            embed: 16384,
+            heads: 128,
+            kv_heads: 8,
+            head_dim: 128,
+            mlp: 53248,
+            vocab: 128256,
+            tied_embeddings: false,
+            param_dtype: DType::F32,
+            compute_dtype: DType::F32,
+            scan_layers,
+            remat,
+            rope_theta: 500_000.0,
+            norm_epsilon: 1e-5,
+        },
+        optimizer: AdamW::default(),
+        schedule: WarmupCosine { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01 },
+        clip_norm: 1.0,
+        batch: 4,
+        seq: 8192,
+        dropout: DropoutConfig::default(),
+    }
+}
+
+/// The median of some measurements.
+pub fn median(measured: &[f64]) -> f64 {
+    let mut sorted = measured.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}

@@ -1,0 +1,287 @@
+//! Every collective of a module, and what it moves.
+//!
+//! The entry is walked with all that it calls: fusions, calls, asynchronous computations, bodies and conditions of loops,
+//! branches. A collective counts once for each way it is reached, as many times as the loops on that way run. A collective in
+//! two halves (`all-gather-start` and `-done`) counts where it starts. What moves is computed as in the
+//! [ledger](crate::partition::Ledger), from operand bytes and group size, so that a module that XLA made can be held against
+//! what was asked for.
+//!
+//! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a reduce-scatter as
+//! a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
+
+use super::groups::{DeviceGroups, Devices};
+use super::index::{Computation, Module};
+use super::size::{array_bytes, shape_bytes};
+use super::trip_count;
+use crate::hlo::proto::{HloInstructionProto, HloModuleProto};
+use crate::partition::{Amount, CollectiveKind};
+
+/// What an instruction communicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Communication {
+    /// A collective, whose moved bytes are known.
+    Collective(CollectiveKind),
+    /// Something whose moved bytes depend on its data, or on another program.
+    Other(&'static str),
+}
+
+/// One collective of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleCollective {
+    /// What it does.
+    pub kind: Communication,
+    /// The devices that take part; [`DeviceGroups::One`] for a permute, whose pairs say it.
+    pub groups: DeviceGroups,
+    /// Devices of a group; `None` for a permute, and where the module does not say.
+    pub group_size: Option<u64>,
+    /// Values that it moves at once.
+    pub operand_count: usize,
+    /// Bytes of all operands on one device, in one execution; `None` for a type of no known size.
+    pub bytes: Option<u64>,
+    /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`]; `None` where they are not known.
+    pub moved_bytes: Option<u64>,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
+    /// Loops around it.
+    pub loop_depth: usize,
+    /// Whether it is in two halves, between which the device may do other things.
+    pub asynchronous: bool,
+    /// Name of the instruction.
+    pub name: String,
+    /// Name of the computation it is in.
+    pub computation: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// The source line of its metadata as `file:line`, if it has one.
+    pub source: Option<String>,
+}
+
+/// The collectives of a module, in the order of the program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModuleCollectives {
+    /// Each of them.
+    pub entries: Vec<ModuleCollective>,
+}
+
+impl ModuleCollectives {
+    /// Those of a kind.
+    pub fn kind(&self, kind: CollectiveKind) -> impl Iterator<Item = &ModuleCollective> {
+        self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
+    }
+
+    /// How often collectives run in one run of the program, in all.
+    pub fn executions(&self) -> Amount {
+        self.entries.iter().map(|entry| entry.executions).fold(Amount::Exactly(0), Amount::plus)
+    }
+
+    /// Bytes that one device sends in one run of the program.
+    pub fn moved_bytes(&self) -> Amount {
+        self.entries.iter().map(ModuleCollective::total_moved_bytes).fold(Amount::Exactly(0), Amount::plus)
+    }
+}
+
+impl ModuleCollective {
+    /// Bytes that one device sends in all executions of this one.
+    pub fn total_moved_bytes(&self) -> Amount {
+        self.moved_bytes.map_or(Amount::Unknown, |bytes| self.executions.times(bytes))
+    }
+}
+
+/// The collectives of a module that runs on so many devices.
+pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
+    let index = Module::new(module);
+    let mut walk = Walk { module: &index, devices, stack: Vec::new(), entries: Vec::new() };
+    walk.computation(
+        module.entry_computation_id,
+        Around { executions: Amount::Exactly(1), loop_depth: 0, asynchronous: false },
+    );
+    ModuleCollectives { entries: walk.entries }
+}
+
+/// What surrounds a computation.
+#[derive(Clone, Copy)]
+struct Around {
+    executions: Amount,
+    loop_depth: usize,
+    /// Whether an `async-start` calls the computation.
+    asynchronous: bool,
+}
+
+struct Walk<'a> {
+    module: &'a Module<'a>,
+    devices: Devices,
+    /// The computations being walked: a module in which one calls itself is not walked for ever.
+    stack: Vec<i64>,
+    entries: Vec<ModuleCollective>,
+}
+
+impl Walk<'_> {
+    fn computation(&mut self, id: i64, around: Around) {
+        let Some(computation) = self.module.computation(id) else { return };
+        if self.stack.contains(&id) {
+            return;
+        }
+        self.stack.push(id);
+        for instruction in computation.instructions() {
+            match communication(&instruction.opcode) {
+                Some((kind, asynchronous)) => self.entry(computation, instruction, kind, asynchronous, around),
+                None => self.called(computation, instruction, around),
+            }
+        }
+        self.stack.pop();
+    }
+
+    fn called(&mut self, computation: &Computation<'_>, instruction: &HloInstructionProto, around: Around) {
+        let callees = instruction.called_computation_ids.as_slice();
+        match instruction.opcode.as_str() {
+            "while" => {
+                let count = trip_count::of(self.module, computation, instruction);
+                let times = |count: Option<u64>| count.map_or(Amount::Unknown, |count| around.executions.times(count));
+                let inside = |count| Around { executions: times(count), loop_depth: around.loop_depth + 1, ..around };
+                // The condition follows the body. It is asked once more than it says yes.
+                for (&callee, count) in callees.iter().zip([count, count.map(|count| count.saturating_add(1))]) {
+                    self.computation(callee, inside(count));
+                }
+            }
+            "conditional" => {
+                let executions = around.executions.bound().map_or(Amount::Unknown, Amount::AtMost);
+                callees.iter().for_each(|&callee| self.computation(callee, Around { executions, ..around }));
+            }
+            "fusion" if is_reduce_scatter(self.module, instruction) => {
+                let first = self.entries.len();
+                callees.iter().for_each(|&callee| self.computation(callee, around));
+                let kind = Communication::Collective(CollectiveKind::ReduceScatter);
+                self.entries[first..].iter_mut().for_each(|entry| entry.become_kind(kind));
+            }
+            // Their later halves name the same computation.
+            "async-update" | "async-done" => {}
+            "async-start" => {
+                callees.iter().for_each(|&callee| self.computation(callee, Around { asynchronous: true, ..around }));
+            }
+            "fusion" | "call" => callees.iter().for_each(|&callee| self.computation(callee, around)),
+            // Whoever implements it calls it as often as it likes.
+            "custom-call" => {
+                let around = Around { executions: Amount::Unknown, ..around };
+                callees.iter().for_each(|&callee| self.computation(callee, around));
+            }
+            // Reducers and comparators compute scalars.
+            _ => {}
+        }
+    }
+
+    fn entry(
+        &mut self,
+        computation: &Computation<'_>,
+        instruction: &HloInstructionProto,
+        kind: Communication,
+        asynchronous: bool,
+        around: Around,
+    ) {
+        let permutes = kind == Communication::Collective(CollectiveKind::CollectivePermute);
+        let groups = DeviceGroups::of(instruction);
+        let group_size = if permutes { None } else { group_size(instruction, kind, &groups, self.devices) };
+        let metadata = instruction.metadata.as_deref();
+        let mut entry = ModuleCollective {
+            kind,
+            groups,
+            group_size,
+            operand_count: instruction.operand_ids.len(),
+            bytes: operand_bytes(computation, instruction),
+            moved_bytes: None,
+            executions: around.executions,
+            loop_depth: around.loop_depth,
+            asynchronous: asynchronous || around.asynchronous,
+            name: instruction.name.clone(),
+            computation: computation.name().to_owned(),
+            op_name: metadata.map(|metadata| metadata.op_name.clone()).unwrap_or_default(),
+            source: metadata
+                .filter(|metadata| !metadata.source_file.is_empty())
+                .map(|metadata| format!("{}:{}", metadata.source_file, metadata.source_line)),
+        };
+        let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
+        match permutes && !moves {
+            true => entry.moved_bytes = Some(0),
+            false => entry.become_kind(kind),
+        }
+        self.entries.push(entry);
+    }
+}
+
+impl ModuleCollective {
+    fn become_kind(&mut self, kind: Communication) {
+        self.kind = kind;
+        self.moved_bytes = match (kind, self.bytes, self.group_size) {
+            (Communication::Collective(CollectiveKind::CollectivePermute), bytes, _) => bytes,
+            (Communication::Collective(kind), Some(bytes), Some(size)) => Some(kind.moved_bytes(bytes, size)),
+            _ => None,
+        };
+    }
+}
+
+/// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
+fn communication(opcode: &str) -> Option<(Communication, bool)> {
+    let (name, asynchronous) = match opcode.strip_suffix("-start") {
+        Some(name) => (name, true),
+        None => (opcode, false),
+    };
+    let kind = match name {
+        "all-gather" => Communication::Collective(CollectiveKind::AllGather),
+        "all-reduce" => Communication::Collective(CollectiveKind::AllReduce),
+        "all-to-all" => Communication::Collective(CollectiveKind::AllToAll),
+        "collective-permute" => Communication::Collective(CollectiveKind::CollectivePermute),
+        "reduce-scatter" => Communication::Collective(CollectiveKind::ReduceScatter),
+        "collective-broadcast" => Communication::Other("collective-broadcast"),
+        "ragged-all-to-all" => Communication::Other("ragged-all-to-all"),
+        "send" => Communication::Other("send"),
+        "recv" => Communication::Other("recv"),
+        _ => return None,
+    };
+    Some((kind, asynchronous))
+}
+
+/// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of replicas;
+/// with one and `use_global_device_ids`, of devices; with one alone, of partitions for an all-to-all, else of replicas with
+/// all their partitions.
+fn group_size(
+    instruction: &HloInstructionProto,
+    kind: Communication,
+    groups: &DeviceGroups,
+    devices: Devices,
+) -> Option<u64> {
+    if *groups == DeviceGroups::Unreadable {
+        return None;
+    }
+    let listed = groups.size();
+    let across_partitions = instruction.channel_id > 0;
+    if !across_partitions {
+        return Some(listed.unwrap_or(devices.replicas));
+    }
+    if instruction.use_global_device_ids {
+        return Some(listed.unwrap_or(devices.replicas * devices.partitions));
+    }
+    match kind {
+        Communication::Collective(CollectiveKind::AllToAll) => Some(listed.unwrap_or(devices.partitions)),
+        _ => Some(listed.unwrap_or(devices.replicas) * devices.partitions),
+    }
+}
+
+fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
+    // A permute into a buffer that exists takes slices of it: its operands are the whole buffers and the offsets.
+    if instruction.opcode.starts_with("collective-permute") && !instruction.dynamic_slice_sizes.is_empty() {
+        let source = computation.operand(instruction, 0)?.shape.as_ref()?;
+        return array_bytes(source.element_type, &instruction.dynamic_slice_sizes);
+    }
+    let mut operands = computation.operands(instruction);
+    operands.try_fold(0u64, |sum, operand| Some(sum.saturating_add(shape_bytes(operand?.shape.as_ref()?)?)))
+}
+
+/// Whether a fusion is an all-reduce of which each device keeps a part.
+fn is_reduce_scatter(module: &Module<'_>, fusion: &HloInstructionProto) -> bool {
+    let Some(callee) = module.callee(fusion, 0) else { return false };
+    let count = |opcode: &str| callee.instructions().iter().filter(|found| found.opcode == opcode).count();
+    count("all-reduce") == 1
+        && callee.root().is_some_and(|root| {
+            root.opcode == "dynamic-slice"
+                && callee.operand(root, 0).is_some_and(|operand| operand.opcode == "all-reduce")
+        })
+}
