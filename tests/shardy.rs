@@ -9,7 +9,7 @@ use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::Annotation;
 use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
-use meshloom::pjrt::{Array, Client, FindOptions, PjrtError, Topology};
+use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, Topology};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan};
 use meshloom::train::Trainer;
