@@ -10,7 +10,7 @@ use std::sync::Arc;
 use eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{EmitOptions, emit, op_sharding};
+use meshloom::hlo::{Annotation, EmitOptions, emit, op_sharding};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};
@@ -244,8 +244,16 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
     let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
     let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
-    let lowered =
-        Lowered { graph, local: None, module, mesh: Some(mesh.clone()), diagnostics: Vec::new(), timings: Vec::new() };
+    let lowered = Lowered {
+        graph,
+        local: None,
+        module,
+        mesh: Some(mesh.clone()),
+        aliases: Vec::new(),
+        annotation: Annotation::Tiles,
+        diagnostics: Vec::new(),
+        timings: Vec::new(),
+    };
     let program = lowered.compile(&client()).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");
