@@ -185,7 +185,8 @@ fn names_are_the_modules() {
         instructions.filter(|instruction| instruction.channel_id > 0).map(|found| found.name.as_str()).collect();
     let ledger = Ledger::of(&graph, &mesh);
     let mut names: Vec<&str> = ledger.iter().unwrap().map(|entry| entry.name.as_str()).collect();
-    (emitted.sort_unstable(), names.sort_unstable());
+    emitted.sort_unstable();
+    names.sort_unstable();
     names.dedup();
     assert_eq!(names, emitted);
 }
