@@ -271,6 +271,23 @@ fn decoder(overrides: &[&str]) -> Lowered {
     RunConfig::from_overrides(&overrides).expect("a config").lower_train_step().expect("it lowers").1
 }
 
+/// A partitioned train step, its collectives combined, compiles for hardware that is not there.
+#[test]
+fn a_partitioned_step_compiles_ahead_of_time() {
+    let lowered = decoder(&["mesh.axes=\"data=2,fsdp=4\""]);
+    assert!(lowered.collectives().iter().unwrap().any(|entry| entry.operand_count > 1));
+    let settings = Settings { worker: Some(env!("CARGO_BIN_EXE_meshloom-worker").into()), ..Settings::default() };
+    for (platform, target) in [("tpu", "v5e:2x4"), ("cuda", "h100:1x1x8")] {
+        if large_plugin(platform, "a_partitioned_step_compiles_ahead_of_time").is_some() {
+            let topology = Topology::parse(target).unwrap();
+            let compiled =
+                ahead_of_time::compile(&topology, &lowered.module.bytes, &lowered.compile_options(), &settings);
+            let stats = compiled.unwrap_or_else(|error| panic!("{error}")).memory_stats().unwrap();
+            println!("{target}: {stats:?}, modelled {}", lowered.memory().unwrap().temporaries);
+        }
+    }
+}
+
 /// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.
 #[test]
 fn memory_is_about_what_xla_plans() {
