@@ -16,7 +16,7 @@ use meshloom::pjrt::{CompileOptions, Topology};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec, scope};
 use meshloom::train::config::RunConfig;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use support::plugins::{cpu_clients, large_plugin};
 
 const ROWS: usize = 16;
@@ -63,13 +63,20 @@ fn several_operands_compile_ahead_of_time() {
     let mesh = mesh("a=2,b=4");
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
     let module = emit(&of_two_operands(&mesh, true), options);
+    compile_ahead("several_operands_compile_ahead_of_time", &module.bytes, &CompileOptions::partitioned(8));
+}
+
+/// Compiles a module of eight devices with the plugins for hardware that is not there, where they are at hand.
+fn compile_ahead(test: &str, module: &[u8], options: &CompileOptions) {
+    // A machine has room for one process with libtpu.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let settings = Settings { worker: Some(env!("CARGO_BIN_EXE_meshloom-worker").into()), ..Settings::default() };
     for (platform, target) in [("tpu", "v5e:2x4"), ("cuda", "h100:1x1x8")] {
-        if large_plugin(platform, "several_operands_compile_ahead_of_time").is_some() {
-            let topology = Topology::parse(target).unwrap();
-            let options = CompileOptions::partitioned(8);
-            let compiled = ahead_of_time::compile(&topology, &module.bytes, &options, &settings);
-            compiled.unwrap_or_else(|error| panic!("{error}"));
+        if large_plugin(platform, test).is_some() {
+            let compiled = ahead_of_time::compile(&Topology::parse(target).unwrap(), module, options, &settings);
+            let stats = compiled.unwrap_or_else(|error| panic!("{error}")).memory_stats().unwrap();
+            println!("{target}: {stats:?}");
         }
     }
 }
@@ -276,16 +283,8 @@ fn decoder(overrides: &[&str]) -> Lowered {
 fn a_partitioned_step_compiles_ahead_of_time() {
     let lowered = decoder(&["mesh.axes=\"data=2,fsdp=4\""]);
     assert!(lowered.collectives().iter().unwrap().any(|entry| entry.operand_count > 1));
-    let settings = Settings { worker: Some(env!("CARGO_BIN_EXE_meshloom-worker").into()), ..Settings::default() };
-    for (platform, target) in [("tpu", "v5e:2x4"), ("cuda", "h100:1x1x8")] {
-        if large_plugin(platform, "a_partitioned_step_compiles_ahead_of_time").is_some() {
-            let topology = Topology::parse(target).unwrap();
-            let compiled =
-                ahead_of_time::compile(&topology, &lowered.module.bytes, &lowered.compile_options(), &settings);
-            let stats = compiled.unwrap_or_else(|error| panic!("{error}")).memory_stats().unwrap();
-            println!("{target}: {stats:?}, modelled {}", lowered.memory().unwrap().temporaries);
-        }
-    }
+    let test = "a_partitioned_step_compiles_ahead_of_time";
+    compile_ahead(test, &lowered.module.bytes, &lowered.compile_options());
 }
 
 /// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.
