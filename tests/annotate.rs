@@ -10,7 +10,7 @@ use std::sync::Arc;
 use eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{EmitOptions, emit, op_sharding};
+use meshloom::hlo::{Annotation, EmitOptions, emit, op_sharding};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};
@@ -255,7 +255,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
         timings: Vec::new(),
         aliases: Vec::new(),
         debug_sharding: None,
-        annotation: Default::default(),
+        annotation: Annotation::Tiles,
     };
     let program = lowered.compile(&client()).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");

@@ -251,6 +251,37 @@ fn sums_of_sums() {
         },
         &["reduce-scatter b"],
     );
+    // Terms that are not reduced stand between.
+    check_cancel(
+        &[&[2, 3], &[2, 3], &[2, 3]],
+        |b, m, x| {
+            let [y, z] = [1, 2].map(|at| reduce(b, m, &["b"], x[at]));
+            let sum = add(b, x[0], y);
+            let sum = add(b, sum, x[1]);
+            vec![add(b, z, sum)]
+        },
+        &["all-reduce b", "all-reduce b"],
+    );
+    check_cancel(
+        &[&[2, 3], &[2, 3], &[2, 3]],
+        |b, m, x| {
+            let [y, z] = [1, 2].map(|at| reduce(b, m, &["b"], x[at]));
+            let (left, right) = (add(b, x[0], y), add(b, z, x[1]));
+            let sum = add(b, left, right);
+            let another = reduce(b, m, &["b"], x[0]);
+            vec![add(b, sum, another)]
+        },
+        &["all-reduce b"],
+    );
+    check_cancel(
+        &[&[2, 3], &[2, 3]],
+        |b, m, x| {
+            let [y, z] = [0, 1].map(|at| reduce(b, m, &["b"], x[at]));
+            let sum = add(b, x[0], y);
+            vec![b.push1(Binary(BinaryKind::Subtract), &[sum, z]).unwrap()]
+        },
+        &["all-reduce b", "all-reduce b"],
+    );
     // Two groups; a sum that others read; a product.
     check_cancel(
         &[&[2, 3], &[2, 3]],
@@ -342,7 +373,8 @@ fn gathers_stay_in_branches() {
         let types = [&f32s(&[1, 3]), &f32s(&[8, 3])];
         let taken = body(types, |b, weight, carry| {
             let whole = gather(b, m, &["a", "b"], 0, weight);
-            let again = gather(b, m, &["a", "b"], 0, weight);
+            let doubled = add(b, weight, weight);
+            let again = gather(b, m, &["a", "b"], 0, doubled);
             let sum = add(b, whole, again);
             vec![add(b, carry, sum)]
         });
@@ -357,6 +389,17 @@ fn gathers_stay_in_branches() {
     };
     let all = |graph: &Graph| combine_collectives(&hoist_gathers(&cancel_collectives(graph), MIB), MIB);
     check("a=2,b=4", all, &[&[1, 3], &[8, 3]], in_branch, &["all-gather a,b x2 <=2 times"]);
+    let in_while = |b: &mut GraphBuilder, m: &Mesh, x: &[Value]| {
+        let types = [&f32s(&[1, 3]), &f32s(&[8, 3])];
+        let never = |b: &mut GraphBuilder| b.push1(Splat::new(TensorType::scalar(DType::Pred), 0.0), &[]).unwrap();
+        let condition = body(types, |b, _, _| vec![never(b)]);
+        let turn = body(types, |b, weight, carry| {
+            let whole = gather(b, m, &["a", "b"], 0, weight);
+            vec![add(b, carry, whole)]
+        });
+        b.push(While { condition, body: turn, invariant_count: 1 }, &[x[0], x[1]]).unwrap().to_vec()
+    };
+    check("a=2,b=4", all, &[&[1, 3], &[8, 3]], in_while, &["all-gather a,b unknown times"]);
 }
 
 #[test]
@@ -380,6 +423,11 @@ fn collectives_that_are_ready_together() {
     let reductions =
         |b: &mut GraphBuilder, m: &Mesh, x: &[Value]| x.iter().map(|&x| reduce(b, m, &["a", "b"], x)).collect();
     check("a=2,b=4", combined, SHAPES, reductions, &["all-reduce a,b x3"]);
+    // Large ones would be copied side by side for nothing; gathers need no copies.
+    let large: &[&[usize]] = &[&[1024, 257], &[1024, 257]];
+    let limited = |graph: &Graph| combine_collectives(graph, 64 * MIB);
+    check("a=2,b=4", limited, large, reductions, &["all-reduce a,b"; 2]);
+    check("a=2,b=4", limited, large, gathers, &["all-gather b x2"]);
     let scattered = |b: &mut GraphBuilder, m: &Mesh, x: &[Value]| {
         x.iter().map(|&x| b.push1(ReduceScatter { group: group(m, &["a"]), dim: 0 }, &[x]).unwrap()).collect()
     };

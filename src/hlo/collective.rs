@@ -114,40 +114,78 @@ impl EmitContext<'_> {
     }
 
     /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
-    /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid end to end.
+    /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid side by side.
     pub(crate) fn emit_all_reduce(&mut self, group: &Group, combiner: ComputationId) {
-        const OPCODE: &str = "all-reduce";
-        let describe = |instruction: &mut HloInstructionProto| instruction.called_computation_ids.push(combiner);
+        self.emit_reduction("all-reduce", group, combiner, None);
+    }
+
+    /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so these are
+    /// laid side by side too.
+    pub(crate) fn emit_reduce_scatter(&mut self, group: &Group, combiner: ComputationId, dim: usize) {
+        self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
+    }
+
+    fn emit_reduction(&mut self, opcode: &str, group: &Group, combiner: ComputationId, scattered: Option<usize>) {
+        let describe = |instruction: &mut HloInstructionProto, dim: Option<usize>| {
+            instruction.dimensions.extend(dim.map(|dim| dim as i64));
+            instruction.called_computation_ids.push(combiner);
+        };
         let operands = self.operand_ids();
         if operands.len() == 1 {
-            return self.emit_collective(OPCODE, group, describe);
+            return self.emit_collective(opcode, group, |instruction| describe(instruction, scattered));
         }
+        // A row for each device that gets a part; within a row, the operands' parts one after the other.
+        let rows = scattered.map_or(1, |_| group.size);
         let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
-        let vector = |count: usize| TensorType::new(types[0].dtype, &[count]);
-        let flat =
-            |(ty, id): (&TensorType, InstructionId)| self.instruction("reshape", &vector(ty.element_count()), &[id]);
-        let parts: Vec<InstructionId> = types.iter().zip(operands).map(flat).collect();
-        let whole = vector(types.iter().map(TensorType::element_count).sum());
-        self.begin_typed("concatenate", &whole, &parts).dimensions.push(0);
+        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
+        let widths: Vec<usize> = types.iter().map(|ty| ty.element_count() / rows).collect();
+        let mut parts = Vec::with_capacity(operands.len());
+        for ((ty, &width), operand) in types.iter().zip(&widths).zip(operands) {
+            let operand = scattered.map_or(operand, |dim| self.parts_first(ty, operand, dim, rows));
+            parts.push(self.instruction("reshape", &matrix(rows, width), &[operand]));
+        }
+        let width = widths.iter().sum();
+        self.begin_typed("concatenate", &matrix(rows, width), &parts).dimensions.push(1);
         let joined = self.commit();
         let (channel, groups) = (self.next_channel(), self.device_lists(group));
-        let instruction = self.begin_typed(OPCODE, &whole, &[joined]);
+        let instruction = self.begin_typed(opcode, &matrix(1, width), &[joined]);
         groups.write(instruction, channel);
         instruction.use_global_device_ids = true;
-        describe(instruction);
-        self.name_collective(OPCODE, channel);
+        describe(instruction, scattered.map(|_| 0));
+        self.name_collective(opcode, channel);
         let reduced = self.commit();
         let mut start = 0;
-        for (index, ty) in types.iter().enumerate() {
-            let limit = start + ty.element_count();
-            let range =
-                proto::hlo_instruction_proto::SliceDimensions { start: start as i64, limit: limit as i64, stride: 1 };
-            self.begin_typed("slice", &vector(limit - start), &[reduced]).slice_dimensions.push(range);
+        for (index, &width) in widths.iter().enumerate() {
+            let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
+                start: start as i64,
+                limit: limit as i64,
+                stride: 1,
+            };
+            let slice = self.begin_typed("slice", &matrix(1, width), &[reduced]);
+            slice.slice_dimensions.extend([range(0, 1), range(start, start + width)]);
             let part = self.commit();
-            let part = self.instruction("reshape", ty, &[part]);
+            let ty = self.result_type(index).clone();
+            let part = self.instruction("reshape", &ty, &[part]);
             self.set_result(index, part);
-            start = limit;
+            start += width;
         }
+    }
+
+    /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.
+    fn parts_first(&mut self, ty: &TensorType, value: InstructionId, dim: usize, count: usize) -> InstructionId {
+        let mut cut = ty.clone();
+        cut.dims[dim] /= count;
+        cut.dims.insert(dim, count);
+        let value = self.instruction("reshape", &cut, &[value]);
+        if dim == 0 {
+            return value;
+        }
+        let order = std::iter::once(dim).chain((0..cut.rank()).filter(|&other| other != dim));
+        let order: Vec<usize> = order.collect();
+        let mut moved = cut.clone();
+        moved.dims = order.iter().map(|&dim| cut.dims[dim]).collect();
+        self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&dim| dim as i64));
+        self.commit()
     }
 
     /// The groups in the form that the plugin reads.

@@ -80,7 +80,7 @@ fn reordered(mesh: &Mesh, before: &Axes, after: &Axes) -> Box<[(u32, u32)]> {
     // spell p.
     let wanted_by = |part: usize| {
         let mut rest = part;
-        let mut positions = vec![0; Mesh::MAX_AXES];
+        let mut positions = [0; Mesh::MAX_AXES];
         for axis in after.iter().rev() {
             positions[axis.index()] = rest % size(axis);
             rest /= size(axis);

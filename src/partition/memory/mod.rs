@@ -21,6 +21,7 @@
 
 mod liveness;
 
+use std::cmp::Reverse;
 use std::fmt;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -95,7 +96,7 @@ impl Memory {
         let peak = liveness.peak(graph, &inputs, &elsewhere, aliases);
         live.extend(liveness.live_at(graph, &inputs, &elsewhere, aliases, &peak));
         live.retain(|value| value.bytes > 0);
-        live.sort_by(|a, b| b.bytes.cmp(&a.bytes));
+        live.sort_by_key(|value| Reverse(value.bytes));
         let peak = peak.bytes;
         Memory {
             arguments,

@@ -14,7 +14,8 @@ use crate::sharding::Axes;
 ///   gathered along the rest;
 /// - slices, gathered again, are what they were cut from, if that is the same on all devices of the group;
 /// - this device's slice of an all-reduced sum that nothing else reads is reduce-scattered instead;
-/// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once.
+/// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once, also where
+///   something is added in between.
 pub fn cancel_collectives(graph: &Graph) -> Graph {
     rewrite(graph, &of_inputs(graph.input_info()))
 }
@@ -89,7 +90,7 @@ impl Walk {
         values.iter().map(|value| self.sets[value.index()]).collect()
     }
 
-    /// A new node with one result, which is read once.
+    /// A new node with one result.
     fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
         let op = op.into();
         let sets = of_results(&op, 1, &self.sets_of(operands));
@@ -123,11 +124,11 @@ impl Walk {
                     && group.axes.iter().all(|axis| reduce.group.axes.contains(axis)) =>
             {
                 let rest = rest_of(&reduce.group, &group);
-                let scattered = self.push(ReduceScatter { group, dim }, &[part])?;
+                let scatter = ReduceScatter { group, dim };
                 if rest.axes.is_empty() {
-                    return Some(scattered);
+                    return self.push(scatter, &[part]);
                 }
-                self.readers[scattered.index()] = 1;
+                let scattered = self.push_read(scatter, &[part])?;
                 self.push(AllReduce { group: rest, kind: ReduceKind::Sum }, &[scattered])
             }
             _ => None,
@@ -147,31 +148,75 @@ impl Walk {
     /// One reduction in place of two that are added.
     fn combine(&mut self, op: &Binary, operands: &[Value]) -> Option<Value> {
         let &[left, right] = operands else { return None };
-        if !matches!(op.0, BinaryKind::Add | BinaryKind::Subtract) {
+        let is_sum = op.0 == BinaryKind::Add;
+        if left == right || !is_sum && op.0 != BinaryKind::Subtract {
             return None;
         }
-        let ((reduction, x), (other, y)) = (self.made_by(left)?, self.made_by(right)?);
-        let adds = match reduction {
-            Op::AllReduce(reduce) => reduce.kind == ReduceKind::Sum,
-            Op::ReduceScatter(_) => true,
-            _ => false,
-        };
-        let read_once = |value: Value| self.readers[value.index()] == 1;
-        if !adds || reduction != other || left == right || !read_once(left) || !read_once(right) {
+        let (one, other) = (self.term(left)?, self.term(right)?);
+        let rests: SmallVec<[Value; 2]> = one.rest.into_iter().chain(other.rest).collect();
+        if one.reduction != other.reduction || !is_sum && !rests.is_empty() {
             return None;
         }
-        let reduction = reduction.clone();
         let origin = self.builder.origin();
-        let sum = self.push(op.clone(), &[x, y])?;
-        self.readers[sum.index()] = 1;
-        self.builder.set_origin(reduction_origin(self.builder.graph(), left, origin));
-        self.push(reduction, &[sum])
+        let sum = self.push_read(op.clone(), &[one.operand, other.operand])?;
+        // What replaces a reduction keeps its source.
+        self.builder.set_origin(one.origin);
+        let reduced = self.push(one.reduction, &[sum])?;
+        self.builder.set_origin(origin);
+        // The reduction stays outermost, where the next one that is added finds it.
+        let rest = match rests[..] {
+            [] => return Some(reduced),
+            [rest] => rest,
+            _ => self.push_read(Binary(BinaryKind::Add), &rests)?,
+        };
+        self.readers[reduced.index()] = 1;
+        self.push(Binary(BinaryKind::Add), &[rest, reduced])
+    }
+
+    /// A value that is a reduced sum, or something plus a reduced sum, which nothing else reads.
+    fn term(&self, value: Value) -> Option<Term> {
+        let graph = self.builder.graph();
+        let node = graph.defining_node(value).filter(|_| self.readers[value.index()] == 1)?;
+        match (node.op(), node.operands()) {
+            (op, &[operand]) if adds_over_devices(op) => {
+                Some(Term { rest: None, reduction: op.clone(), operand, origin: node.origin() })
+            }
+            (Op::Binary(Binary(BinaryKind::Add)), &[x, y]) if x != y => {
+                let found = [(x, y), (y, x)].into_iter().find(|&(reduced, _)| {
+                    let node = graph.defining_node(reduced).filter(|_| self.readers[reduced.index()] == 1);
+                    node.is_some_and(|node| adds_over_devices(node.op()) && node.operands().len() == 1)
+                });
+                let (reduced, rest) = found?;
+                Some(Term { rest: Some(rest), ..self.term(reduced)? })
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`Walk::push`], for what one node of this rewrite reads.
+    fn push_read(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
+        let value = self.push(op, operands)?;
+        self.readers[value.index()] = 1;
+        Some(value)
     }
 }
 
-/// Where a reduction came from, which stays the source of what replaces it.
-fn reduction_origin(graph: &Graph, value: Value, otherwise: Origin) -> Origin {
-    graph.defining_node(value).map_or(otherwise, |node| node.origin())
+/// `rest + reduction(operand)`.
+struct Term {
+    rest: Option<Value>,
+    reduction: Op,
+    operand: Value,
+    /// Where the reduction came from.
+    origin: Origin,
+}
+
+/// Whether an op is linear in what the devices of a group have.
+fn adds_over_devices(op: &Op) -> bool {
+    match op {
+        Op::AllReduce(reduce) => reduce.kind == ReduceKind::Sum,
+        Op::ReduceScatter(_) => true,
+        _ => false,
+    }
 }
 
 /// The dimension and the group of a slice that takes, of the parts that a dimension has for the devices of a group, this

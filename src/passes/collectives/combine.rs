@@ -9,8 +9,8 @@ use crate::ops::Op;
 use crate::passes::hoist::is_fused;
 use crate::passes::{Bodies, copy_inputs, copy_outputs};
 
-/// An all-reduce of several operands copies them into one vector and out of it again, which costs more than it saves once they
-/// take longer to copy than a collective takes to start.
+/// A reduction of several operands copies them side by side and apart again (see their emission), which costs more than it saves
+/// once they take longer to copy than a collective takes to start.
 const LARGEST_COPIED: u64 = MIB;
 
 /// Later collectives of a kind that are looked at for each: as many as a large layer has.
@@ -26,8 +26,8 @@ const MOVED: usize = 16;
 /// depends on another of them, and the price is that results are there earlier than needed, `limit` bytes of them at most. A
 /// gather of the backward pass never joins one of the forward pass, so neither is held for the other.
 ///
-/// Of all-reduces, which are copied together, only the small ones are combined. The operands must be live: dead code comes
-/// first.
+/// Of reductions, which are copied together, only the small ones are combined; plugins combine the large ones, without
+/// copies. The operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
     combine(graph, limit, &mut Bodies::default())
 }
@@ -64,8 +64,8 @@ impl<'g> Key<'g> {
     fn of(graph: &'g Graph, node: NodeRef<'g>) -> Option<Key<'g>> {
         let small = bytes(graph, node) <= LARGEST_COPIED;
         let combines = match node.op() {
-            Op::AllGather(_) | Op::ReduceScatter(_) => true,
-            Op::AllReduce(_) => small,
+            Op::AllGather(_) => true,
+            Op::AllReduce(_) | Op::ReduceScatter(_) => small,
             _ => false,
         };
         let &operand = node.operands().first()?;
