@@ -284,7 +284,11 @@ fn a_partitioned_step_compiles_ahead_of_time() {
     let lowered = decoder(&["mesh.axes=\"data=2,fsdp=4\""]);
     assert!(lowered.collectives().iter().unwrap().any(|entry| entry.operand_count > 1));
     let test = "a_partitioned_step_compiles_ahead_of_time";
-    compile_ahead(test, &lowered.module.bytes, &lowered.compile_options());
+    compile_ahead(
+        test,
+        &lowered.module.bytes,
+        &CompileOptions::partitioned(lowered.mesh.as_ref().map_or(1, Mesh::device_count)).annotated(lowered.annotation),
+    );
 }
 
 /// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.

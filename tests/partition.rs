@@ -69,8 +69,12 @@ fn mixed() {
 /// Fewer groups of keys than devices along `tensor`: the axis is cut, so that the queries of a device stay on it.
 #[test]
 fn sub_axes_of_grouped_attention() {
-    let model =
-        ["model.heads=8", "model.kv_heads=2", "rules.override=[[\"kv_heads\", []], [\"activation_kv_heads\", []]]"];
+    let model = [
+        "rules.preset=\"decoder-all-reduce\"",
+        "model.heads=8",
+        "model.kv_heads=2",
+        "rules.override=[[\"kv_heads\", []], [\"activation_kv_heads\", []]]",
+    ];
     let one = numbers(&config(&[&model[..], &["mesh.axes=\"data=1\"", "target.devices=1"]].concat()), 3);
     let eight = config(&[&model[..], &["mesh.axes=\"data=2,tensor=4\"", "partition.replication=\"deny\""]].concat());
     let (_, lowered) = eight.lower_train_step().expect("it lowers");
