@@ -17,7 +17,7 @@ fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {
 
 fn numbers(dims: &[usize]) -> Literal {
     let count = dims.iter().product::<usize>();
-    let values: Vec<f32> = (0..count).map(|index| ((index * 37 % 101) as f32 - 50.0) / 29.0).collect();
+    let values: Vec<f32> = (0..count).map(|index| ((index * 37 % 101) as f32 - 50.5) / 29.0).collect();
     Literal::from_slice(dims, &values).expect("as many numbers")
 }
 
