@@ -117,8 +117,21 @@ fn table(meshes: &[&str], rounds: usize) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_header([
-        "mesh", "moved MiB", "GSPMD", "ratio", "executed", "GSPMD", "step ms", "GSPMD", "ratio", "temp MiB", "GSPMD",
-        "ratio", "compile s", "GSPMD", "ratio",
+        "mesh",
+        "moved MiB",
+        "GSPMD",
+        "ratio",
+        "executed",
+        "GSPMD",
+        "step ms",
+        "GSPMD",
+        "ratio",
+        "temp MiB",
+        "GSPMD",
+        "ratio",
+        "compile s",
+        "GSPMD",
+        "ratio",
     ]);
     for column in 1..15 {
         table.column_mut(column).context("a column")?.set_cell_alignment(CellAlignment::Right);
@@ -136,7 +149,7 @@ fn table(meshes: &[&str], rounds: usize) -> anyhow::Result<()> {
         }
         table.add_row(row(mesh, &sides)?);
         // As it grows: a run takes minutes.
-        println!("{}", table.lines().last().context("a row")?);
+        eprintln!("{mesh} is done");
         let losses = [0, 1].map(|side: usize| sides[side].trainer.step().map(|metrics| metrics.loss));
         if let [Ok(ours), Ok(theirs)] = losses {
             anyhow::ensure!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{mesh}: losses {ours} and {theirs}");
@@ -255,7 +268,8 @@ fn scale(rounds: usize) -> anyhow::Result<()> {
             }
         }
         let ours = ["propagate", "partition", "clean-up", "emit"];
-        let part = |name: &str| passes.iter().filter(|(pass, _)| *pass == name).map(|(_, times)| median(times)).sum::<f64>();
+        let part =
+            |name: &str| passes.iter().filter(|(pass, _)| *pass == name).map(|(_, times)| median(times)).sum::<f64>();
         let parts: Vec<String> = ours.iter().map(|name| format!("{name} {:.2}", part(name))).collect();
         let total: f64 = ours.iter().map(|name| part(name)).sum();
         println!("{axes}: {total:.2} ms ({}), {bytes} bytes", parts.join(", "));

@@ -152,7 +152,9 @@ fn groups_that_are_not_written_out() {
 /// Called in every way there is, in this order.
 #[test]
 fn everything_that_is_called_is_walked() {
-    let gather = |id| computation(id, vec![instruction(10 * id, "parameter", &[]), collective(10 * id + 1, "all-gather", &[10 * id])]);
+    let gather = |id| {
+        computation(id, vec![instruction(10 * id, "parameter", &[]), collective(10 * id + 1, "all-gather", &[10 * id])])
+    };
     let annotated = HloInstructionProto {
         backend_config: br#"{"known_trip_count":{"n":"7"}}"#.to_vec(),
         ..calling(2, "while", &[1], &[101, 102])
@@ -200,7 +202,8 @@ fn everything_that_is_called_is_walked() {
 #[test]
 fn a_fused_reduce_scatter_is_one() {
     let fused = |root: &str| {
-        let body = vec![instruction(20, "parameter", &[]), collective(21, "all-reduce", &[20]), instruction(22, root, &[21])];
+        let body =
+            vec![instruction(20, "parameter", &[]), collective(21, "all-reduce", &[20]), instruction(22, root, &[21])];
         entries(&around([calling(2, "fusion", &[1], &[101])], [computation(101, body)]))[0].clone()
     };
     let scatter = fused("dynamic-slice");
@@ -213,7 +216,8 @@ fn a_fused_reduce_scatter_is_one() {
 fn counted(start: i32, step: i32, bound: i32, direction: &str, hidden: bool) -> Amount {
     let parameter = |id| instruction(id, "parameter", &[]);
     let second = HloInstructionProto { parameter_number: 1, ..whole(parameter(62)) };
-    let compare = vec![whole(parameter(61)), second.clone(), comparing(direction, instruction(63, "compare", &[61, 62]))];
+    let compare =
+        vec![whole(parameter(61)), second.clone(), comparing(direction, instruction(63, "compare", &[61, 62]))];
     let add = vec![whole(parameter(61)), second, whole(instruction(63, "add", &[62, 61]))];
     let (decide, grow) = match hidden {
         true => (calling(43, "fusion", &[41, 42], &[103]), whole(calling(53, "fusion", &[51, 52], &[104]))),
@@ -308,7 +312,12 @@ fn what_is_emitted_is_what_the_ledger_has() {
         assert_eq!(annotated.len(), ledger.len());
         for (found, entry) in annotated.iter().zip(&ledger) {
             assert_eq!(found.kind, Communication::Collective(entry.kind), "{groups:?}");
-            assert_eq!((found.bytes, found.moved_bytes), (Some(entry.bytes), Some(entry.moved_bytes)), "{}", entry.name);
+            assert_eq!(
+                (found.bytes, found.moved_bytes),
+                (Some(entry.bytes), Some(entry.moved_bytes)),
+                "{}",
+                entry.name
+            );
             assert_eq!((found.executions, found.loop_depth), (entry.executions, entry.loop_depth), "{}", entry.name);
             assert_eq!(found.name, entry.name);
             if entry.kind != CollectiveKind::CollectivePermute {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::device_groups;
 use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom::train::StepAhead;
@@ -401,8 +402,8 @@ fn a_mesh_that_does_not_fit_is_an_error() {
 }
 
 /// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it does it
-/// within the groups that they were written with.
-fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) {
+/// within the groups that they were written with. Returned: the bytes moved by the compiled program, and by what was written.
+fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
     let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
     let all: Vec<&str> = overrides.iter().copied().chain([&*topology, &*axes, "partition.mode=explicit"]).collect();
     let step = StepAhead::compile(&small_step(&all), &settings()).unwrap_or_else(|error| panic!("{error}"));
@@ -429,12 +430,13 @@ fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) {
     let sizes = |groups: &BTreeSet<Vec<Vec<usize>>>| groups.iter().map(|groups| groups[0].len()).collect::<Vec<_>>();
     let read: BTreeSet<_> = read.collect();
     assert!(read == written, "{target}: groups of {:?} were written, of {:?} read", sizes(&written), sizes(&read));
-    assert_eq!(found.moved_bytes(), ledger.moved_bytes().expect("a ledger"), "{target}");
+    (found.moved_bytes(), ledger.moved_bytes().expect("a ledger"))
 }
 
 #[test]
 fn the_explicit_step_compiles_for_512_tpus() {
     if has_tpu_plugin("the_explicit_step_compiles_for_512_tpus") {
+        // libtpu writes small reduce-scatters as all-reduces, and gathers some weights in `bf16`: it may move more or less.
         check_groups_survive("v5p:8x8x8", "data=8,fsdp=64", &["model.embed=64", "train.batch=512"]);
     }
 }
@@ -442,6 +444,8 @@ fn the_explicit_step_compiles_for_512_tpus() {
 #[test]
 fn the_explicit_step_compiles_for_64_gpus() {
     if has_cuda_plugin("the_explicit_step_compiles_for_64_gpus") {
-        check_groups_survive("h100:2x4x8", "data=8,fsdp=8", &["model.embed=64", "train.batch=64"]);
+        let (compiled, written) =
+            check_groups_survive("h100:2x4x8", "data=8,fsdp=8", &["model.embed=64", "train.batch=64"]);
+        assert_eq!(compiled, written);
     }
 }

@@ -1,8 +1,8 @@
 //! The other side of [`ahead_of_time`](super::ahead_of_time): what a worker does.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{env, fs, process};
 

@@ -91,7 +91,10 @@ impl ModuleCollective {
 pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
     let index = Module::new(module);
     let mut walk = Walk { module: &index, devices, stack: Vec::new(), entries: Vec::new() };
-    walk.computation(module.entry_computation_id, Around { executions: Amount::Exactly(1), loop_depth: 0, asynchronous: false });
+    walk.computation(
+        module.entry_computation_id,
+        Around { executions: Amount::Exactly(1), loop_depth: 0, asynchronous: false },
+    );
     ModuleCollectives { entries: walk.entries }
 }
 

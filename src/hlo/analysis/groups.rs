@@ -2,9 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::hlo::proto::{
-    HloInstructionProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto, ReplicaGroup,
-};
+use crate::hlo::proto::{HloInstructionProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto, ReplicaGroup};
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,11 +182,7 @@ mod tests {
         let listed: &[&[u64]] = &[&[0, 2], &[1, 3]];
         check(none(), None, None);
         check(HloInstructionProto { replica_groups: lists(), ..none() }, Some(2), Some(listed));
-        check(
-            HloInstructionProto { collective_device_list: in_list(None, lists()), ..none() },
-            Some(2),
-            Some(listed),
-        );
+        check(HloInstructionProto { collective_device_list: in_list(None, lists()), ..none() }, Some(2), Some(listed));
         check(
             HloInstructionProto { collective_device_list: in_list(Some(iota.clone()), vec![]), ..none() },
             Some(2),

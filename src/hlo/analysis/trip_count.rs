@@ -31,9 +31,16 @@ enum Symbol {
     Carried,
     Constant(i128),
     /// An element of the carried tuple, and what has been added to it.
-    Element { index: i64, plus: i128 },
+    Element {
+        index: i64,
+        plus: i128,
+    },
     /// Whether such an element is less than a constant.
-    Less { index: i64, plus: i128, bound: i128 },
+    Less {
+        index: i64,
+        plus: i128,
+        bound: i128,
+    },
     Unknown,
 }
 
