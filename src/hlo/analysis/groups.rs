@@ -203,7 +203,7 @@ mod tests {
                 sub_axis_info: sub_axis.map(part),
             };
             let list = MeshAxesReplicaGroupListProto { mesh: Some(mesh), axes: axes.iter().map(axis).collect() };
-            HloInstructionProto { mesh_axes_replica_group_list: Some(list), ..none() }
+            HloInstructionProto { mesh_axes_replica_group_list: Some(Box::new(list)), ..none() }
         };
         check(along(&[(0, None)], &[]), Some(2), Some(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]));
         check(along(&[(1, None), (0, None)], &[]), Some(8), Some(&[&[0, 4, 1, 5, 2, 6, 3, 7]]));
