@@ -351,7 +351,6 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         annotation: options.annotation,
         groups: options.groups,
         host_memory: options.host_memory,
-        ..EmitOptions::default()
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });

@@ -37,7 +37,7 @@
 //! | [`batching`] | `vmap`: from a graph over examples to one over a batch of them. |
 //! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. |
 //! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. A pass turns names into specs. |
-//! | [`hlo`] | Emission as an `HloModuleProto`, and HLO's text form. |
+//! | [`hlo`] | Emission as an `HloModuleProto`, HLO's text form, and what can be read off any module. |
 //! | [`pjrt`] | Finds plugins, compiles modules, moves values, runs programs. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a graph or function to a program that runs. |
 //! | [`nn`], [`optim`], [`train`] | Decoder parts, optimizers, and training runs: ordinary users of all of the above. |

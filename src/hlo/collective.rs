@@ -16,7 +16,7 @@ pub enum GroupFormat {
     Lists,
     /// A transposed iota in `collective_device_list` (API 0.81).
     IotaInList,
-    /// A transposed iota in `iota_collective_device_list` (API 0.115).
+    /// A transposed iota in `iota_collective_device_list` (API 0.106 and later).
     Iota,
 }
 
@@ -26,7 +26,7 @@ impl GroupFormat {
     pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
         match api_version {
             (0, 81) => GroupFormat::IotaInList,
-            (0, 115..) => GroupFormat::Iota,
+            (0, 106..) => GroupFormat::Iota,
             _ => GroupFormat::Lists,
         }
     }
