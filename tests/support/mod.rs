@@ -6,6 +6,7 @@
 pub mod derivatives;
 pub mod interpret;
 pub mod plugins;
+pub mod random;
 pub mod spmd;
 
 use std::sync::OnceLock;
