@@ -1,4 +1,4 @@
-//! One device's program of a decoder's loss and gradients as text, for each preset over eight devices. Each is snapshotted under
+//! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is snapshotted under
 //! hlo_snapshots/partition and compiled by the CPU plugin. What moves in it is counted in traffic.rs.
 
 mod eight_devices;
@@ -7,11 +7,11 @@ use eight_devices::client;
 use insta::{Settings, assert_snapshot};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::ir::DType;
+use meshloom::ir::{DType, Graph};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, MapTree, value_and_grad};
+use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
 
 const BATCH: usize = 16;
 const LENGTH: usize = 24;
@@ -37,25 +37,34 @@ fn model() -> DecoderConfig {
     }
 }
 
+/// A step of plain gradient descent, whose text is short: the loss and the new parameters, in place of the old. With the pairs
+/// of (output, input) that share a buffer.
+fn descent(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
+    let params = model.parameters().map(|_, param| param.spec.clone());
+    let aliases = (0..params.leaves().len()).map(|index| (1 + index, index)).collect();
+    let function = Function::trace("descent", (params, Batch::specs(BATCH, LENGTH)), |(params, batch)| {
+        let (loss, gradients) = value_and_grad(params.clone(), |params| model.loss(&params, &batch));
+        let mut gradients = gradients.leaves().into_iter();
+        let step = |_: &_, param: &Tensor| *param - gradients.next().expect("as many as parameters") * 0.1;
+        (loss, MapTree::map(&params, step))
+    });
+    ((**function.expect("it traces").graph()).clone(), aliases)
+}
+
 #[track_caller]
 fn check(name: &str, mesh: &str, preset: &str) {
-    let model = model();
-    let inputs = (model.parameters().map(|_, param| param.spec.clone()), Batch::specs(BATCH, LENGTH));
-    let function = Function::trace("loss_and_gradients", inputs, |(params, batch)| {
-        value_and_grad(params, |params| model.loss(&params, &batch))
-    })
-    .expect("it traces");
+    let (graph, aliases) = descent(&model());
     let mesh = Mesh::parse(mesh, 8).expect("a mesh of eight devices");
     let rules = RuleSets::uniform(Rules::preset(preset, true).expect("a preset"));
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
+        aliases,
         explicit: true,
         deny_replication: true,
         omit_metadata: true,
         ..LowerOptions::default()
     };
-    let lowered = lower(function.graph(), &options).expect("it lowers");
-    println!("{name}\n{}\n{}", lowered.collectives(), lowered.memory().expect("it is known"));
+    let lowered = lower(&graph, &options).expect("it lowers");
 
     let mut settings = Settings::clone_current();
     settings.set_snapshot_path("../hlo_snapshots/partition");
