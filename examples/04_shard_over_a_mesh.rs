@@ -1,4 +1,4 @@
-//! One program over eight devices: names on dimensions, rules that map them to mesh axes, and where the pieces lie.
+//! One program over eight devices: names on dimensions, rules that map them to mesh axes, where the pieces lie, and what moves.
 //!
 //! ```text
 //! cargo run --release --example 04_shard_over_a_mesh
@@ -6,7 +6,6 @@
 
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, compile, lower};
-use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType::F32, Literal};
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -37,7 +36,12 @@ fn main() -> Result<(), Error> {
         })
     })?;
 
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        explicit: true,
+        deny_replication: true,
+        ..LowerOptions::default()
+    };
     let lowered = lower(function.graph(), &options)?;
     println!("-- mesh {mesh}; the specs that the rules gave");
     for (&input, info) in lowered.graph.inputs().iter().zip(lowered.graph.input_info()) {
@@ -68,12 +72,8 @@ fn main() -> Result<(), Error> {
         loss.get()?
     );
 
-    // XLA's partitioner chose these collectives.
-    let optimized = eight.program().executable().optimized_hlo()?.decode()?;
-    println!("\n-- collectives of the compiled program");
-    let text = print(&optimized, &TextOptions::canonical());
-    for line in text.lines().filter(|line| line.contains(" all-") || line.contains(" reduce-scatter")) {
-        println!("{}", line.trim());
-    }
+    // meshloom put the collectives in, so they are known before XLA sees the program: `explicit` above. Without it, XLA would
+    // partition the program by annotations.
+    println!("\n-- collectives\n{}", lowered.collectives());
     Ok(())
 }
