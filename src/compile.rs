@@ -153,6 +153,9 @@ pub struct LowerOptions<'a> {
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
     /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
     pub groups: GroupFormat,
+    /// Lets the plugin run collectives that do not depend on each other in any order, or at once, as it is best for GPU and TPU. The
+    /// CPU plugins' virtual devices may then wait for each other for ever, so by default they run in the order of the program.
+    pub overlap_collectives: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -350,6 +353,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         partitioned: local.is_some(),
         annotation: options.annotation,
         groups: options.groups,
+        overlap_collectives: options.overlap_collectives,
         host_memory: options.host_memory,
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);

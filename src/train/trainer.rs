@@ -119,6 +119,7 @@ impl RunConfig {
             annotation,
             groups,
             deny_replication: self.partition.replication == config::Replication::Deny,
+            overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
             host_memory: self.target.platform != config::Platform::Cpu,
             ..LowerOptions::default()
