@@ -2,7 +2,7 @@
 //!
 //! | module | what it finds |
 //! |---|---|
-//! | [`collectives()`] | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
+//! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
 //! | [`trip_count`] | How often a loop runs. |
 
