@@ -1,7 +1,8 @@
 //! meshloom: a Rust compiler frontend for XLA.
 //!
 //! A program is an ordinary closure over traced tensors. meshloom records it as a graph, differentiates the graph, shards
-//! it over a device mesh by named-axis rules, and emits an HLO module that a PJRT plugin compiles and runs.
+//! it over a device mesh by named-axis rules, partitions it into the program of one device with explicit collectives, and
+//! emits an HLO module that a PJRT plugin compiles and runs.
 //!
 //! ```
 //! use meshloom::compile::{LowerOptions, compile};
@@ -24,8 +25,8 @@
 //! # Data flow, left to right
 //!
 //! ```text
-//! trace -> ir -> autodiff -> passes -> sharding -> hlo -> pjrt
-//! closure  Graph  Graph      Graph     Graph+specs proto  executable
+//! trace -> ir -> autodiff -> passes -> sharding -> partition -> hlo -> pjrt
+//! closure  Graph  Graph      Graph     Graph+specs local Graph  proto  executable
 //! ```
 //!
 //! | module | what happens there |
@@ -35,20 +36,23 @@
 //! | [`ops`] | The table of all primitives: typing rule, gradient rule and HLO of an op in one place. |
 //! | [`autodiff`] | Reverse mode, forward mode and linear transposes, from graph to graph. Tracing calls it where a closure asks for a gradient. |
 //! | [`batching`] | `vmap`: from a graph over examples to one over a batch of them. |
-//! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. |
-//! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. A pass turns names into specs. |
+//! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. After partitioning: fewer collectives. |
+//! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. Names become the specs of ports and named values, and propagation gives every other value one. |
+//! | [`partition`] | From global shapes to the program of one device: local shapes and explicit collectives. The [`Ledger`](partition::Ledger) of what moves, and what a device needs of memory. |
 //! | [`hlo`] | Emission as an `HloModuleProto`, HLO's text form, and what can be read off any module. |
 //! | [`pjrt`] | Finds plugins, compiles modules, moves values, runs programs. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a graph or function to a program that runs. |
 //! | [`nn`], [`optim`], [`train`] | Decoder parts, optimizers, and training runs: ordinary users of all of the above. |
 //!
-//! Two things hold along the way. Graphs have global shapes: none mentions a device, and with specs it still means what
-//! it means on one device. And the same program gives the same bytes: emission is deterministic.
+//! Two things hold along the way. Until it is partitioned, a graph has global shapes: none mentions a device, and with
+//! specs it still means what it means on one device. After that it is the same type of graph, of local shapes. And the
+//! same program gives the same bytes: emission is deterministic. With GSPMD or Shardy, XLA partitions instead: then
+//! `partition` is left out, and the module says how values are sharded.
 //!
 //! # Who may know whom
 //!
-//! A module depends on those to the left of it, with one exception: [`ops`] sees [`ir`] and [`sharding`], the context of
-//! [`autodiff`]'s rules and [`hlo`]'s writer, so that all rules of an op stand together. In return, `autodiff` and `hlo`
+//! A module depends on those to the left of it, with one exception: [`ops`] sees [`ir`] and [`sharding`], the contexts of
+//! [`autodiff`]'s and [`partition`]'s rules and [`hlo`]'s writer, so that all rules of an op stand together. In return, `autodiff` and `hlo`
 //! know ops by these rules alone, except those with regions (scan, while, cond, call, checkpoint, custom VJP), which each
 //! of them treats by name. A port of a graph holds a spec, so `ir` names the types of [`sharding`]; it does nothing with them.
 //! Only [`pjrt`] contains `unsafe` code, and only [`train`] knows the run config.

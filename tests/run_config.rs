@@ -101,7 +101,8 @@ fn round_trip() {
     names = []
 
     [partition]
-    mode = "gspmd"
+    mode = "explicit"
+    replication = "warn"
 
     [target]
     platform = "cpu"
@@ -291,7 +292,7 @@ fn impossible_values() {
 #[test]
 fn impossible_pipelines_and_replicas() {
     let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
-    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]"#);
+    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline], which is not built yet; give its devices to another axis"#);
     assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
     assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: it must be a multiple of the 2 stages of the mesh");
     assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
@@ -302,7 +303,7 @@ fn impossible_pipelines_and_replicas() {
         @r#"run.toml: pipeline.weights is "bsw": the last stage lags by 6 iterations, more than the 4 microbatches of a repeat; use at least 6 pipeline.microbatches, or "gather-once""#
     );
     let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
-    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]"#);
+    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco], which is not built yet; give its devices to another axis"#);
     assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
     assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be at least 0 and less than 1");
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4");

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use meshloom::autodiff::{Tape, jvp};
 use meshloom::batching::{BatchAxis, vmap};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType, Value};
+use meshloom::ops::{FactorKind, FactorRule, Op, ReduceKind};
 
 use crate::batching::single;
 use crate::harness::*;
@@ -19,13 +20,79 @@ Made by `tests/ops/docs.rs` from the ops themselves; `MESHLOOM_UPDATE=1 cargo te
 - vjp, jvp, vmap: whether the op has a rule for reverse mode, forward mode and batching; `-` where nothing it takes or
   gives is floating-point.
 - sharding: the factor rule of an example, as einsum writes it: a letter for each loop of the op, those without a remark
-  parallel, then the others by what splitting them takes: a reduction (`sum`, `max`, ..) of partial results, a
-  `permutation` between devices, or `replicated` operands. Ops with regions have data-flow edges instead.
+  parallel, then the others by what splitting them takes (see the end). Ops with regions have data-flow edges instead.
 - dtypes: element types of the first operand (of the result for an op without operands) in the tests.
 
 | op | vjp | jvp | vmap | sharding of an example | dtypes |
 |---|---|---|---|---|---|
 ";
+
+/// What each kind of loop takes to be split, in the words of the table.
+const SPLITTING: [(&str, &str); 5] = [
+    ("sum", "Each device adds up its part. The sum over devices is left open until something needs it."),
+    (
+        "reduction",
+        "Each device combines its part by max, min, product, and, or; the results are combined at once, by an all-reduce.",
+    ),
+    (
+        "permutation",
+        "Each device computes its part of the result. What it needs of other parts comes by collective-permutes, or by an all-gather where that sends less.",
+    ),
+    (
+        "indexed",
+        "Positions are shifted into the device's own part. What they find elsewhere is zero, or dropped: a sum over devices where the loop is not in the result, else the result is split as the operand is.",
+    ),
+    (
+        "replicated",
+        "Every device needs the whole dimension. An operand that is split along it is gathered, which is reported, or refused.",
+    ),
+];
+
+const TAIL: &str = "
+## What splitting takes
+
+The loops that are not parallel, and the ops that have such a loop in one of the tests' examples: it depends on attributes and
+sizes, so that an op may be in several rows. How the loops to be split are chosen is in [partitioning.md](partitioning.md).
+
+| loop | split over devices | ops |
+|---|---|---|
+";
+
+/// The row of [`SPLITTING`] that a kind belongs to; none for what is parallel.
+fn splitting(kind: FactorKind) -> Option<&'static str> {
+    match kind {
+        FactorKind::Parallel => None,
+        FactorKind::Reduction(ReduceKind::Sum) => Some("sum"),
+        FactorKind::Reduction(_) => Some("reduction"),
+        FactorKind::Permutation => Some("permutation"),
+        FactorKind::Indexed => Some("indexed"),
+        FactorKind::Replicated => Some("replicated"),
+    }
+}
+
+/// The factor rules of the op's examples.
+fn rules(entry: &Entry) -> Vec<FactorRule> {
+    let types = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.ty.clone()).collect::<Vec<_>>();
+    let accepts = entry.accepts.iter().map(|accept| (&accept.op, accept.operands.clone(), accept.results.clone()));
+    let runs = entry.runs.iter().map(|run| (&run.op, types(&run.operands), types(&run.expected)));
+    let rule = |(op, operands, results): (&Op, Vec<TensorType>, Vec<TensorType>)| {
+        let primitive = op.as_primitive()?;
+        Some(primitive.factors(&operands.iter().collect::<Vec<_>>(), &results.iter().collect::<Vec<_>>()))
+    };
+    accepts.chain(runs).filter_map(rule).collect()
+}
+
+/// Whether any example of the op has a loop of that row that an operand runs over.
+fn has_loop(entry: &Entry, row: &str) -> bool {
+    rules(entry).iter().any(|rule| {
+        let mut factors = rule.operands.iter().flatten().flatten().map(|&factor| rule.factors[factor as usize]);
+        factors.any(|factor| factor.size > 1 && splitting(factor.kind) == Some(row))
+    })
+}
+
+fn title(entry: &Entry) -> String {
+    entry.name.replace('-', "_")
+}
 
 fn mark<T, E>(result: Result<T, E>) -> &'static str {
     if result.is_ok() { "yes" } else { "no" }
@@ -96,11 +163,17 @@ fn dtypes(entry: &Entry) -> String {
 #[test]
 fn the_table_of_ops_is_up_to_date() {
     let mut table = HEAD.to_owned();
-    for entry in entries() {
-        let [vjp, jvp] = derivatives(&entry);
-        let (name, batching) = (entry.name.replace('-', "_"), batching(&entry));
-        let (sharding, dtypes) = (sharding(&entry), dtypes(&entry));
+    let entries = entries();
+    for entry in &entries {
+        let [vjp, jvp] = derivatives(entry);
+        let (name, batching) = (title(entry), batching(entry));
+        let (sharding, dtypes) = (sharding(entry), dtypes(entry));
         writeln!(table, "| {name} | {vjp} | {jvp} | {batching} | {sharding} | {dtypes} |").expect("a string takes all");
+    }
+    table.push_str(TAIL);
+    for (row, meaning) in SPLITTING {
+        let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(title).collect();
+        writeln!(table, "| {row} | {meaning} | {} |", ops.join(", ")).expect("a string takes all");
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ops.md");
     if std::env::var_os("MESHLOOM_UPDATE").is_some() {

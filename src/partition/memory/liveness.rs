@@ -159,7 +159,9 @@ impl<'g> Plan<'g> {
         }
         let mut span = vec![(0, 0); graph.value_count()];
         for node in graph.nodes() {
-            node.results().for_each(|result| span[result.index()] = (node.id.index(), last[result.index()]));
+            let index = node.id.index();
+            // What nobody reads, as the last carry of a loop may be, has its buffer all the same.
+            node.results().for_each(|result| span[result.index()] = (index, last[result.index()].max(index)));
         }
         for (&input, place) in graph.inputs().iter().zip(inputs) {
             let from = if *place == Place::Sliced { first_use[input.index()] } else { 0 };

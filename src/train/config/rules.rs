@@ -233,8 +233,10 @@ impl RuleSource {
                 .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string())),
             RuleSource::File(path) => {
                 let refused = |reason: String| error::invalid(&key, path, &reason);
-                let text = std::fs::read_to_string(path)
-                    .map_err(|error| refused(format!("it cannot be read: {error}; give the path of a rule file")))?;
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    let advice = "give the path of a rule file, from the working directory on, or an absolute one";
+                    refused(format!("it cannot be read: {error}; {advice}"))
+                })?;
                 let file = RuleFile::parse(&text, path).and_then(|file| file.into_rules(strict));
                 file.map_err(|error| refused(error.to_string()))
             }

@@ -135,7 +135,7 @@ impl RunConfig {
         let Some(pipeline) = &self.pipeline else {
             return match stages {
                 1 => Ok(()),
-                _ => Err(invalid("mesh.axes", &self.mesh.axes, "an axis \"stage\" needs a section [pipeline]")),
+                _ => Err(needs_section(&self.mesh.axes, "stage", "pipeline")),
             };
         };
         let PipelineConfig { microbatches, repeats, layers_per_stage, weights, schedule, delay_forwarding, .. } =
@@ -186,7 +186,7 @@ impl RunConfig {
         let Some(diloco) = &self.diloco else {
             return match replicas_of_mesh {
                 1 => Ok(()),
-                _ => Err(invalid("mesh.axes", &self.mesh.axes, "an axis \"diloco\" needs a section [diloco]")),
+                _ => Err(needs_section(&self.mesh.axes, "diloco", "diloco")),
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
@@ -228,6 +228,15 @@ impl RunConfig {
             false => Err(invalid("model.scan_layers", false, "diloco.streaming needs it to be true")),
         }
     }
+}
+
+/// Refuses a mesh axis that only a section gives a meaning. What the section asks for is not built yet, so the way out is
+/// another axis.
+fn needs_section(axes: &str, axis: &str, section: &str) -> ConfigError {
+    let reason = format!(
+        "an axis \"{axis}\" needs a section [{section}], which is not built yet; give its devices to another axis"
+    );
+    invalid("mesh.axes", axes, &reason)
 }
 
 fn axis_size(mesh: &Mesh, name: &str) -> usize {
