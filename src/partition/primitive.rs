@@ -8,7 +8,7 @@ use super::{Fallback, PartitionContext};
 use crate::error::Error;
 use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, ReduceKind};
-use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, resolve, spec_of};
+use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, is_made_anywhere, resolve, spec_of};
 
 /// Types of an op's operands or results.
 type Types<'t> = SmallVec<[&'t TensorType; 4]>;
@@ -99,7 +99,7 @@ impl Walk<'_, '_> {
         let known = |value: Value| self.shardings.known(value);
         let of_operand = |value: &Value| {
             // What is made in any spec has none of its own to state.
-            if self.is_made_in_place(*value) || self.is_spread_scalar(*value) {
+            if is_made_anywhere(self.graph, *value) {
                 return None;
             }
             let versions = self.versions(*value);

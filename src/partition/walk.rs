@@ -174,18 +174,10 @@ impl<'a, 'b> Walk<'a, 'b> {
         Ok(local)
     }
 
-    /// Whether a value is made where it is needed: it comes of nothing, or of a scalar alone.
-    pub(super) fn is_made_in_place(&self, value: Value) -> bool {
+    /// Whether a value is made where it is needed, as it comes of nothing.
+    fn is_made_in_place(&self, value: Value) -> bool {
         let node = self.graph.defining_node(value);
         node.is_some_and(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))
-    }
-
-    /// Whether a value is a scalar spread out, which is as well spread out in any way.
-    pub(super) fn is_spread_scalar(&self, value: Value) -> bool {
-        let node = self.graph.defining_node(value);
-        node.is_some_and(|node| {
-            matches!(node.op(), Op::BroadcastInDim(_)) && self.graph.ty(node.operands()[0]).rank() == 0
-        })
     }
 
     /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but what it is

@@ -33,6 +33,7 @@ pub use annotate::{Annotated, annotate};
 pub use devices::{DevicePlace, device_order};
 pub use error::ShardingError;
 pub use mesh::{Mesh, MeshAxis};
+pub(crate) use propagate::is_made_anywhere;
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub use refine::{Propagated, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};

@@ -59,7 +59,11 @@ struct Entry {
 
 impl Shardings {
     fn blank(graph: &Graph) -> Shardings {
-        let entry = |value: Value| Entry { spec: Spec::replicated(graph.ty(value).rank()), ..Entry::default() };
+        let entry = |value: Value| {
+            // Shared by ops that have nothing else to do with each other, it would carry specs from one to the other.
+            let closed = is_made_anywhere(graph, value);
+            Entry { spec: Spec::replicated(graph.ty(value).rank()), closed, ..Entry::default() }
+        };
         let values = graph.values().map(entry).collect();
         let bodies = graph.nodes().filter(|node| node.op().as_primitive().is_none()).map(|node| {
             let bodies = node.op().regions().map(|body| Shardings::blank(body)).collect();
@@ -112,6 +116,15 @@ impl Shardings {
     pub fn body(&self, node: Node, index: usize) -> Option<&Shardings> {
         self.bodies.get(&node)?.get(index)
     }
+}
+
+/// Whether a value can be made in any spec without moving anything: it comes of nothing, or of a scalar alone.
+pub(crate) fn is_made_anywhere(graph: &Graph, value: Value) -> bool {
+    graph.defining_node(value).is_some_and(|node| match node.op() {
+        Op::Splat(_) | Op::Iota(_) => true,
+        Op::BroadcastInDim(_) => graph.ty(node.operands()[0]).rank() == 0,
+        _ => false,
+    })
 }
 
 /// Gives every value a spec. Ports of the graph that have one keep it; a `reshard` keeps its own.
