@@ -171,24 +171,24 @@ fn errors_name_tensor_dim_rule_and_line() {
         assert!(text.contains(&place), "{text}");
         text.replace(&place, "FILE:LINE")
     };
-    assert_snapshot!(check_line(&strict), @r#"error: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule; or set rules.strict = false to split it over data alone"#);
+    assert_snapshot!(check_line(&strict), @r#"error: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over data alone"#);
     assert_snapshot!(check_line(&lenient), @r#"
     input  [(data,fsdp), _]
     in scan:
       reshard f32[6,16] [data, _]
     output 0 [_, _, _]
-    warning: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule; rules.strict is false, so meshloom will split it over data alone
+    warning: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
     "#);
 
     // An input, by its path.
     let inputs = (spec([6, 16], &["batch", ""]), spec([8, 16], &["batch", "embed"]));
-    assert_snapshot!(check(&mesh, &strict, &[], inputs.clone(), |(x, y)| (x, y)), @r#"error: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule; or set rules.strict = false to split it over data alone"#);
+    assert_snapshot!(check(&mesh, &strict, &[], inputs.clone(), |(x, y)| (x, y)), @r#"error: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over data alone"#);
     assert_snapshot!(check(&mesh, &lenient, &[], inputs, |(x, y)| (x, y)), @r#"
     input 0 [data, _]
     input 1 [(data,fsdp), _]
     output 0 [_, _]
     output 1 [_, _]
-    warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule; rules.strict is false, so meshloom will split it over data alone
+    warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
     warning: tensor "1": dimension 1 ("embed") stays unsplit, because rule embed -> fsdp (rules.list[1]) wants mesh axis "fsdp", which dimension 0 already has by rule batch -> (data,fsdp) (rules.list[0]); add a rule for "embed" with other axes, or with none; rules.strict is false, so meshloom will leave the dimension unsplit
     "#);
     // A mesh axis that nothing uses.

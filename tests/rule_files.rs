@@ -142,7 +142,7 @@ fn in_the_run_config() {
     let refused =
         |overrides: &[&str]| read(overrides).expect_err("refused").to_string().replace(&path("fsdp-only"), "RULES");
     assert_snapshot!(refused(&["rules.file=no/such/rules.yml"]), @r#"--set rules.file=no/such/rules.yml: rules.file is "no/such/rules.yml": it cannot be read: No such file or directory (os error 2); give the path of a rule file, from the working directory on, or an absolute one"#);
-    assert_snapshot!(refused(&["rules.file=RULES", "mesh.axes=fsdp=8", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> fsdp (RULES:5) splits it over the mesh "fsdp=8""#);
+    assert_snapshot!(refused(&["rules.file=RULES", "mesh.axes=fsdp=8", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> fsdp (RULES:5) splits it over the mesh "fsdp=8"; or allow it to be padded by rules.uneven = true"#);
     // The file's axes are not all of this mesh, and what is left over is found with the program at hand.
     let config = read(&["rules.file=RULES"]).expect("a config");
     let error = config.lower_train_step().expect_err("data is in no rule").to_string();

@@ -152,18 +152,18 @@ fn strict_errors_and_lenient_warnings() {
     let strict = |mesh, rules, tensor| check(mesh, rules, true, tensor);
     let lenient = |mesh, rules, tensor| check(mesh, rules, false, tensor);
 
-    assert_snapshot!(strict("x=2,y=4", "a x y", "a:12"), @r#"error: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule; or set rules.strict = false to split it over x alone"#);
+    assert_snapshot!(strict("x=2,y=4", "a x y", "a:12"), @r#"error: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over x alone"#);
     assert_snapshot!(lenient("x=2,y=4", "a x y", "a:12"), @r#"
     [x]
-    warning: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule; rules.strict is false, so meshloom will split it over x alone
+    warning: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over x alone
     "#);
     assert_snapshot!(lenient("x=2,y=4", "a y x", "a:6"), @r#"
     [x]
-    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 8 ways by rule a -> (y,x) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule; rules.strict is false, so meshloom will split it over x alone
+    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 8 ways by rule a -> (y,x) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over x alone
     "#);
     assert_snapshot!(lenient("x=2,y=4", "a y", "a:6"), @r#"
     [_]
-    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 4 ways by rule a -> y (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule; rules.strict is false, so meshloom will leave the dimension unsplit
+    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 4 ways by rule a -> y (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will leave the dimension unsplit
     "#);
 
     assert_snapshot!(strict("x=2,y=4", "a x\nb x", "a:4 b:4"), @r#"error: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; or set rules.strict = false to leave the dimension unsplit"#);

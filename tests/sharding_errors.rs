@@ -33,14 +33,14 @@ fn check(overrides: &[&str]) -> String {
 fn dimensions_that_do_not_divide() {
     // A parameter, with what to do about few key and value heads.
     assert_snapshot!(check(&["mesh.axes=tensor=8"]), @r#"tensor "state.params.layers.attention.wk": dimension 2 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (preset decoder) on the mesh "tensor=8"; give these axes a size that divides it and the other devices to another axis, or have every device hold all key and value heads, by the rules ["kv_heads", []] and ["activation_kv_heads", []] before this one; or set rules.strict = false to leave the dimension unsplit"#);
-    assert_snapshot!(check(&["mesh.axes=fsdp=8", "model.embed=60"]), @r#"tensor "state.params.embedding": dimension 1 ("embed") of size 60 cannot be split 8 ways by rule embed -> (fsdp,expert) (preset decoder) on the mesh "fsdp=8"; change the size, the mesh or the rule; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(check(&["mesh.axes=fsdp=8", "model.embed=60"]), @r#"tensor "state.params.embedding": dimension 1 ("embed") of size 60 cannot be split 8 ways by rule embed -> (fsdp,expert) (preset decoder) on the mesh "fsdp=8"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to leave the dimension unsplit"#);
     // The batch and its sequences, by their keys.
-    assert_snapshot!(check(&["mesh.axes=data=2,fsdp=4", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (data,stage,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4""#);
-    assert_snapshot!(check(&["mesh.axes=data=2,context=4", "model.seq=62"]), @r#"--set model.seq=62: model.seq is 62: it must be a multiple of 4: rule activation_length -> context (preset decoder) splits it over the mesh "data=2,context=4""#);
+    assert_snapshot!(check(&["mesh.axes=data=2,fsdp=4", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (data,stage,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(check(&["mesh.axes=data=2,context=4", "model.seq=62"]), @r#"--set model.seq=62: model.seq is 62: it must be a multiple of 4: rule activation_length -> context (preset decoder) splits it over the mesh "data=2,context=4"; or allow it to be padded by rules.uneven = true"#);
     // A value inside the model, with the line that names it.
     let text = check(&["mesh.axes=data=2,tensor=4", "model.seq=62"]);
     let (before, rest) = text.split_once("src/nn/decoder.rs:").expect("a source line");
-    assert_snapshot!(format!("{before}FILE:LINE{}", rest.trim_start_matches(|digit: char| digit.is_ascii_digit())), @r#"tensor "the value named in scope `embedding` at FILE:LINE": dimension 1 ("activation_norm_length") of size 62 cannot be split 4 ways by rule activation_norm_length -> (context,tensor) (preset decoder) on the mesh "data=2,tensor=4"; change the size, the mesh or the rule; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(format!("{before}FILE:LINE{}", rest.trim_start_matches(|digit: char| digit.is_ascii_digit())), @r#"tensor "the value named in scope `embedding` at FILE:LINE": dimension 1 ("activation_norm_length") of size 62 cannot be split 4 ways by rule activation_norm_length -> (context,tensor) (preset decoder) on the mesh "data=2,tensor=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to leave the dimension unsplit"#);
 }
 
 #[test]

@@ -108,6 +108,6 @@ fn advice(name: &str) -> &'static str {
             "give these axes a size that divides it and the other devices to another axis, or have every device hold all key \
              and value heads, by the rules [\"kv_heads\", []] and [\"activation_kv_heads\", []] before this one"
         }
-        _ => "change the size, the mesh or the rule",
+        _ => "change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true)",
     }
 }

@@ -127,7 +127,10 @@ impl RunConfig {
         Err(invalid(
             key,
             size,
-            &format!("it must be a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}"),
+            &format!(
+                "it must be a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
+                 rules.uneven = true"
+            ),
         ))
     }
 
