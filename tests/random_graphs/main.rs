@@ -271,7 +271,7 @@ fn partitioned_graphs_agree() {
 fn depends_on_order(graph: &Graph) -> bool {
     let mut found = false;
     support::walk(graph, &mut |graph, node| {
-        let is_fold = matches!(node.op(), Op::Reduce(_) | Op::DotGeneral(_));
+        let is_fold = matches!(node.op(), Op::Reduce(_) | Op::DotGeneral(_) | Op::Cumulative(_) | Op::Scatter(_));
         found |= is_fold && graph.ty(node.result()).dtype.is_float();
     });
     found
