@@ -29,7 +29,7 @@ use support::spmd::run_local;
 const OF_EIGHT: [&str; 7] =
     ["a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2", "a=2,b=1,c=2,d=2", "a=1,b=2,c=4", "a=2,b=2,c=1,d=2"];
 
-const OF_OTHER_SIZES: [&str; 12] = [
+const OF_OTHER_SIZES: [&str; 14] = [
     "a=2,b=3",
     "a=3,b=2",
     "a=6",
@@ -42,6 +42,8 @@ const OF_OTHER_SIZES: [&str; 12] = [
     "a=2,b=8",
     "a=2,b=4,c=2",
     "a=2,b=2,c=2,d=2",
+    "a=2,b=3,c=4",
+    "a=2,b=2,c=3,d=2",
 ];
 
 const LARGE: Sizes = Sizes {
@@ -126,6 +128,7 @@ fn lowered(model: &Model, case: &Case, explicit: bool) -> Result<Lowered, String
         sharding: Some((&case.mesh, &rules)),
         aliases: aliases(&model.function),
         explicit,
+        without: case.without(),
         ..LowerOptions::default()
     };
     lower(model.function.graph(), &options).map_err(|error| error.to_string())
@@ -241,7 +244,7 @@ fn random_rules_by_interpretation() {
     let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
     let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
     let mut cases: Vec<Case> = KEPT.iter().map(|(case, _)| Case::parse(case, &models)).collect();
-    cases.extend((0..setting("MESHLOOM_CASES", 200)).map(|_| Case::random(&mut random, &models, &meshes)));
+    cases.extend((0..setting("MESHLOOM_CASES", 1000)).map(|_| Case::random(&mut random, &models, &meshes)));
     check_all(&cases, |_, case| {
         check(case).map_err(|error| {
             let simplest = case.clone().minimised(|case| check(case).is_err());

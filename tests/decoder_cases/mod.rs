@@ -3,13 +3,15 @@
 //! A case has a text form, which is what a failure prints and what a kept case is written as:
 //!
 //! ```text
-//! a=2,b=4 | grouped scanned full tied dropout | embed=a,b mlp=b | params: embed=a | optimizer: mlp=a
+//! a=2,b=4 | grouped scanned full tied dropout | embed=a,b mlp=b | params: embed=a | optimizer: mlp=a | without: hoist-gathers
 //! ```
 //!
-//! It is a mesh, a model, the rules, and rules of parameters and optimizer state where these have their own.
+//! It is a mesh, a model, the rules, rules of parameters and optimizer state where these have their own, and passes that do
+//! not run.
 
 use std::fmt;
 
+use meshloom::compile::LOCAL_PASSES;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
@@ -20,7 +22,7 @@ use meshloom::train::step::{DropoutConfig, StepFunction, TrainStep};
 
 use crate::support::random::Random;
 
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     "activation_batch",
     "activation_length",
     "activation_norm_length",
@@ -38,6 +40,7 @@ const NAMES: [&str; 17] = [
     "mlp",
     "vocab",
     "layers",
+    "norm",
 ];
 
 /// The sizes of a model and its batch.
@@ -164,6 +167,8 @@ pub struct Case {
     compute: RuleList,
     params: Option<RuleList>,
     optimizer: Option<RuleList>,
+    /// Passes of the local graph that do not run.
+    without: Vec<&'static str>,
 }
 
 impl Case {
@@ -172,7 +177,10 @@ impl Case {
         let compute = random_rules(random, &mesh);
         // Parameters and optimizer state may lie elsewhere than where they are used.
         let [params, optimizer] = [(); 2].map(|()| (random.below(3) == 0).then(|| random_rules(random, &mesh)));
-        Case { model: models[random.below(models.len())].clone(), mesh, compute, params, optimizer }
+        let model = models[random.below(models.len())].clone();
+        let passes = LOCAL_PASSES.iter().map(|pass| pass.name);
+        let without = passes.filter(|_| random.below(5) == 0).collect();
+        Case { model, mesh, compute, params, optimizer, without }
     }
 
     /// A case from its text form.
@@ -185,14 +193,17 @@ impl Case {
             };
             text.split_whitespace().map(rule).collect::<RuleList>()
         };
-        let named = |name: &str| parts.iter().find_map(|part| part.strip_prefix(name)).map(list);
+        let of = |name: &str| parts.iter().find_map(|part| part.strip_prefix(name));
+        let without = of("without:").unwrap_or_default().split_whitespace();
+        let pass = |name| LOCAL_PASSES.iter().find(|pass| pass.name == name).expect("the name of a pass").name;
         let model = models.iter().find(|model| model.to_string() == parts[1]);
         Case {
             model: model.unwrap_or_else(|| panic!("no model is called {:?}", parts[1])).clone(),
             mesh: parse_mesh(parts[0]),
             compute: list(parts[2]),
-            params: named("params:"),
-            optimizer: named("optimizer:"),
+            params: of("params:").map(list),
+            optimizer: of("optimizer:").map(list),
+            without: without.map(pass).collect(),
         }
     }
 
@@ -215,6 +226,11 @@ impl Case {
         sets
     }
 
+    /// Names of passes that do not run.
+    pub fn without(&self) -> &[&'static str] {
+        &self.without
+    }
+
     /// A case as simple as can be that still fails, by leaving one thing out at a time.
     pub fn minimised(mut self, fails: impl Fn(&Case) -> bool) -> Case {
         while let Some(simpler) = self.simpler().into_iter().find(&fails) {
@@ -230,6 +246,11 @@ impl Case {
             Case { optimizer: None, ..self.clone() },
         ];
         all.retain(|case| case.rule_count() < self.rule_count());
+        for at in 0..self.without.len() {
+            let mut case = self.clone();
+            case.without.remove(at);
+            all.push(case);
+        }
         let models = self.model.simpler().into_iter().filter(|model| *model != self.model);
         all.extend(models.map(|model| Case { model, ..self.clone() }));
         for at in 0..self.compute.len() {
@@ -267,7 +288,7 @@ impl fmt::Display for Case {
         for (name, rules) in [("params", &self.params), ("optimizer", &self.optimizer)] {
             rules.iter().try_for_each(|rules| write!(f, " | {name}: {}", list(rules)))?;
         }
-        Ok(())
+        if self.without.is_empty() { Ok(()) } else { write!(f, " | without: {}", self.without.join(" ")) }
     }
 }
 
@@ -288,8 +309,14 @@ fn random_rules(random: &mut Random, mesh: &Mesh) -> RuleList {
         }
         let mut axes: Vec<String> = mesh.axis_names().map(str::to_owned).collect();
         random.shuffle(&mut axes);
-        axes.truncate(1 + random.below(2));
+        axes.truncate([1, 1, 2, 2, 3][random.below(5)]);
         rules.push((name.to_owned(), axes));
+    }
+    // Another rule for a name that has one is tried where the first does not fit.
+    for _ in 0..random.below(3) {
+        let Some((name, _)) = rules.get(random.below(rules.len().max(1))).cloned() else { break };
+        let axes: Vec<&str> = mesh.axis_names().collect();
+        rules.push((name, vec![axes[random.below(axes.len())].to_owned()]));
     }
     rules
 }

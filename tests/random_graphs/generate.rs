@@ -420,6 +420,73 @@ pub const ROWS: &[Row] = &[
         };
         m.one(Gather { dims: Box::new(dims), slice_sizes, promise: Default::default() }, &[x, indices])
     }),
+    row("dot of batches", true, |m, step| {
+        let x = m.choose(step.numbers[0], |ty| ty.dtype.is_float() && ty.rank() > 1)?;
+        let ty = m.ty(x).clone();
+        let y = m.choose(step.numbers[1], |other| other.dtype == ty.dtype && other.dims == ty.dims)?;
+        // Two dimensions are paired: one in step, the other in step or summed over.
+        let batch = step.numbers[2] as usize % ty.rank();
+        let other = (batch + 1 + step.numbers[3] as usize % (ty.rank() - 1)) % ty.rank();
+        let (batch, contract): (AxisList, AxisList) = if step.numbers[4] % 4 == 0 {
+            ([batch, other].into_iter().collect(), AxisList::new())
+        } else {
+            ([batch].into_iter().collect(), [other].into_iter().collect())
+        };
+        let dims = DotDims {
+            lhs_batch: batch.clone(),
+            rhs_batch: batch,
+            lhs_contract: contract.clone(),
+            rhs_contract: contract,
+        };
+        let op = DotGeneral { dims: Box::new(dims), dtype: ty.dtype, precision: Precision::Default };
+        let product = m.push(op, &[x, y])?;
+        m.one(Unary(UnaryKind::Tanh), &[product])
+    }),
+    row("cumulative", true, |m, step| {
+        let kind = if m.kind == Kind::Smooth {
+            CumulativeKind::Sum
+        } else {
+            CumulativeKind::ALL[step.numbers[1] as usize % CumulativeKind::ALL.len()]
+        };
+        let x = m.choose_float(step.numbers[0]).filter(|&x| m.ty(x).rank() > 0)?;
+        let axis = step.numbers[2] as usize % m.ty(x).rank();
+        let folded = m.push(Cumulative { kind, axis, reverse: step.numbers[3] % 2 == 1 }, &[x])?;
+        m.one(Unary(UnaryKind::Sine), &[folded])
+    }),
+    row("clamp", false, |m, step| {
+        let (low, x) = m.choose_pair(step, |ty| ty.dtype != Pred)?;
+        let ty = m.ty(x).clone();
+        let high = m.choose(step.numbers[2], |other| *other == ty)?;
+        m.one(Clamp, &[low, x, high])
+    }),
+    row("arg reduce", false, |m, step| {
+        let x = m.choose(step.numbers[0], |ty| ty.rank() > 0 && !ty.dims.contains(&0) && ty.dtype != Pred)?;
+        let kind = ArgReduceKind::ALL[step.numbers[1] as usize % 2];
+        let axis = step.numbers[2] as usize % m.ty(x).rank();
+        m.one(ArgReduce { kind, axis }, &[x])
+    }),
+    row("scatter", true, |m, step| {
+        // Rows are taken from one list of places, and added in at another.
+        let x = m.choose_float(step.numbers[0]).filter(|&x| m.ty(x).dims.first().is_some_and(|&size| size > 0))?;
+        let from = m.choose(step.numbers[1], |ty| ty.dtype == S32 && ty.rank() == 1)?;
+        let places = m.ty(from).clone();
+        let to = m.choose(step.numbers[2], |ty| *ty == places)?;
+        let ty = m.ty(x).clone();
+        let mut slice_sizes = ty.dims.clone();
+        slice_sizes[0] = 1;
+        let dims = Box::new(GatherDims {
+            offset_dims: (1..ty.rank()).collect(),
+            collapsed_dims: [0].into_iter().collect(),
+            start_index_map: [0].into_iter().collect(),
+            index_vector_dim: 1,
+            ..GatherDims::default()
+        });
+        let rows = m.push(Gather { dims: dims.clone(), slice_sizes, promise: Default::default() }, &[x, from])?;
+        let kinds = if m.kind == Kind::Smooth { &[ScatterKind::Add][..] } else { &ScatterKind::ALL[..4] };
+        let kind = kinds[step.numbers[3] as usize % kinds.len()];
+        let sum = m.push(Scatter { dims, kind, promise: Default::default() }, &[x, to, rows])?;
+        m.one(Unary(UnaryKind::Sine), &[sum])
+    }),
     row("barrier", true, |m, step| {
         let (x, y) = (m.choose(step.numbers[0], |_| true)?, m.choose(step.numbers[1], |_| true)?);
         m.many(Barrier, &[x, y])

@@ -1,4 +1,4 @@
-//! Properties of random graphs: passes keep every bit, gradients are slopes.
+//! Properties of random graphs: passes keep every bit, gradients are slopes, partitioned graphs give the same.
 //!
 //! Every case is the same in every run. `MESHLOOM_SEED` draws others, `MESHLOOM_CASES` more or fewer. A failure is
 //! shrunk and printed with its graphs.
@@ -15,11 +15,15 @@ use std::sync::Arc;
 use generate::{Kind, Recipe, Step, graph, graph_and_rows, inputs, recipe};
 use meshloom::autodiff::value_and_grad;
 use meshloom::compile::{LowerOptions, PASSES, lower};
-use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, verify};
-use meshloom::ops::Call;
+use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, verify};
+use meshloom::ops::{Call, Op};
+use meshloom::partition::partition;
 use meshloom::passes::{eliminate_dead_code, hoist_invariants};
+use meshloom::sharding::{Mesh, MeshAxis, Spec, propagate_with_sub_axes};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use support::interpret::{interpret, literal, same_bits};
+use support::random::Random;
+use support::spmd::{group, run_local};
 
 fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -183,6 +187,117 @@ fn slope_bends(graph: &Graph, inputs: &[Literal], along: &[usize]) -> f64 {
     const STEP: f64 = 5e-4;
     let value = |step: f64| interpret(graph, &moved(inputs, along, step).0)[0].to_f64_vec()[0];
     (8.0 * (value(STEP) - value(-STEP)) - (value(2.0 * STEP) - value(-2.0 * STEP))) / (12.0 * STEP)
+}
+
+/// A spec that deals out the axes to dimensions that they divide.
+fn random_spec(random: &mut Random, mesh: &Mesh, dims: &[usize]) -> Spec {
+    let mut spec = Spec::replicated(dims.len());
+    let mut axes: Vec<MeshAxis> = mesh.axes().collect();
+    random.shuffle(&mut axes);
+    for axis in axes {
+        // One place more: nowhere.
+        let dim = random.below(dims.len() + 1);
+        if dim < dims.len() && dims[dim].is_multiple_of(spec.part_count(mesh, dim) * mesh.size(axis)) {
+            let longer: Vec<MeshAxis> = spec.dim(dim).iter().copied().chain([axis]).collect();
+            spec = spec.with_dim(dim, longer);
+        }
+    }
+    spec
+}
+
+/// A graph with a spec for each port that calls `graph`.
+fn with_specs(graph: &Graph, random: &mut Random, mesh: &Mesh) -> Graph {
+    let mut builder = GraphBuilder::new("sharded");
+    let mut port =
+        |ty: &TensorType| PortInfo { spec: Some(random_spec(random, mesh, &ty.dims)), ..PortInfo::default() };
+    let inputs: Vec<_> = graph.input_types().map(|ty| builder.input(ty.clone(), port(ty))).collect();
+    let outputs = builder.push(Call { function: Arc::new(graph.clone()) }, &inputs).expect("the graph's own inputs");
+    builder.finish(outputs.to_vec(), graph.output_types().map(port).collect())
+}
+
+/// What the devices of a mesh compute, with ports split at random, and what one device does; with the partitioned graph.
+type Both = (Vec<Literal>, Vec<Literal>, Graph);
+
+fn partitioned(graph: &Graph, inputs: &[Literal], seed: u64) -> Result<Both, String> {
+    const MESHES: [&[(&str, usize)]; 6] = [
+        &[("a", 2), ("b", 2), ("c", 2)],
+        &[("a", 8)],
+        &[("a", 2), ("b", 3)],
+        &[("a", 3), ("b", 2)],
+        &[("a", 2), ("b", 4)],
+        &[("a", 2), ("b", 2), ("c", 3)],
+    ];
+    let mut random = Random(seed);
+    let mesh = Mesh::new(MESHES[random.below(MESHES.len())].iter().copied()).map_err(|error| error.to_string())?;
+    let whole = with_specs(graph, &mut random, &mesh);
+    let propagated = propagate_with_sub_axes(&whole, &mesh);
+    let local = partition(&propagated.graph, &propagated.mesh, &propagated.shardings);
+    let local = local.map_err(|error| format!("{error}\n{whole}"))?.graph;
+    verify(&local).map_err(|error| format!("{error}\n{local}"))?;
+    let found = run_local(&local, &propagated.mesh, inputs).map_err(|error| format!("{error}\n{whole}\n{local}"))?;
+    Ok((found, interpret(graph, inputs), local))
+}
+
+/// Values and gradients are the same on the devices of a mesh, to rounding; and there is something to partition.
+#[test]
+fn partitioned_graphs_agree() {
+    let counts = std::cell::RefCell::new(std::collections::BTreeMap::<&str, usize>::new());
+    check(1000, |recipe, numbers| {
+        let graph = graph(Kind::Smooth, recipe);
+        let inputs = inputs(Kind::Smooth, numbers);
+        let graph = value_and_grad(&graph, &float_inputs(&graph)).map_err(|error| error.to_string())?;
+        let (found, expected, local) = partitioned(&graph, &inputs, numbers)?;
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let (found, expected) = (found.to_f64_vec(), expected.to_f64_vec());
+            let distance = found.iter().zip(&expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+            let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+            if distance.is_nan() || distance > 1e-9 * (1.0 + norm) {
+                return Err(format!("output {index}: {found:?}, expected {expected:?}\n{graph}\nbecame\n{local}"));
+            }
+        }
+        support::walk(&local, &mut |_, node| {
+            if group(node.op()).is_some() {
+                *counts.borrow_mut().entry(node.op().name()).or_default() += 1;
+            }
+        });
+        Ok(())
+    });
+    for name in ["all-gather", "all-reduce", "all-to-all", "axis-index", "collective-permute", "reduce-scatter"] {
+        assert!(counts.borrow().get(name).is_some_and(|&count| count >= 50), "{name}: {counts:?}");
+    }
+}
+
+/// Whether a graph adds, multiplies or compares floating-point numbers in an order that partitioning may change.
+fn depends_on_order(graph: &Graph) -> bool {
+    let mut found = false;
+    support::walk(graph, &mut |graph, node| {
+        let is_fold = matches!(node.op(), Op::Reduce(_) | Op::DotGeneral(_) | Op::Cumulative(_) | Op::Scatter(_));
+        found |= is_fold && graph.ty(node.result()).dtype.is_float();
+    });
+    found
+}
+
+/// Without floating-point sums, every number is the same on the devices of a mesh, whatever the ops.
+#[test]
+fn partitioned_graphs_are_equal() {
+    let compared = std::cell::Cell::new(0);
+    check(3000, |recipe, numbers| {
+        let graph = eliminate_dead_code(&graph(Kind::Any, recipe));
+        if depends_on_order(&graph) {
+            return Ok(());
+        }
+        let inputs = inputs(Kind::Smooth, numbers);
+        let (found, expected, local) = partitioned(&graph, &inputs, numbers)?;
+        compared.set(compared.get() + 1);
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let same = |(x, y): (&f64, &f64)| x == y || (x.is_nan() && y.is_nan());
+            if !found.to_f64_vec().iter().zip(&expected.to_f64_vec()).all(same) {
+                return Err(format!("output {index}: {found:?}, expected {expected:?}\n{graph}\nbecame\n{local}"));
+            }
+        }
+        Ok(())
+    });
+    assert!(compared.get() >= 500, "{} graphs compared", compared.get());
 }
 
 /// Many graphs as one: each is called.
