@@ -125,6 +125,39 @@ impl EmitContext<'_> {
         self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
     }
 
+    /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them wrongly
+    /// in loops, so these are laid side by side as well.
+    pub(crate) fn emit_all_gather(&mut self, group: &Group, dim: usize) {
+        let operands = self.operand_ids();
+        if operands.len() == 1 {
+            return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
+        }
+        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
+        let widths: Vec<usize> = types.iter().map(TensorType::element_count).collect();
+        let mut parts = Vec::with_capacity(operands.len());
+        for (&width, operand) in widths.iter().zip(operands) {
+            parts.push(self.instruction("reshape", &matrix(1, width), &[operand]));
+        }
+        let width = widths.iter().sum();
+        self.begin_typed("concatenate", &matrix(1, width), &parts).dimensions.push(1);
+        let joined = self.commit();
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let instruction = self.begin_typed("all-gather", &matrix(group.size, width), &[joined]);
+        groups.write(instruction, channel);
+        instruction.use_global_device_ids = true;
+        instruction.dimensions.push(0);
+        self.mark_collective("all-gather", channel);
+        let gathered = self.commit();
+        let mut start = 0;
+        for (index, (ty, &width)) in types.iter().zip(&widths).enumerate() {
+            let rows = self.columns(gathered, &matrix(group.size, width), start);
+            let result = self.parts_into(ty, rows, dim, group.size);
+            self.set_result(index, result);
+            start += width;
+        }
+    }
+
     fn emit_reduction(&mut self, opcode: &str, group: &Group, combiner: ComputationId, scattered: Option<usize>) {
         let describe = |instruction: &mut HloInstructionProto, dim: Option<usize>| {
             instruction.dimensions.extend(dim.map(|dim| dim as i64));
@@ -156,19 +189,41 @@ impl EmitContext<'_> {
         let reduced = self.commit();
         let mut start = 0;
         for (index, &width) in widths.iter().enumerate() {
-            let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
-                start: start as i64,
-                limit: limit as i64,
-                stride: 1,
-            };
-            let slice = self.begin_typed("slice", &matrix(1, width), &[reduced]);
-            slice.slice_dimensions.extend([range(0, 1), range(start, start + width)]);
-            let part = self.commit();
+            let part = self.columns(reduced, &matrix(1, width), start);
             let ty = self.result_type(index).clone();
             let part = self.instruction("reshape", &ty, &[part]);
             self.set_result(index, part);
             start += width;
         }
+    }
+
+    /// Columns of a matrix, as many as `ty` has, from one on.
+    fn columns(&mut self, matrix: InstructionId, ty: &TensorType, start: usize) -> InstructionId {
+        let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
+            start: start as i64,
+            limit: limit as i64,
+            stride: 1,
+        };
+        let (rows, columns) = (range(0, ty.dims[0]), range(start, start + ty.dims[1]));
+        self.begin_typed("slice", ty, &[matrix]).slice_dimensions.extend([rows, columns]);
+        self.commit()
+    }
+
+    /// From rows, each with the elements of a part of type `part`, the value whose dimension the parts make up.
+    fn parts_into(&mut self, part: &TensorType, rows: InstructionId, dim: usize, count: usize) -> InstructionId {
+        let mut stacked = part.clone();
+        stacked.dims.insert(0, count);
+        let mut value = self.instruction("reshape", &stacked, &[rows]);
+        if dim > 0 {
+            let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..stacked.rank()).collect();
+            let mut moved = stacked.clone();
+            moved.dims = order.iter().map(|&from| stacked.dims[from]).collect();
+            self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&from| from as i64));
+            value = self.commit();
+        }
+        let mut whole = part.clone();
+        whole.dims[dim] *= count;
+        self.instruction("reshape", &whole, &[value])
     }
 
     /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.

@@ -164,7 +164,7 @@ impl Primitive for AllGather {
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_collective(self.name(), &self.group, |instruction| instruction.dimensions.push(self.dim as i64));
+        context.emit_all_gather(&self.group, self.dim);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::ops::Op;
 use crate::passes::hoist::is_fused;
 use crate::passes::{Bodies, copy_inputs, copy_outputs};
 
-/// A reduction of several operands copies them side by side and apart again (see their emission), which costs more than it saves
+/// A collective of several operands copies them side by side and apart again (see their emission), which costs more than it saves
 /// once they take longer to copy than a collective takes to start.
 const LARGEST_COPIED: u64 = MIB;
 
@@ -26,8 +26,7 @@ const MOVED: usize = 16;
 /// depends on another of them, and the price is that results are there earlier than needed, `limit` bytes of them at most. A
 /// gather of the backward pass never joins one of the forward pass, so neither is held for the other.
 ///
-/// Of reductions, which are copied together, only the small ones are combined; plugins combine the large ones, without
-/// copies. The operands must be live: dead code comes first.
+/// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
     combine(graph, limit, &mut Bodies::default())
 }
@@ -63,11 +62,7 @@ struct Key<'g> {
 impl<'g> Key<'g> {
     fn of(graph: &'g Graph, node: NodeRef<'g>) -> Option<Key<'g>> {
         let small = bytes(graph, node) <= LARGEST_COPIED;
-        let combines = match node.op() {
-            Op::AllGather(_) => true,
-            Op::AllReduce(_) | Op::ReduceScatter(_) => small,
-            _ => false,
-        };
+        let combines = small && matches!(node.op(), Op::AllGather(_) | Op::AllReduce(_) | Op::ReduceScatter(_));
         let &operand = node.operands().first()?;
         combines.then(|| Key { op: node.op(), dtype: graph.ty(operand).dtype, phase: node.origin().phase })
     }
