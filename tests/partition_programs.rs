@@ -177,6 +177,11 @@ fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
+/// The case that `MESHLOOM_CASE` has the text form of, to look into one failure alone; or the others.
+fn only(models: &[Variant], others: impl FnOnce() -> Vec<Case>) -> Vec<Case> {
+    std::env::var("MESHLOOM_CASE").map_or_else(|_| others(), |text| vec![Case::parse(&text, models)])
+}
+
 /// Checks every case, on two threads; each failure is printed when it is found.
 fn check_all(cases: &[Case], check: impl Fn(usize, &Case) -> Result<(), String> + Sync) {
     let problems = Mutex::new(Vec::new());
@@ -217,20 +222,33 @@ fn random_rules_on_random_meshes() {
     };
     let references: Vec<Reference> = models.iter().map(reference).collect();
     let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
-    let cases: Vec<Case> =
-        (0..setting("MESHLOOM_CASES", 60)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect();
+    let cases = only(&models, || {
+        (0..setting("MESHLOOM_CASES", 60)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
+    });
     // XLA's own partitioner takes as long again.
     let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
+    let check = |case: &Case, with_gspmd: bool| {
+        // A simpler case may have a model that is none of these.
+        let model = models.iter().position(|model| *model == case.model);
+        model.map_or(Ok(()), |model| check_by_running(&references[model], case, with_gspmd))
+    };
     check_all(&cases, |index, case| {
-        let model = models.iter().position(|model| *model == case.model).expect("one of the models");
-        check_by_running(&references[model], case, index % gspmd_every == 0)
+        check(case, index % gspmd_every == 0).map_err(|error| {
+            // That takes minutes, so it is done for one case alone.
+            let is_asked = std::env::var("MESHLOOM_CASE").is_ok();
+            let simplest = is_asked.then(|| case.clone().minimised(|case| check(case, false).is_err()));
+            simplest.map_or(error.clone(), |simplest| format!("{error}\n  at its simplest: {simplest}"))
+        })
     });
 }
 
 /// As above, interpreted: smaller models, more of them, and more meshes. A failing case is made as simple as can be.
 #[test]
 fn random_rules_by_interpretation() {
-    let models = Variant::all(&SMALL);
+    let mut models = Variant::all(&SMALL);
+    let small = models.len();
+    // For kept cases, and to look into those that failed when they ran.
+    models.extend(Variant::all(&[LARGE]));
     let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
     let check = |case: &Case| {
         let model = models.iter().position(|model| *model == case.model).expect("one of the models");
@@ -243,8 +261,11 @@ fn random_rules_by_interpretation() {
     };
     let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
     let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
-    let mut cases: Vec<Case> = KEPT.iter().map(|(case, _)| Case::parse(case, &models)).collect();
-    cases.extend((0..setting("MESHLOOM_CASES", 1000)).map(|_| Case::random(&mut random, &models, &meshes)));
+    let cases = only(&models, || {
+        let kept = KEPT.iter().map(|(case, _)| Case::parse(case, &models));
+        let random = (0..setting("MESHLOOM_CASES", 1000)).map(|_| Case::random(&mut random, &models[..small], &meshes));
+        kept.chain(random).collect()
+    });
     check_all(&cases, |_, case| {
         check(case).map_err(|error| {
             let simplest = case.clone().minimised(|case| check(case).is_err());
