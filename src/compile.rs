@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 use crate::hlo::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
-use crate::ir::{Graph, verify};
+use crate::ir::{Graph, PortInfo, TensorType, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
 use crate::sharding::{
-    DevicePlace, Diagnostic, Mesh, RuleSets, ShardingTable, Spec, annotate, propagate_with_sub_axes,
+    DevicePlace, Diagnostic, Mesh, RuleSets, ShardingTable, annotate, pad_uneven, propagate_with_sub_axes,
 };
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
@@ -112,6 +112,11 @@ pub const LOCAL_PASSES: &[Pass] = &[
         step: Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes)),
     },
     Pass {
+        name: "algebra",
+        description: "applies algebraic identities once more: in parts, dimensions may have a single element",
+        step: Step::Rewrite(passes::SIMPLIFY),
+    },
+    Pass {
         name: "common-subexpressions",
         description: "merges nodes with equal ops and operands, and equal bodies",
         step: Step::Rewrite(passes::MERGE),
@@ -148,6 +153,9 @@ pub struct LowerOptions<'a> {
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
     /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
     pub groups: GroupFormat,
+    /// Lets the plugin run collectives that do not depend on each other in any order, or at once, as it is best for GPU and TPU. The
+    /// CPU plugins' virtual devices may then wait for each other for ever, so by default they run in the order of the program.
+    pub overlap_collectives: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -168,11 +176,28 @@ pub struct PassTiming {
     pub node_count: usize,
 }
 
+/// The types of a graph's ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// Of its inputs.
+    pub inputs: Vec<TensorType>,
+    /// Of its outputs.
+    pub outputs: Vec<TensorType>,
+}
+
+impl Ports {
+    fn of(graph: &Graph) -> Ports {
+        Ports { inputs: graph.input_types().cloned().collect(), outputs: graph.output_types().cloned().collect() }
+    }
+}
+
 /// A graph on its way to a plugin.
 #[derive(Clone, Debug)]
 pub struct Lowered {
-    /// The graph of global shapes, with specs on its ports.
+    /// The graph of global shapes, with specs on its ports; uneven dimensions are padded.
     pub graph: Graph,
+    /// The types of its ports before they were padded, if any was.
+    pub unpadded: Option<Ports>,
     /// The program of one device, where meshloom partitioned it.
     pub local: Option<Graph>,
     /// The mesh of the local program: that below, with axes cut into sub-axes where that saves traffic.
@@ -283,11 +308,15 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         done("verify", &run);
     }
     let mut graph = run.into_owned();
-    let (mut table, mut diagnostics) = (None, Vec::new());
+    let (mut table, mut diagnostics, mut logical) = (None, Vec::new(), None);
     if let Some((mesh, rules)) = options.sharding {
         let annotated = annotate(&graph, mesh, rules, &options.aliases)?;
         (table, diagnostics) = (Some(annotated.table), annotated.diagnostics);
         graph = annotated.graph;
+        if let Some(padded) = pad_uneven(&graph, mesh, &options.aliases)? {
+            logical = Some(Ports::of(&graph));
+            graph = padded;
+        }
         if !options.skip_verifier {
             verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
         }
@@ -324,8 +353,8 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         partitioned: local.is_some(),
         annotation: options.annotation,
         groups: options.groups,
+        overlap_collectives: options.overlap_collectives,
         host_memory: options.host_memory,
-        ..EmitOptions::default()
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
@@ -333,6 +362,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     let annotation = if local.is_some() { Annotation::Tiles } else { options.annotation };
     Ok(Lowered {
         graph,
+        unpadded: logical,
         local,
         local_mesh,
         module,
@@ -353,14 +383,21 @@ impl Lowered {
         rules.chain(self.fallbacks.iter().map(ToString::to_string))
     }
 
-    /// How an input or output is laid out over the devices.
-    fn array_spec(&self, value: crate::ir::Value, spec: Option<&Spec>) -> Result<ArraySpec, Error> {
-        let ty = self.graph.ty(value).clone();
-        let layout = match (&self.mesh, spec) {
-            (Some(mesh), Some(spec)) => ShardLayout::from_boxes(&ty.dims, spec.boxes(mesh, &ty.dims)?)?,
-            (mesh, _) => ShardLayout::replicated(&ty.dims, mesh.as_ref().map_or(1, Mesh::device_count)),
+    /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user knows.
+    fn array_specs<'t>(
+        &self,
+        padded: impl Iterator<Item = &'t TensorType>,
+        types: impl Iterator<Item = &'t TensorType>,
+        info: &[PortInfo],
+    ) -> Result<Vec<ArraySpec>, Error> {
+        let one = |((padded, ty), info): ((&TensorType, &TensorType), &PortInfo)| {
+            let layout = match (self.local_mesh.as_ref().or(self.mesh.as_ref()), &info.spec) {
+                (Some(mesh), Some(spec)) => ShardLayout::from_boxes(&padded.dims, spec.boxes(mesh, &padded.dims)?)?,
+                (mesh, _) => ShardLayout::replicated(&padded.dims, mesh.map_or(1, Mesh::device_count)),
+            };
+            Ok(ArraySpec { ty: ty.clone(), layout: layout.with_value_dims(&ty.dims)? })
         };
-        Ok(ArraySpec { ty, layout })
+        padded.zip(types).zip(info).map(one).collect()
     }
 
     /// Compiles the module on a client.
@@ -396,12 +433,11 @@ impl Lowered {
     pub fn compile_with(&self, client: &Client, options: &CompileOptions) -> Result<Program, Error> {
         let graph = &self.graph;
         let executable = client.compile(&self.module.bytes, options)?;
-        let specs = |values: &[crate::ir::Value], info: &[crate::ir::PortInfo]| {
-            let each = values.iter().zip(info).map(|(&value, info)| self.array_spec(value, info.spec.as_ref()));
-            each.collect::<Result<Vec<_>, _>>()
-        };
-        let inputs = specs(graph.inputs(), graph.input_info())?;
-        let outputs = specs(graph.outputs(), graph.output_info())?;
+        let ports = self.unpadded.clone().unwrap_or_else(|| Ports::of(graph));
+        // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.
+        let local = self.local.as_ref().unwrap_or(graph);
+        let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), local.input_info())?;
+        let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), local.output_info())?;
         Ok(Program { executable, inputs, outputs, collectives: self.collectives() })
     }
 }

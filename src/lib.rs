@@ -39,7 +39,7 @@
 //! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. After partitioning: fewer collectives. |
 //! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. Names become the specs of ports and named values, and propagation gives every other value one. |
 //! | [`partition`] | From global shapes to the program of one device: local shapes and explicit collectives. The [`Ledger`](partition::Ledger) of what moves, and what a device needs of memory. |
-//! | [`hlo`] | Emission as an `HloModuleProto`, and HLO's text form. |
+//! | [`hlo`] | Emission as an `HloModuleProto`, HLO's text form, and what can be read off any module. |
 //! | [`pjrt`] | Finds plugins, compiles modules, moves values, runs programs. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a graph or function to a program that runs. |
 //! | [`nn`], [`optim`], [`train`] | Decoder parts, optimizers, and training runs: ordinary users of all of the above. |

@@ -246,6 +246,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
     let lowered = Lowered {
         graph,
+        unpadded: None,
         local: None,
         local_mesh: None,
         module,

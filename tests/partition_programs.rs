@@ -1,180 +1,172 @@
-//! Whole train steps of decoders, over random meshes with random rules: eight devices, partitioned by meshloom and by XLA,
-//! compute what one does.
+//! Whole train steps of decoders, over random meshes with random rules: many devices compute what one does.
+//!
+//! A few dozen run on eight devices of the CPU plugin, partitioned by meshloom and by XLA. Hundreds more run on host values,
+//! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small model
+//! takes a fraction of one.
 
+// A test says what it found by panicking.
+#![allow(clippy::panic)]
+
+mod decoder_cases;
 mod eight_devices;
-#[path = "support/random.rs"]
-mod random;
+mod support;
 
-use std::fmt::Write as _;
-use std::sync::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
+use decoder_cases::{Case, Model, Sizes, Variant};
 use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::ir::{DType, Literal};
-use meshloom::nn::{Batch, DecoderConfig};
+use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::pjrt::{CompileOptions, DebugValue};
-use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
-use meshloom::trace::Tree;
-use meshloom::train::step::{DropoutConfig, StepFunction, TrainStep, aliases};
-use random::Random;
+use meshloom::train::step::aliases;
+use support::interpret::interpret;
+use support::random::Random;
+use support::spmd::run_local;
 
-const MESHES: [&str; 7] =
+const OF_EIGHT: [&str; 7] =
     ["a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2", "a=2,b=1,c=2,d=2", "a=1,b=2,c=4", "a=2,b=2,c=1,d=2"];
 
-const NAMES: [&str; 17] = [
-    "activation_batch",
-    "activation_length",
-    "activation_norm_length",
-    "activation_kv_length",
-    "activation_embed",
-    "activation_heads",
-    "activation_kv_heads",
-    "activation_kv",
-    "activation_mlp",
-    "activation_vocab",
-    "embed",
-    "heads",
-    "kv_heads",
-    "kv",
-    "mlp",
-    "vocab",
-    "layers",
+const OF_OTHER_SIZES: [&str; 12] = [
+    "a=2,b=3",
+    "a=3,b=2",
+    "a=6",
+    "a=12",
+    "a=3,b=4",
+    "a=4,b=3",
+    "a=2,b=2,c=3",
+    "a=16",
+    "a=4,b=4",
+    "a=2,b=8",
+    "a=2,b=4,c=2",
+    "a=2,b=2,c=2,d=2",
 ];
 
-/// A model with its train step's inputs, and what comes out on one device.
-struct Model {
-    function: StepFunction,
-    inputs: Vec<Literal>,
+const LARGE: Sizes = Sizes {
+    name: "large",
+    batch: 8,
+    length: 16,
+    embed: 32,
+    heads: 8,
+    kv_heads: 4,
+    head_dim: 8,
+    mlp: 48,
+    vocab: 64,
+    layers: 2,
+};
+
+/// Sizes to interpret: with groups of heads, without, and with sizes that three divides.
+const SMALL: [Sizes; 3] = [
+    Sizes {
+        name: "grouped",
+        batch: 8,
+        length: 8,
+        embed: 16,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 32,
+        layers: 2,
+    },
+    Sizes {
+        name: "heads",
+        batch: 8,
+        length: 8,
+        embed: 16,
+        heads: 8,
+        kv_heads: 8,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 32,
+        layers: 2,
+    },
+    Sizes {
+        name: "thirds",
+        batch: 6,
+        length: 12,
+        embed: 12,
+        heads: 6,
+        kv_heads: 3,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 36,
+        layers: 3,
+    },
+];
+
+/// Cases of interpretation that failed, and why. They run before the random ones.
+const KEPT: &[(&str, &str)] = &[];
+
+/// A model, and what its train step gives on one device.
+struct Reference {
+    model: Model,
     expected: Vec<Vec<f64>>,
 }
 
-fn quick() -> std::collections::BTreeMap<String, DebugValue> {
-    [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
+fn numbers(literals: &[Literal]) -> Vec<Vec<f64>> {
+    literals.iter().map(Literal::to_f64_vec).collect()
 }
 
 fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
-    let options =
-        CompileOptions { debug_options: quick(), ..lowered.compile_options(&client()).expect("eight devices") };
+    // That LLVM takes its time over tiny kernels is of no use here.
+    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
+    let options = CompileOptions { debug_options, ..lowered.compile_options(&client()).expect("eight devices") };
     let program = lowered.compile_with(&client(), &options).map_err(|error| error.to_string())?;
     let arguments = program.put(0, &inputs.to_vec()).map_err(|error| error.to_string())?;
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;
     Ok(outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect())
 }
 
-fn model(scan_layers: bool, remat: RematPolicy, tied: bool, dropout: f64) -> Model {
-    let model = DecoderConfig {
-        layers: 2,
-        embed: 32,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 8,
-        mlp: 48,
-        vocab: 64,
-        tied_embeddings: tied,
-        param_dtype: DType::F32,
-        compute_dtype: DType::F32,
-        scan_layers,
-        remat,
-        rope_theta: 10_000.0,
-        norm_epsilon: 1e-5,
+fn lowered(model: &Model, case: &Case, explicit: bool) -> Result<Lowered, String> {
+    let rules = case.rules();
+    let options = LowerOptions {
+        sharding: Some((&case.mesh, &rules)),
+        aliases: aliases(&model.function),
+        explicit,
+        ..LowerOptions::default()
     };
-    let step = TrainStep {
-        model,
-        // Without it, a first step is the sign of the gradient, and rounding decides on the sign of what is almost zero.
-        optimizer: AdamW { epsilon: 1e-2, ..AdamW::default() },
-        schedule: WarmupCosine { peak: 1e-2, warmup: 2, steps: 10, floor: 0.1 },
-        clip_norm: 1.0,
-        batch: 8,
-        seq: 16,
-        dropout: DropoutConfig { rate: dropout, seed: 3 },
-    };
-    let function = step.trace().expect("a traced step");
-    let tokens = |factor: i32| {
-        let values: Vec<i32> = (0..8 * 16).map(|index| (index * factor + index / 7) % 64).collect();
-        Literal::from_slice(&[8, 16], &values).expect("a batch")
-    };
-    let numbered = |f: &dyn Fn(i32) -> i32| {
-        Literal::from_slice(&[8, 16], &(0..8 * 16).map(f).collect::<Vec<i32>>()).expect("a batch")
-    };
-    let batch = Batch {
-        tokens: tokens(5),
-        targets: tokens(11),
-        segment_ids: numbered(&|index| index % 16 / 9),
-        positions: numbered(&|index| index % 16),
-        weights: Literal::from_slice(&[8, 16], &(0..128).map(|index| ((index % 5) as f32) / 4.0).collect::<Vec<f32>>())
-            .expect("weights"),
-    };
-    let mut inputs = step.initialize(1).leaves();
-    inputs.extend(batch.leaves());
-    let lowered = lower(function.graph(), &LowerOptions::default()).expect("it lowers");
-    let expected = run(&lowered, &inputs).expect("it runs");
-    Model { function, inputs, expected }
+    lower(model.function.graph(), &options).map_err(|error| error.to_string())
 }
 
-struct Case {
-    model: usize,
-    mesh: Mesh,
-    rules: RuleSets,
-    text: String,
-}
-
-fn random_rules(random: &mut Random, mesh: &Mesh, text: &mut String) -> Rules {
-    let mut rules = Vec::new();
-    let mut names = NAMES.to_vec();
-    random.shuffle(&mut names);
-    for name in names {
-        if random.below(5) < 2 {
-            continue;
-        }
-        let mut axes: Vec<String> = mesh.axis_names().map(str::to_owned).collect();
-        random.shuffle(&mut axes);
-        axes.truncate(1 + random.below(2));
-        let _ = write!(text, "{name}={axes:?} ");
-        rules.push(Rule { name: name.to_owned(), axes, origin: format!("rule {}", rules.len()) });
-    }
-    Rules::new(rules, false).expect("rules")
-}
-
-fn random_case(random: &mut Random, models: usize) -> Case {
-    let mesh = Mesh::parse(MESHES[random.below(MESHES.len())], 8).expect("a mesh");
-    let mut text = format!("{mesh}: ");
-    let compute = random_rules(random, &mesh, &mut text);
-    let mut rules = RuleSets::uniform(compute);
-    // Parameters and optimizer state may lie elsewhere than where they are used.
-    if random.below(3) == 0 {
-        text.push_str("\n  params: ");
-        rules.params = random_rules(random, &mesh, &mut text);
-    }
-    if random.below(3) == 0 {
-        text.push_str("\n  optimizer: ");
-        rules.optimizer = random_rules(random, &mesh, &mut text);
-    }
-    Case { model: random.below(models), mesh, rules, text }
-}
-
-fn check(model: &Model, case: &Case, with_gspmd: bool) -> Result<(), String> {
-    for explicit in [true, false].into_iter().take(1 + usize::from(with_gspmd)) {
-        let options = LowerOptions {
-            sharding: Some((&case.mesh, &case.rules)),
-            aliases: aliases(&model.function),
-            explicit,
-            ..LowerOptions::default()
-        };
-        let lowered = lower(model.function.graph(), &options).map_err(|error| error.to_string())?;
-        let found = run(&lowered, &model.inputs)?;
-        for (index, (found, expected)) in found.iter().zip(&model.expected).enumerate() {
-            let error = relative_error(found, expected);
-            if error > 1e-5 {
-                let output = &model.function.graph().output_info()[index].path;
-                let by = if explicit { "meshloom" } else { "GSPMD" };
-                return Err(format!("partitioned by {by}: `{output}` is off by {error:.1e}"));
-            }
+fn compare(found: &[Vec<f64>], reference: &Reference) -> Result<(), String> {
+    for (index, (found, expected)) in found.iter().zip(&reference.expected).enumerate() {
+        let error = relative_error(found, expected);
+        if error > 1e-5 {
+            let output = &reference.model.function.graph().output_info()[index].path;
+            return Err(format!("`{output}` is off by {error:.1e}"));
         }
     }
     Ok(())
+}
+
+/// On the plugin's devices.
+fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Result<(), String> {
+    for explicit in [true, false].into_iter().take(1 + usize::from(with_gspmd)) {
+        let by = if explicit { "meshloom" } else { "GSPMD" };
+        let lowered = lowered(&reference.model, case, explicit)?;
+        let found = run(&lowered, &reference.model.inputs)?;
+        compare(&found, reference).map_err(|error| format!("partitioned by {by}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// On host values.
+fn check_by_interpreting(reference: &Reference, case: &Case) -> Result<(), String> {
+    let check = || {
+        let lowered = lowered(&reference.model, case, true)?;
+        let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else {
+            return Err("there is no local graph".to_owned());
+        };
+        compare(&numbers(&run_local(local, mesh, &reference.model.inputs)?), reference)
+    };
+    let panicked = |payload: Box<dyn std::any::Any + Send>| {
+        let text = payload.downcast_ref::<String>().cloned();
+        Err(text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
+    };
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(panicked)
 }
 
 /// Seeds and numbers of cases can be given, to look for rarer failures: `MESHLOOM_SEED`, `MESHLOOM_CASES`.
@@ -182,18 +174,8 @@ fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-#[test]
-fn random_rules_on_random_meshes() {
-    let models = [
-        model(true, RematPolicy::None, false, 0.0),
-        model(true, RematPolicy::Full, false, 0.1),
-        model(true, RematPolicy::Dots, true, 0.0),
-        model(false, RematPolicy::None, true, 0.1),
-    ];
-    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
-    let cases: Vec<Case> = (0..setting("MESHLOOM_CASES", 60)).map(|_| random_case(&mut random, models.len())).collect();
-    // XLA's own partitioner takes as long again.
-    let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
+/// Checks every case, on two threads; each failure is printed when it is found.
+fn check_all(cases: &[Case], check: impl Fn(usize, &Case) -> Result<(), String> + Sync) {
     let problems = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -202,8 +184,8 @@ fn random_rules_on_random_meshes() {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(index) else { break };
-                    if let Err(error) = check(&models[case.model], case, index % gspmd_every == 0) {
-                        let problem = format!("case {index}, model {}, {}\n  {error}", case.model, case.text);
+                    if let Err(error) = check(index, case) {
+                        let problem = format!("case {index}: {case}\n  {error}");
                         println!("{problem}");
                         problems.lock().expect("a lock").push(problem);
                     }
@@ -213,4 +195,69 @@ fn random_rules_on_random_meshes() {
     });
     let problems = problems.into_inner().expect("a lock");
     assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn random_rules_on_random_meshes() {
+    let variant = |scanned, remat, tied, dropout| Variant { sizes: LARGE, scanned, remat, tied, dropout };
+    let models = [
+        variant(true, RematPolicy::None, false, false),
+        variant(true, RematPolicy::Full, false, true),
+        variant(true, RematPolicy::Dots, true, false),
+        variant(false, RematPolicy::None, true, true),
+    ];
+    let reference = |variant: &Variant| {
+        let model = variant.model();
+        let lowered = lower(model.function.graph(), &LowerOptions::default()).expect("it lowers");
+        let expected = run(&lowered, &model.inputs).expect("it runs");
+        Reference { model, expected }
+    };
+    let references: Vec<Reference> = models.iter().map(reference).collect();
+    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
+    let cases: Vec<Case> =
+        (0..setting("MESHLOOM_CASES", 60)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect();
+    // XLA's own partitioner takes as long again.
+    let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
+    check_all(&cases, |index, case| {
+        let model = models.iter().position(|model| *model == case.model).expect("one of the models");
+        check_by_running(&references[model], case, index % gspmd_every == 0)
+    });
+}
+
+/// As above, interpreted: smaller models, more of them, and more meshes. A failing case is made as simple as can be.
+#[test]
+fn random_rules_by_interpretation() {
+    let models = Variant::all(&SMALL);
+    let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
+    let check = |case: &Case| {
+        let model = models.iter().position(|model| *model == case.model).expect("one of the models");
+        let reference = references[model].get_or_init(|| {
+            let model = models[model].model();
+            let expected = numbers(&interpret(model.function.graph(), &model.inputs));
+            Reference { model, expected }
+        });
+        check_by_interpreting(reference, case)
+    };
+    let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
+    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
+    let mut cases: Vec<Case> = KEPT.iter().map(|(case, _)| Case::parse(case, &models)).collect();
+    cases.extend((0..setting("MESHLOOM_CASES", 200)).map(|_| Case::random(&mut random, &models, &meshes)));
+    check_all(&cases, |_, case| {
+        check(case).map_err(|error| {
+            let simplest = case.clone().minimised(|case| check(case).is_err());
+            let cause = check(&simplest).err().unwrap_or_default();
+            format!("{error}\n  at its simplest: {simplest}\n  {cause}")
+        })
+    });
+}
+
+/// Cases say in their text form all there is to them.
+#[test]
+fn cases_are_parsed() {
+    let models = Variant::all(&SMALL);
+    let mut random = Random(7);
+    for _ in 0..20 {
+        let text = Case::random(&mut random, &models, &OF_OTHER_SIZES).to_string();
+        assert_eq!(Case::parse(&text, &models).to_string(), text);
+    }
 }

@@ -6,12 +6,16 @@
 mod pjrt_modules;
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::device_groups;
 use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom::train::StepAhead;
@@ -395,4 +399,53 @@ fn a_mesh_that_does_not_fit_is_an_error() {
     assert!(text.contains("cpu:4 has 4 devices; --set mesh.axes=data=-1 takes all"), "{text}");
     let error = StepAhead::compile(&small_step(&["target.topology=v5:2x4"]), &settings()).expect_err("no such chip");
     assert!(error.to_string().contains("there is no chip \"v5\" (did you mean"), "{error}");
+}
+
+/// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it does it
+/// within the groups that they were written with. Returned: the bytes moved by the compiled program, and by what was written.
+fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
+    let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
+    let all: Vec<&str> = overrides.iter().copied().chain([&*topology, &*axes, "partition.mode=explicit"]).collect();
+    let step = StepAhead::compile(&small_step(&all), &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let groups_of = |axes: &[String]| {
+        let axes: Vec<_> = axes.iter().map(|axis| step.mesh.axis(axis).expect("an axis of the mesh")).collect();
+        let mut groups = device_groups(&step.mesh, &axes);
+        // Within a group, the order is the plugin's affair.
+        groups.iter_mut().for_each(|group| group.sort_unstable());
+        groups.sort_unstable();
+        groups
+    };
+    let ledger = step.lowered.collectives();
+    let written: BTreeSet<_> = ledger.iter().expect("a ledger").map(|entry| groups_of(&entry.axes)).collect();
+    let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let found = collectives(&module, Devices::partitioned(step.devices.len()));
+    let read = found.entries.iter().map(|entry| {
+        let lists = entry.groups.lists().unwrap_or_else(|| panic!("{target}: {entry:?}"));
+        let mut groups: Vec<Vec<usize>> =
+            lists.into_iter().map(|list| list.into_iter().map(|device| device as usize).collect()).collect();
+        groups.iter_mut().for_each(|group| group.sort_unstable());
+        groups.sort_unstable();
+        groups
+    });
+    let sizes = |groups: &BTreeSet<Vec<Vec<usize>>>| groups.iter().map(|groups| groups[0].len()).collect::<Vec<_>>();
+    let read: BTreeSet<_> = read.collect();
+    assert!(read == written, "{target}: groups of {:?} were written, of {:?} read", sizes(&written), sizes(&read));
+    (found.moved_bytes(), ledger.moved_bytes().expect("a ledger"))
+}
+
+#[test]
+fn the_explicit_step_compiles_for_512_tpus() {
+    if has_tpu_plugin("the_explicit_step_compiles_for_512_tpus") {
+        // libtpu writes small reduce-scatters as all-reduces, and gathers some weights in `bf16`: it may move more or less.
+        check_groups_survive("v5p:8x8x8", "data=8,fsdp=64", &["model.embed=64", "train.batch=512"]);
+    }
+}
+
+#[test]
+fn the_explicit_step_compiles_for_64_gpus() {
+    if has_cuda_plugin("the_explicit_step_compiles_for_64_gpus") {
+        let (compiled, written) =
+            check_groups_survive("h100:2x4x8", "data=8,fsdp=8", &["model.embed=64", "train.batch=64"]);
+        assert_eq!(compiled, written);
+    }
 }

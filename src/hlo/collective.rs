@@ -16,7 +16,7 @@ pub enum GroupFormat {
     Lists,
     /// A transposed iota in `collective_device_list` (API 0.81).
     IotaInList,
-    /// A transposed iota in `iota_collective_device_list` (API 0.115).
+    /// A transposed iota in `iota_collective_device_list` (API 0.106 and later).
     Iota,
 }
 
@@ -26,7 +26,7 @@ impl GroupFormat {
     pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
         match api_version {
             (0, 81) => GroupFormat::IotaInList,
-            (0, 115..) => GroupFormat::Iota,
+            (0, 106..) => GroupFormat::Iota,
             _ => GroupFormat::Lists,
         }
     }
@@ -109,7 +109,7 @@ impl EmitContext<'_> {
         // An all-to-all always goes by partition.
         instruction.use_global_device_ids = opcode != "all-to-all";
         describe(instruction);
-        self.name_collective(opcode, channel);
+        self.mark_collective(opcode, channel);
         self.finish_all();
     }
 
@@ -152,7 +152,7 @@ impl EmitContext<'_> {
         groups.write(instruction, channel);
         instruction.use_global_device_ids = true;
         describe(instruction, scattered.map(|_| 0));
-        self.name_collective(opcode, channel);
+        self.mark_collective(opcode, channel);
         let reduced = self.commit();
         let mut start = 0;
         for (index, &width) in widths.iter().enumerate() {
@@ -214,7 +214,7 @@ impl EmitContext<'_> {
         let instruction = self.begin("collective-permute");
         instruction.channel_id = channel;
         instruction.source_target_pairs = pairs;
-        self.name_collective("collective-permute", channel);
+        self.mark_collective("collective-permute", channel);
         self.finish();
     }
 

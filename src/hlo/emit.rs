@@ -15,7 +15,7 @@ pub use helpers::comparison_type;
 use std::sync::Arc;
 
 use prost::Message;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::collective::GroupFormat;
@@ -40,6 +40,8 @@ pub struct EmitOptions<'a> {
     pub partitioned: bool,
     /// How collectives name their devices.
     pub groups: GroupFormat,
+    /// Whether the plugin may run collectives that do not depend on each other in any order, or at once.
+    pub overlap_collectives: bool,
     /// How a graph that is not partitioned says how values are sharded.
     pub annotation: Annotation,
     /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
@@ -74,6 +76,11 @@ struct Emitter {
     annotation: Annotation,
     /// Channels given to collectives so far.
     channels: i64,
+    overlap_collectives: bool,
+    /// For each open computation, its last instruction that communicates.
+    last_collective: Vec<Option<InstructionId>>,
+    /// Computations with instructions that communicate.
+    communicating: FxHashSet<ComputationId>,
     host_memory: bool,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
@@ -100,6 +107,9 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         // A manual region is entered by tiles.
         annotation: if options.partitioned { Annotation::Tiles } else { options.annotation },
         channels: 0,
+        overlap_collectives: options.overlap_collectives,
+        last_collective: Vec::new(),
+        communicating: FxHashSet::default(),
         host_memory: options.host_memory,
         paths: FxHashMap::default(),
         functions: FxHashMap::default(),
@@ -245,6 +255,7 @@ impl Emitter {
     fn open(&mut self) {
         self.writer.open_computation();
         self.constants.push(FxHashMap::default());
+        self.last_collective.push(None);
     }
 
     fn close(
@@ -254,7 +265,33 @@ impl Emitter {
         result: proto::ShapeProto,
     ) -> (ComputationId, proto::ProgramShapeProto) {
         self.constants.pop();
-        self.writer.close_computation(name, root, result)
+        let communicates = self.last_collective.pop().flatten().is_some();
+        let closed = self.writer.close_computation(name, root, result);
+        if communicates {
+            self.communicating.insert(closed.0);
+        }
+        closed
+    }
+
+    /// Makes the instruction begun, which communicates, wait for the one before it that does.
+    ///
+    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on each
+    /// other as threads come free, on each virtual device for itself, and with fewer threads than devices two of them end up
+    /// waiting in different collectives.
+    pub(super) fn in_order(&mut self) {
+        let id = self.writer.next_id();
+        let Some(last) = self.last_collective.last_mut() else { return };
+        let before = last.replace(id);
+        if !self.overlap_collectives {
+            self.writer.attributes().control_predecessor_ids.extend(before);
+        }
+    }
+
+    /// As [`Emitter::in_order`], for an instruction that communicates if one of these computations does.
+    pub(super) fn in_order_if(&mut self, computations: &[ComputationId]) {
+        if computations.iter().any(|computation| self.communicating.contains(computation)) {
+            self.in_order();
+        }
     }
 
     /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
@@ -471,7 +508,8 @@ impl EmitContext<'_> {
 
     /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the ledger
     /// knows it.
-    pub(super) fn name_collective(&mut self, opcode: &str, channel: i64) {
+    pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
+        self.emitter.in_order();
         self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
     }
 

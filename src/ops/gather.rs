@@ -158,7 +158,7 @@ impl GatherDims {
         sizes: Option<&[usize]>,
     ) -> Result<Option<Value>, OpError> {
         let operand = context.operand_type(0).dims.clone();
-        let is_split = |context: &PartitionContext<'_>, dim: usize| operand[dim] != context.operand_dims(0)[dim];
+        let is_split = |context: &PartitionContext<'_>, dim: usize| !context.operand_axes(0, dim).is_empty();
         if !self.start_index_map.iter().any(|&dim| is_split(context, dim)) {
             return Ok(None);
         }
@@ -198,7 +198,7 @@ impl GatherDims {
         let mut inside = None;
         for (component, &dim) in self.start_index_map.iter().enumerate() {
             let part = context.operand_dims(0)[dim];
-            if part == context.operand_type(0).dims[dim] {
+            if context.operand_axes(0, dim).is_empty() {
                 continue;
             }
             let mut own = indices;
@@ -219,7 +219,7 @@ impl GatherDims {
     }
 
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.
-    pub(super) fn clamp(
+    pub(crate) fn clamp(
         &self,
         builder: &mut GraphBuilder,
         indices: Value,

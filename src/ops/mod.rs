@@ -58,7 +58,8 @@ pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slic
 pub use sort::{Sort, TopK};
 
 use reduce_window::window_proto;
-use shape::{greatest_common_divisor, slice_dimensions};
+pub(crate) use shape::greatest_common_divisor;
+use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;

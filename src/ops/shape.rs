@@ -199,7 +199,7 @@ impl Cuts<'_> {
     }
 }
 
-pub(super) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
@@ -361,11 +361,11 @@ impl Primitive for Slice {
         let mut ranges = self.ranges.clone();
         for (dim, range) in ranges.iter_mut().enumerate() {
             let (axes, size) = (context.operand_axes(0, dim), context.operand_dims(0)[dim]);
-            if axes.is_empty() {
+            if self.ranges[dim] == SliceDim::whole(context.operand_type(0).dims[dim]) {
+                *range = SliceDim::whole(size);
                 continue;
             }
-            *range = SliceDim::whole(size);
-            if self.ranges[dim] == SliceDim::whole(context.operand_type(0).dims[dim]) {
+            if axes.is_empty() {
                 continue;
             }
             let (kept, stride) = (context.result_dims(0)[dim], self.ranges[dim].stride);

@@ -22,6 +22,34 @@ pub struct PartitionContext<'a> {
 }
 
 impl PartitionContext<'_> {
+    /// The results of an op on operands of other sizes than the ones it was written for: the rule on a mesh of one device.
+    /// Operands and results are given with the types that it was written for, and specs that split nothing.
+    pub(crate) fn apply_on_one_device(
+        builder: &mut GraphBuilder,
+        op: &Op,
+        operands: &[Value],
+        (operand_types, operand_specs): (&[&TensorType], &[Spec]),
+        (result_types, result_specs): (&[&TensorType], &[Spec]),
+        result_dims: &[Dims],
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
+        let mesh = Mesh::default();
+        let mut context = PartitionContext {
+            builder,
+            mesh: &mesh,
+            operands,
+            operand_types,
+            operand_specs,
+            result_types,
+            result_specs,
+            result_dims,
+            results: SmallVec::new(),
+        };
+        if let Some(primitive) = op.as_primitive() {
+            primitive.partition(&mut context)?;
+        }
+        Ok(context.results)
+    }
+
     /// This device's part of an operand.
     pub fn operand(&self, index: usize) -> Value {
         self.operands[index]

@@ -28,7 +28,7 @@ impl Walk<'_, '_> {
         let known_rule = self.shardings.rule(node.id);
         let own_rule = known_rule.is_none().then(|| primitive.factors(&operands, &results));
         let Some(rule) = known_rule.or(own_rule.as_ref()) else { return Ok(()) };
-        let carried = self.carried(node, &operands);
+        let carried = self.carried(node, &operands).filter(|carried| !self.is_scattered(node, carried));
         let axes = self.factor_axes(node, rule, &operands, &results, carried.as_ref());
         let sums = sums(rule, &axes);
         let mut specs: SmallVec<[Spec; 4]> = rule.operands.iter().map(|dims| spec_of(dims, &axes)).collect();
@@ -165,6 +165,23 @@ impl Walk<'_, '_> {
                 (!clash).then(|| Carried { axes: axes.into(), operands: SmallVec::from_slice(&[index]) })
             }
         }
+    }
+
+    /// Whether a sum is best scattered before the op: the result is to be split over all axes that a single operand is partial
+    /// over, so that there is less to compute, and nothing more to move.
+    fn is_scattered(&self, node: NodeRef<'_>, carried: &Carried) -> bool {
+        let is_partial = |&&index: &&usize| {
+            let versions = self.versions(node.operands()[index]);
+            versions.iter().any(|(_, spec)| !spec.unreduced().is_empty())
+        };
+        let mut results = node.results();
+        carried.operands.iter().filter(is_partial).count() == 1
+            && results.all(|result| {
+                let spec = self.shardings.known(result);
+                spec.is_some_and(|spec| {
+                    carried.axes.iter().all(|axis| spec.dims().iter().flatten().any(|own| own == axis))
+                })
+            })
     }
 
     /// Reports an operand that is joined for no other reason than that the op cannot work on parts.

@@ -21,7 +21,8 @@ pub struct Partitioned {
     pub fallbacks: Vec<Fallback>,
 }
 
-/// Partitions a graph whose values have these specs. Ports have those that they have in `graph` (replicated where there is none).
+/// Partitions a graph whose values have these specs. Ports have those that they have in `graph`; where there is none, an input is
+/// whole on every device, and an output is left as propagation would have it.
 ///
 /// # Errors
 /// A dimension does not divide by the axes of its spec.
@@ -37,12 +38,12 @@ pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Pa
     }
     let mut walk = Walk::new(mesh, graph, shardings, &mut builder, &mut calls, &mut fallbacks, &inputs);
     walk.nodes()?;
-    let mut outputs = Vec::new();
-    for (&output, info) in graph.outputs().iter().zip(graph.output_info()) {
-        let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(graph.ty(output).rank()));
-        outputs.push(walk.get(output, &spec)?);
+    let (mut outputs, mut ports) = (Vec::new(), graph.output_info().to_vec());
+    for (&output, info) in graph.outputs().iter().zip(&mut ports) {
+        let spec = info.spec.get_or_insert_with(|| shardings.spec(output).clone());
+        outputs.push(walk.get(output, spec)?);
     }
-    Ok(Partitioned { graph: builder.finish(outputs, graph.output_info().to_vec()), fallbacks })
+    Ok(Partitioned { graph: builder.finish(outputs, ports), fallbacks })
 }
 
 /// Functions partitioned so far, by address and the specs of their operands; with the specs of their results.

@@ -42,8 +42,11 @@ impl Array {
         layout: &ShardLayout,
         devices: &[usize],
     ) -> Result<Array, PjrtError> {
-        check_dims(literal.ty(), layout)?;
+        let ty = literal.ty().clone();
+        check_dims(&ty, layout)?;
         check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
+        let padded = pad(literal, layout)?;
+        let literal = padded.as_ref().unwrap_or(literal);
         // Copies of one box are cut out once.
         let mut parts = HashMap::new();
         let mut shards = Vec::with_capacity(devices.len());
@@ -63,7 +66,7 @@ impl Array {
             };
             shards.push(Buffer::from_literal(client, part, device)?);
         }
-        Ok(Array { ty: literal.ty().clone(), layout: layout.clone(), shards })
+        Ok(Array { ty, layout: layout.clone(), shards })
     }
 
     /// An array from buffers that are on devices already, in the order of the layout's boxes.
@@ -104,15 +107,24 @@ impl Array {
     pub fn get(&self) -> Result<Literal, PjrtError> {
         let devices = self.layout.covering_devices()?;
         if let &[device] = devices.as_slice() {
-            return self.shard(device);
+            return self.cut(self.shard(device)?);
         }
+        let padded = TensorType::new(self.ty.dtype, self.layout.dims());
         // All copies run at once.
         let copies = devices.iter().map(|&device| Ok((device, self.start_copy(device)?)));
         let copies = copies.collect::<Result<Vec<_>, PjrtError>>()?;
-        let mut bytes = vec![0; self.ty.byte_count()];
+        let mut bytes = vec![0; padded.byte_count()];
         for (device, copy) in copies {
-            copy_in(&mut bytes, &self.ty, &self.layout.boxes()[device], copy.finish()?.bytes());
+            copy_in(&mut bytes, &padded, &self.layout.boxes()[device], copy.finish()?.bytes());
         }
+        let actual = bytes.len();
+        self.cut(Literal::from_bytes(padded.clone(), bytes).ok_or_else(|| bad_size(&padded, actual))?)
+    }
+
+    /// The value without its padding.
+    fn cut(&self, padded: Literal) -> Result<Literal, PjrtError> {
+        let Some(own) = self.layout.value_box() else { return Ok(padded) };
+        let bytes = copy_out(padded.bytes(), padded.ty(), &own);
         let actual = bytes.len();
         Literal::from_bytes(self.ty.clone(), bytes).ok_or_else(|| bad_size(&self.ty, actual))
     }
@@ -164,9 +176,19 @@ impl Array {
     }
 }
 
+/// The literal with zeros where the layout has more than it; none where it has as much.
+fn pad(literal: &Literal, layout: &ShardLayout) -> Result<Option<Literal>, PjrtError> {
+    let Some(own) = layout.value_box() else { return Ok(None) };
+    let ty = TensorType::new(literal.ty().dtype, layout.dims());
+    let mut bytes = vec![0; ty.byte_count()];
+    copy_in(&mut bytes, &ty, &own, literal.bytes());
+    let actual = bytes.len();
+    Literal::from_bytes(ty.clone(), bytes).map(Some).ok_or_else(|| bad_size(&ty, actual))
+}
+
 fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
-    if ty.dims.as_slice() != layout.dims() {
-        let expected = TensorType::new(ty.dtype, layout.dims()).into();
+    if ty.dims.as_slice() != layout.value_dims() {
+        let expected = TensorType::new(ty.dtype, layout.value_dims()).into();
         return Err(PjrtError::Type {
             what: "the value of a shard layout".into(),
             expected,

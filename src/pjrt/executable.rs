@@ -311,7 +311,8 @@ impl Executable {
         for (index, argument) in arguments.iter().enumerate() {
             check_count(|| format!("shards of {}", self.describe(index)), device_count, argument.shards().len())?;
             let global = self.parameters().get(index).and_then(|parameter| parameter.global_type.as_ref());
-            check_type(|| format!("{} as a whole", self.describe(index)), global, argument.ty())?;
+            let whole = TensorType::new(argument.ty().dtype, argument.layout().dims());
+            check_type(|| format!("{} as a whole", self.describe(index)), global, &whole)?;
         }
         for (index, spec) in outputs.iter().enumerate() {
             check_count(|| format!("shards of output {index}"), device_count, spec.layout.device_count())?;

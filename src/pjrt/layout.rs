@@ -15,6 +15,8 @@ pub type ShardBox = Vec<Range<usize>>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardLayout {
     dims: Dims,
+    /// The value's own dimensions, where those above are padded.
+    value_dims: Option<Dims>,
     boxes: Arc<[ShardBox]>,
 }
 
@@ -22,7 +24,7 @@ impl ShardLayout {
     /// Every device holds the whole value of these global dimensions.
     pub fn replicated(dims: &[usize], device_count: usize) -> ShardLayout {
         let whole: ShardBox = dims.iter().map(|&size| 0..size).collect();
-        ShardLayout { dims: Dims::from_slice(dims), boxes: vec![whole; device_count].into() }
+        ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: vec![whole; device_count].into() }
     }
 
     /// One box for each device, each within the global dimensions.
@@ -44,12 +46,36 @@ impl ShardLayout {
                 }
             }
         }
-        Ok(ShardLayout { dims: Dims::from_slice(dims), boxes: boxes.into() })
+        Ok(ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: boxes.into() })
     }
 
-    /// The global dimensions.
+    /// The same layout for values that are no larger than its dimensions: what they lack at the end of a dimension is made up
+    /// with zeros when they are put on devices, and left out when they are read.
+    ///
+    /// # Errors
+    /// The values are larger, or of another rank.
+    pub fn with_value_dims(mut self, dims: &[usize]) -> Result<ShardLayout, PjrtError> {
+        if dims.len() != self.dims.len() || dims.iter().zip(&self.dims).any(|(own, padded)| own > padded) {
+            let reason = format!("values of dimensions {dims:?} do not fit into {:?}", self.dims);
+            return Err(PjrtError::Layout { reason });
+        }
+        self.value_dims = (dims != &self.dims[..]).then(|| Dims::from_slice(dims));
+        Ok(self)
+    }
+
+    /// The global dimensions, padded.
     pub fn dims(&self) -> &[usize] {
         &self.dims
+    }
+
+    /// The dimensions of the values.
+    pub fn value_dims(&self) -> &[usize] {
+        self.value_dims.as_ref().unwrap_or(&self.dims)
+    }
+
+    /// The box of the values within the padded dimensions; none where nothing is padded.
+    pub(super) fn value_box(&self) -> Option<ShardBox> {
+        self.value_dims.as_ref().map(|dims| dims.iter().map(|&size| 0..size).collect())
     }
 
     /// The box of each device.

@@ -65,7 +65,8 @@ impl Plugin {
     ///
     /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then logs
     /// errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine without a TPU,
-    /// `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there.
+    /// `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there, and
+    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, without which two processes cannot compile at the same time.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
@@ -142,13 +143,15 @@ impl fmt::Debug for Plugin {
 }
 
 /// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs errors
-/// alone, and libtpu does not ask a cloud's metadata server for TPUs on a machine that has none.
+/// alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock them against other
+/// processes: several may compile at once.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2")];
         if !has_tpu() {
             variables.push(("TPU_SKIP_MDS_QUERY", "1"));
+            variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"));
         }
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {

@@ -1,6 +1,7 @@
 //! The other side of [`ahead_of_time`](super::ahead_of_time): what a worker does.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{env, fs, process};
@@ -67,9 +68,10 @@ fn complain(message: &str) -> i32 {
 }
 
 fn answer(request: Request) -> Result<Answer, PjrtError> {
-    let target = Target::new(&request)?;
+    let plugin = Plugin::load(&request.plugin)?;
+    let target = Target::new(&plugin, &request)?;
     match request.task {
-        Task::Describe => Ok(Answer::Described(target.devices()?)),
+        Task::Describe => Ok(Answer::Described(target.devices()?, plugin.api_version())),
         Task::Compile { module, options } => {
             let ids: Vec<i32> = target.devices()?.iter().map(|device| device.id).collect();
             let device_assignment = options.assignment(&ids, &request.topology)?;
@@ -97,13 +99,12 @@ enum Target {
 }
 
 impl Target {
-    fn new(request: &Request) -> Result<Target, PjrtError> {
+    fn new(plugin: &Arc<Plugin>, request: &Request) -> Result<Target, PjrtError> {
         let topology = Topology::parse(&request.topology)?;
-        let plugin = Plugin::load(&request.plugin)?;
         match topology.cpu_count() {
-            None => Ok(Target::Topology(TopologyDescription::new(&plugin, &topology)?)),
+            None => Ok(Target::Topology(TopologyDescription::new(plugin, &topology)?)),
             count => Ok(Target::Client(Client::new(
-                &plugin,
+                plugin,
                 &ClientOptions { device_count: count, ..ClientOptions::default() },
             )?)),
         }

@@ -56,7 +56,7 @@ pub fn annotate(
     for (index, (info, ty)) in outputs.iter_mut().zip(graph.output_types()).enumerate() {
         let source = aliases.iter().find(|&&(output, _)| output == index).and_then(|&(_, input)| inputs.get(input));
         let spec = source.and_then(|input| input.spec.clone()).filter(|spec| spec.rank() == ty.rank());
-        info.spec = Some(spec.unwrap_or_else(|| Spec::replicated(ty.rank())));
+        info.spec = spec;
     }
     annotated.set_output_info(outputs);
     let mut diagnostics: Vec<Diagnostic> = Vec::new();

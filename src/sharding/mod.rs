@@ -26,6 +26,7 @@ mod refine;
 mod resolve;
 mod rules;
 mod spec;
+mod uneven;
 mod table;
 
 pub use annotate::{Annotated, annotate};
@@ -41,3 +42,4 @@ pub use rules::{
 };
 pub use spec::{Axes, Spec, SpecDisplay};
 pub use table::{RowKind, ShardingRow, ShardingTable};
+pub use uneven::pad_uneven;

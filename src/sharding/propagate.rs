@@ -171,11 +171,11 @@ struct Sweeper<'a> {
 }
 
 /// Two values that have one spec, but for leading dimensions that only the outer one has.
-struct Tie {
-    outer: Value,
-    body: usize,
-    inner: Value,
-    extra_dims: usize,
+pub(super) struct Tie {
+    pub(super) outer: Value,
+    pub(super) body: usize,
+    pub(super) inner: Value,
+    pub(super) extra_dims: usize,
 }
 
 impl Sweeper<'_> {
@@ -324,7 +324,7 @@ fn passes_through(rule: &FactorRule) -> bool {
 }
 
 /// What enters and leaves the bodies of a node.
-fn ties(node: NodeRef<'_>, op: &Op) -> Vec<Tie> {
+pub(super) fn ties(node: NodeRef<'_>, op: &Op) -> Vec<Tie> {
     let results: Vec<Value> = node.results().collect();
     let operands = node.operands();
     let plain = |body: usize, inner: &[Value], outer: &[Value]| -> Vec<Tie> {

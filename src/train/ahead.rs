@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::config::RunConfig;
 use crate::Error;
 use crate::compile::Lowered;
-use crate::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
+use crate::hlo::GroupFormat;
+use crate::pjrt::ahead_of_time::{self, CompiledAhead, DescribedTopology, Settings};
 use crate::pjrt::{DeviceDescription, Topology};
 use crate::sharding::Mesh;
 use crate::trace::Tree;
@@ -36,11 +37,11 @@ impl StepAhead {
     pub fn compile(config: &RunConfig, settings: &Settings) -> Result<StepAhead, Error> {
         let topology = Topology::parse(&config.target.topology)?;
         config.check_supported()?;
-        let devices = ahead_of_time::describe(&topology, settings)?.devices;
+        let DescribedTopology { devices, api_version } = ahead_of_time::describe(&topology, settings)?;
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;
         let start = Instant::now();
-        let (_, lowered) = config.lower_train_step()?;
+        let (_, lowered) = config.lower_train_step_for(GroupFormat::read_by(api_version))?;
         let lower_time = start.elapsed();
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();

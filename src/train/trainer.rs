@@ -11,7 +11,7 @@ use super::step::{DropoutConfig, StepFunction, TrainState, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
-use crate::hlo::Annotation;
+use crate::hlo::{Annotation, GroupFormat};
 use crate::ir::{Literal, Name};
 use crate::nn::{Batch, DecoderConfig};
 use crate::ops::RematPolicy;
@@ -94,6 +94,14 @@ impl RunConfig {
     /// # Errors
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
     pub fn lower_train_step(&self) -> Result<(StepFunction, Lowered), Error> {
+        self.lower_train_step_for(GroupFormat::Lists)
+    }
+
+    /// As [`RunConfig::lower_train_step`], for a plugin that reads this form of device groups: see [`GroupFormat::read_by`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lower_train_step_for(&self, groups: GroupFormat) -> Result<(StepFunction, Lowered), Error> {
         self.check_supported()?;
         let function = self.train_step().trace()?;
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
@@ -109,7 +117,9 @@ impl RunConfig {
             aliases: aliases(&function),
             explicit,
             annotation,
+            groups,
             deny_replication: self.partition.replication == config::Replication::Deny,
+            overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
             host_memory: self.target.platform != config::Platform::Cpu,
             ..LowerOptions::default()
@@ -144,7 +154,8 @@ impl Trainer {
         let tokenizer = config.load_tokenizer()?;
         let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
         let start = Instant::now();
-        let (_, lowered) = config.lower_train_step()?;
+        let groups = GroupFormat::read_by(client.plugin().api_version());
+        let (_, lowered) = config.lower_train_step_for(groups)?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let program = lowered.compile(client)?;

@@ -109,7 +109,7 @@ impl Case<'_> {
             Some(axis) => {
                 let dims: Vec<usize> = std::iter::once(2).chain(operand.dims().iter().copied()).collect();
                 let count = operand.values.len();
-                let row = |index: usize| if index % 2 == 0 { operand.values[index] } else { 0.0 };
+                let row = |index: usize| if index.is_multiple_of(2) { operand.values[index] } else { 0.0 };
                 let values: Vec<f64> =
                     (0..count).map(row).chain((0..count).map(|index| operand.values[index] - row(index))).collect();
                 let spec = spec.with_leading_dim().with_dim(0, [*axis]);

@@ -76,6 +76,12 @@ pub const CASES: &[Case] = &[
         "%1 = broadcast %0 {axes=[0, 2]}; %2 = transpose %1 {[2, 1, 0]}; return %2",
     ),
     case(
+        "transpose(x) = reshape(x)",
+        "f32[2,1,4]",
+        |b, x| push(b, Transpose { permutation: [1, 0, 2].as_slice().into() }, &[x[0]]),
+        "%1 = reshape(%0) {dims=[1,2,4]}; return %1",
+    ),
+    case(
         "transpose(iota) = iota",
         "",
         |b, _| {

@@ -140,32 +140,11 @@ const fn row(name: &'static str, smooth: bool, make: fn(&mut Maker, &Step) -> Op
 /// Tensors stay small: the point is how ops meet, not how large they are.
 const LARGEST: usize = 64;
 
-/// All functions of two operands but the one that `support::interpret` does not know.
-fn interpreted(kind: BinaryKind) -> Option<BinaryKind> {
-    (kind != BinaryKind::Atan2).then_some(kind)
+/// Whether `support::interpret` knows the elementwise function: what neither it nor the standard library has stays out.
+fn is_interpreted(kind: UnaryKind) -> bool {
+    use UnaryKind::{CountLeadingZeros, Erf, ErfInv, PopulationCount};
+    !matches!(kind, CountLeadingZeros | Erf | ErfInv | PopulationCount)
 }
-
-/// The elementwise functions that `support::interpret` knows.
-const INTERPRETED: [UnaryKind; 18] = [
-    UnaryKind::Abs,
-    UnaryKind::Ceil,
-    UnaryKind::Cosine,
-    UnaryKind::Exponential,
-    UnaryKind::ExponentialMinusOne,
-    UnaryKind::Floor,
-    UnaryKind::IsFinite,
-    UnaryKind::Log,
-    UnaryKind::LogPlusOne,
-    UnaryKind::Logistic,
-    UnaryKind::Negate,
-    UnaryKind::Not,
-    UnaryKind::RoundNearestEven,
-    UnaryKind::Rsqrt,
-    UnaryKind::Sign,
-    UnaryKind::Sine,
-    UnaryKind::Sqrt,
-    UnaryKind::Tanh,
-];
 
 pub const ROWS: &[Row] = &[
     row("splat", true, |m, step| {
@@ -197,8 +176,8 @@ pub const ROWS: &[Row] = &[
         m.one(Unary(KINDS[step.numbers[1] as usize % 5]), &[x])
     }),
     row("unary", false, |m, step| {
-        let kind = INTERPRETED[step.numbers[1] as usize % INTERPRETED.len()];
-        let x = m.choose(step.numbers[0], |ty| kind.class().contains(ty.dtype))?;
+        let kind = UnaryKind::ALL[step.numbers[1] as usize % UnaryKind::ALL.len()];
+        let x = m.choose(step.numbers[0], |ty| is_interpreted(kind) && kind.class().contains(ty.dtype))?;
         m.one(Unary(kind), &[x])
     }),
     row("one after the other", false, |m, step| {
@@ -243,7 +222,7 @@ pub const ROWS: &[Row] = &[
         m.one(Unary(UnaryKind::Sine), &[sum])
     }),
     row("binary", false, |m, step| {
-        let kind = interpreted(BinaryKind::ALL[step.numbers[2] as usize % BinaryKind::ALL.len()])?;
+        let kind = BinaryKind::ALL[step.numbers[2] as usize % BinaryKind::ALL.len()];
         let (x, y) = m.choose_pair(step, |ty| kind.class().contains(ty.dtype))?;
         m.one(Binary(kind), &[x, y])
     }),
@@ -253,7 +232,7 @@ pub const ROWS: &[Row] = &[
         const NUMBERS: [f64; 7] = [1.0, -1.0, 2.0, 0.5, 0.0, -0.0, f64::INFINITY];
         let smooth = m.kind == Kind::Smooth;
         let kinds = if smooth { &SMOOTH[..] } else { BinaryKind::ALL };
-        let kind = interpreted(kinds[step.numbers[2] as usize % kinds.len()])?;
+        let kind = kinds[step.numbers[2] as usize % kinds.len()];
         let x = m.choose(step.numbers[0], |ty| kind.class().contains(ty.dtype) && (!smooth || ty.dtype == F64))?;
         let ty = m.ty(x).clone();
         let count = if kind == BinaryKind::Divide && smooth {
@@ -455,6 +434,8 @@ pub const ROWS: &[Row] = &[
     }),
     row("scan", true, make_scan),
     row("scan again", true, make_scan),
+    row("cond", true, make_cond),
+    row("while", false, make_while),
     row("call", true, |m, step| {
         let operands = m.operands(step);
         // Traced twice, or once and called twice.
@@ -541,7 +522,57 @@ fn make_scan(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
     m.many(scan, &operands)
 }
 
+/// A choice between branches whose results have the types of their operands. The selector is the first element of a value.
+fn make_cond(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
+    let chooser = m.choose(step.numbers[4], |ty| matches!(ty.dtype, Pred | S32) && ty.element_count() > 0)?;
+    let first = m.ty(chooser).dims.iter().map(|_| SliceDim { start: 0, limit: 1, stride: 1 }).collect();
+    let first = m.push(Slice { ranges: first }, &[chooser])?;
+    let selector = m.push(Reshape { dims: Default::default() }, &[first])?;
+    let operands = m.operands(step);
+    // A pred chooses between two.
+    let count = if m.ty(selector).dtype == Pred { 2 } else { 1 + step.numbers[0] as usize % 3 };
+    let branch = |index: usize| {
+        let steps = &step.body[step.body.len().min(index)..];
+        let mut inner = m.inner("branch", &operands);
+        inner.run(steps);
+        let outputs: Option<Vec<Value>> =
+            operands.iter().map(|&operand| inner.choose(0, |ty| ty == m.ty(operand))).collect();
+        Some(Arc::new(inner.finish(outputs?)))
+    };
+    let branches: Option<Vec<Arc<Graph>>> = (0..count).map(branch).collect();
+    m.many(Cond { branches: branches? }, &[&[selector], &operands[..]].concat())
+}
+
+/// A loop of up to three iterations, counted by its first carry. The first operand is an invariant, if there are several.
+fn make_while(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
+    let counter = TensorType::scalar(S32);
+    let start = m.push(Splat::new(counter.clone(), 0.0), &[])?;
+    let mut operands = m.operands(step);
+    let invariant_count = operands.len().min(2) / 2;
+    operands.insert(invariant_count, start);
+    let mut condition = m.inner("condition", &operands);
+    let limit = condition.push(Splat::new(counter.clone(), f64::from(step.numbers[4] % 4)), &[])?;
+    let goes_on = condition.push(Compare(Direction::Lt), &[condition.values[invariant_count], limit])?;
+    let mut body = m.inner("body", &operands);
+    let one = body.push(Splat::new(counter, 1.0), &[])?;
+    let next = body.push(Binary(BinaryKind::Add), &[body.values[invariant_count], one])?;
+    body.run(&step.body);
+    let mut outputs = vec![next];
+    for &operand in &operands[invariant_count + 1..] {
+        outputs.push(body.choose(0, |ty| ty == m.ty(operand))?);
+    }
+    let (condition, body) = (Arc::new(condition.finish(vec![goes_on])), Arc::new(body.finish(outputs)));
+    m.many(While { condition, body, invariant_count }, &operands)
+}
+
 impl Maker {
+    /// The start of a region with values of these types for inputs.
+    fn inner(&self, name: &str, operands: &[Value]) -> Maker {
+        let mut inner = Maker { builder: GraphBuilder::new(name), values: Vec::new(), kind: self.kind };
+        operands.iter().for_each(|&operand| inner.input(self.ty(operand).clone()));
+        inner
+    }
+
     fn input(&mut self, ty: TensorType) {
         let value = self.builder.input(ty, PortInfo::default());
         self.values.push(value);
@@ -611,8 +642,7 @@ impl Maker {
 
     /// The function that steps make of values of these types; it returns its newest values.
     fn region(&self, operands: &[Value], steps: &[Step], outputs: usize) -> Graph {
-        let mut inner = Maker { builder: GraphBuilder::new("region"), values: Vec::new(), kind: self.kind };
-        operands.iter().for_each(|&operand| inner.input(self.ty(operand).clone()));
+        let mut inner = self.inner("region", operands);
         inner.run(steps);
         let outputs = inner.values.iter().rev().take(outputs).copied().collect();
         inner.finish(outputs)

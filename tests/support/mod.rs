@@ -6,6 +6,8 @@
 pub mod derivatives;
 pub mod interpret;
 pub mod plugins;
+pub mod random;
+pub mod spmd;
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,8 @@
 //! The devices that take part in a collective.
 
-use crate::hlo::proto::{HloInstructionProto, IotaReplicaGroupListProto};
+use std::collections::BTreeSet;
+
+use crate::hlo::proto::{HloInstructionProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto, ReplicaGroup};
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,14 +37,15 @@ pub enum DeviceGroups {
         /// Which dimension goes where.
         permutation: Vec<usize>,
     },
-    /// A form that is not read here: groups by the axes of a mesh (V3).
+    /// A form that is not read here: axes (V3) of a mesh whose devices are transposed or that is not there, or axes that it
+    /// does not have.
     Unreadable,
 }
 
 impl DeviceGroups {
     /// The groups of an instruction.
     pub fn of(instruction: &HloInstructionProto) -> DeviceGroups {
-        let lists = |groups: &[crate::hlo::proto::ReplicaGroup]| {
+        let lists = |groups: &[ReplicaGroup]| {
             let list = |ids: &[i64]| ids.iter().map(|&id| id.max(0) as u64).collect();
             DeviceGroups::Lists(groups.iter().map(|group| list(&group.replica_ids)).collect())
         };
@@ -56,8 +59,8 @@ impl DeviceGroups {
                 None => {}
             }
         }
-        if instruction.mesh_axes_replica_group_list.is_some() {
-            return DeviceGroups::Unreadable;
+        if let Some(list) = &instruction.mesh_axes_replica_group_list {
+            return DeviceGroups::mesh_axes(list).unwrap_or(DeviceGroups::Unreadable);
         }
         match instruction.replica_groups.as_slice() {
             [] => DeviceGroups::One,
@@ -71,6 +74,46 @@ impl DeviceGroups {
             dims: list.iota_reshape_dims.iter().map(|&size| size.max(0) as u64).collect(),
             permutation: list.iota_transpose_perm.iter().map(|&dim| dim.max(0) as usize).collect(),
         }
+    }
+
+    /// Groups along axes of a mesh, or parts of axes: those are axes of a finer mesh.
+    fn mesh_axes(list: &MeshAxesReplicaGroupListProto) -> Option<DeviceGroups> {
+        let mesh = list.mesh.as_ref().filter(|mesh| mesh.iota_transform.is_none())?;
+        // Of each axis the sizes into which it is cut, major to minor: a part has `pre_size` steps before it.
+        let positive = |size: i64| u64::try_from(size).ok().filter(|&size| size > 0);
+        let sizes = mesh.axes.iter().map(|axis| positive(axis.size)).collect::<Option<Vec<u64>>>()?;
+        let mut borders: Vec<BTreeSet<u64>> = sizes.iter().map(|&size| [1, size].into()).collect();
+        let mut parts = Vec::new();
+        for axis in &list.axes {
+            let index = usize::try_from(axis.mesh_axis_index).ok()?;
+            let (from, to) = match &axis.sub_axis_info {
+                None => (1, *sizes.get(index)?),
+                Some(part) => (positive(part.pre_size)?, positive(part.pre_size.checked_mul(part.size)?)?),
+            };
+            borders.get_mut(index)?.extend([from, to]);
+            parts.push((index, from, to));
+        }
+        let mut dims = Vec::new();
+        let mut members: Vec<Vec<usize>> = vec![Vec::new(); parts.len()];
+        let mut others = Vec::new();
+        for (index, borders) in borders.iter().enumerate() {
+            for (&from, &to) in borders.iter().zip(borders.iter().skip(1)) {
+                let within = |part: &(usize, u64, u64)| part.0 == index && part.1 <= from && to <= part.2;
+                match parts.iter().position(within) {
+                    Some(part) => members[part].push(dims.len()),
+                    None => others.push(dims.len()),
+                }
+                dims.push((to % from == 0).then_some(to / from)?);
+            }
+        }
+        let group_size = members.iter().flatten().map(|&dim| dims[dim]).product();
+        let permutation: Vec<usize> = others.into_iter().chain(members.into_iter().flatten()).collect();
+        if mesh.device_ids.is_empty() {
+            return Some(DeviceGroups::Iota { group_size, dims, permutation });
+        }
+        let device = |at: u64| u64::try_from(*mesh.device_ids.get(usize::try_from(at).ok()?)?).ok();
+        let devices = transposed_iota(&dims, &permutation)?.into_iter().map(device).collect::<Option<Vec<u64>>>()?;
+        Some(DeviceGroups::Lists(devices.chunks(group_size as usize).map(<[u64]>::to_vec).collect()))
     }
 
     /// Members of the largest group; `None` where the module does not say.
@@ -113,7 +156,7 @@ fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hlo::proto::{CollectiveDeviceListProto, ReplicaGroup};
+    use crate::hlo::proto::{AxisRefProto, CollectiveDeviceListProto, MeshProto, axis_ref_proto, mesh_proto};
 
     #[test]
     fn every_form_is_read() {
@@ -150,7 +193,26 @@ mod tests {
             Some(2),
             Some(across),
         );
-        let by_axes = HloInstructionProto { mesh_axes_replica_group_list: Some(Default::default()), ..none() };
-        assert_eq!(DeviceGroups::of(&by_axes), DeviceGroups::Unreadable);
+        let along = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64]| {
+            let axis = |size| mesh_proto::MeshAxis { name: "axis".into(), size };
+            let mesh =
+                MeshProto { axes: vec![axis(2), axis(4)], device_ids: device_ids.to_vec(), iota_transform: None };
+            let part = |(pre_size, size)| axis_ref_proto::SubAxis { pre_size, size };
+            let axis = |&(mesh_axis_index, sub_axis): &(i64, Option<(i64, i64)>)| AxisRefProto {
+                mesh_axis_index,
+                sub_axis_info: sub_axis.map(part),
+            };
+            let list = MeshAxesReplicaGroupListProto { mesh: Some(mesh), axes: axes.iter().map(axis).collect() };
+            HloInstructionProto { mesh_axes_replica_group_list: Some(Box::new(list)), ..none() }
+        };
+        check(along(&[(0, None)], &[]), Some(2), Some(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]));
+        check(along(&[(1, None), (0, None)], &[]), Some(8), Some(&[&[0, 4, 1, 5, 2, 6, 3, 7]]));
+        check(along(&[(1, Some((1, 2)))], &[]), Some(2), Some(&[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]));
+        check(along(&[(1, Some((2, 2)))], &[]), Some(2), Some(&[&[0, 1], &[2, 3], &[4, 5], &[6, 7]]));
+        let reversed = [7, 6, 5, 4, 3, 2, 1, 0];
+        check(along(&[(0, None)], &reversed), Some(2), Some(&[&[7, 3], &[6, 2], &[5, 1], &[4, 0]]));
+        for unreadable in [along(&[(2, None)], &[]), along(&[(1, Some((3, 2)))], &[])] {
+            assert_eq!(DeviceGroups::of(&unreadable), DeviceGroups::Unreadable);
+        }
     }
 }

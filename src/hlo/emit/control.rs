@@ -44,6 +44,7 @@ impl Emitter {
         });
         (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
         self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
+        self.in_order_if(&[computation]);
         let result = self.writer.commit();
         self.elements(result, function.output_types())
     }
@@ -147,6 +148,7 @@ impl Emitter {
         // XLA reads the body first, then the condition.
         instruction.called_computation_ids.extend([computation, condition]);
         instruction.backend_config = format!(r#"{{"known_trip_count":{{"n":"{length}"}}}}"#).into_bytes();
+        self.in_order_if(&[computation]);
         let result = self.writer.commit();
         result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
     }
@@ -173,6 +175,7 @@ impl Emitter {
 
         // XLA reads the body first, then the condition.
         self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
+        self.in_order_if(&[body, condition]);
         let result = self.writer.commit();
         (op.invariant_count..types.len()).map(|index| self.element(result, index, types[index])).collect()
     }
@@ -202,7 +205,8 @@ impl Emitter {
         let mut operands: Ids = Ids::from_slice(&[operands[0]]);
         operands.resize(1 + computations.len(), arguments);
         let conditional = self.begin_tuple("conditional", result_types.iter().copied(), &operands);
-        conditional.called_computation_ids.extend(computations);
+        conditional.called_computation_ids.extend_from_slice(&computations);
+        self.in_order_if(&computations);
         let result = self.writer.commit();
         self.elements(result, result_types)
     }

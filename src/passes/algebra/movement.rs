@@ -49,6 +49,12 @@ rules! {
             let permutation = outer.permutation.iter().map(|&axis| inner.permutation[axis]).collect();
             node.push(Transpose { permutation }, &[x])
         };
+        "transpose(x) = reshape(x)", "only dimensions of one element change places", |node| {
+            let Op::Transpose(op) = node.op else { return None };
+            let (dims, from) = (node.ty.dims.clone(), node.ty_of(node.operand(0)).dims.clone());
+            op.permutation.iter().filter(|&&axis| from[axis] != 1).is_sorted().then_some(())?;
+            node.push(Reshape { dims }, &[node.operand(0)])
+        };
         "transpose(broadcast(x)) = broadcast(x)", "if the dimensions of x stay in order", |node| {
             let Op::Transpose(op) = node.op else { return None };
             let (Op::BroadcastInDim(inner), &[x]) = node.made_by(node.operand(0))? else { return None };

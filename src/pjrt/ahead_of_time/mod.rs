@@ -63,6 +63,8 @@ impl Default for Settings {
 pub struct DescribedTopology {
     /// Its devices, in the plugin's order, which is the order of the default device assignment.
     pub devices: Vec<DeviceDescription>,
+    /// The plugin's version of the PJRT API, major and minor.
+    pub api_version: (i32, i32),
 }
 
 /// A program compiled for hardware that is not there.
@@ -116,7 +118,7 @@ impl CompiledAhead {
 pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTopology, PjrtError> {
     let action = || format!("describing {topology}");
     match run(topology, action, Task::Describe, settings)? {
-        Answer::Described(devices) => Ok(DescribedTopology { devices }),
+        Answer::Described(devices, api_version) => Ok(DescribedTopology { devices, api_version }),
         _ => Err(unexpected(action())),
     }
 }

@@ -47,7 +47,8 @@ pub(in super::super) enum Task {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(in super::super) enum Answer {
-    Described(Vec<DeviceDescription>),
+    /// The devices, and the version of the plugin's API.
+    Described(Vec<DeviceDescription>, (i32, i32)),
     Compiled(Box<Compiled>),
     Failed(Reported),
 }
@@ -140,7 +141,7 @@ mod tests {
     fn answer() -> Answer {
         let attributes = [("coords".to_owned(), NamedValue::Ints(vec![1, 2, -3]))].into();
         let device = DeviceDescription { id: 3, kind: "kind".into(), description: String::new(), attributes };
-        Answer::Described(vec![device])
+        Answer::Described(vec![device], (0, 81))
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Rules {
         Ok(Assigned { spec, rules })
     }
 
-    /// The axes as they are when they divide the dimension; else the problem, or those that do, taken in order.
+    /// The axes as they are when they divide the dimension, or need not; else the problem, or those that do, taken in order.
     fn divide(
         &self,
         mesh: &Mesh,
@@ -100,7 +100,7 @@ impl Rules {
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Result<Axes, ShardingError> {
         let parts: usize = axes.iter().map(|axis| mesh.size(*axis)).product();
-        if size.is_multiple_of(parts) {
+        if size.is_multiple_of(parts) || self.uneven {
             return Ok(axes);
         }
         let mut kept = Axes::new();

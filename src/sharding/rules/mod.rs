@@ -54,6 +54,7 @@ impl fmt::Display for Rule {
 pub struct Rules {
     rules: Vec<Rule>,
     strict: bool,
+    uneven: bool,
     /// Mesh axes that rules may name though the mesh lacks them: they have size 1 then.
     declared: Vec<String>,
 }
@@ -69,7 +70,7 @@ impl Rules {
                 return Err(ShardingError::RuleAxisTwice { rule: rule.to_string(), axis: axis.clone() });
             }
         }
-        Ok(Rules { rules, strict, declared: Vec::new() })
+        Ok(Rules { rules, strict, uneven: false, declared: Vec::new() })
     }
 
     /// Strict rules from pairs of a logical name and its mesh axes.
@@ -89,7 +90,7 @@ impl Rules {
 
     /// A preset by name; see [`PRESETS`].
     pub fn preset(name: &str, strict: bool) -> Result<Rules, ShardingError> {
-        presets::preset(name).map(|(rules, declared)| Rules { rules, strict, declared })
+        presets::preset(name).map(|(rules, declared)| Rules { rules, strict, uneven: false, declared })
     }
 
     /// The same rules, which may name these mesh axes whether or not a mesh has them.
@@ -104,6 +105,14 @@ impl Rules {
         let first = Rules::new(first, self.strict)?;
         self.rules.splice(..0, first.rules);
         Ok(self)
+    }
+
+    /// The same rules, which may or may not split a dimension that its axes do not divide: into parts of which the last are
+    /// not full, or empty. By default they may not.
+    #[must_use]
+    pub fn with_uneven(mut self, uneven: bool) -> Rules {
+        self.uneven = uneven;
+        self
     }
 
     /// The rules, in order.

@@ -40,6 +40,8 @@ pub struct RulesConfig {
     pub overrides: Vec<RuleEntry>,
     /// Whether problems in the rules are errors, or warnings with a fallback.
     pub strict: bool,
+    /// Whether a dimension may be split that its axes do not divide: it is padded.
+    pub uneven: bool,
     /// `[rules.params]`
     pub params: RoleRules,
     /// `[rules.compute]`
@@ -61,7 +63,15 @@ impl Default for RulesConfig {
     fn default() -> RulesConfig {
         let none = RoleRules::default;
         let source = RuleSource::default();
-        RulesConfig { source, overrides: Vec::new(), strict: true, params: none(), compute: none(), optimizer: none() }
+        RulesConfig {
+            source,
+            overrides: Vec::new(),
+            strict: true,
+            uneven: false,
+            params: none(),
+            compute: none(),
+            optimizer: none(),
+        }
     }
 }
 
@@ -69,7 +79,8 @@ const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
 impl RulesConfig {
     /// The keys of the section.
-    pub const KEYS: &[&str] = &["preset", "file", "list", "override", "strict", "params", "compute", "optimizer"];
+    pub const KEYS: &[&str] =
+        &["preset", "file", "list", "override", "strict", "uneven", "params", "compute", "optimizer"];
 
     pub(super) fn read(section: &mut Section<'_>) -> Result<RulesConfig, ConfigError> {
         let mut read = RulesConfig::default();
@@ -78,6 +89,10 @@ impl RulesConfig {
             let role = match key.as_str() {
                 "strict" => {
                     read.strict = section.value(&key, &entry)?;
+                    continue;
+                }
+                "uneven" => {
+                    read.uneven = section.value(&key, &entry)?;
                     continue;
                 }
                 "params" => &mut read.params,
@@ -105,8 +120,12 @@ impl RulesConfig {
 
     /// The section and the sections below it, each with its keys.
     pub(super) fn write(&self) -> Vec<(&'static str, Vec<(&'static str, toml::Value)>)> {
-        let own =
-            vec![write_source(&self.source), ("override", self.overrides.write()), ("strict", self.strict.write())];
+        let own = vec![
+            write_source(&self.source),
+            ("override", self.overrides.write()),
+            ("strict", self.strict.write()),
+            ("uneven", self.uneven.write()),
+        ];
         let mut sections = vec![("rules", own)];
         for (name, role) in self.roles() {
             let source = role.source.iter().map(write_source);
@@ -125,7 +144,7 @@ impl RulesConfig {
                 None => self.source.rules("rules", self.strict)?,
             };
             let rules = first(rules, "rules", &self.overrides)?;
-            first(rules, name, &role.overrides)
+            first(rules, name, &role.overrides).map(|rules| rules.with_uneven(self.uneven))
         };
         let [params, compute, optimizer] = self.roles();
         Ok(RuleSets { params: rules(params)?, compute: rules(compute)?, optimizer: rules(optimizer)? })
