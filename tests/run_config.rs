@@ -181,7 +181,8 @@ fn round_trip() {
     transport = "f32"
 
     [partition]
-    mode = "gspmd"
+    mode = "explicit"
+    replication = "warn"
 
     [target]
     platform = "cpu"
