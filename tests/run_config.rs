@@ -95,6 +95,7 @@ fn round_trip() {
     preset = "decoder"
     override = []
     strict = true
+    uneven = false
 
     [remat]
     policy = "none"
@@ -144,6 +145,7 @@ fn round_trip() {
     list = [["embed", ["fsdp"]], ["mlp", ["fsdp"]], ["norm", []], ["kv", []]]
     override = []
     strict = false
+    uneven = false
 
     [rules.params]
     preset = "decoder"
@@ -179,7 +181,8 @@ fn round_trip() {
     transport = "f32"
 
     [partition]
-    mode = "gspmd"
+    mode = "explicit"
+    replication = "warn"
 
     [target]
     platform = "cpu"
@@ -232,7 +235,7 @@ fn unknown_keys() {
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
-    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, params, compute, optimizer"#);
+    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
     assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
 }
