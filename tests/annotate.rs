@@ -104,7 +104,7 @@ fn inputs_get_the_specs_of_their_roles() {
         TensorSpec::new(DType::F32, [16, 3]),
         TensorSpec::new(DType::S32, []),
     );
-    // Outputs: like the input whose buffer they take, else replicated.
+    // Outputs: like the input whose buffer they take, else left to the partitioner.
     let text = check(&mesh, &sets, &[(0, 2), (2, 0)], inputs, |(a, b, c, d, step)| (c + d, a + b, a * 2.0, step));
     assert_snapshot!(text, @r"
     input 0 [fsdp, _]
@@ -113,9 +113,9 @@ fn inputs_get_the_specs_of_their_roles() {
     input 3 [_, _]
     input 4 []
     output 0 [(data,fsdp), _]
-    output 1 [_, _]
+    output 1 none
     output 2 [fsdp, _]
-    output 3 []
+    output 3 none
     ");
 }
 
@@ -137,7 +137,7 @@ fn names_become_reshards_in_every_region() {
     in scan:
       in checkpoint:
         reshard f32[8,16] [(data,fsdp), _]
-    output 0 [_, _]
+    output 0 none
     ");
     // The cotangent of a named value is sharded like it.
     let text = check(&mesh, &sets, &[], inputs(), |(x, w)| {
@@ -152,7 +152,7 @@ fn names_become_reshards_in_every_region() {
       reshard f32[8,16] [(data,fsdp), _]
     in scan:
       reshard f32[8,16] [(data,fsdp), _]
-    output 0 [_, _, _]
+    output 0 none
     ");
 }
 
@@ -176,7 +176,7 @@ fn errors_name_tensor_dim_rule_and_line() {
     input  [(data,fsdp), _]
     in scan:
       reshard f32[6,16] [data, _]
-    output 0 [_, _, _]
+    output 0 none
     warning: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
     "#);
 
@@ -186,7 +186,7 @@ fn errors_name_tensor_dim_rule_and_line() {
     assert_snapshot!(check(&mesh, &lenient, &[], inputs, |(x, y)| (x, y)), @r#"
     input 0 [data, _]
     input 1 [(data,fsdp), _]
-    output 0 [_, _]
+    output 0 none
     output 1 [_, _]
     warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
     warning: tensor "1": dimension 1 ("embed") stays unsplit, because rule embed -> fsdp (rules.list[1]) wants mesh axis "fsdp", which dimension 0 already has by rule batch -> (data,fsdp) (rules.list[0]); add a rule for "embed" with other axes, or with none; rules.strict is false, so meshloom will leave the dimension unsplit

@@ -160,7 +160,9 @@ impl Rules {
         let mut diagnostics = Vec::new();
         for axis in mesh.axes().filter(|axis| mesh.size(*axis) > 1 && !used[axis.index()]) {
             let (name, size) = (mesh.name(axis).to_owned(), mesh.size(axis));
-            let problem = RuleProblem::UnusedMeshAxis { axis: name, size, mesh: mesh.to_string() };
+            let known = self.rules.iter().flat_map(|rule| &rule.axes).map(String::as_str);
+            let suggestion = did_you_mean(&name, known.filter(|other| *other != name));
+            let problem = RuleProblem::UnusedMeshAxis { axis: name, size, mesh: mesh.to_string(), suggestion };
             self.report(problem, &mut diagnostics)?;
         }
         Ok(diagnostics)

@@ -62,7 +62,7 @@ pub enum RuleProblem {
     },
     /// A mesh axis that splits nothing.
     #[error(
-        "mesh axis {axis:?} of size {size} splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh {mesh:?}"
+        "mesh axis {axis:?} of size {size} splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh {mesh:?}{suggestion}"
     )]
     UnusedMeshAxis {
         /// The axis.
@@ -71,6 +71,8 @@ pub enum RuleProblem {
         size: usize,
         /// The mesh.
         mesh: String,
+        /// Empty, or a nearby axis that the rules name.
+        suggestion: String,
     },
 }
 
