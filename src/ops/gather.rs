@@ -459,6 +459,19 @@ pub struct Scatter {
 }
 
 impl Scatter {
+    /// Where nothing is indexed and updates are of all of the operand: how they fold into it.
+    fn folds_whole(&self, context: &PartitionContext<'_>) -> Option<BinaryKind> {
+        let (operand, updates) = (context.operand_type(0), context.operand_type(2));
+        let FactorKind::Reduction(kind) = self.kind.factor_kind() else { return None };
+        let window = self.dims.window_dims(operand.rank());
+        let sizes = || window.iter().zip(&self.dims.offset_dims);
+        let is_whole = self.dims.start_index_map.is_empty()
+            && self.dims.operand_batch_dims.is_empty()
+            && self.dims.collapsed_dims.iter().all(|&dim| operand.dims[dim] == 1)
+            && sizes().all(|(&dim, &place)| operand.dims[dim] == updates.dims[place]);
+        is_whole.then(|| kind.combiner())
+    }
+
     /// Window sizes along the operand's dimensions, read off the updates.
     pub(super) fn slice_sizes(&self, operand: &TensorType, updates: &TensorType) -> Dims {
         let window_dims = self.dims.window_dims(operand.rank());
@@ -550,13 +563,6 @@ impl Primitive for Scatter {
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
         let mut rule = FactorRule { initial: Some(0), ..FactorRule::empty(operands, results) };
-        if self.dims.start_index_map.is_empty() {
-            // The CPU plugins drop updates that no index places, if the operand has a single element.
-            operand.dims.iter().enumerate().for_each(|(dim, &size)| {
-                rule.add(size, FactorKind::Replicated, &[(0, dim)], &[(0, dim)]);
-            });
-            return rule.with_rest_replicated(operands, results);
-        }
         for (dim, place, partner) in self.dims.batch_places(indices.rank(), updates.rank()) {
             let size = indices.dims[dim];
             match partner {
@@ -593,6 +599,15 @@ impl Primitive for Scatter {
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
+        if let (Some(combiner), FactorKind::Reduction(kind)) = (self.folds_whole(context), self.kind.factor_kind()) {
+            // The CPU plugins drop updates that no index places, if this device's part of the operand has a single element.
+            let rows = complement(&self.dims.offset_dims, context.operand_type(2).rank());
+            let update = context.builder.reduce(kind, &rows, context.operand(2))?;
+            let update = context.builder.reshape(update, &context.operand_dims(0))?;
+            let result = context.builder.binary(combiner, context.operand(0), update)?;
+            context.push_result(result);
+            return Ok(());
+        }
         let indices = context.operand(1);
         let Some(shifted) = self.dims.local_indices(context, indices, None)? else {
             return context.apply(self.clone());
