@@ -5,8 +5,8 @@
 //! `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
 //!
 //! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange that
-//! moves them all. In HLO, an all-gather has a tuple for its result, and reductions work on all operands laid side by side:
-//! not every plugin takes more than one operand there. All-to-all and collective-permute take one: HLO reads an all-to-all of
+//! moves them all. In HLO it is that of all operands laid side by side: not every plugin takes more than one operand, or
+//! treats them right. All-to-all and collective-permute take one: HLO reads an all-to-all of
 //! several operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use std::fmt;
