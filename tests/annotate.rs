@@ -187,7 +187,7 @@ fn errors_name_tensor_dim_rule_and_line() {
     input 0 [data, _]
     input 1 [(data,fsdp), _]
     output 0 none
-    output 1 [_, _]
+    output 1 none
     warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
     warning: tensor "1": dimension 1 ("embed") stays unsplit, because rule embed -> fsdp (rules.list[1]) wants mesh axis "fsdp", which dimension 0 already has by rule batch -> (data,fsdp) (rules.list[0]); add a rule for "embed" with other axes, or with none; rules.strict is false, so meshloom will leave the dimension unsplit
     "#);

@@ -79,7 +79,7 @@ pub const CASES: &[Case] = &[
         "transpose(x) = reshape(x)",
         "f32[2,1,4]",
         |b, x| push(b, Transpose { permutation: [1, 0, 2].as_slice().into() }, &[x[0]]),
-        "%1 = reshape(%0) {dims=[1,2,4]}; return %1",
+        "%1 = reshape %0; return %1",
     ),
     case(
         "transpose(iota) = iota",
