@@ -183,9 +183,10 @@ impl Mesh {
         while let Some((&first, others)) = rest.split_first() {
             let parent = self.parent_name(first);
             let siblings: Vec<MeshAxis> = self.axes().filter(|&axis| self.parent_name(axis) == parent).collect();
-            let taken = if rest.starts_with(&siblings) { siblings.len() } else { 1 };
-            names.push(if rest.starts_with(&siblings) { parent } else { self.name(first) }.to_owned());
-            rest = if taken == 1 { others } else { &rest[taken..] };
+            // An axis of another mesh has no siblings in this one.
+            let is_whole = !siblings.is_empty() && rest.starts_with(&siblings);
+            names.push(if is_whole { parent } else { self.name(first) }.to_owned());
+            rest = if is_whole { &rest[siblings.len()..] } else { others };
         }
         names
     }
