@@ -140,15 +140,10 @@ impl EmitContext<'_> {
             parts.push(self.instruction("reshape", &matrix(1, width), &[operand]));
         }
         let width = widths.iter().sum();
-        self.begin_typed("concatenate", &matrix(1, width), &parts).dimensions.push(1);
-        let joined = self.commit();
-        let (channel, groups) = (self.next_channel(), self.device_lists(group));
-        let instruction = self.begin_typed("all-gather", &matrix(group.size, width), &[joined]);
-        groups.write(instruction, channel);
-        instruction.use_global_device_ids = true;
-        instruction.dimensions.push(0);
-        self.mark_collective("all-gather", channel);
-        let gathered = self.commit();
+        let (before, after) = (matrix(1, width), matrix(group.size, width));
+        let gathered = self.exchange("all-gather", group, &parts, (&before, &after), |instruction| {
+            instruction.dimensions.push(0);
+        });
         let mut start = 0;
         for (index, (ty, &width)) in types.iter().zip(&widths).enumerate() {
             let rows = self.columns(gathered, &matrix(group.size, width), start);
@@ -178,15 +173,10 @@ impl EmitContext<'_> {
             parts.push(self.instruction("reshape", &matrix(rows, width), &[operand]));
         }
         let width = widths.iter().sum();
-        self.begin_typed("concatenate", &matrix(rows, width), &parts).dimensions.push(1);
-        let joined = self.commit();
-        let (channel, groups) = (self.next_channel(), self.device_lists(group));
-        let instruction = self.begin_typed(opcode, &matrix(1, width), &[joined]);
-        groups.write(instruction, channel);
-        instruction.use_global_device_ids = true;
-        describe(instruction, scattered.map(|_| 0));
-        self.mark_collective(opcode, channel);
-        let reduced = self.commit();
+        let (before, after) = (matrix(rows, width), matrix(1, width));
+        let reduced = self.exchange(opcode, group, &parts, (&before, &after), |instruction| {
+            describe(instruction, scattered.map(|_| 0));
+        });
         let mut start = 0;
         for (index, &width) in widths.iter().enumerate() {
             let part = self.columns(reduced, &matrix(1, width), start);
@@ -195,6 +185,26 @@ impl EmitContext<'_> {
             self.set_result(index, part);
             start += width;
         }
+    }
+
+    /// One collective of matrices laid side by side, which are of type `before` together, and its result of type `after`.
+    fn exchange(
+        &mut self,
+        opcode: &str,
+        group: &Group,
+        parts: &[InstructionId],
+        (before, after): (&TensorType, &TensorType),
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) -> InstructionId {
+        self.begin_typed("concatenate", before, parts).dimensions.push(1);
+        let joined = self.commit();
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let instruction = self.begin_typed(opcode, after, &[joined]);
+        groups.write(instruction, channel);
+        instruction.use_global_device_ids = true;
+        describe(instruction);
+        self.mark_collective(opcode, channel);
+        self.commit()
     }
 
     /// Columns of a matrix, as many as `ty` has, from one on.

@@ -1,11 +1,11 @@
 //! Shorthand for pushing common ops, for gradient rules and transforms.
 
 use super::{
-    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, Reduce, ReduceKind, Reshape, Splat, Transpose,
-    Unary, UnaryKind,
+    Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Splat,
+    Transpose, Unary, UnaryKind,
 };
 use crate::error::OpError;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value, Values};
 
 impl GraphBuilder {
     pub(crate) fn unary(&mut self, kind: UnaryKind, x: Value) -> Result<Value, OpError> {
@@ -104,5 +104,21 @@ impl GraphBuilder {
             return Ok(x);
         }
         self.push1(Transpose { permutation: permutation.into() }, &[x])
+    }
+
+    /// `size` elements of one dimension from a computed position (a scalar `s32`) on; all of the others.
+    pub(crate) fn dynamic_slice_dim(
+        &mut self,
+        x: Value,
+        dim: usize,
+        start: Value,
+        size: usize,
+    ) -> Result<Value, OpError> {
+        let mut sizes = self.ty(x).dims.clone();
+        sizes[dim] = size;
+        let zero = self.splat(TensorType::scalar(DType::S32), 0.0);
+        let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
+        let operands: Values = std::iter::once(x).chain(starts).collect();
+        self.push1(DynamicSlice { sizes }, &operands)
     }
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::error::OpError;
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
-use crate::ops::{AllReduce, AxisIndex, Direction, Group, Op, ReduceKind, Select};
+use crate::ops::{AxisIndex, Direction, Group, Op, Select};
 use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
 
 /// One node's operands on one device, as its [partitioning rule](crate::ops::Primitive::partition) sees them.
@@ -131,15 +131,6 @@ impl PartitionContext<'_> {
     pub fn rank(&mut self, axes: &[MeshAxis]) -> Result<Value, OpError> {
         let group = self.group(axes);
         self.builder.push1(AxisIndex { group }, &[])
-    }
-
-    /// Combines the values of the devices along some axes.
-    ///
-    /// # Errors
-    /// The kind is not defined on the element type.
-    pub fn all_reduce(&mut self, kind: ReduceKind, axes: &[MeshAxis], value: Value) -> Result<Value, OpError> {
-        let group = self.group(axes);
-        self.builder.push1(AllReduce { group, kind }, &[value])
     }
 
     /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that dimension of `dims`.

@@ -2,10 +2,9 @@
 
 use super::plan::{Plan, Step};
 use crate::error::OpError;
-use crate::ir::{DType, Dims, GraphBuilder, Value};
+use crate::ir::{Dims, GraphBuilder, Value};
 use crate::ops::{
-    AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, DynamicSlice, Group, ReduceKind,
-    ReduceScatter,
+    AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Group, ReduceKind, ReduceScatter,
 };
 use crate::sharding::{Axes, Mesh, MeshAxis};
 
@@ -39,14 +38,10 @@ fn apply(builder: &mut GraphBuilder, mesh: &Mesh, value: Value, step: &Step) -> 
 
 /// This device's part of a dimension.
 fn slice(builder: &mut GraphBuilder, value: Value, dim: usize, group: Group) -> Result<Value, OpError> {
-    let mut sizes = builder.ty(value).dims.clone();
-    sizes[dim] /= group.size;
+    let size = builder.ty(value).dims[dim] / group.size;
     let rank = builder.push1(AxisIndex { group }, &[])?;
-    let start = builder.scale(rank, sizes[dim] as f64)?;
-    let zero = builder.splat(crate::ir::TensorType::scalar(DType::S32), 0.0);
-    let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
-    let operands: Vec<Value> = std::iter::once(value).chain(starts).collect();
-    builder.push1(DynamicSlice { sizes }, &operands)
+    let start = builder.scale(rank, size as f64)?;
+    builder.dynamic_slice_dim(value, dim, start, size)
 }
 
 /// The axes leave dimension `from` and join dimension `to`. XLA's all-to-all cuts and joins along one dimension, so the

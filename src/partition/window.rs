@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use super::PartitionContext;
 use crate::error::OpError;
-use crate::ir::{DType, TensorType, Value};
-use crate::ops::{AllGather, CollectivePermute, Concatenate, DynamicSlice, Pad, PadDim, Slice, SliceDim};
+use crate::ir::{TensorType, Value};
+use crate::ops::{AllGather, CollectivePermute, Concatenate, Pad, PadDim, Slice, SliceDim};
 use crate::sharding::Axes;
 
 /// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
@@ -132,20 +132,7 @@ impl PartitionContext<'_> {
         let rank = self.rank(axes)?;
         let start = self.builder.scale(rank, step as f64)?;
         let start = self.builder.shift(start, first as f64)?;
-        self.dynamic_slice_dim(value, dim, start, size)
-    }
-
-    /// `size` elements of one dimension from a computed position (a scalar `s32`) on.
-    ///
-    /// # Errors
-    /// The dimension is smaller.
-    pub fn dynamic_slice_dim(&mut self, value: Value, dim: usize, start: Value, size: usize) -> Result<Value, OpError> {
-        let mut sizes = self.builder.ty(value).dims.clone();
-        sizes[dim] = size;
-        let zero = self.builder.splat(TensorType::scalar(DType::S32), 0.0);
-        let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
-        let operands: SmallVec<[Value; 8]> = std::iter::once(value).chain(starts).collect();
-        self.builder.push1(DynamicSlice { sizes }, &operands)
+        self.builder.dynamic_slice_dim(value, dim, start, size)
     }
 
     /// A range of one dimension.
