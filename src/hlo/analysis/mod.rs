@@ -6,11 +6,13 @@
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
 //! | [`trip_count`] | How often a loop runs. |
 
+pub mod axes;
 pub mod collectives;
 pub mod groups;
 mod index;
 mod size;
 pub mod trip_count;
 
+pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives};
 pub use groups::{DeviceGroups, Devices};
