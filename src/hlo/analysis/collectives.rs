@@ -151,7 +151,7 @@ impl ModuleCollective {
 }
 
 /// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-fn communication(opcode: &str) -> Option<(Communication, bool)> {
+pub(super) fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),
         None => (opcode, false),
