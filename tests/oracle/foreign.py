@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests" / "foreign"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "meshloom" / "plugins"
 
-# Which forms of what is compiled ahead of time are stored: all of them would be too large.
+# Which forms of what is compiled ahead of time are stored: all of them would be too large, as would be the unoptimized moe.pb.
 AHEAD = {
     "tpu": {"fsdp_mlp": ("txt", "pb"), "pipeline": ("txt", "pb"), "scan_remat": ("txt",)},
     "gpu": {"fsdp_mlp": ("txt", "pb"), "pipeline": ("txt", "pb"), "scan_remat": ("pb",)},
@@ -111,7 +111,8 @@ def make_cpu(folder):
             continue
         compiled = lowered.compile(options | {"xla_dump_hlo_pass_re": "spmd-partitioning"})
         text, = (path.read_text() for path in dump.glob("*.before_optimizations.txt"))
-        write(name, "unoptimized", text, lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+        proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        write(name, "unoptimized", text, proto, ("txt",) if name == "moe" else ("txt", "pb"))
         partitioned, = dump.glob("*.after_spmd-partitioning*.hlo.pb")
         text = partitioned.with_name(partitioned.name.removesuffix(".hlo.pb") + ".txt").read_text()
         write(name, "partitioned", text, partitioned.read_bytes())
