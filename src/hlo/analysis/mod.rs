@@ -2,17 +2,24 @@
 //!
 //! | module | what it finds |
 //! |---|---|
+//! | [`axes`] | Device groups as axes of a mesh. |
 //! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
+//! | [`source`] | The source line and the scope of an instruction. |
 //! | [`trip_count`] | How often a loop runs. |
+//! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
 
 pub mod axes;
 pub mod collectives;
 pub mod groups;
 mod index;
 mod size;
+pub mod source;
 pub mod trip_count;
+pub mod walk;
 
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
-pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives};
+pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
 pub use groups::{DeviceGroups, Devices};
+pub use source::{SourceLine, Sources};
+pub use walk::{Caller, PathStep, Place, Step, Via, Walk};
