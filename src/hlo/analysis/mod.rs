@@ -3,6 +3,7 @@
 //! | module | what it finds |
 //! |---|---|
 //! | [`chips`] | What accelerators can do, and where that is published. |
+//! | [`axes`] | Device groups as axes of a mesh. |
 //! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
 //! | [`cost`](mod@cost) | Operations, bytes and the time that a chip needs for them, for each instruction, loop and scope. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
