@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::hlo::proto::{
-    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto,
-    MeshProto, OpSharding, ReplicaGroup,
+    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto,
+    MeshAxesReplicaGroupListProto, MeshProto, OpSharding, ReplicaGroup,
 };
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
@@ -212,8 +212,10 @@ fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
 const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
-/// dimensions.
+/// dimensions. Where none is stated, none is permuted.
 fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+    let identity: Vec<usize> = (0..dims.len()).collect();
+    let permutation = if permutation.is_empty() { &identity } else { permutation };
     let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;
     let distinct: BTreeSet<usize> = permutation.iter().copied().collect();
     if count > DEVICE_LIMIT || distinct.len() != dims.len() {
