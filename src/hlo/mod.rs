@@ -19,6 +19,7 @@
 pub mod analysis;
 mod collective;
 mod emit;
+pub mod parse;
 pub mod proto;
 mod sharding;
 pub mod text;

@@ -13,11 +13,15 @@ mod literal;
 mod number;
 mod shape;
 mod sharding;
+mod small_float;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+
+pub(in crate::hlo) use literal::strides as element_strides;
+pub(in crate::hlo) use small_float::SmallFloat;
 
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
