@@ -6,6 +6,7 @@
 //! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
 //! | [`cost`](mod@cost) | Operations, bytes and the time that a chip needs for them, for each instruction, loop and scope. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
+//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak, what is live at it, and the curve over the schedule. |
 //! | [`source`] | The source line and the scope of an instruction. |
 //! | [`trip_count`] | How often a loop runs. |
 //! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
@@ -15,6 +16,7 @@ pub mod collectives;
 pub mod cost;
 pub mod groups;
 mod index;
+pub mod memory;
 mod size;
 pub mod source;
 pub mod trip_count;
@@ -24,5 +26,9 @@ pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
 pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use groups::{DeviceGroups, Devices};
+pub use memory::{
+    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
+    memory_of_dump, memory_of_walk,
+};
 pub use source::{SourceLine, Sources};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};
