@@ -21,8 +21,10 @@ const POINTER: u64 = 8;
 /// What is known of a class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
-    /// Bytes; those of the largest node.
+    /// Bytes; those of the largest node, or of one device's part.
     pub(super) bytes: u64,
+    /// Whether that is one device's part of something that other nodes are all of.
+    pub(super) is_part: bool,
     /// When it is first defined.
     pub(super) start: u32,
     /// When it is last read or defined.
@@ -37,6 +39,8 @@ pub(super) struct Class {
     pub(super) is_argument: bool,
     /// Whether it is a result of the program.
     pub(super) is_output: bool,
+    /// The node of the donated argument in whose memory it is, as a result of the program.
+    pub(super) argument: Option<u32>,
     /// Whether it is computed within what reads it, and has no memory.
     pub(super) is_virtual: bool,
 }
@@ -51,6 +55,11 @@ pub(super) struct Flow<'w, 'a> {
     classes: Vec<Class>,
     /// Where the children of tuples of tuples start.
     children: HashMap<u32, Rc<[u32]>>,
+}
+
+/// Whether a custom call only says how a value is cut into parts.
+fn is_border(target: &str) -> bool {
+    matches!(target, "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape")
 }
 
 /// How many nodes a shape has.
@@ -89,6 +98,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         };
         self.classes.push(Class {
             bytes,
+            is_part: false,
             start: time,
             end: time,
             definer: point,
@@ -96,6 +106,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             is_constant,
             is_argument: false,
             is_output: false,
+            argument: None,
             is_virtual: false,
         });
         shape.tuple_shapes.iter().for_each(|part| self.push_nodes(part, point, time, is_constant));
@@ -175,11 +186,17 @@ impl<'w, 'a> Flow<'w, 'a> {
         let (a, b) = if self.classes[a as usize].start <= self.classes[b as usize].start { (a, b) } else { (b, a) };
         let other = self.classes[b as usize];
         let class = &mut self.classes[a as usize];
-        class.bytes = class.bytes.max(other.bytes);
+        class.bytes = match (class.is_part, other.is_part) {
+            (true, false) => class.bytes,
+            (false, true) => other.bytes,
+            _ => class.bytes.max(other.bytes),
+        };
+        class.is_part |= other.is_part;
         class.end = class.end.max(other.end);
         class.is_constant |= other.is_constant;
         class.is_argument |= other.is_argument;
         class.is_output |= other.is_output;
+        class.argument = class.argument.or(other.argument);
         class.is_virtual &= other.is_virtual;
         self.parents[b as usize] = a;
     }
@@ -222,6 +239,17 @@ impl<'w, 'a> Flow<'w, 'a> {
             }
             ("bitcast" | "optimization-barrier" | "add-dependency" | "domain" | "async-update", Some(operand)) => {
                 let nodes = self.nodes(operand);
+                self.join_all(results, nodes);
+            }
+            ("custom-call", Some(operand)) if is_border(&instruction.custom_call_target) => {
+                // The result of the first is one device's part, the operand of the second.
+                let nodes = self.nodes(operand);
+                let parts = match instruction.custom_call_target.as_str() {
+                    "SPMDFullToShardShape" => results.clone(),
+                    "SPMDShardToFullShape" => nodes.clone(),
+                    _ => 0..0,
+                };
+                parts.for_each(|node| self.class(node).is_part = true);
                 self.join_all(results, nodes);
             }
             ("reshape", Some(operand)) if reshapes_pass => {

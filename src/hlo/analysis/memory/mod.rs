@@ -238,6 +238,9 @@ impl Ports {
             let class = flow.class(node);
             (class.is_output, class.end) = (true, last);
         }
+        for &(output, argument) in &aliases {
+            flow.class(output).argument = Some(argument);
+        }
         Ports { arguments, outputs, aliases }
     }
 
@@ -273,7 +276,10 @@ impl Ports {
         let live = placement::live_bytes(&heap, times);
         let most = live.iter().copied().max().unwrap_or(0);
         let at = live.iter().position(|&bytes| bytes == most).unwrap_or(0);
-        let temporaries = fixed_bytes.saturating_add(placement::heap_size(&heap).unwrap_or(most));
+        let heap_size = placement::heap_size(&heap).unwrap_or(most);
+        let temporaries = fixed.iter().fold(heap_size, |size, value| {
+            size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
+        });
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
         let at_peak: Vec<Lifetime> = heap.iter().chain(&fixed).filter(|value| is_live(value, at)).copied().collect();
         ModuleMemory {

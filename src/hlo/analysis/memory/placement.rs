@@ -63,14 +63,15 @@ pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> V
     values
 }
 
+/// Where values start in a heap is a multiple of this.
+pub(super) const ALIGNMENT: u64 = 64;
+
 /// The size of a heap for values, of which those that are live at the same time do not overlap: the largest first, each in the
 /// tightest gap (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA). `None` for too many values: that takes time
 /// quadratic in how many are live together.
 pub(super) fn heap_size(values: &[Lifetime]) -> Option<u64> {
     /// Pairs of values that are looked at.
     const MOST_PAIRS: usize = 1 << 25;
-    /// Starts of values are multiples of this.
-    const ALIGNMENT: u64 = 64;
     let mut sorted: Vec<&Lifetime> = values.iter().collect();
     sorted.sort_by_key(|value| (std::cmp::Reverse(value.bytes), value.start));
     let mut placed: Vec<(u64, &Lifetime)> = Vec::with_capacity(values.len());
