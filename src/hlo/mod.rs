@@ -19,9 +19,11 @@
 pub mod analysis;
 mod collective;
 mod emit;
+pub mod parse;
 pub mod proto;
 mod sharding;
 pub mod text;
+mod wire;
 mod writer;
 
 pub use collective::{GroupFormat, device_groups};
