@@ -9,6 +9,7 @@
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`explain`] | Where a value's sharding is stated. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
+//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak, what is live at it, and the curve over the schedule. |
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as the module states it. |
 //! | [`source`] | The source line and the scope of an instruction. |
@@ -23,6 +24,7 @@ pub mod diff;
 pub mod explain;
 pub mod groups;
 mod index;
+pub mod memory;
 pub mod scopes;
 pub mod shardings;
 mod size;
@@ -34,6 +36,11 @@ pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
 pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
+pub use groups::{DeviceGroups, Devices};
+pub use memory::{
+    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
+    memory_of_dump, memory_of_walk,
+};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use explain::{StatedFrom, TracedStep, trace_sharding};
 pub use groups::{DeviceGroups, Devices, device_count};
