@@ -4,6 +4,8 @@
 //! tensors of that node, for the one that had the axes before: times fall at every step, so the chain ends, at a port of the
 //! program, at a `reshard`, or at a value of which nothing said anything.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::propagate::{Tie, ties};
@@ -87,9 +89,11 @@ pub fn explain(
     }
     if places.is_empty() {
         let paths = || graph.input_info().iter().chain(graph.output_info()).map(|info| &*info.path);
+        let nodes: BTreeSet<String> =
+            levels.levels.iter().flat_map(|level| level.graph.nodes()).map(|node| node_name(&node)).collect();
         return Err(UnknownTensor {
             query: query.to_owned(),
-            suggestion: did_you_mean(query, paths()),
+            suggestion: did_you_mean(query, paths().chain(nodes.iter().map(String::as_str))),
             example: paths().next().unwrap_or_default().to_owned(),
         });
     }

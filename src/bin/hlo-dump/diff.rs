@@ -9,7 +9,7 @@ use crate::arguments::{Diff, Reading};
 use crate::collectives;
 use crate::input::{Described, Loaded, load_path};
 use crate::memory;
-use crate::output::{self, BAD, BOLD, Column, GOOD, Table, line, paint};
+use crate::output::{self, BOLD, Column, Table, line, paint};
 
 /// A figure of both programs.
 #[derive(Serialize)]
@@ -137,7 +137,11 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
         ];
         let mut table = Table::new(&header);
         for it in &changes.collectives {
-            let bytes = it.bytes.map_or("?".to_owned(), output::bytes);
+            let text = |bytes: Option<u64>| bytes.map_or("?".to_owned(), output::bytes);
+            let bytes = match it.new_bytes {
+                Some(new) => format!("{} -> {}", text(it.bytes), output::bytes(new)),
+                None => text(it.bytes),
+            };
             let name = format!("{} {}", sign(it.before, it.after), it.kind);
             table.row(vec![name, it.axes.clone(), bytes, count(it.before), count(it.after), it.from.clone()]);
         }
@@ -155,7 +159,11 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
         let mut table = Table::new(&header);
         for it in &changes.operations {
             let name = format!("{} {}", sign(it.before, it.after), it.opcode);
-            table.row(vec![name, it.shape.clone(), count(it.before), count(it.after), it.from.clone()]);
+            let shape = match &it.new_shape {
+                Some(new) => format!("{} -> {new}", it.shape),
+                None => it.shape.clone(),
+            };
+            table.row(vec![name, shape, count(it.before), count(it.after), it.from.clone()]);
         }
         table.limit(limit).print();
     }
@@ -180,8 +188,12 @@ fn heading(text: &str) {
     line(&paint(BOLD, text));
 }
 
-/// `+` for what is new or more, `-` for what is gone or less.
-fn sign(before: Occurrence, after: Occurrence) -> String {
+/// `+` for what is new or more, `-` for what is gone or less, `~` for what is as often and not the same.
+fn sign(before: Occurrence, after: Occurrence) -> &'static str {
     let size = |it: Occurrence| (it.executions.bound().unwrap_or(u64::MAX), it.count);
-    if size(after) > size(before) { paint(BAD, "+") } else { paint(GOOD, "-") }
+    match size(after).cmp(&size(before)) {
+        std::cmp::Ordering::Greater => "+",
+        std::cmp::Ordering::Less => "-",
+        std::cmp::Ordering::Equal => "~",
+    }
 }
