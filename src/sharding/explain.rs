@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::propagate::{Tie, ties};
-use super::{Mesh, RowKind, ShardingTable, Shardings, Spec, SpecOrigin};
-use crate::ir::{Definition, Graph, Node, NodeRef, Origin, Value};
+use super::{Mesh, RowKind, ShardingRow, ShardingTable, Shardings, Spec, SpecOrigin};
+use crate::ir::{Definition, Graph, Name, Node, NodeRef, Origin, Value};
 use crate::suggest::did_you_mean;
 
 /// One value on the way.
@@ -268,13 +268,7 @@ impl<'a> Levels<'a> {
         let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {
-            Some((table, row)) => {
-                let names: Vec<String> =
-                    row.axes.iter().map(|name| if name.is_none() { "-".to_owned() } else { name.text() }).collect();
-                let names =
-                    if names.is_empty() { String::new() } else { format!("its axes [{}] by ", names.join(" ")) };
-                format!("{names}{}", table.origin(row))
-            }
+            Some((table, row)) => rules_text(table, row),
             None if is_input => "it is an input of the program".to_owned(),
             None => "it is an output of the program, and has the spec of the input that it replaces".to_owned(),
         }
@@ -286,14 +280,31 @@ impl<'a> Levels<'a> {
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| named(&row.kind))?)));
         let source = source_of(node.origin()).map(|source| format!(" at {source}")).unwrap_or_default();
         match row {
-            Some((table, row)) => {
-                let names: Vec<String> =
-                    row.axes.iter().map(|name| if name.is_none() { "-".to_owned() } else { name.text() }).collect();
-                format!("the constraint{source} names its axes [{}], sharded by {}", names.join(" "), table.origin(row))
-            }
+            Some((table, row)) => format!("the constraint{source}: {}", rules_text(table, row)),
             None => format!("the constraint{source} states it"),
         }
     }
+}
+
+/// The names of a tensor's dimensions, and the rules for them.
+fn rules_text(table: &ShardingTable, row: &ShardingRow) -> String {
+    if row.axes.is_empty() {
+        return table.origin(row);
+    }
+    let dash = |name: &Name| if name.is_none() { "-".to_owned() } else { name.text() };
+    let names: Vec<String> = row.axes.iter().map(dash).collect();
+    let all = table.rules.get(row.role()).rules();
+    let mut rules: Vec<String> = Vec::new();
+    for (name, by) in row.axes.iter().zip(&row.by).filter(|(name, _)| !name.is_none()) {
+        let rule = match by.and_then(|place| all.get(place)) {
+            Some(rule) => rule.to_string(),
+            None => format!("no rule for {}", name.text()),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    format!("its axes are [{}]: {}", names.join(" "), rules.join(", "))
 }
 
 fn touches(node: &NodeRef<'_>, value: Value) -> bool {

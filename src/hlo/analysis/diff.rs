@@ -354,10 +354,10 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
 
 /// What an instruction does, whatever it is called and whatever it reads.
 fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
-    /// Numbers of the fields of `HloInstructionProto` that say nothing of it: name, metadata, ids, control predecessors, channels,
-    /// backend configs, frontend attributes, original values; and those that are compared otherwise: shape, devices, called
-    /// computations.
-    const LEFT_OUT: [u64; 18] = [1, 3, 7, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 87, 88, 92, 93, 99];
+    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control predecessors, channels,
+    /// backend configs, frontend attributes, statistics, original values), and of those that are compared otherwise (shape,
+    /// literal, devices, called computations).
+    const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
     instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {
         // XLA writes messages with nothing in them.
