@@ -36,14 +36,13 @@ pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
 pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
-pub use groups::{DeviceGroups, Devices};
+pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
+pub use explain::{StatedFrom, TracedStep, trace_sharding};
+pub use groups::{DeviceGroups, Devices, device_count};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
     memory_of_dump, memory_of_walk,
 };
-pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
-pub use explain::{StatedFrom, TracedStep, trace_sharding};
-pub use groups::{DeviceGroups, Devices, device_count};
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
 pub use source::{SourceLine, Sources};
