@@ -8,8 +8,9 @@ use super::{BufferKind, CURVE_POINTS, CurvePoint, LiveBuffer, MemoryForm, Module
 use crate::hlo::analysis::source::{Sources, op_name};
 use crate::hlo::proto::heap_simulator_trace::event::Kind;
 use crate::hlo::proto::{
-    BufferAllocationProto, BufferAssignmentProto, HloInstructionProto, HloModuleProto, LogicalBufferProto,
+    BufferAllocationProto, BufferAssignmentProto, HloInstructionProto, HloModuleProto, LogicalBufferProto, ShapeProto,
 };
+use crate::hlo::text::{Layouts, print_shape};
 
 /// The memory of a module as its compiler assigned it.
 pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignmentProto) -> ModuleMemory {
@@ -48,6 +49,15 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
 
 fn size(allocation: &BufferAllocationProto) -> u64 {
     u64::try_from(allocation.size).unwrap_or(0)
+}
+
+/// The type of a part of a tuple.
+fn part(shape: &ShapeProto, index: &[i64]) -> Option<String> {
+    let mut found = shape;
+    for &index in index {
+        found = found.tuple_shapes.get(usize::try_from(index).ok()?)?;
+    }
+    Some(print_shape(found, Layouts::None))
 }
 
 /// What XLA calls a preallocated temporary buffer.
@@ -96,7 +106,7 @@ impl<'a> Buffers<'a> {
             name: instruction.map_or_else(|| format!("buffer {id}"), |instruction| instruction.name.clone()),
             kind,
             bytes: self.bytes(id),
-            shape: String::new(),
+            shape: instruction.and_then(|found| part(found.shape.as_ref()?, &location?.shape_index)).unwrap_or_default(),
             computation: found.map(|(computation, _)| (*computation).to_owned()).unwrap_or_default(),
             op_name: instruction.map(|instruction| op_name(instruction).to_owned()).unwrap_or_default(),
             source: instruction.and_then(|found| self.sources.line(found)).map(|line| line.to_string()),

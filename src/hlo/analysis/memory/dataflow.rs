@@ -404,6 +404,27 @@ impl<'w, 'a> Flow<'w, 'a> {
         }
     }
 
+    /// The shape of the node that a class is first defined as.
+    pub(super) fn shape(&mut self, node: u32) -> Option<&'a ShapeProto> {
+        let node = self.find(node);
+        let point = self.classes[node as usize].definer as usize;
+        let mut shape = self.instruction(point).shape.as_ref()?;
+        let mut before = u64::from(node - self.nodes(point).start);
+        while before > 0 {
+            // The node itself, then its parts.
+            before -= 1;
+            shape = shape.tuple_shapes.iter().find(|part| {
+                let count = node_count(part);
+                let is_here = before < count;
+                if !is_here {
+                    before -= count;
+                }
+                is_here
+            })?;
+        }
+        Some(shape)
+    }
+
     /// Every class, with its first node.
     pub(super) fn classes(&self) -> impl Iterator<Item = (u32, Class)> {
         let roots = (0..).zip(&self.parents).filter(|(node, parent)| node == *parent);

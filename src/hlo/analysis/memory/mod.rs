@@ -37,6 +37,7 @@ use serde::Serialize;
 use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::hlo::proto::{HloModuleProto, HloProto};
+use crate::hlo::text::{Layouts, print_shape};
 use dataflow::{Class, Flow};
 use placement::{Lifetime, Reusable};
 use schedule::Schedule;
@@ -327,7 +328,7 @@ impl Ports {
         let mut add = |flow: &mut Flow<'_, '_>, node: u32, kind: BufferKind| {
             let class = *flow.class(node);
             if class.bytes > 0 {
-                live.push(buffer(flow, &class, kind, sources));
+                live.push(buffer(flow, node, &class, kind, sources));
             }
         };
         self.arguments.iter().for_each(|&node| add(flow, node, BufferKind::Argument));
@@ -344,7 +345,8 @@ fn is_live(value: &Lifetime, time: usize) -> bool {
     (value.start as usize..=value.end as usize).contains(&time)
 }
 
-fn buffer(flow: &Flow<'_, '_>, class: &Class, kind: BufferKind, sources: Sources<'_>) -> LiveBuffer {
+fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, sources: Sources<'_>) -> LiveBuffer {
+    let shape = flow.shape(node).map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default();
     let point = class.definer as usize;
     let instruction = flow.instruction(point);
     let (place, _) = flow.schedule.instruction(point);
@@ -352,7 +354,7 @@ fn buffer(flow: &Flow<'_, '_>, class: &Class, kind: BufferKind, sources: Sources
         name: instruction.name.clone(),
         kind,
         bytes: class.bytes,
-        shape: String::new(),
+        shape,
         computation: flow.walk.places()[place].computation.name.clone(),
         op_name: op_name(instruction).to_owned(),
         source: sources.line(instruction).map(|line| line.to_string()),
