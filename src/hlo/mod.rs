@@ -22,6 +22,7 @@ mod emit;
 pub mod proto;
 mod sharding;
 pub mod text;
+mod wire;
 mod writer;
 
 pub use collective::{GroupFormat, device_groups};

@@ -21,7 +21,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
-    ProgramShapeProto,
+    ProgramShapeProto, ShapeProto,
 };
 
 /// Which layouts to print.
@@ -123,6 +123,16 @@ pub fn print_with_config(module: &HloModuleProtoWithConfig, options: &TextOption
         Some(hlo_module) => print_module(hlo_module, module.config.as_ref(), options),
         None => String::new(),
     }
+}
+
+/// The text of a shape: `f32[8,16]{1,0}`.
+pub fn print_shape(shape: &ShapeProto, layouts: Layouts) -> String {
+    let (module, options) =
+        (HloModuleProto::default(), TextOptions { index_comments: false, ..TextOptions::parseable() });
+    let index = Index::of(&module, &options);
+    let mut printer = Printer { out: String::new(), options: &options, module: index, names: FxHashMap::default() };
+    printer.shape_with(shape, layouts);
+    printer.out
 }
 
 fn print_module(module: &HloModuleProto, config: Option<&HloModuleConfigProto>, options: &TextOptions) -> String {

@@ -153,6 +153,16 @@ impl Strides {
     }
 }
 
+/// `4 apart by 2`, for each stride.
+impl fmt::Display for Strides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (size, stride)) in self.0.iter().enumerate() {
+            write!(f, "{}{size} apart by {stride}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 /// Along which axes pairs of source and target move values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PairAxes {

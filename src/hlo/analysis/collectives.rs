@@ -8,6 +8,10 @@
 //! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a reduce-scatter as
 //! a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
 
+use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
+
+use super::axes::{AxisPart, Strides, pair_axes};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
 use super::size::{array_bytes, shape_bytes};
@@ -15,6 +19,7 @@ use super::source::{Sources, op_name};
 use super::walk::{Step, Via, Walk};
 use crate::hlo::proto::{HloInstructionProto, HloModuleProto};
 use crate::partition::{Amount, CollectiveKind};
+use crate::sharding::Mesh;
 
 /// What an instruction communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,13 +30,37 @@ pub enum Communication {
     Other(&'static str),
 }
 
-/// One collective of a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Communication {
+    /// HLO's opcode, without what says that it is one of two halves.
+    pub fn name(self) -> &'static str {
+        match self {
+            Communication::Collective(kind) => kind.name(),
+            Communication::Other(name) => name,
+        }
+    }
+}
+
+impl Serialize for Communication {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleCollective {
     /// What it does.
     pub kind: Communication,
     /// The devices that take part; [`DeviceGroups::One`] for a permute, whose pairs say it.
+    #[serde(skip)]
     pub groups: DeviceGroups,
+    /// Who sends to whom, for what says it by pairs.
+    pub pairs: Vec<(u64, u64)>,
+    /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for devices that
+    /// do not lie along axes of the mesh.
+    pub axes: Option<Vec<AxisPart>>,
+    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](super::PairAxes).
+    pub shift: Option<i64>,
     /// Devices of a group; `None` for a permute, and where the module does not say.
     pub group_size: Option<u64>,
     /// Values that it moves at once.
@@ -57,9 +86,10 @@ pub struct ModuleCollective {
 }
 
 /// The collectives of a module, in the order of the program.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModuleCollectives {
     /// Each of them.
+    #[serde(rename = "collectives")]
     pub entries: Vec<ModuleCollective>,
     /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands for
     /// all of an instruction's.
@@ -70,6 +100,34 @@ impl ModuleCollectives {
     /// Those of a kind.
     pub fn kind(&self, kind: CollectiveKind) -> impl Iterator<Item = &ModuleCollective> {
         self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
+    }
+
+    /// The same, with the axes of a mesh over whose devices the module runs.
+    #[must_use]
+    pub fn along(mut self, mesh: &Mesh) -> ModuleCollectives {
+        // A module has few groupings and many collectives.
+        let mut known: FxHashMap<DeviceGroups, Option<Vec<AxisPart>>> = FxHashMap::default();
+        for entry in &mut self.entries {
+            if !entry.pairs.is_empty() {
+                let found = pair_axes(&entry.pairs, mesh);
+                entry.shift = found.as_ref().and_then(|found| found.shift);
+                entry.axes = found.map(|found| found.axes);
+                continue;
+            }
+            if entry.group_size.is_none() {
+                continue;
+            }
+            entry.axes = match known.get(&entry.groups) {
+                Some(axes) => axes.clone(),
+                None => {
+                    let strides = Strides::of(&entry.groups, mesh.device_count() as u64);
+                    let axes = strides.and_then(|strides| strides.axes(mesh));
+                    known.insert(entry.groups.clone(), axes.clone());
+                    axes
+                }
+            };
+        }
+        self
     }
 
     /// How often collectives run in one run of the program, in all.
@@ -116,6 +174,9 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
     let mut entry = ModuleCollective {
         kind,
         groups,
+        pairs: pairs(instruction),
+        axes: None,
+        shift: None,
         group_size,
         operand_count: instruction.operand_ids.len(),
         bytes: operand_bytes(computation, instruction),
@@ -150,8 +211,21 @@ impl ModuleCollective {
     }
 }
 
+/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism writes.
+fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
+    let device = |id: i64| u64::try_from(id).unwrap_or(0);
+    if let Some(attributes) = &instruction.frontend_attributes
+        && let Some(text) = attributes.map.get("_xla_send_recv_source_target_pairs")
+    {
+        let numbers: Vec<u64> =
+            text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+        return numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    }
+    instruction.source_target_pairs.iter().map(|pair| (device(pair.source), device(pair.target))).collect()
+}
+
 /// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-fn communication(opcode: &str) -> Option<(Communication, bool)> {
+pub(super) fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),
         None => (opcode, false),

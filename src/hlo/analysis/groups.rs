@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::hlo::proto::{
-    HloInstructionProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto, MeshProto, ReplicaGroup,
+    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto,
+    MeshProto, OpSharding, ReplicaGroup,
 };
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
@@ -22,9 +23,51 @@ impl Devices {
     }
 }
 
+/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one, if they
+/// name none.
+pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) -> Devices {
+    let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
+    let (replicas, partitions) =
+        config.map_or((1, 1), |config| (positive(config.replica_count), positive(config.num_partitions)));
+    if replicas.saturating_mul(partitions) > 1 {
+        return Devices { replicas, partitions };
+    }
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let (mut named, mut across_partitions) = (1, false);
+    for instruction in instructions {
+        let groups = DeviceGroups::of(instruction).largest();
+        let pairs = instruction
+            .source_target_pairs
+            .iter()
+            .map(|pair| positive(pair.source.max(pair.target).saturating_add(1)))
+            .max();
+        if groups.is_some() || pairs.is_some() {
+            across_partitions |= instruction.channel_id > 0;
+        }
+        let tiles = instruction.sharding.as_deref().map(sharded_over);
+        named = [groups, pairs, tiles].into_iter().flatten().fold(named, u64::max);
+        across_partitions |= tiles.is_some();
+    }
+    match across_partitions {
+        true => Devices { replicas: 1, partitions: named },
+        false => Devices { replicas: named, partitions: 1 },
+    }
+}
+
+/// The devices over which a value is split.
+fn sharded_over(sharding: &OpSharding) -> u64 {
+    let product = |sizes: &mut dyn Iterator<Item = i64>| {
+        sizes.fold(1u64, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0).max(1)))
+    };
+    let tiles = product(&mut sharding.tile_assignment_dimensions.iter().copied());
+    let mesh = sharding.named_sharding.as_ref().and_then(|named| named.mesh.as_ref());
+    let mesh = mesh.map_or(1, |mesh| product(&mut mesh.axes.iter().map(|axis| axis.size)));
+    sharding.tuple_shardings.iter().map(sharded_over).fold(tiles.max(mesh), u64::max)
+}
+
 /// The groups of a collective, in the form in which the module has them. Numbers are those of devices, replicas or partitions,
 /// as the instruction's other attributes say (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceGroups {
     /// All are one group.
     One,
@@ -123,6 +166,15 @@ impl DeviceGroups {
             DeviceGroups::One | DeviceGroups::Unreadable => None,
             DeviceGroups::Lists(lists) => lists.iter().map(|list| list.len() as u64).max(),
             DeviceGroups::Iota { group_size, .. } => Some(*group_size),
+        }
+    }
+
+    /// One more than the largest number of a member; `None` where the module does not say.
+    fn largest(&self) -> Option<u64> {
+        match self {
+            DeviceGroups::One | DeviceGroups::Unreadable => None,
+            DeviceGroups::Lists(lists) => lists.iter().flatten().max().map(|&last| last.saturating_add(1)),
+            DeviceGroups::Iota { dims, .. } => Some(dims.iter().fold(1, |product, &size| product.saturating_mul(size))),
         }
     }
 

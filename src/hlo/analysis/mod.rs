@@ -2,24 +2,36 @@
 //!
 //! | module | what it finds |
 //! |---|---|
-//! | [`axes`] | Device groups as axes of a mesh. |
+//! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
+//! | [`chips`] | What accelerators can do, and where that is published. |
 //! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
+//! | [`cost`](mod@cost) | Operations, bytes and the time that a chip needs for them, for each instruction, loop and scope. |
+//! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
+//! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`source`] | The source line and the scope of an instruction. |
 //! | [`trip_count`] | How often a loop runs. |
 //! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
 
 pub mod axes;
+pub mod chips;
 pub mod collectives;
+pub mod cost;
+pub mod diff;
 pub mod groups;
 mod index;
+pub mod scopes;
 mod size;
 pub mod source;
 pub mod trip_count;
 pub mod walk;
 
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
+pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
 pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
-pub use groups::{DeviceGroups, Devices};
+pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
+pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
+pub use groups::{DeviceGroups, Devices, device_count};
+pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use source::{SourceLine, Sources};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -62,6 +62,9 @@ pub struct Place<'a> {
     pub caller: Option<Caller<'a>>,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
+    /// The same if each loop of which nobody knows how often it runs, and what a custom call is given, ran once; for what is
+    /// in a branch, the bound.
+    pub assumed_executions: u64,
     /// Loops around it.
     pub loop_depth: usize,
     /// The body or condition of the innermost loop around it, which may be itself, as the number of a place.
@@ -74,8 +77,8 @@ pub struct Place<'a> {
     number: usize,
     /// The call site, among those of the caller's computation.
     site: usize,
-    /// The places that it calls.
-    callees: Range<usize>,
+    /// The places that it calls, by number, in the order of the calls.
+    pub callees: Range<usize>,
 }
 
 /// An instruction in a place.
@@ -153,6 +156,20 @@ impl<'a> Walk<'a> {
         path
     }
 
+    /// The iterations of the loop whose body a place is; `None` where they are not known, or the place is no loop's body.
+    pub fn trip_count(&self, place: usize) -> Option<u64> {
+        let place = self.places.get(place)?;
+        let caller = place.caller.filter(|caller| caller.via == Via::LoopBody)?;
+        match self.sites.of_computation(self.places[caller.place].number)[place.site].times {
+            Times::Exactly(times) => Some(times),
+            Times::AtMostOnce | Times::Unknown => None,
+        }
+    }
+
+    pub(super) fn module(&self) -> &Module<'a> {
+        &self.module
+    }
+
     /// The computation of a place, with its instructions by id.
     pub(super) fn computation(&self, place: &Place<'a>) -> &Computation<'a> {
         &self.module.computations()[place.number]
@@ -167,6 +184,7 @@ impl<'a> Walk<'a> {
             computation: self.module.computations()[entry].proto(),
             caller: None,
             executions: Amount::Exactly(1),
+            assumed_executions: 1,
             loop_depth: 0,
             innermost_loop: None,
             asynchronous: false,
@@ -183,9 +201,9 @@ impl<'a> Walk<'a> {
                 if site.recursive || self.merged && std::mem::replace(&mut seen[site.callee], true) {
                     continue;
                 }
-                let executions = match &totals {
+                let (executions, assumed_executions) = match &totals {
                     Some(totals) => totals[site.callee],
-                    None => site.times.executions(around.executions),
+                    None => site.times.of((around.executions, around.assumed_executions)),
                 };
                 let instruction = &around.computation.instructions[site.position];
                 let is_loop = matches!(site.via, Via::LoopBody | Via::LoopCondition);
@@ -193,6 +211,7 @@ impl<'a> Walk<'a> {
                     computation: self.module.computations()[site.callee].proto(),
                     caller: Some(Caller { place: next, instruction, via: site.via }),
                     executions,
+                    assumed_executions,
                     loop_depth: around.loop_depth + usize::from(is_loop),
                     innermost_loop: if is_loop { Some(self.places.len()) } else { around.innermost_loop },
                     asynchronous: around.asynchronous || site.via == Via::Async,
@@ -264,11 +283,12 @@ enum Times {
 }
 
 impl Times {
-    fn executions(self, caller: Amount) -> Amount {
+    /// From how often a caller runs, and is assumed to run.
+    fn of(self, (executions, assumed): (Amount, u64)) -> (Amount, u64) {
         match self {
-            Times::Exactly(times) => caller.times(times),
-            Times::AtMostOnce => caller.or_less(),
-            Times::Unknown => Amount::Unknown,
+            Times::Exactly(times) => (executions.times(times), assumed.saturating_mul(times)),
+            Times::AtMostOnce => (executions.or_less(), assumed),
+            Times::Unknown => (Amount::Unknown, assumed),
         }
     }
 }
@@ -355,13 +375,15 @@ impl CallSites {
         places <= PLACES + 4 * order.len() as u64 && steps <= STEPS + 4 * instructions
     }
 
-    /// How often each computation runs, whoever runs it.
-    fn executions(&self, entry: usize, order: &[usize]) -> Vec<Amount> {
-        let mut totals = vec![Amount::Exactly(0); self.0.len()];
-        totals[entry] = Amount::Exactly(1);
+    /// How often each computation runs, and is assumed to run, whoever runs it.
+    fn executions(&self, entry: usize, order: &[usize]) -> Vec<(Amount, u64)> {
+        let mut totals = vec![(Amount::Exactly(0), 0u64); self.0.len()];
+        totals[entry] = (Amount::Exactly(1), 1);
         for &number in order {
             for site in self.0[number].iter().filter(|site| !site.recursive) {
-                totals[site.callee] = totals[site.callee].plus(site.times.executions(totals[number]));
+                let (executions, assumed) = site.times.of(totals[number]);
+                let total = &mut totals[site.callee];
+                *total = (total.0.plus(executions), total.1.saturating_add(assumed));
             }
         }
         totals
