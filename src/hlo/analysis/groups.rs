@@ -194,7 +194,7 @@ impl DeviceGroups {
 /// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that is their
 /// own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's partitioner makes such
 /// meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
-fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
+pub(super) fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     match &mesh.iota_transform {
         Some(transform) => {
             let dims = transform.reshape_dims.iter().map(|&size| u64::try_from(size).ok());
@@ -213,7 +213,7 @@ const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
 /// dimensions.
-fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+pub(super) fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
     let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;
     let distinct: BTreeSet<usize> = permutation.iter().copied().collect();
     if count > DEVICE_LIMIT || distinct.len() != dims.len() {

@@ -9,6 +9,7 @@
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
 //! | [`scopes`] | The module as a graph of its scopes. |
+//! | [`shardings`](mod@shardings) | How values are sharded, in any of the dialects in which a module says so. |
 //! | [`source`] | The source line and the scope of an instruction. |
 //! | [`trip_count`] | How often a loop runs. |
 //! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
@@ -21,6 +22,7 @@ pub mod diff;
 pub mod groups;
 mod index;
 pub mod scopes;
+pub mod shardings;
 mod size;
 pub mod source;
 pub mod trip_count;
@@ -33,5 +35,6 @@ pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use groups::{DeviceGroups, Devices, device_count};
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
+pub use shardings::{ShardedValue, Split, ValueSharding, shardings};
 pub use source::{SourceLine, Sources};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -116,13 +116,13 @@ fn drawing(report: &Report, step: &StepLanes) -> String {
         let color = if lane.sends { report.axes_color(&lane.name) } else { "var(--compute)".to_owned() };
         let _ = writeln!(
             svg,
-            "<text class=\"lane\" x=\"0\" y=\"{:.1}\">{}</text><line class=\"base\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{1:.1}\" y2=\"{1:.1}\"/>\
-             <text class=\"tick end\" x=\"{WIDTH}\" y=\"{0:.1}\">{4:.0} %</text>",
-            y + LANE / 2.0 + 4.0,
-            escape(&shortened(&lane.name, 17)),
-            WIDTH - RIGHT,
-            y + LANE,
-            100.0 * lane.busy / step.seconds,
+            "<text class=\"lane\" x=\"0\" y=\"{text:.1}\">{name}</text><line class=\"base\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{base:.1}\" \
+             y2=\"{base:.1}\"/><text class=\"tick end\" x=\"{WIDTH}\" y=\"{text:.1}\">{busy:.0} %</text>",
+            text = y + LANE / 2.0 + 4.0,
+            name = escape(&shortened(&lane.name, 17)),
+            end = WIDTH - RIGHT,
+            base = y + LANE,
+            busy = 100.0 * lane.busy / step.seconds,
         );
         for span in visible(&lane.spans, step.seconds) {
             let fill = if !lane.sends && span.limit == Limit::Memory { "var(--memory)" } else { &color };

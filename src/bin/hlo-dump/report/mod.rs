@@ -9,6 +9,7 @@
 mod collectives;
 mod costs;
 mod curve;
+pub mod gather;
 mod graph;
 mod html;
 mod lanes;
