@@ -19,7 +19,9 @@
 pub mod analysis;
 mod collective;
 mod emit;
+pub mod parse;
 pub mod proto;
+pub mod read;
 mod sharding;
 pub mod text;
 mod wire;

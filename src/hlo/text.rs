@@ -13,15 +13,19 @@ mod literal;
 mod number;
 mod shape;
 mod sharding;
+mod small_float;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub(in crate::hlo) use literal::strides as element_strides;
+pub(in crate::hlo) use small_float::SmallFloat;
+
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
-    ProgramShapeProto, ShapeProto,
+    OpSharding, ProgramShapeProto, ShapeProto,
 };
 
 /// Which layouts to print.
@@ -127,11 +131,21 @@ pub fn print_with_config(module: &HloModuleProtoWithConfig, options: &TextOption
 
 /// The text of a shape: `f32[8,16]{1,0}`.
 pub fn print_shape(shape: &ShapeProto, layouts: Layouts) -> String {
-    let (module, options) =
-        (HloModuleProto::default(), TextOptions { index_comments: false, ..TextOptions::parseable() });
+    print_part(|printer| printer.shape_with(shape, layouts))
+}
+
+/// The text of a sharding: `{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}`.
+pub fn print_sharding(sharding: &OpSharding) -> String {
+    print_part(|printer| printer.sharding(sharding))
+}
+
+/// The text of something that is no module.
+fn print_part(print: impl FnOnce(&mut Printer<'_>)) -> String {
+    let options = TextOptions { index_comments: false, metadata: false, ..TextOptions::parseable() };
+    let module = HloModuleProto::default();
     let index = Index::of(&module, &options);
     let mut printer = Printer { out: String::new(), options: &options, module: index, names: FxHashMap::default() };
-    printer.shape_with(shape, layouts);
+    print(&mut printer);
     printer.out
 }
 

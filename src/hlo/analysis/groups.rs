@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::hlo::proto::{
-    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto,
-    MeshProto, OpSharding, ReplicaGroup,
+    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto,
+    MeshAxesReplicaGroupListProto, MeshProto, OpSharding, ReplicaGroup,
 };
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
@@ -194,7 +194,7 @@ impl DeviceGroups {
 /// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that is their
 /// own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's partitioner makes such
 /// meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
-pub(super) fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
+fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     match &mesh.iota_transform {
         Some(transform) => {
             let dims = transform.reshape_dims.iter().map(|&size| u64::try_from(size).ok());
@@ -212,8 +212,10 @@ pub(super) fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
 const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
-/// dimensions.
-pub(super) fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+/// dimensions. Where none is stated, none is permuted.
+fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+    let identity: Vec<usize> = (0..dims.len()).collect();
+    let permutation = if permutation.is_empty() { &identity } else { permutation };
     let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;
     let distinct: BTreeSet<usize> = permutation.iter().copied().collect();
     if count > DEVICE_LIMIT || distinct.len() != dims.len() {

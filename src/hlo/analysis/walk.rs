@@ -166,6 +166,16 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// The places that the instruction in a position of a place runs.
+    pub fn callees_at(&self, place: usize, position: usize) -> Range<usize> {
+        let Some(found) = self.places.get(place) else { return 0..0 };
+        let sites = self.sites.of_computation(found.number);
+        let callees = &self.places[found.callees.clone()];
+        let before =
+            |end: usize| found.callees.start + callees.partition_point(|callee| sites[callee.site].position < end);
+        before(position)..before(position + 1)
+    }
+
     pub(super) fn module(&self) -> &Module<'a> {
         &self.module
     }

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 
 use super::Printer;
-use super::number::{self, SmallFloat, Special};
+use super::number;
+use super::small_float::SmallFloat;
 use crate::hlo::proto::{LiteralProto, PrimitiveType, ShapeProto};
 
 /// Rows printed of an array without elements; a malformed shape may claim any number of them.
@@ -50,11 +51,9 @@ impl<'a> Elements<'a> {
         use PrimitiveType as T;
         let bytes = |bytes: &'a [u8], width, signed| Elements::Integer { bytes, width, signed };
         let narrow = |bytes, bits, signed| Elements::Narrow { bytes, bits, signed };
-        let small = |bytes, exponent_bits, mantissa_bits, bias, special| Elements::Small {
-            bytes,
-            float: SmallFloat { exponent_bits, mantissa_bits, bias, unsigned: false, special },
-        };
-        let elements = match T::try_from(element_type).ok()? {
+        let element_type = T::try_from(element_type).ok()?;
+        let small = |bytes| Some(Elements::Small { bytes, float: SmallFloat::of(element_type)? });
+        let elements = match element_type {
             T::Pred => Elements::Pred(&literal.preds),
             T::S1 => narrow(&literal.s1s, 1, true),
             T::S2 => narrow(&literal.s2s, 2, true),
@@ -76,26 +75,17 @@ impl<'a> Elements<'a> {
             T::F64 => Elements::F64(&literal.f64s),
             T::C64 => Elements::C64(&literal.c64s),
             T::C128 => Elements::C128(&literal.c128s),
-            T::F8e5m2 => small(&literal.f8e5m2s, 5, 2, 15, Special::Ieee),
-            T::F8e4m3 => small(&literal.f8e4m3s, 4, 3, 7, Special::Ieee),
-            T::F8e4m3fn => small(&literal.f8e4m3fns, 4, 3, 7, Special::AllOnesNan),
-            T::F8e4m3b11fnuz => small(&literal.f8e4m3b11fnuzs, 4, 3, 11, Special::NegativeZeroNan),
-            T::F8e3m4 => small(&literal.f8e3m4s, 3, 4, 3, Special::Ieee),
-            T::F8e5m2fnuz => small(&literal.f8e5m2fnuzs, 5, 2, 16, Special::NegativeZeroNan),
-            T::F8e4m3fnuz => small(&literal.f8e4m3fnuzs, 4, 3, 8, Special::NegativeZeroNan),
-            T::F4e2m1fn => small(&literal.f4e2m1fns, 2, 1, 1, Special::None),
-            T::F6e3m2fn => small(&literal.f6e3m2fns, 3, 2, 3, Special::None),
-            T::F6e2m3fn => small(&literal.f6e2m3fns, 2, 3, 1, Special::None),
-            T::F8e8m0fnu => Elements::Small {
-                bytes: &literal.f8e8m0fnus,
-                float: SmallFloat {
-                    exponent_bits: 8,
-                    mantissa_bits: 0,
-                    bias: 127,
-                    unsigned: true,
-                    special: Special::AllOnesNan,
-                },
-            },
+            T::F8e5m2 => small(&literal.f8e5m2s)?,
+            T::F8e4m3 => small(&literal.f8e4m3s)?,
+            T::F8e4m3fn => small(&literal.f8e4m3fns)?,
+            T::F8e4m3b11fnuz => small(&literal.f8e4m3b11fnuzs)?,
+            T::F8e3m4 => small(&literal.f8e3m4s)?,
+            T::F8e5m2fnuz => small(&literal.f8e5m2fnuzs)?,
+            T::F8e4m3fnuz => small(&literal.f8e4m3fnuzs)?,
+            T::F4e2m1fn => small(&literal.f4e2m1fns)?,
+            T::F6e3m2fn => small(&literal.f6e3m2fns)?,
+            T::F6e2m3fn => small(&literal.f6e2m3fns)?,
+            T::F8e8m0fnu => small(&literal.f8e8m0fnus)?,
             T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => return None,
         };
         (elements.len() >= count).then_some(elements)
@@ -293,7 +283,7 @@ pub(super) fn element_count(shape: &ShapeProto) -> Option<usize> {
 }
 
 /// Distance in memory of neighbours along each dimension.
-fn strides(shape: &ShapeProto) -> Vec<usize> {
+pub(in crate::hlo) fn strides(shape: &ShapeProto) -> Vec<usize> {
     let rank = shape.dimensions.len();
     let mut strides = vec![0; rank];
     let mut stride = 1usize;

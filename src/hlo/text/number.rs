@@ -5,7 +5,7 @@ use std::fmt::Write;
 use half::{bf16, f16};
 
 /// Appends `value` as `printf("%.*g", digits, value)` does. NaN and infinities are the caller's business.
-fn write_general(out: &mut String, value: f64, digits: usize) {
+pub(super) fn write_general(out: &mut String, value: f64, digits: usize) {
     let digits = digits.max(1);
     let scientific = format!("{value:.precision$e}", precision = digits - 1);
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
@@ -40,7 +40,7 @@ fn write_special(out: &mut String, value: f64) -> bool {
 }
 
 /// A NaN's payload is printed unless it is the one that the plain word "nan" reads back as.
-fn write_payload(out: &mut String, payload: u64, quiet: u64) {
+pub(super) fn write_payload(out: &mut String, payload: u64, quiet: u64) {
     if payload != quiet {
         let _ = write!(out, "(0x{payload:x})");
     }
@@ -107,76 +107,6 @@ pub(super) fn write_bf16(out: &mut String, value: bf16) {
 pub(super) fn write_short(out: &mut String, value: f64) {
     if !write_special(out, value) {
         write_general(out, value, 6);
-    }
-}
-
-/// What the bits of a float type of at most 8 bits mean.
-pub(super) struct SmallFloat {
-    pub(super) exponent_bits: u32,
-    pub(super) mantissa_bits: u32,
-    pub(super) bias: i32,
-    /// No sign bit (only F8E8M0FNU).
-    pub(super) unsigned: bool,
-    pub(super) special: Special,
-}
-
-/// Which bit patterns of a small float are not numbers.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Special {
-    /// The largest exponent holds infinities and NaNs, as in IEEE 754.
-    Ieee,
-    /// All exponent and mantissa bits set is NaN; there are no infinities ("FN").
-    AllOnesNan,
-    /// Negative zero is the only NaN ("FNUZ").
-    NegativeZeroNan,
-    /// Every pattern is a number.
-    None,
-}
-
-impl SmallFloat {
-    /// Digits that tell any two values apart, as the C++ `max_digits10`.
-    fn digits(&self) -> usize {
-        1 + (f64::from(self.mantissa_bits + 1) * std::f64::consts::LOG10_2).ceil() as usize
-    }
-
-    /// Appends the value of `bits`.
-    pub(super) fn write(&self, out: &mut String, bits: u8) {
-        let bits = u32::from(bits);
-        let mantissa_mask = (1u32 << self.mantissa_bits) - 1;
-        let exponent_mask = (1u32 << self.exponent_bits) - 1;
-        let mantissa = bits & mantissa_mask;
-        let exponent = (bits >> self.mantissa_bits) & exponent_mask;
-        let negative = !self.unsigned && (bits >> (self.mantissa_bits + self.exponent_bits)) & 1 == 1;
-        let sign = if negative { "-" } else { "" };
-        match self.special {
-            Special::Ieee if exponent == exponent_mask => {
-                out.push_str(sign);
-                if mantissa == 0 {
-                    out.push_str("inf");
-                } else {
-                    out.push_str("nan");
-                    write_payload(out, u64::from(mantissa), 1 << (self.mantissa_bits - 1));
-                }
-                return;
-            }
-            Special::AllOnesNan if exponent == exponent_mask && mantissa == mantissa_mask => {
-                out.push_str(sign);
-                out.push_str("nan");
-                return;
-            }
-            Special::NegativeZeroNan if negative && exponent == 0 && mantissa == 0 => {
-                out.push_str("-nan");
-                return;
-            }
-            _ => {}
-        }
-        let fraction = f64::from(mantissa) / f64::from(1u32 << self.mantissa_bits);
-        let magnitude = if exponent == 0 && !self.unsigned {
-            fraction * 2f64.powi(1 - self.bias)
-        } else {
-            (1.0 + fraction) * 2f64.powi(exponent as i32 - self.bias)
-        };
-        write_general(out, if negative { -magnitude } else { magnitude }, self.digits());
     }
 }
 

@@ -125,7 +125,8 @@ fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
         // The longest proportion in a row of these; one more tile joins the row while that falls.
         let worst = |row: &[f64]| {
             let sum: f64 = row.iter().sum::<f64>() * scale;
-            let extreme = |size: f64| (side * side * size * scale / (sum * sum)).max(sum * sum / (side * side * size * scale));
+            let extreme =
+                |size: f64| (side * side * size * scale / (sum * sum)).max(sum * sum / (side * side * size * scale));
             row.iter().map(|&size| extreme(size)).fold(0.0, f64::max)
         };
         let mut last = first + 1;
@@ -161,8 +162,9 @@ fn treemap(rows: &[(&CostRow, f64)], all: f64, prefix: &str, timed: bool) -> Str
         weights.push(others);
     }
     let areas = squarified(&weights, Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT });
-    let mut svg =
-        format!("<svg class=\"chart\" id=\"treemap\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"cost by scope\">\n");
+    let mut svg = format!(
+        "<svg class=\"chart\" id=\"treemap\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"cost by scope\">\n"
+    );
     for (index, area) in areas.iter().enumerate() {
         let row = shown.get(index).map(|(row, _)| *row);
         let name = row.map_or("all others", |row| row.scope.strip_prefix(prefix).unwrap_or(&row.scope));

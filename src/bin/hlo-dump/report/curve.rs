@@ -25,8 +25,10 @@ pub struct LiveBuffer {
 /// Bytes that are live along the schedule.
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
-    /// Live bytes at each position of the schedule, arguments and outputs included.
+    /// Live bytes at each step of the schedule, or the most in several steps: arguments and outputs included.
     pub live: Vec<u64>,
+    /// Instructions of the schedule.
+    pub steps: u64,
     /// What runs at each position; or nothing, where that is not known.
     pub names: Vec<String>,
     /// Bytes that are live all along: arguments, and outputs in their own buffers.
@@ -157,7 +159,7 @@ fn drawing(curve: &Curve) -> String {
         svg,
         "<text class=\"tick\" x=\"{LEFT}\" y=\"{}\">first of {} instructions</text><text class=\"tick end\" x=\"{WIDTH}\" y=\"{}\">last</text>",
         HEIGHT - 8.0,
-        thousands(curve.live.len() as u64),
+        thousands(curve.steps),
         HEIGHT - 8.0
     );
     svg.push_str("<g id=\"memory-cursor\"></g></svg>\n");

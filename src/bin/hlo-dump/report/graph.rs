@@ -51,7 +51,9 @@ pub fn render(report: &Report) -> String {
     }
     let more = match report.scopes.left_out {
         0 => String::new(),
-        count => format!("<p class=\"note\">{count} scopes with the fewest instructions are shown in those around them.</p>"),
+        count => {
+            format!("<p class=\"note\">{count} scopes with the fewest instructions are shown in those around them.</p>")
+        }
     };
     let body = format!(
         "<div class=\"tools\"><button type=\"button\" data-levels=\"1\">close all</button>\

@@ -151,7 +151,10 @@ mod tests {
         assert_eq!(text, "<script type=\"application/json\" id=\"d\">\"\\u003c/script>\\u003c!--\"</script>\n");
         let cells = [vec![Cell::code("<i>"), Cell::number(2.0, "2<")]];
         let table = table("t", &["<x>", "n"], &cells, 5);
-        assert!(table.contains("<code>&lt;i&gt;</code>") && table.contains("2&lt;") && table.contains("&lt;x&gt;"), "{table}");
+        assert!(
+            table.contains("<code>&lt;i&gt;</code>") && table.contains("2&lt;") && table.contains("&lt;x&gt;"),
+            "{table}"
+        );
     }
 
     #[test]

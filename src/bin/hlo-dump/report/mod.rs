@@ -9,7 +9,7 @@
 mod collectives;
 mod costs;
 mod curve;
-pub mod gather;
+mod gather;
 mod graph;
 mod html;
 mod lanes;
@@ -18,7 +18,14 @@ mod shardings;
 
 use std::fmt::Write;
 
+use anyhow::{Context, Result};
+use meshloom::hlo::analysis::Chip;
+use serde::Serialize;
+
 use self::html::escape;
+use crate::arguments;
+use crate::input::{Described, load};
+use crate::output;
 
 pub use self::collectives::CollectiveRow;
 pub use self::costs::{CostRow, Limit};
@@ -74,6 +81,28 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    output: String,
+    bytes: usize,
+}
+
+/// The command.
+pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
+    let chip = Chip::parse(&arguments.chip)?;
+    let loaded = load(&arguments.input)?;
+    let page = render(&gather::report(&loaded, chip));
+    let name = arguments.output.display().to_string();
+    std::fs::write(&arguments.output, &page).with_context(|| format!("cannot write {name}"))?;
+    if json {
+        return output::json("report", &Answer { input: loaded.describe(), output: name, bytes: page.len() });
+    }
+    output::line(&format!("{name}: {}", output::bytes(page.len() as u64)));
+    Ok(())
+}
+
 /// The page.
 pub fn render(report: &Report) -> String {
     let parts = [
@@ -85,7 +114,8 @@ pub fn render(report: &Report) -> String {
         graph::render(report),
         shardings::render(report),
     ];
-    let parts: Vec<(&str, &str, String)> = PARTS.iter().zip(parts).map(|(&(id, title), body)| (id, title, body)).collect();
+    let parts: Vec<(&str, &str, String)> =
+        PARTS.iter().zip(parts).map(|(&(id, title), body)| (id, title, body)).collect();
     let mut page = String::with_capacity(parts.iter().map(|part| part.2.len()).sum::<usize>() + 32_000);
     // Writing to a string does not fail.
     let _ = write!(

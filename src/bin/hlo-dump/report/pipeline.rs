@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::html::{escape, section};
 use super::Report;
+use super::html::{escape, section};
 use crate::output::human_bytes;
 
 /// A loop that hands values on from stage to stage.
@@ -154,7 +154,10 @@ fn grid(pipeline: &Pipeline) -> String {
     svg.push_str("</svg>\n");
     let cut = pipeline.loops.iter().any(|it| it.iterations > MOST_COLUMNS) || pipeline.stages > MOST_ROWS;
     if cut {
-        let _ = writeln!(svg, "<p class=\"note\">Only the first {MOST_COLUMNS} iterations and {MOST_ROWS} stages are drawn.</p>");
+        let _ = writeln!(
+            svg,
+            "<p class=\"note\">Only the first {MOST_COLUMNS} iterations and {MOST_ROWS} stages are drawn.</p>"
+        );
     }
     svg
 }
@@ -213,7 +216,8 @@ mod tests {
     fn microbatches_fill_and_drain() {
         let schedule = |backward| {
             let found = PipelineLoop { iterations: 5, backward, ..PipelineLoop::default() };
-            let cell = |stage, iteration| found.microbatch(3, stage, iteration).map_or(".".to_owned(), |it| it.to_string());
+            let cell =
+                |stage, iteration| found.microbatch(3, stage, iteration).map_or(".".to_owned(), |it| it.to_string());
             (0..3).map(|stage| (0..5).map(|iteration| cell(stage, iteration)).collect::<String>()).collect::<Vec<_>>()
         };
         assert_eq!(schedule(false), ["012..", ".012.", "..012"]);

@@ -15,7 +15,7 @@
     return value.toFixed(digits) + " " + (power ? units[power - 1] : "") + unit;
   };
   const bytes = value => value < 1024 ? value + " B" : scaled(value, 1024, ["Ki", "Mi", "Gi", "Ti", "Pi"], "B");
-  const operations = value => scaled(value, 1000, ["k", "M", "G", "T", "P", "E"], "op").trim();
+  const operations = value => scaled(value, 1000, ["k", "M", "G", "T", "P", "E"], "FLOP").trim();
 
   // Tables: a filter, and columns that sort.
   for (const input of document.querySelectorAll("input[data-table]")) {

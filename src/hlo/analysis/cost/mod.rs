@@ -40,6 +40,8 @@ use super::walk::{Place, Via, Walk};
 use crate::hlo::proto::HloModuleProto;
 use crate::partition::Amount;
 
+pub(super) use work::is_by_element;
+
 pub use roofline::{Bound, Roofline, Seconds};
 
 /// Operations and bytes. Numbers that are too large stay at the largest.

@@ -370,6 +370,7 @@ fn is_free(opcode: &str) -> bool {
     ) || opcode.ends_with("-done")
 }
 
+/// Whether an opcode is a transcendental function of each element.
 fn is_transcendental(opcode: &str) -> bool {
     matches!(
         opcode,
@@ -398,6 +399,7 @@ fn is_transcendental(opcode: &str) -> bool {
     )
 }
 
+/// Whether an opcode is arithmetic or logic on each element.
 fn is_elementwise(opcode: &str) -> bool {
     matches!(
         opcode,
@@ -436,6 +438,11 @@ fn is_elementwise(opcode: &str) -> bool {
             | "subtract"
             | "xor"
     )
+}
+
+/// Whether an opcode computes each element of its result from the same elements of its operands.
+pub(in crate::hlo::analysis) fn is_by_element(opcode: &str) -> bool {
+    is_elementwise(opcode) || is_transcendental(opcode)
 }
 
 /// A product of the contracted sizes for each element of the result, each a multiplication and an addition.

@@ -1,58 +1,45 @@
-//! Reads a [`Report`] off a module.
+//! Reads a [`Report`] off an input.
 
 mod memory;
 mod pipelines;
 mod schedule;
 mod scopes;
+mod shardings;
 
+use meshloom::hlo::analysis::cost::{Bound, ScopeCost};
 use meshloom::hlo::analysis::{
-    Chip, CostOptions, Devices, ModuleCollective, ModuleCollectives, ModuleCost, Sources, ValueSharding, Walk,
-    collectives_of_walk, cost_of_walk, shardings,
+    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, Sources, Walk, collectives_of_walk,
+    cost_of_walk,
 };
-use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::Amount;
 use meshloom::sharding::Mesh;
 
-use super::{CollectiveRow, CostRow, Figure, Limit, Report, ShardingRow};
+use super::{CollectiveRow, CostRow, Figure, Limit, Report};
+use crate::input::Loaded;
 use crate::output::{amount, human_bytes, human_count, seconds, thousands};
 
-/// A module, and what is known of it beside.
-pub struct Subject<'a> {
-    /// Where it comes from: file, form.
-    pub description: String,
-    pub module: &'a HloModuleProto,
-    pub mesh: Option<&'a Mesh>,
-    pub devices: Devices,
-    /// The chip whose times are estimated.
-    pub chip: Option<&'a Chip>,
-    /// How values are sharded, where that is known better than the module says it.
-    pub shardings: Option<Vec<ShardingRow>>,
-}
-
-pub fn report(subject: &Subject<'_>) -> Report {
-    let walk = Walk::of(subject.module);
-    let sources = Sources::of(subject.module);
-    let options = CostOptions::devices(subject.devices);
-    let cost = cost_of_walk(&walk, sources, &subject.chip.map_or(options, |chip| options.on(chip)));
-    let mut collectives = collectives_of_walk(&walk, sources, subject.devices);
-    if let Some(mesh) = subject.mesh {
-        collectives = collectives.along(mesh);
-    }
-    let memory = memory::curve(subject, &walk);
-    let mesh = subject.mesh.map(axes_of).unwrap_or_default();
+/// What the page shows of an input, with times of a chip.
+pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
+    let walk = Walk::of(&loaded.module);
+    let sources = Sources::of(&loaded.module);
+    let cost = cost_of_walk(&walk, sources, &CostOptions::devices(loaded.devices).on(chip));
+    let found = collectives_of_walk(&walk, sources, loaded.devices);
+    let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
+    let (memory, memory_note) = memory::curve(loaded, chip);
+    let peak = memory.as_ref().map(|memory| memory.peak);
     Report {
-        title: subject.module.name.clone(),
-        subtitle: subject.description.clone(),
-        figures: figures(subject, &cost, &collectives, memory.as_ref().map(|memory| memory.peak)),
-        pipelines: pipelines::pipelines(subject, &walk, &collectives),
-        lanes: subject.chip.and_then(|chip| schedule::lanes(chip, &walk, &cost, &collectives)),
+        title: loaded.module.name.clone(),
+        subtitle: format!("{}: {}", loaded.name, loaded.title()),
+        mesh: loaded.mesh.as_ref().map(axes_of).unwrap_or_default(),
+        figures: figures(loaded, chip, &cost, &collectives, peak),
+        pipelines: pipelines::pipelines(loaded, &walk, &collectives),
+        lanes: schedule::lanes(chip, &walk, &cost, &collectives),
         collectives: collectives.entries.iter().map(collective_row).collect(),
         memory,
-        costs: cost_rows(&cost),
-        scopes: scopes::tree(subject.module, &walk, &cost),
-        shardings: subject.shardings.clone().unwrap_or_else(|| sharding_rows(&shardings(subject.module, subject.mesh))),
-        notes: notes(&cost),
-        mesh,
+        costs: cost.scopes.iter().map(cost_row).collect(),
+        scopes: scopes::tree(&loaded.module.name, &walk, &cost),
+        shardings: shardings::rows(loaded),
+        notes: notes(&cost).into_iter().chain(memory_note).collect(),
     }
 }
 
@@ -85,20 +72,18 @@ fn collective_row(entry: &ModuleCollective) -> CollectiveRow {
     }
 }
 
-fn cost_rows(cost: &ModuleCost) -> Vec<CostRow> {
-    let row = |scope: &meshloom::hlo::analysis::cost::ScopeCost| CostRow {
+fn cost_row(scope: &ScopeCost) -> CostRow {
+    CostRow {
         scope: scope.scope.clone(),
         flops: scope.total.flops as f64,
         memory_bytes: scope.total.bytes(),
         link_bytes: scope.total.link_bytes,
         seconds: scope.seconds.map(|seconds| seconds.serial),
         limit: scope.seconds.map_or(Limit::Unknown, |seconds| limit(seconds.bound())),
-    };
-    cost.scopes.iter().map(row).collect()
+    }
 }
 
-fn limit(bound: meshloom::hlo::analysis::cost::Bound) -> Limit {
-    use meshloom::hlo::analysis::cost::Bound;
+fn limit(bound: Bound) -> Limit {
     match bound {
         Bound::Compute => Limit::Compute,
         Bound::Memory => Limit::Memory,
@@ -106,43 +91,26 @@ fn limit(bound: meshloom::hlo::analysis::cost::Bound) -> Limit {
     }
 }
 
-fn sharding_rows(found: &[ValueSharding]) -> Vec<ShardingRow> {
-    use meshloom::hlo::analysis::ShardedValue;
-    let row = |value: &ValueSharding| {
-        let kind = match value.value {
-            ShardedValue::Argument => "argument",
-            ShardedValue::Result => "result",
-            ShardedValue::Value => "annotated",
-        };
-        let source = value.source.as_ref().map(|source| format!(" at {source}")).unwrap_or_default();
-        ShardingRow {
-            value: value.name.clone(),
-            shape: value.shape.clone(),
-            sharding: value.to_string(),
-            device_bytes: value.device_bytes,
-            whole_bytes: value.whole_bytes,
-            origin: format!("{kind}{source}"),
-        }
-    };
-    found.iter().map(row).collect()
-}
-
 fn figures(
-    subject: &Subject<'_>,
+    loaded: &Loaded,
+    chip: &Chip,
     cost: &ModuleCost,
     collectives: &ModuleCollectives,
     peak: Option<u64>,
 ) -> Vec<Figure> {
-    let count = subject.devices.replicas.saturating_mul(subject.devices.partitions);
-    let instructions: usize = subject.module.computations.iter().map(|it| it.instructions.len()).sum();
+    let instructions: usize = loaded.module.computations.iter().map(|it| it.instructions.len()).sum();
     let moved = collectives.moved_bytes();
     let figure = |label, value: String, detail: String| Figure { label, value, detail };
     let mut figures = vec![
-        figure("devices", thousands(count), subject.mesh.map_or("no mesh is named".to_owned(), Mesh::to_string)),
+        figure(
+            "devices",
+            thousands(loaded.device_count()),
+            loaded.mesh.as_ref().map_or("no mesh is named".to_owned(), Mesh::to_string),
+        ),
         figure(
             "instructions",
             thousands(instructions as u64),
-            format!("in {} computations", thousands(subject.module.computations.len() as u64)),
+            format!("in {} computations", thousands(loaded.module.computations.len() as u64)),
         ),
         figure(
             "operations",
@@ -152,8 +120,8 @@ fn figures(
         figure("moved", bytes_of(moved), format!("sent by one device in {} runs", amount(collectives.executions()))),
     ];
     if let Some(peak) = peak {
-        let share = subject.chip.and_then(Chip::device_memory).map(|memory| 100.0 * peak as f64 / memory as f64);
-        let of = share.zip(subject.chip).map(|(share, chip)| format!(", {share:.1} % of a {}", chip.name));
+        let share = chip.device_memory().map(|memory| 100.0 * peak as f64 / memory as f64);
+        let of = share.map(|share| format!(", {share:.1} % of a {}", chip.name));
         figures.push(figure(
             "peak memory",
             human_bytes(peak),
@@ -194,7 +162,10 @@ fn notes(cost: &ModuleCost) -> Vec<String> {
     }
     for call in assumed.unknown_calls.iter().take(8) {
         let times = if call.instructions == 1 { String::new() } else { format!(" ({} of them)", call.instructions) };
-        notes.push(format!("What custom call {}{times} computes is not known: its operations do not count.", call.target));
+        notes.push(format!(
+            "What custom call {}{times} computes is not known: its operations do not count.",
+            call.target
+        ));
     }
     notes
 }

@@ -3,12 +3,12 @@
 use meshloom::hlo::analysis::{ModuleCollective, ModuleCollectives, Via, Walk};
 use rustc_hash::FxHashSet;
 
-use super::Subject;
+use crate::input::Loaded;
 use crate::report::{Pipeline, PipelineLoop};
 
 /// Loops in whose body a permute goes one step along one axis. Those of the same axis that follow each other are one pipeline.
-pub fn pipelines(subject: &Subject<'_>, walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeline> {
-    let Some(mesh) = subject.mesh else { return Vec::new() };
+pub fn pipelines(loaded: &Loaded, walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeline> {
+    let Some(mesh) = &loaded.mesh else { return Vec::new() };
     let mut found: Vec<Pipeline> = Vec::new();
     let mut seen: FxHashSet<(&str, bool)> = FxHashSet::default();
     for entry in &collectives.entries {

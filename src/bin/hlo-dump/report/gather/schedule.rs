@@ -16,12 +16,7 @@ use crate::report::{Lane, LoopSpan, Span, StepLanes};
 /// Deeper nests of loops and calls than any compiler makes.
 const DEEPEST: usize = 64;
 
-pub fn lanes(
-    chip: &Chip,
-    walk: &Walk<'_>,
-    cost: &ModuleCost,
-    collectives: &ModuleCollectives,
-) -> Option<StepLanes> {
+pub fn lanes(chip: &Chip, walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives) -> Option<StepLanes> {
     cost.roofline.as_ref()?;
     let planner = Planner::of(walk, cost, collectives);
     let plan = planner.place(0, 0);
@@ -142,7 +137,8 @@ impl<'a> Planner<'a> {
 
     /// A loop: its body and condition, as wide as all iterations.
     fn fold_loop(&self, clock: &mut Clock, instruction: &HloInstructionProto, called: &[usize], depth: usize) {
-        let via = |callee: usize| self.walk.places().get(callee).and_then(|place| place.caller).map(|caller| caller.via);
+        let via =
+            |callee: usize| self.walk.places().get(callee).and_then(|place| place.caller).map(|caller| caller.via);
         let Some(&body) = called.iter().find(|&&callee| via(callee) == Some(Via::LoopBody)) else { return };
         let iterations = self.walk.trip_count(body);
         let plan = self.place(body, depth + 1);
@@ -163,7 +159,13 @@ impl<'a> Planner<'a> {
             start: 0.0,
             end: time,
             label: entry.kind.name().to_owned(),
-            detail: format!("{} over {}: sends {moved} in {}{halves}\n{}", entry.name, axes_text(entry), seconds(time), entry.op_name),
+            detail: format!(
+                "{} over {}: sends {moved} in {}{halves}\n{}",
+                entry.name,
+                axes_text(entry),
+                seconds(time),
+                entry.op_name
+            ),
             ..Span::default()
         }
     }
@@ -241,9 +243,11 @@ impl Clock {
     fn append(&mut self, plan: Plan, times: f64, loops: usize) {
         let start = self.now;
         let moved = |time: f64| start + time * times;
-        self.plan.spans.extend(plan.spans.into_iter().map(|(lane, span)| {
-            (lane, Span { start: moved(span.start), end: moved(span.end), ..span })
-        }));
+        self.plan.spans.extend(
+            plan.spans
+                .into_iter()
+                .map(|(lane, span)| (lane, Span { start: moved(span.start), end: moved(span.end), ..span })),
+        );
         self.plan.loops.extend(plan.loops.into_iter().map(|it| LoopSpan {
             start: moved(it.start),
             end: moved(it.end),

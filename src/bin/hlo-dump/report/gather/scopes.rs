@@ -1,7 +1,6 @@
 //! The tree of scopes, with what flows between those of one parent.
 
 use meshloom::hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
-use meshloom::hlo::proto::HloModuleProto;
 use rustc_hash::FxHashMap;
 
 use crate::report::{Edge, Scope, ScopeTree};
@@ -16,7 +15,7 @@ const NAMELESS: &str = "(no scope)";
 /// What is in a scope beside the scopes in it.
 const OWN: &str = "(ops here)";
 
-pub fn tree(module: &HloModuleProto, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
+pub fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
     let all = scope_graph(walk, 0);
     // As deep as is still few enough.
     let cut = |depth: &usize| scope_graph(walk, *depth);
@@ -26,7 +25,7 @@ pub fn tree(module: &HloModuleProto, walk: &Walk<'_>, cost: &ModuleCost) -> Scop
     };
     let (depth, graph) = graph.map_or((0, None), |depth| (depth, Some(scope_graph(walk, depth))));
     let left_out = graph.as_ref().map_or(0, |graph| all.nodes.len() - graph.nodes.len());
-    let mut builder = Builder::of(&module.name, graph.as_ref().unwrap_or(&all));
+    let mut builder = Builder::of(name, graph.as_ref().unwrap_or(&all));
     for scope in &cost.scopes {
         let path = meshloom::hlo::analysis::scopes::levels(&scope.scope, depth);
         builder.add_cost(path, &scope.total, scope.seconds.map(|seconds| seconds.serial));
@@ -170,7 +169,6 @@ fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
             }
         }
     }
-    tree.edges =
-        edges.into_iter().map(|edge| Edge { from: places[edge.from], to: places[edge.to], ..edge }).collect();
+    tree.edges = edges.into_iter().map(|edge| Edge { from: places[edge.from], to: places[edge.to], ..edge }).collect();
     tree
 }

@@ -1,0 +1,87 @@
+//! What is wrong with a text, and where.
+
+use std::fmt;
+
+/// Columns of the source line that an excerpt shows at most: lines of HLO may have megabytes.
+const EXCERPT_WIDTH: usize = 120;
+
+/// Of them, those before the place of the error.
+const EXCERPT_BEFORE: usize = 60;
+
+/// Why a text is not a module.
+///
+/// Its `Display` has the place, what was expected, and the line with a mark under the place:
+///
+/// ```text
+/// line 3, column 20: unknown opcode "ad" (did you mean "add"?)
+///   ROOT %c = f32[4] ad(%a, %b)
+///                    ^
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseError {
+    /// Counted from 1.
+    pub line: usize,
+    /// In characters, counted from 1.
+    pub column: usize,
+    /// What was expected and what was found, lowercase, without the place.
+    pub message: String,
+    /// The line, shortened around the place where it is long, and below it a caret.
+    pub excerpt: String,
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "line {}, column {}: {}\n{}", self.line, self.column, self.message, self.excerpt)
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+impl ParseError {
+    /// An error at a byte of `text`, which need not be UTF-8.
+    pub(super) fn locate(text: &[u8], position: usize, message: String) -> Self {
+        let position = position.min(text.len());
+        let before = &text[..position];
+        let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        let line_end = text[position..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |end| position + end);
+        let column = 1 + String::from_utf8_lossy(&text[line_start..position]).chars().count();
+        let excerpt = excerpt(&text[line_start..line_end], position - line_start);
+        ParseError { line, column, message, excerpt }
+    }
+}
+
+/// The part of a line around `position`, and the caret below it.
+fn excerpt(line: &[u8], position: usize) -> String {
+    let start = if position > EXCERPT_BEFORE { position - EXCERPT_BEFORE } else { 0 };
+    let end = line.len().min(start + EXCERPT_WIDTH);
+    let visible = |bytes: &[u8]| -> String {
+        // Control characters would move the caret.
+        String::from_utf8_lossy(bytes).chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    };
+    let mut text = String::from(if start > 0 { "..." } else { "" });
+    text.push_str(&visible(&line[start..position]));
+    let caret = text.chars().count();
+    text.push_str(&visible(&line[position..end.max(position)]));
+    if end < line.len() {
+        text.push_str("...");
+    }
+    text.push('\n');
+    text.extend(std::iter::repeat_n(' ', caret));
+    text.push('^');
+    text
+}
+
+/// An error before its place is known as a line: those are counted once, when parsing has failed.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) position: usize,
+    pub(super) message: String,
+}
+
+/// Boxed, so that the results of the many small functions stay small.
+pub(super) type Result<T> = std::result::Result<T, Box<Fault>>;
+
+pub(super) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {
+    Err(Box::new(Fault { position, message: message.into() }))
+}

@@ -1,0 +1,335 @@
+//! The module: its header, the tables of stack frames, its computations, and what follows from all of them.
+
+use std::collections::BTreeMap;
+
+use super::error::{Result, fault};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{Parser, order};
+use crate::hlo::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
+use crate::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use crate::hlo::proto::hlo_schedule_proto::InstructionSequence;
+use crate::hlo::proto::original_value_recovery_table_proto::Entry;
+use crate::hlo::proto::stack_frame_index_proto::{FileLocation, StackFrame};
+use crate::hlo::proto::{
+    FrontendAttributes, HloBufferDonorProto, HloComputationProto, HloInputOutputAliasProto, HloModuleConfigProto,
+    HloModuleProto, HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto,
+    StackFrameIndexProto,
+};
+use crate::suggest::did_you_mean;
+
+const HEADER: &[&str] = &[
+    "is_scheduled",
+    "replica_count",
+    "num_partitions",
+    "input_output_alias",
+    "buffer_donor",
+    "alias_passthrough_params",
+    "entry_computation_layout",
+    "frontend_attributes",
+    "allow_spmd_sharding_propagation_to_parameters",
+    "allow_spmd_sharding_propagation_to_output",
+    "origin_recovery_table",
+];
+
+/// What the header says and what is known only with the computations.
+struct Header {
+    module: HloModuleProto,
+    config: HloModuleConfigProto,
+    is_scheduled: bool,
+}
+
+impl Parser<'_> {
+    /// The whole text.
+    pub(super) fn module(&mut self) -> Result<HloModuleProtoWithConfig> {
+        let mut header = Header {
+            module: HloModuleProto::default(),
+            config: HloModuleConfigProto { replica_count: 1, num_partitions: 1, ..Default::default() },
+            is_scheduled: false,
+        };
+        let has_header = self.lexer.eat_word("HloModule");
+        if has_header {
+            header.module.name = self.lexer.name("the name of the module")?.to_string();
+            self.header(&mut header)?;
+        } else if !self.is_computation_next() {
+            self.single_instruction()?;
+        }
+        let mut entry = None;
+        while !self.lexer.is_at_end() {
+            let start = self.lexer.here();
+            if self.lexer.eat_word("FileNames") {
+                header.module.stack_frame_index = Some(self.stack_frame_index()?);
+            } else if self.computation()? && entry.replace(self.computations.len() - 1).is_some() {
+                return fault(start, "there are two ENTRY computations");
+            }
+        }
+        if self.computations.is_empty() {
+            return self.lexer.unexpected("a computation");
+        }
+        self.finish(header, entry, has_header)
+    }
+
+    /// Whether a computation starts here, and not an instruction that stands alone.
+    fn is_computation_next(&mut self) -> bool {
+        let mut ahead = self.lexer.clone();
+        ahead.is_at_end()
+            || ahead.eat_word("ENTRY")
+            || ahead.name("").is_ok() && matches!(ahead.peek(), Some(b'(' | b'{')) && !self.is_shape_next()
+    }
+
+    /// One instruction, alone, with the shapes of its operands: they become the parameters of the entry.
+    fn single_instruction(&mut self) -> Result<()> {
+        self.lexer.unexpected("HloModule, ENTRY or the name of a computation")
+    }
+
+    fn header(&mut self, header: &mut Header) -> Result<()> {
+        let mut seen: Vec<&str> = Vec::new();
+        while self.lexer.eat(b',') {
+            let start = self.lexer.here();
+            let name = self.lexer.attribute_name()?;
+            if seen.contains(&name) {
+                return fault(start, format!("attribute {name} is here twice"));
+            }
+            seen.push(name);
+            let Header { module, config, is_scheduled } = header;
+            match name {
+                "is_scheduled" => *is_scheduled = self.lexer.boolean()?,
+                "replica_count" => config.replica_count = self.lexer.integer()?,
+                "num_partitions" => {
+                    config.num_partitions = self.lexer.integer()?;
+                    config.use_spmd_partitioning = config.num_partitions != 1;
+                }
+                "input_output_alias" => module.input_output_alias = Some(self.input_output_alias()?),
+                "buffer_donor" => module.buffer_donor = Some(self.buffer_donor()?),
+                "alias_passthrough_params" => config.alias_passthrough_params = self.lexer.boolean()?,
+                "entry_computation_layout" => {
+                    self.lexer.expect(b'{', "before the layout of the entry")?;
+                    config.entry_computation_layout = Some(self.program_shape()?);
+                    self.lexer.expect(b'}', "after the layout of the entry")?;
+                }
+                "frontend_attributes" => {
+                    module.frontend_attributes = Some(FrontendAttributes { map: self.frontend_attributes()? });
+                }
+                "allow_spmd_sharding_propagation_to_parameters" => {
+                    config.allow_spmd_sharding_propagation_to_parameters = self.boolean_or_list()?;
+                }
+                "allow_spmd_sharding_propagation_to_output" => {
+                    config.allow_spmd_sharding_propagation_to_output = self.boolean_or_list()?;
+                }
+                "origin_recovery_table" => module.original_value_recovery_table = Some(self.recovery_table()?),
+                other => {
+                    let hint = did_you_mean(other, HEADER.iter().copied());
+                    return fault(start, format!("a module has no attribute \"{other}\"{hint}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn boolean_or_list(&mut self) -> Result<Vec<bool>> {
+        if self.lexer.peek() == Some(b'{') { self.booleans() } else { Ok(vec![self.lexer.boolean()?]) }
+    }
+
+    /// `{ {0}: (1, {}, may-alias) }`.
+    fn input_output_alias(&mut self) -> Result<HloInputOutputAliasProto> {
+        let mut entries = Vec::new();
+        self.list(b'{', b'}', |parser| {
+            let output_shape_index = parser.integers(b'{', b'}')?;
+            parser.lexer.expect(b':', "after the index of a result")?;
+            parser.lexer.expect(b'(', "before the parameter of an alias")?;
+            let parameter_number = parser.lexer.integer()?;
+            parser.lexer.expect(b',', "after the number of a parameter")?;
+            let parameter_shape_index = parser.integers(b'{', b'}')?;
+            let mut kind = Kind::MayAlias;
+            if parser.lexer.eat(b',') {
+                let start = parser.lexer.here();
+                kind = match parser.lexer.expect_word("may-alias or must-alias")? {
+                    "may-alias" => Kind::MayAlias,
+                    "must-alias" => Kind::MustAlias,
+                    other => return fault(start, format!("expected may-alias or must-alias, found \"{other}\"")),
+                };
+            }
+            parser.lexer.expect(b')', "after the parameter of an alias")?;
+            entries.push(AliasEntryProto {
+                output_shape_index,
+                parameter_number,
+                parameter_shape_index,
+                kind: kind.into(),
+            });
+            Ok(())
+        })?;
+        Ok(HloInputOutputAliasProto { entries })
+    }
+
+    /// `{ (0, {}), (1, {2}) }`.
+    fn buffer_donor(&mut self) -> Result<HloBufferDonorProto> {
+        let mut entries = Vec::new();
+        self.list(b'{', b'}', |parser| {
+            parser.lexer.expect(b'(', "before a parameter")?;
+            let parameter_number = parser.lexer.integer()?;
+            parser.lexer.expect(b',', "after the number of a parameter")?;
+            let parameter_shape_index = parser.integers(b'{', b'}')?;
+            parser.lexer.expect(b')', "after a parameter")?;
+            entries.push(BufferDonorEntryProto { parameter_number, parameter_shape_index });
+            Ok(())
+        })?;
+        Ok(HloBufferDonorProto { entries })
+    }
+
+    /// `{ {"old"} : {"new"}, "text of a module" ... }`: entries follow each other without a separator.
+    fn recovery_table(&mut self) -> Result<OriginalValueRecoveryTableProto> {
+        let mut entries = Vec::new();
+        self.lexer.expect(b'{', "before a recovery table")?;
+        while !self.lexer.eat(b'}') {
+            let old_original_array = self.original_array()?;
+            self.lexer.expect(b':', "between the arrays of a recovery table")?;
+            let new_original_array = self.original_array()?;
+            let mut recovery_module = None;
+            if self.lexer.eat(b',') {
+                let start = self.lexer.here();
+                let text = self.lexer.string()?;
+                let (limits, depth) = (self.limits, self.depth + 1);
+                let module = self.nested(|_| super::parse_at_depth(&text, limits, depth));
+                match module {
+                    Ok(module) => recovery_module = module.hlo_module,
+                    Err(inner) => return fault(start, format!("in the module in this string: {}", inner.message)),
+                }
+            }
+            entries.push(Entry { old_original_array, new_original_array, recovery_module });
+        }
+        Ok(OriginalValueRecoveryTableProto { entries })
+    }
+
+    /// The four tables, from after the title of the first.
+    fn stack_frame_index(&mut self) -> Result<StackFrameIndexProto> {
+        let mut index = StackFrameIndexProto { file_names: self.numbered_strings()?, ..Default::default() };
+        self.expect_title("FunctionNames")?;
+        index.function_names = self.numbered_strings()?;
+        self.expect_title("FileLocations")?;
+        while self.eat_number()? {
+            let mut location = FileLocation::default();
+            self.numbered_fields(|name, value| {
+                let field = match name {
+                    "file_name_id" => &mut location.file_name_id,
+                    "function_name_id" => &mut location.function_name_id,
+                    "line" => &mut location.line,
+                    "end_line" => &mut location.end_line,
+                    "column" => &mut location.column,
+                    "end_column" => &mut location.end_column,
+                    _ => return false,
+                };
+                *field = value;
+                true
+            })?;
+            index.file_locations.push(location);
+        }
+        self.expect_title("StackFrames")?;
+        while self.eat_number()? {
+            let mut frame = StackFrame::default();
+            self.numbered_fields(|name, value| {
+                match name {
+                    "file_location_id" => frame.file_location_id = value,
+                    // XLA numbers parents one higher in its text than in its protos.
+                    "parent_frame_id" => frame.parent_frame_id = value.saturating_sub(1),
+                    _ => return false,
+                }
+                true
+            })?;
+            index.stack_frames.push(frame);
+        }
+        Ok(index)
+    }
+
+    fn expect_title(&mut self, title: &str) -> Result<()> {
+        if self.lexer.eat_word(title) { Ok(()) } else { self.lexer.unexpected(title) }
+    }
+
+    /// Passes the number of an entry, if another entry follows.
+    fn eat_number(&mut self) -> Result<bool> {
+        if !matches!(self.lexer.peek(), Some(b'0'..=b'9')) {
+            return Ok(false);
+        }
+        self.lexer.integer().map(|_| true)
+    }
+
+    fn numbered_strings(&mut self) -> Result<Vec<String>> {
+        let mut strings = Vec::new();
+        while self.eat_number()? {
+            strings.push(self.lexer.string()?);
+        }
+        Ok(strings)
+    }
+
+    /// `{line=1 column=2}`, each handed to `set`, which says whether there is such a field.
+    fn numbered_fields(&mut self, mut set: impl FnMut(&str, i32) -> bool) -> Result<()> {
+        self.lexer.expect(b'{', "before the fields of an entry")?;
+        while !self.lexer.eat(b'}') {
+            self.lexer.eat(b',');
+            let start = self.lexer.here();
+            let name = self.lexer.attribute_name()?;
+            let value = self.lexer.small_integer()?;
+            if !set(name, value) {
+                return fault(start, format!("this table has no field \"{name}\""));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets what the text does not say in so many words.
+    fn finish(&mut self, header: Header, entry: Option<usize>, has_header: bool) -> Result<HloModuleProtoWithConfig> {
+        let Header { mut module, mut config, is_scheduled } = header;
+        module.computations = std::mem::take(&mut self.computations);
+        name_apart(&mut module.computations, &self.unnamed);
+        order::keep_order(&mut module.computations, &self.is_hidden);
+        // Without a mark the last computation is the entry.
+        let entry = entry.unwrap_or(module.computations.len() - 1);
+        let computation = &module.computations[entry];
+        module.entry_computation_id = computation.id;
+        module.entry_computation_name = computation.name.clone();
+        if !has_header {
+            module.name = format!("module_{}", computation.name);
+        }
+        let layout = config.entry_computation_layout.get_or_insert_with(|| {
+            let mut shape = computation.program_shape.clone().unwrap_or_default();
+            shape.parameter_names = Vec::new();
+            shape
+        });
+        let mut host_program_shape = layout.clone();
+        host_program_shape.parameter_names =
+            (0..host_program_shape.parameters.len()).map(|number| format!("p{number}")).collect();
+        module.host_program_shape = Some(host_program_shape);
+        if is_scheduled {
+            let scheduled = module.computations.iter().filter(|computation| !computation.is_fusion_computation);
+            let sequences: BTreeMap<i64, InstructionSequence> = scheduled
+                .map(|computation| {
+                    let instruction_ids = computation.instructions.iter().map(|instruction| instruction.id).collect();
+                    (computation.id, InstructionSequence { instruction_ids })
+                })
+                .collect();
+            module.schedule = Some(HloScheduleProto { sequences });
+        }
+        Ok(HloModuleProtoWithConfig { hlo_module: Some(module), config: Some(config) })
+    }
+}
+
+/// Adds numbers to the names that computations got here until no other computation has them.
+fn name_apart(computations: &mut [HloComputationProto], unnamed: &[usize]) {
+    if unnamed.is_empty() {
+        return;
+    }
+    let mut is_named = vec![true; computations.len()];
+    unnamed.iter().for_each(|&place| is_named[place] = false);
+    let named = computations.iter().zip(is_named).filter(|(_, is_named)| *is_named);
+    let mut taken: FxHashSet<String> = named.map(|(computation, _)| computation.name.clone()).collect();
+    let mut numbers: FxHashMap<String, usize> = FxHashMap::default();
+    for &place in unnamed {
+        let name = &mut computations[place].name;
+        let number = numbers.entry(name.clone()).or_default();
+        let mut candidate = name.clone();
+        while !taken.insert(candidate.clone()) {
+            *number += 1;
+            candidate = format!("{name}.{number}");
+        }
+        *name = candidate;
+    }
+}
