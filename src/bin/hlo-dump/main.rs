@@ -16,6 +16,7 @@ mod input;
 mod memory;
 mod output;
 mod replication;
+mod report;
 mod show;
 
 use std::process::ExitCode;
@@ -59,7 +60,7 @@ fn run(arguments: Arguments) -> Result<Outcome> {
         Command::Cost(cost) => cost::run(&cost, json)?,
         Command::Explain(explain) => explain::run(&explain, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
-        Command::Report(_) => anyhow::bail!("`report` is not built yet"),
+        Command::Report(report) => report::run(&report, json)?,
         Command::Compile(compile) => compile::run(&compile, json)?,
         Command::Check(check) => return check::run(&check, json),
         Command::Doctor(doctor) => doctor::run(&doctor, json)?,
