@@ -146,8 +146,8 @@ fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least
 
 fn describe(entry: &ModuleCollective) -> String {
     let bytes = entry.bytes.map_or("?".to_owned(), output::human_bytes);
-    let (kind, axes, times) = (entry.kind.name(), axes_text(entry), output::amount(entry.executions));
-    format!("{kind} over {axes}, {bytes}, {times} times: {}", where_from(entry))
+    let (kind, axes, times) = (entry.kind.name(), axes_text(entry), output::times(entry.executions));
+    format!("{kind} over {axes}, {bytes}, {times}: {}", where_from(entry))
 }
 
 fn print(check: &Verdict) {

@@ -222,12 +222,12 @@ pub fn print(entries: &[ModuleCollective], limit: usize) {
     table.limit(limit).print();
 }
 
-fn print_total(found: &ModuleCollectives, all: usize) {
+pub fn print_total(found: &ModuleCollectives, all: usize) {
     let of_all = if found.entries.len() == all { String::new() } else { format!(" of {all}") };
     line(&format!(
-        "{} collectives{of_all}, executed {} times; each device sends {}",
-        found.entries.len(),
-        amount(found.executions()),
+        "{}{of_all}, executed {}; each device sends {}",
+        output::plural(found.entries.len(), "collective"),
+        output::times(found.executions()),
         amount_of_bytes(found.moved_bytes())
     ));
     let unknown = found.entries.iter().filter(|entry| entry.executions == Amount::Unknown).count();

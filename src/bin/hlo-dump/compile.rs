@@ -14,8 +14,8 @@ use meshloom::pjrt::{
     CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Plugin, Topology, Wheel,
 };
 use meshloom::sharding::Mesh;
-use meshloom::train::StepAhead;
 use meshloom::train::config::RunConfig;
+use meshloom::train::{Stage, StepAhead};
 use prost::Message;
 use serde::Serialize;
 
@@ -61,6 +61,9 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     announce(&topology, &settings)?;
     let loaded = load(&input)?;
+    if loaded.module.schedule.is_some() {
+        output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
+    }
     let compiled = match &loaded.run {
         Some(run) => of_run(&run.config, &settings)?,
         None => of_module(&loaded, &topology, &settings, arguments.shardy)?,
@@ -69,7 +72,8 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
         write(path, &compiled.module)?;
     }
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
-    let after = Loaded { module, config: compiled.module.config.clone(), ..loaded };
+    let stage = loaded.stage.map(|_| Stage::Compiled);
+    let after = Loaded { module, config: compiled.module.config.clone(), stage, ..loaded };
     let found = collectives::of(&after);
     if json {
         return answer(&after, &compiled, &found);
@@ -249,12 +253,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     let mut entries = found.entries.clone();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
     collectives::print(&entries, limit);
-    line(&format!(
-        "{} collectives, executed {} times; each device sends {}",
-        found.entries.len(),
-        output::amount(found.executions()),
-        output::amount_of_bytes(found.moved_bytes())
-    ));
+    collectives::print_total(found, found.entries.len());
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {

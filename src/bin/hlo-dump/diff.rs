@@ -123,6 +123,7 @@ fn change(before: u64, after: u64) -> String {
 fn print_changes(changes: &ModuleDiff, limit: usize) {
     let count = |it: Occurrence| match it.count {
         0 => "-".to_owned(),
+        count if it.executions == count as u64 => count.to_string(),
         count => format!("{count} ({} times)", output::amount(it.executions)),
     };
     if !changes.collectives.is_empty() {

@@ -16,6 +16,8 @@ pub struct Chosen {
     pub file: PathBuf,
     /// The same module as a proto, if it lies there.
     pub proto: Option<PathBuf>,
+    /// The module before XLA did anything, which still says what the mesh was.
+    pub unoptimized: Option<PathBuf>,
     pub stage: Option<Stage>,
 }
 
@@ -55,12 +57,19 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         }
     };
     let Some(last) = found.iter().max_by(|a, b| (&a.point, a.is_text).cmp(&(&b.point, b.is_text))) else {
-        let points: Vec<_> = dumps.iter().map(|dump| dump.point.as_str()).collect();
+        let mut points: Vec<_> = dumps.iter().map(|dump| dump.point.as_str()).collect();
+        points.dedup();
         let dump = "XLA writes passes with --xla_dump_hlo_pass_re=.*";
         bail!("{name} has no such dump; there are: {} ({dump})", points.join(", "));
     };
+    let first = at_stage(dumps, Stage::Traced).into_iter().next().filter(|first| first.point != last.point);
     let proto = dumps.iter().find(|dump| dump.point == last.point && !dump.is_text && last.is_text);
-    Ok(Chosen { file: last.path.clone(), proto: proto.map(|dump| dump.path.clone()), stage })
+    Ok(Chosen {
+        file: last.path.clone(),
+        proto: proto.map(|dump| dump.path.clone()),
+        unoptimized: first.map(|dump| dump.path),
+        stage,
+    })
 }
 
 /// Files by the module they are of.

@@ -156,6 +156,11 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     }
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() })?;
     loaded.stage = chosen.stage;
+    if let (None, Some(unoptimized)) = (&loaded.mesh, chosen.unoptimized)
+        && let Ok(before) = read::read(&read_all(&unoptimized)?, &read::Limits::default())
+    {
+        loaded.mesh = mesh_of(&before.module).filter(|mesh| mesh.device_count() as u64 == loaded.device_count());
+    }
     Ok(loaded)
 }
 

@@ -144,6 +144,19 @@ pub fn thousands(count: u64) -> String {
     text
 }
 
+/// `1 collective`, `2 collectives`.
+pub fn plural(count: usize, what: &str) -> String {
+    format!("{} {what}{}", thousands(count as u64), if count == 1 { "" } else { "s" })
+}
+
+/// `once`, `32 times`.
+pub fn times(executions: Amount) -> String {
+    match executions {
+        Amount::Exactly(1) => "once".to_owned(),
+        executions => format!("{} times", amount(executions)),
+    }
+}
+
 /// A number of executions: `32`, `<= 32` where a branch may not be taken, `?` where it is not known.
 pub fn amount(amount: Amount) -> String {
     with_bound(amount, thousands)

@@ -4,9 +4,10 @@ use super::Form;
 use crate::hlo::proto::{
     HloComputationProto, HloInstructionProto, LiteralProto, LogicalBufferProto, OpSharding, ReplicaGroup, ShapeProto,
 };
-use crate::hlo::wire::fields;
+use crate::hlo::wire::{fields, fields_of_start};
 
-/// The form of a serialized message, by what its first fields hold; none where it is none of them.
+/// The form of a serialized message, by what its first fields hold; none where it is none of them. A file that is cut off is told
+/// by what is there of it.
 pub(super) fn of(bytes: &[u8]) -> Option<Form> {
     if is_module(bytes) {
         return Some(Form::Module);
@@ -14,9 +15,7 @@ pub(super) fn of(bytes: &[u8]) -> Option<Form> {
     let first = message(bytes, 1)?;
     if is_module(first) {
         let mut found = Form::HloProto;
-        for field in fields(bytes) {
-            // A file that is cut off is still told by what is there.
-            let Some(field) = field else { break };
+        for field in fields_of_start(bytes).map_while(|field| field) {
             match (field.number, field.bytes) {
                 // An HloProto has a message in field 3 and none in field 2; a snapshot has a number in field 3.
                 (2, Some(content)) if is_config(content) => found = Form::ModuleWithConfig,
@@ -30,13 +29,13 @@ pub(super) fn of(bytes: &[u8]) -> Option<Form> {
 }
 
 fn message(bytes: &[u8], number: u64) -> Option<&[u8]> {
-    fields(bytes).map_while(|field| field).find(|field| field.number == number)?.bytes
+    fields_of_start(bytes).map_while(|field| field).find(|field| field.number == number)?.bytes
 }
 
 /// Whether bytes begin as a module does: a name, and a computation with instructions, in whatever order.
 fn is_module(bytes: &[u8]) -> bool {
     let mut named = false;
-    for field in fields(bytes).map_while(|field| field).take(64) {
+    for field in fields_of_start(bytes).map_while(|field| field).take(64) {
         match (field.number, field.bytes) {
             // The names of module and entry.
             (1 | 2, Some(name)) if is_name(name) => named = true,
