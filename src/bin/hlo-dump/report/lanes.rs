@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::html::{escape, section, shortened, ticks};
+use super::html::{escape, fitting, section, shortened, ticks};
 use super::{Limit, Report};
 use crate::output::{seconds, thousands};
 
@@ -39,8 +39,9 @@ pub struct LoopSpan {
     pub end: f64,
     /// Loops around it.
     pub depth: usize,
-    /// Its name or scope.
+    /// Its name, and its scope.
     pub name: String,
+    pub path: String,
     /// How often it goes around; `None` where that is not known.
     pub iterations: Option<u64>,
 }
@@ -138,9 +139,10 @@ fn bracket(svg: &mut String, found: &LoopSpan, start: f64, end: f64, bottom: f64
     let y = 8.0 + found.depth as f64 * BRACKET;
     let width = (end - start).max(NARROWEST);
     let times = found.iterations.map_or("× ?".to_owned(), |count| format!("× {}", thousands(count)));
-    let name = format!("{times}  {}", found.name);
-    let fitting = shortened(&name, ((width - 12.0) / 6.4).max(0.0) as usize);
-    let text = if width > 40.0 { escape(&fitting) } else { String::new() };
+    let name = format!("{times}  {}  {}", found.name, found.path);
+    let letters = ((width - 12.0) / 6.4).max(0.0) as usize;
+    let texts = [name.clone(), format!("{times}  {}", found.name), times];
+    let text = texts.iter().find(|text| text.chars().count() <= letters).map_or(String::new(), |text| escape(text));
     let _ = writeln!(
         svg,
         "<g class=\"loop\"><title>{}</title><rect class=\"back\" x=\"{start:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>\
@@ -186,8 +188,10 @@ fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str)
         if width > 8.0 { 3 } else { 0 },
     );
     let letters = ((width - 10.0) / 6.4).max(0.0) as usize;
-    if letters >= 4 {
-        let text = escape(&shortened(&span.label, letters));
+    let text = fitting(&span.label, letters);
+    // A few letters of a name say nothing.
+    if !text.ends_with('…') || letters >= 9 {
+        let text = escape(&text);
         let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{text}</text>", start + 5.0, y + LANE / 2.0 + 4.0);
     }
     svg.push_str("</g>\n");
