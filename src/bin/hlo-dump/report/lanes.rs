@@ -12,7 +12,7 @@ pub struct Span {
     /// When it begins and ends, in seconds of the drawing: see [`StepLanes`].
     pub start: f64,
     pub end: f64,
-    /// What it is, in short.
+    /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as one.
     pub label: String,
     /// All that is known of it.
     pub detail: String,
@@ -157,22 +157,51 @@ fn bracket(svg: &mut String, found: &LoopSpan, start: f64, end: f64, bottom: f64
     );
 }
 
-/// Neighbours too narrow to be seen become one mark.
+/// Neighbours of the same scope, and those too narrow to be seen, become one mark.
 fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
     let narrow = whole * NARROWEST / (WIDTH - LEFT - RIGHT);
-    let mut shown: Vec<Span> = Vec::new();
+    let mut shown: Vec<Merged> = Vec::new();
     for span in spans {
-        match shown.last_mut() {
-            Some(last) if last.end - last.start < narrow && span.start - last.end < narrow => {
-                if span.end - span.start > last.end - last.start {
-                    (last.label, last.detail, last.limit) = (span.label.clone(), span.detail.clone(), span.limit);
-                }
-                last.end = last.end.max(span.end);
-            }
-            _ => shown.push(span.clone()),
+        let joins = |last: &Merged| {
+            let next_to = span.start - last.span.end < narrow / 10.0;
+            let same = last.span.label == span.label && next_to;
+            same || last.span.end - last.span.start < narrow && span.start - last.span.end < narrow
+        };
+        match shown.last_mut().filter(|last| joins(last)) {
+            Some(last) => last.join(span),
+            None => shown.push(Merged { longest: span.end - span.start, count: 1, span: span.clone() }),
         }
     }
-    shown
+    shown.into_iter().map(Merged::finish).collect()
+}
+
+/// Spans drawn as one, which is described by the longest.
+struct Merged {
+    span: Span,
+    longest: f64,
+    count: usize,
+}
+
+impl Merged {
+    fn join(&mut self, next: &Span) {
+        let length = next.end - next.start;
+        self.count += 1;
+        self.span.end = self.span.end.max(next.end);
+        if length > self.longest {
+            self.longest = length;
+            (self.span.label, self.span.detail, self.span.limit) =
+                (next.label.clone(), next.detail.clone(), next.limit);
+        }
+    }
+
+    fn finish(self) -> Span {
+        let Merged { mut span, count, .. } = self;
+        if count > 1 {
+            let all = seconds(span.end - span.start);
+            span.detail = format!("{} instructions, {all}; the longest: {}", thousands(count as u64), span.detail);
+        }
+        span
+    }
 }
 
 fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str) {
@@ -214,5 +243,8 @@ mod tests {
         assert!(shown.len() < 2000, "{}", shown.len());
         assert_eq!((shown[0].start, shown[shown.len() - 1].end), (0.0, 200_000.0));
         assert_eq!(visible(&spans[..10], 10.0).len(), 10);
+        let same: Vec<Span> = spans[..10].iter().map(|span| Span { label: "layer".into(), ..span.clone() }).collect();
+        let shown = visible(&same, 10.0);
+        assert_eq!((shown.len(), shown[0].start, shown[0].end), (1, 0.0, 10.0));
     }
 }

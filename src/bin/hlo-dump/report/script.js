@@ -132,7 +132,7 @@
     const layers = layersOf(scope);
     // Lines of boxes: a layer is one, or several where it is too wide.
     const lines = [], center = new Map();
-    let y = HEAD + (scope.sent ? 14 : 0) + 6, right = 0;
+    let y = HEAD + (scope.sent ? 14 : 0) + 12, right = 0;
     for (const row of layers) {
       const above = child => {
         const from = scope.edges.filter(edge => edge.to === child.id && center.has(edge.from)).map(edge => center.get(edge.from));
@@ -170,8 +170,9 @@
     const from = scopes[edge.from], to = scopes[edge.to];
     const x1 = from.x + from.w / 2, y1 = from.y + from.h, x2 = to.x + to.w / 2, y2 = to.y - 3;
     if (isNear(edge)) {
-      const half = Math.max((y1 + y2) / 2, from.line.bottom + 4);
-      return `M${x1},${y1}C${x1},${half} ${x2},${half} ${x2},${y2}`;
+      // Past the boxes beside it first.
+      const bottom = from.line.bottom, half = (bottom + y2) / 2;
+      return `M${x1},${y1}V${bottom}C${x1},${half} ${x2},${half} ${x2},${y2}`;
     }
     const lane = scope.aside.indexOf(edge) % LANES, side = scope.inner + 10 + lane * SIDE;
     const below = from.line.bottom + 6 + 2 * lane, above = to.line.top - 12 - 2 * lane, r = 6, way = above < below ? -1 : 1;
@@ -195,7 +196,7 @@
     const arrows = draw(box, "g", {});
     for (const edge of scope.edges) {
       const line = draw(arrows, "path", { class: "edge" + (scope.rank.get(edge.to) < scope.rank.get(edge.from) ? " back" : ""), d: path(scope, edge),
-        "stroke-width": Math.min(1 + Math.log2(1 + edge.bytes / 256) / 4, 6), "marker-end": "url(#arrow)",
+        "stroke-width": Math.min(1 + Math.log2(1 + edge.bytes / 1024) / 6, 3.5), "marker-end": "url(#arrow)",
         "data-from": edge.from, "data-to": edge.to });
       draw(line, "title", {}, scopes[edge.from].name + " → " + scopes[edge.to].name + "\n" + edge.values + " values, " + bytes(edge.bytes));
     }

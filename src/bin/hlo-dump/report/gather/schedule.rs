@@ -173,12 +173,7 @@ impl<'a> Planner<'a> {
 
 fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
     let time = cost.seconds.map_or(0.0, |seconds| seconds.compute.max(seconds.memory) / executions);
-    let scopes: Vec<&str> = cost.op_name.rsplit('/').take(2).collect();
-    let label = match scopes.as_slice() {
-        [""] | [] => cost.name.clone(),
-        [op] => (*op).to_owned(),
-        [op, scope, ..] => format!("{scope}/{op}"),
-    };
+    let label = if cost.scope.is_empty() { cost.op.clone() } else { cost.scope.clone() };
     let work = &cost.work;
     Span {
         start: 0.0,
