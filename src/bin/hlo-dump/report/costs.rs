@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::html::{Cell, escape, section, shortened, table};
+use super::html::{Cell, escape, fitting, section, table};
 use super::{MOST_ROWS, Report};
 use crate::output::{human_bytes, human_count, seconds};
 
@@ -194,23 +194,19 @@ fn tile(svg: &mut String, area: &Area, name: &str, amount: &str, color: &str) {
         (height - 2.0).max(0.0)
     );
     /// Width of a letter.
-    const LETTER: f64 = 6.6;
+    const LETTER: f64 = 7.3;
     let letters = ((width - 16.0) / LETTER).max(0.0) as usize;
     if letters >= 6 && height > 22.0 {
-        // The innermost scopes say most.
-        let text = if name.chars().count() <= letters { name.to_owned() } else { ending(name, letters) };
+        let text = fitting(name, letters);
         let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 8.0, y + 18.0, escape(&text));
         if height > 40.0 {
-            let amount = shortened(amount, letters);
+            // The time, and the share of it where there is room.
+            let short = amount.split_once(',').map_or(amount, |(amount, _)| amount);
+            let amount = if amount.chars().count() <= letters + 2 { amount } else { short };
             let _ = write!(svg, "<text class=\"amount\" x=\"{:.1}\" y=\"{:.1}\">{amount}</text>", x + 8.0, y + 34.0);
         }
     }
     svg.push_str("</g>\n");
-}
-
-fn ending(name: &str, letters: usize) -> String {
-    let skipped = name.chars().count() + 1 - letters;
-    format!("…{}", name.chars().skip(skipped).collect::<String>())
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub fn render(report: &Report) -> String {
     let body = format!(
         "<div class=\"tools\"><button type=\"button\" data-levels=\"1\">close all</button>\
          <button type=\"button\" data-levels=\"99\">open all</button><span class=\"count\" id=\"graph-count\"></span></div>\n\
-         <div class=\"scroll\"><svg id=\"scope-graph\" class=\"graph\" role=\"img\" aria-label=\"scopes and what flows between them\"></svg></div>\n\
+         <div class=\"scroll tall\"><svg id=\"scope-graph\" class=\"graph\" role=\"img\" aria-label=\"scopes and what flows between them\"></svg></div>\n\
          {more}{}",
         json("graph-data", &report.scopes)
     );

@@ -40,6 +40,21 @@ pub fn shortened(text: &str, most: usize) -> String {
     format!("{head}…{tail}")
 }
 
+/// A path as far as it fits into so many characters, its last parts first: they say most.
+pub fn fitting(path: &str, most: usize) -> String {
+    if path.chars().count() <= most {
+        return path.to_owned();
+    }
+    let ends = path.match_indices('/').map(|(at, _)| &path[at + 1..]);
+    match ends.filter(|end| !end.is_empty()).find(|end| end.chars().count() <= most) {
+        Some(end) => end.to_owned(),
+        None => {
+            let last = path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path);
+            last.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+        }
+    }
+}
+
 /// A part of the page: a heading, what it shows, and the thing itself.
 pub fn section(id: &str, title: &str, lead: &str, body: &str) -> String {
     format!("<section id=\"{id}\"><h2>{}</h2>\n<p class=\"lead\">{lead}</p>\n{body}</section>\n", escape(title))
@@ -109,13 +124,15 @@ pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> St
 
 fn write_cell(text: &mut String, cell: &Cell) {
     let content = escape(&cell.text);
-    let content = if cell.code { format!("<code>{content}</code>") } else { content };
+    // Paths break where they have parts.
+    let content = if cell.code { format!("<code>{}</code>", content.replace('/', "/<wbr>")) } else { content };
     let bar = cell.bar.as_ref().map_or(String::new(), |(fraction, color)| {
         format!("<i class=\"bar\" style=\"width:{:.1}%;background:{color}\"></i>", fraction * 100.0)
     });
     let _ = match cell.number {
         Some(number) => write!(text, "<td class=\"n\" data-v=\"{number}\">{bar}<span>{content}</span></td>"),
-        None => write!(text, "<td>{bar}{content}</td>"),
+        None if cell.code => write!(text, "<td>{bar}{content}</td>"),
+        None => write!(text, "<td class=\"t\">{bar}{content}</td>"),
     };
 }
 
@@ -161,6 +178,9 @@ mod tests {
     fn long_names_keep_both_ends() {
         assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
         assert_eq!(shortened("abcdefghijk", 7), "abc…ijk");
+        assert_eq!(fitting("layer/attention/dot", 40), "layer/attention/dot");
+        assert_eq!(fitting("layer/attention/dot", 15), "attention/dot");
+        assert_eq!(fitting("layer/attention/dot_general", 6), "dot_g…");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::html::{escape, section, shortened, ticks};
+use super::html::{escape, fitting, section, shortened, ticks};
 use super::{Limit, Report};
 use crate::output::{seconds, thousands};
 
@@ -12,7 +12,7 @@ pub struct Span {
     /// When it begins and ends, in seconds of the drawing: see [`StepLanes`].
     pub start: f64,
     pub end: f64,
-    /// What it is, in short.
+    /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as one.
     pub label: String,
     /// All that is known of it.
     pub detail: String,
@@ -39,8 +39,9 @@ pub struct LoopSpan {
     pub end: f64,
     /// Loops around it.
     pub depth: usize,
-    /// Its name or scope.
+    /// Its name, and its scope.
     pub name: String,
+    pub path: String,
     /// How often it goes around; `None` where that is not known.
     pub iterations: Option<u64>,
 }
@@ -138,9 +139,10 @@ fn bracket(svg: &mut String, found: &LoopSpan, start: f64, end: f64, bottom: f64
     let y = 8.0 + found.depth as f64 * BRACKET;
     let width = (end - start).max(NARROWEST);
     let times = found.iterations.map_or("× ?".to_owned(), |count| format!("× {}", thousands(count)));
-    let name = format!("{times}  {}", found.name);
-    let fitting = shortened(&name, ((width - 12.0) / 6.4).max(0.0) as usize);
-    let text = if width > 40.0 { escape(&fitting) } else { String::new() };
+    let name = format!("{times}  {}  {}", found.name, found.path);
+    let letters = ((width - 12.0) / 6.4).max(0.0) as usize;
+    let texts = [name.clone(), format!("{times}  {}", found.name), times];
+    let text = texts.iter().find(|text| text.chars().count() <= letters).map_or(String::new(), |text| escape(text));
     let _ = writeln!(
         svg,
         "<g class=\"loop\"><title>{}</title><rect class=\"back\" x=\"{start:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>\
@@ -155,22 +157,51 @@ fn bracket(svg: &mut String, found: &LoopSpan, start: f64, end: f64, bottom: f64
     );
 }
 
-/// Neighbours too narrow to be seen become one mark.
+/// Neighbours of the same scope, and those too narrow to be seen, become one mark.
 fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
     let narrow = whole * NARROWEST / (WIDTH - LEFT - RIGHT);
-    let mut shown: Vec<Span> = Vec::new();
+    let mut shown: Vec<Merged> = Vec::new();
     for span in spans {
-        match shown.last_mut() {
-            Some(last) if last.end - last.start < narrow && span.start - last.end < narrow => {
-                if span.end - span.start > last.end - last.start {
-                    (last.label, last.detail, last.limit) = (span.label.clone(), span.detail.clone(), span.limit);
-                }
-                last.end = last.end.max(span.end);
-            }
-            _ => shown.push(span.clone()),
+        let joins = |last: &Merged| {
+            let next_to = span.start - last.span.end < narrow / 10.0;
+            let same = last.span.label == span.label && next_to;
+            same || last.span.end - last.span.start < narrow && span.start - last.span.end < narrow
+        };
+        match shown.last_mut().filter(|last| joins(last)) {
+            Some(last) => last.join(span),
+            None => shown.push(Merged { longest: span.end - span.start, count: 1, span: span.clone() }),
         }
     }
-    shown
+    shown.into_iter().map(Merged::finish).collect()
+}
+
+/// Spans drawn as one, which is described by the longest.
+struct Merged {
+    span: Span,
+    longest: f64,
+    count: usize,
+}
+
+impl Merged {
+    fn join(&mut self, next: &Span) {
+        let length = next.end - next.start;
+        self.count += 1;
+        self.span.end = self.span.end.max(next.end);
+        if length > self.longest {
+            self.longest = length;
+            (self.span.label, self.span.detail, self.span.limit) =
+                (next.label.clone(), next.detail.clone(), next.limit);
+        }
+    }
+
+    fn finish(self) -> Span {
+        let Merged { mut span, count, .. } = self;
+        if count > 1 {
+            let all = seconds(span.end - span.start);
+            span.detail = format!("{} instructions, {all}; the longest: {}", thousands(count as u64), span.detail);
+        }
+        span
+    }
 }
 
 fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str) {
@@ -186,8 +217,10 @@ fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str)
         if width > 8.0 { 3 } else { 0 },
     );
     let letters = ((width - 10.0) / 6.4).max(0.0) as usize;
-    if letters >= 4 {
-        let text = escape(&shortened(&span.label, letters));
+    let text = fitting(&span.label, letters);
+    // A few letters of a name say nothing.
+    if !text.ends_with('…') || letters >= 9 {
+        let text = escape(&text);
         let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{text}</text>", start + 5.0, y + LANE / 2.0 + 4.0);
     }
     svg.push_str("</g>\n");
@@ -210,5 +243,8 @@ mod tests {
         assert!(shown.len() < 2000, "{}", shown.len());
         assert_eq!((shown[0].start, shown[shown.len() - 1].end), (0.0, 200_000.0));
         assert_eq!(visible(&spans[..10], 10.0).len(), 10);
+        let same: Vec<Span> = spans[..10].iter().map(|span| Span { label: "layer".into(), ..span.clone() }).collect();
+        let shown = visible(&same, 10.0);
+        assert_eq!((shown.len(), shown[0].start, shown[0].end), (1, 0.0, 10.0));
     }
 }

@@ -185,7 +185,7 @@ fn column(
             Some(_) => "forward",
         };
         // Later microbatches are stronger, so that the eye can follow one.
-        let strength = microbatch.map_or(1.0, |number| 0.5 + 0.5 * number as f64 / (count - 1) as f64);
+        let strength = microbatch.map_or(1.0, |number| 0.7 + 0.3 * number as f64 / (count - 1) as f64);
         let what = microbatch.map_or("bubble".to_owned(), |number| format!("microbatch {number}"));
         let _ = write!(
             svg,

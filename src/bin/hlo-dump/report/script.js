@@ -76,7 +76,7 @@
   // The graph: boxes in boxes. Each open box lays out what is in it, in layers along the arrows between its children.
   const graph = data("graph-data"), canvas = document.getElementById("scope-graph");
   if (!graph || !canvas) return;
-  const PAD = 14, HEAD = 44, GAP_X = 18, GAP_Y = 34, LETTER = 7, WIDEST = 1080, SIDE = 13;
+  const PAD = 14, HEAD = 44, GAP_X = 18, GAP_Y = 38, LETTER = 7, WIDEST = 1080, SIDE = 9, LANES = 6;
   const scopes = graph.scopes.map((scope, id) => ({ ...scope, id, children: [], edges: [], open: false, depth: 0 }));
   for (const scope of scopes) {
     if (scope.parent !== null) {
@@ -94,19 +94,33 @@
     if (weight(whole) > 0) list.push((100 * weight(scope) / weight(whole)).toFixed(1) + " %");
     return list.join(" · ");
   };
-  // Boxes of one layer do not depend on each other; an arrow against the order of the program closes a loop and is left out.
-  const layersOf = scope => {
-    const layer = new Map(scope.children.map(child => [child.id, 0]));
-    for (const child of scope.children) {
-      for (const edge of scope.edges) {
-        if (edge.from === child.id && edge.to > child.id) {
-          layer.set(edge.to, Math.max(layer.get(edge.to), layer.get(child.id) + 1));
-        }
-      }
+  // An order in which arrows go onwards: of what is left the first that nothing left leads to, or, in a circle, the first of all.
+  const order = scope => {
+    const rank = new Map(), left = new Map(scope.children.map(child => [child.id, 0]));
+    const onwards = new Map(scope.children.map(child => [child.id, []]));
+    for (const edge of scope.edges) {
+      left.set(edge.to, left.get(edge.to) + 1);
+      onwards.get(edge.from).push(edge.to);
     }
+    while (left.size) {
+      let next = left.keys().next().value;
+      for (const [id, count] of left) if (count === 0) { next = id; break; }
+      rank.set(next, rank.size);
+      left.delete(next);
+      for (const id of onwards.get(next)) if (left.has(id)) left.set(id, left.get(id) - 1);
+    }
+    return rank;
+  };
+  // Boxes of one layer do not depend on each other; an arrow against the order closes a circle, and makes no layers.
+  const layersOf = scope => {
+    scope.rank = order(scope);
+    const layer = new Map(scope.children.map(child => [child.id, 0]));
+    const rank = scope.rank, edges = scope.edges.filter(edge => rank.get(edge.from) < rank.get(edge.to));
+    edges.sort((a, b) => rank.get(a.from) - rank.get(b.from));
+    for (const edge of edges) layer.set(edge.to, Math.max(layer.get(edge.to), layer.get(edge.from) + 1));
     const layers = [];
     for (const child of scope.children) (layers[layer.get(child.id)] ||= []).push(child);
-    return { layer, layers: layers.filter(Boolean) };
+    return layers.filter(Boolean);
   };
   const measure = scope => {
     const title = Math.max(scope.name.length * LETTER + 34, facts(scope).length * 6.2 + 20, scope.sent ? 150 : 0);
@@ -115,50 +129,55 @@
       return;
     }
     scope.children.forEach(measure);
-    const { layer, layers } = layersOf(scope);
-    // Arrows past a layer, and those back, go around at the sides.
-    const far = scope.edges.filter(edge => Math.abs(layer.get(edge.to) - layer.get(edge.from)) !== 1 || edge.to < edge.from);
-    scope.lanes = Math.min(far.length, 7);
-    let y = HEAD + (scope.sent ? 14 : 0) + 6, right = 0;
-    const center = new Map();
+    const layers = layersOf(scope);
+    // Lines of boxes: a layer is one, or several where it is too wide.
+    const lines = [], center = new Map();
+    let y = HEAD + (scope.sent ? 14 : 0) + 12, right = 0;
     for (const row of layers) {
       const above = child => {
         const from = scope.edges.filter(edge => edge.to === child.id && center.has(edge.from)).map(edge => center.get(edge.from));
         return from.length ? from.reduce((a, b) => a + b) / from.length : child.id;
       };
       row.map(child => [above(child), child]).sort((a, b) => a[0] - b[0] || a[1].id - b[1].id).forEach(([, child], at) => { row[at] = child; });
-      let x = PAD, tall = 0;
+      let x = PAD, line = null;
       for (const child of row) {
-        if (x > PAD && x + child.w > WIDEST - PAD * scope.depth * 2) { y += tall + GAP_X; x = PAD; tall = 0; }
-        Object.assign(child, { x, y });
+        if (!line || x + child.w > WIDEST - PAD * scope.depth * 2) {
+          if (line) y = line.bottom + GAP_Y;
+          lines.push(line = { top: y, bottom: y, boxes: [], number: lines.length });
+          x = PAD;
+        }
+        Object.assign(child, { x, y, line });
+        line.boxes.push(child);
+        line.bottom = Math.max(line.bottom, y + child.h);
         center.set(child.id, x + child.w / 2);
         x += child.w + GAP_X;
-        tall = Math.max(tall, child.h);
         right = Math.max(right, x - GAP_X);
       }
-      y += tall + GAP_Y;
+      y = line.bottom + GAP_Y;
     }
     const wide = Math.max(right, Math.min(title, 600) - PAD);
-    for (const row of layers) {
-      const lines = new Map();
-      for (const child of row) lines.set(child.y, [...(lines.get(child.y) || []), child]);
-      for (const line of lines.values()) {
-        const last = line[line.length - 1], shift = (wide - last.x - last.w) / 2;
-        for (const child of line) child.x += shift;
-      }
+    for (const { boxes } of lines) {
+      const last = boxes[boxes.length - 1], shift = (wide - last.x - last.w) / 2;
+      for (const child of boxes) child.x += shift;
     }
-    Object.assign(scope, { w: wide + PAD + scope.lanes * SIDE, h: y - GAP_Y + PAD, inner: wide, layer });
+    // Arrows past a line, and those back, go between the lines to the side and there up or down.
+    scope.aside = scope.edges.filter(edge => !isNear(edge));
+    const lanes = Math.min(scope.aside.length, LANES);
+    Object.assign(scope, { w: wide + PAD + (lanes ? 6 + lanes * SIDE : 0), h: y - GAP_Y + PAD, inner: wide });
   };
-  const path = (scope, edge, number) => {
+  const isNear = edge => scopes[edge.to].line.number === scopes[edge.from].line.number + 1;
+  const path = (scope, edge) => {
     const from = scopes[edge.from], to = scopes[edge.to];
-    const forward = edge.to > edge.from;
-    if (forward && scope.layer.get(edge.to) - scope.layer.get(edge.from) === 1 && from.y + from.h < to.y) {
-      const x1 = from.x + from.w / 2, y1 = from.y + from.h, x2 = to.x + to.w / 2, y2 = to.y - 3, half = (y1 + y2) / 2;
-      return `M${x1},${y1}C${x1},${half} ${x2},${half} ${x2},${y2}`;
+    const x1 = from.x + from.w / 2, y1 = from.y + from.h, x2 = to.x + to.w / 2, y2 = to.y - 3;
+    if (isNear(edge)) {
+      // Past the boxes beside it first.
+      const bottom = from.line.bottom, half = (bottom + y2) / 2;
+      return `M${x1},${y1}V${bottom}C${x1},${half} ${x2},${half} ${x2},${y2}`;
     }
-    const x1 = from.x + from.w, y1 = from.y + from.h - 12, x2 = to.x + to.w + 3, y2 = to.y + 14;
-    const side = scope.inner + 4 + (number % 7) * SIDE;
-    return `M${x1},${y1}C${side},${y1} ${side},${y1} ${side},${(y1 + y2) / 2}S${side},${y2} ${x2},${y2}`;
+    const lane = scope.aside.indexOf(edge) % LANES, side = scope.inner + 10 + lane * SIDE;
+    const below = from.line.bottom + 6 + 2 * lane, above = to.line.top - 12 - 2 * lane, r = 6, way = above < below ? -1 : 1;
+    return `M${x1},${y1}V${below - r}Q${x1},${below} ${x1 + r},${below}H${side - r}Q${side},${below} ${side},${below + way * r}`
+      + `V${above - way * r}Q${side},${above} ${side - r},${above}H${x2 + r}Q${x2},${above} ${x2},${above + r}V${y2}`;
   };
   const paint = (scope, parent) => {
     const leaf = !scope.children.length;
@@ -175,11 +194,9 @@
     draw(box, "title", {}, scope.name + "\n" + facts(scope) + (scope.sent ? "\nsends " + bytes(scope.sent) : "") + "\n" + scope.opcodes);
     if (!scope.open) return;
     const arrows = draw(box, "g", {});
-    let aside = 0;
     for (const edge of scope.edges) {
-      const next = scope.layer.get(edge.to) - scope.layer.get(edge.from) === 1 && edge.to > edge.from;
-      const line = draw(arrows, "path", { class: "edge" + (edge.to < edge.from ? " back" : ""), d: path(scope, edge, next ? 0 : aside++),
-        "stroke-width": Math.min(1 + Math.log2(1 + edge.bytes / 256) / 4, 6), "marker-end": "url(#arrow)",
+      const line = draw(arrows, "path", { class: "edge" + (scope.rank.get(edge.to) < scope.rank.get(edge.from) ? " back" : ""), d: path(scope, edge),
+        "stroke-width": Math.min(1 + Math.log2(1 + edge.bytes / 1024) / 6, 3.5), "marker-end": "url(#arrow)",
         "data-from": edge.from, "data-to": edge.to });
       draw(line, "title", {}, scopes[edge.from].name + " → " + scopes[edge.to].name + "\n" + edge.values + " values, " + bytes(edge.bytes));
     }
@@ -211,7 +228,7 @@
     // As many as can be read: all of a small program, the first levels of a large one.
     let boxes = 1;
     for (const scope of scopes) {
-      scope.open = scope.depth < level && boxes + scope.children.length <= 400;
+      scope.open = scope.children.length > 0 && scope.depth < level && boxes + scope.children.length <= 400;
       boxes += scope.open ? scope.children.length : 0;
     }
     redraw();

@@ -14,7 +14,7 @@ use meshloom::hlo::analysis::{
 use meshloom::partition::Amount;
 use meshloom::sharding::Mesh;
 
-use super::{CollectiveRow, CostRow, Figure, Limit, Report};
+use super::{CollectiveRow, CostRow, Figure, Limit, Report, StepLanes};
 use crate::input::Loaded;
 use crate::output::{amount, human_bytes, human_count, seconds, thousands};
 
@@ -27,19 +27,20 @@ pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
     let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
     let (memory, memory_note) = memory::curve(loaded, chip);
     let peak = memory.as_ref().map(|memory| memory.peak);
+    let lanes = schedule::lanes(chip, &walk, &cost, &collectives);
     Report {
         title: loaded.module.name.clone(),
         subtitle: format!("{}: {}", loaded.name, loaded.title()),
         mesh: loaded.mesh.as_ref().map(axes_of).unwrap_or_default(),
-        figures: figures(loaded, chip, &cost, &collectives, peak),
-        pipelines: pipelines::pipelines(loaded, &walk, &collectives),
-        lanes: schedule::lanes(chip, &walk, &cost, &collectives),
+        figures: figures(loaded, chip, &cost, &collectives, peak, lanes.as_ref()),
+        pipelines: pipelines::pipelines(&walk, &collectives),
+        lanes,
         collectives: collectives.entries.iter().map(collective_row).collect(),
         memory,
         costs: cost.scopes.iter().map(cost_row).collect(),
         scopes: scopes::tree(&loaded.module.name, &walk, &cost),
         shardings: shardings::rows(loaded),
-        notes: notes(&cost).into_iter().chain(memory_note).collect(),
+        notes: mesh_note(loaded).into_iter().chain(notes(&cost)).chain(memory_note).collect(),
     }
 }
 
@@ -52,7 +53,7 @@ fn axes_text(entry: &ModuleCollective) -> String {
     match (&entry.axes, entry.group_size) {
         (Some(axes), _) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         (None, Some(size)) => format!("groups of {size}"),
-        (None, None) => "unknown".to_owned(),
+        (None, None) => "pairs".to_owned(),
     }
 }
 
@@ -97,6 +98,7 @@ fn figures(
     cost: &ModuleCost,
     collectives: &ModuleCollectives,
     peak: Option<u64>,
+    lanes: Option<&StepLanes>,
 ) -> Vec<Figure> {
     let instructions: usize = loaded.module.computations.iter().map(|it| it.instructions.len()).sum();
     let moved = collectives.moved_bytes();
@@ -114,26 +116,25 @@ fn figures(
         ),
         figure(
             "operations",
-            human_count(cost.total.flops as f64),
+            format!("{}FLOP", human_count(cost.total.flops as f64)),
             format!("{} on each device", thousands(cost.total.flops)),
         ),
         figure("moved", bytes_of(moved), format!("sent by one device in {} runs", amount(collectives.executions()))),
     ];
     if let Some(peak) = peak {
         let share = chip.device_memory().map(|memory| 100.0 * peak as f64 / memory as f64);
-        let of = share.map(|share| format!(", {share:.1} % of a {}", chip.name));
+        let of = share.filter(|share| *share >= 0.1).map(|share| format!(", {share:.1} % of a {}", chip.name));
         figures.push(figure(
             "peak memory",
             human_bytes(peak),
             format!("{} bytes{}", thousands(peak), of.unwrap_or_default()),
         ));
     }
-    if let Some(roofline) = &cost.roofline {
-        figures.push(figure(
-            "step",
-            seconds(roofline.serial_seconds),
-            format!("at least {} on {}: {} bound", seconds(roofline.overlapped_seconds), roofline.chip, roofline.bound),
-        ));
+    if let (Some(roofline), Some(lanes)) = (&cost.roofline, lanes) {
+        let (least, most) = (seconds(roofline.overlapped_seconds), seconds(roofline.serial_seconds));
+        let detail =
+            format!("on {}, {} bound; {least} if all overlaps, {most} if nothing", roofline.chip, roofline.bound);
+        figures.push(figure("step, estimated", seconds(lanes.seconds), detail));
     }
     figures
 }
@@ -144,6 +145,11 @@ fn bytes_of(amount: Amount) -> String {
         Amount::AtMost(bytes) => format!("≤ {}", human_bytes(bytes)),
         Amount::Unknown => "unknown".to_owned(),
     }
+}
+
+fn mesh_note(loaded: &Loaded) -> Option<String> {
+    let is_nameless = loaded.mesh.is_none() && loaded.device_count() > 1;
+    is_nameless.then(|| "The module names no mesh: --mesh data=2,fsdp=4 would name the axes.".to_owned())
 }
 
 fn notes(cost: &ModuleCost) -> Vec<String> {

@@ -5,6 +5,7 @@
 //! the number of its iterations. What other devices do is not looked at: they do the same.
 
 use meshloom::hlo::analysis::cost::InstructionCost;
+use meshloom::hlo::analysis::source::op_name;
 use meshloom::hlo::analysis::{Chip, ModuleCollective, ModuleCollectives, ModuleCost, Via, Walk};
 use meshloom::hlo::proto::HloInstructionProto;
 use rustc_hash::FxHashMap;
@@ -144,9 +145,8 @@ impl<'a> Planner<'a> {
         let plan = self.place(body, depth + 1);
         let times = iterations.unwrap_or(1) as f64;
         let (start, end) = (clock.now, clock.now + plan.seconds * times);
-        let path = meshloom::hlo::analysis::source::op_name(instruction);
-        let name = if path.is_empty() { instruction.name.clone() } else { format!("{} {path}", instruction.name) };
-        clock.plan.loops.push(LoopSpan { start, end, depth: 0, name, iterations });
+        let (name, path) = (instruction.name.clone(), op_name(instruction).to_owned());
+        clock.plan.loops.push(LoopSpan { start, end, depth: 0, name, path, iterations });
         clock.append(plan, times, 1);
     }
 
@@ -173,12 +173,7 @@ impl<'a> Planner<'a> {
 
 fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
     let time = cost.seconds.map_or(0.0, |seconds| seconds.compute.max(seconds.memory) / executions);
-    let scopes: Vec<&str> = cost.op_name.rsplit('/').take(2).collect();
-    let label = match scopes.as_slice() {
-        [""] | [] => cost.name.clone(),
-        [op] => (*op).to_owned(),
-        [op, scope, ..] => format!("{scope}/{op}"),
-    };
+    let label = if cost.scope.is_empty() { cost.op.clone() } else { cost.scope.clone() };
     let work = &cost.work;
     Span {
         start: 0.0,
