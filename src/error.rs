@@ -17,6 +17,9 @@ pub enum Error {
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),
+    /// The caller's fault: it asks about a tensor that there is not.
+    #[error(transparent)]
+    UnknownTensor(#[from] crate::sharding::UnknownTensor),
     /// The caller's fault: it asks a ledger for what the program does not have.
     #[error(transparent)]
     Ledger(#[from] crate::partition::LedgerError),

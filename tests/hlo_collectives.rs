@@ -1,18 +1,17 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
 mod eight_devices;
+mod hlo_modules;
 mod local_graph;
 mod support;
 
 use std::sync::Arc;
 
 use eight_devices::client;
+use hlo_modules::*;
 use local_graph::*;
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
-use meshloom::hlo::proto::{
-    HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, PrimitiveType, ReplicaGroup, ShapeProto,
-    SourceTarget,
-};
+use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
 use meshloom::hlo::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
@@ -24,77 +23,8 @@ use support::plugins::cpu_clients;
 
 // Modules written by hand.
 
-fn shape(element_type: PrimitiveType, dims: &[i64]) -> ShapeProto {
-    ShapeProto { element_type: element_type.into(), dimensions: dims.to_vec(), ..Default::default() }
-}
-
-/// An instruction whose result is `f32[4]`.
-fn instruction(id: i64, opcode: &str, operands: &[i64]) -> HloInstructionProto {
-    HloInstructionProto {
-        id,
-        name: format!("{opcode}.{id}"),
-        opcode: opcode.into(),
-        shape: Some(shape(PrimitiveType::F32, &[4])),
-        operand_ids: operands.to_vec(),
-        ..Default::default()
-    }
-}
-
-fn calling(id: i64, opcode: &str, operands: &[i64], callees: &[i64]) -> HloInstructionProto {
-    HloInstructionProto { called_computation_ids: callees.to_vec(), ..instruction(id, opcode, operands) }
-}
-
-/// A collective over two groups of four of eight devices.
-fn collective(id: i64, opcode: &str, operands: &[i64]) -> HloInstructionProto {
-    let group = |ids: &[i64]| ReplicaGroup { replica_ids: ids.to_vec() };
-    HloInstructionProto {
-        channel_id: id,
-        use_global_device_ids: true,
-        replica_groups: vec![group(&[0, 1, 2, 3]), group(&[4, 5, 6, 7])],
-        ..instruction(id, opcode, operands)
-    }
-}
-
-fn number(id: i64, value: i32) -> HloInstructionProto {
-    let literal = LiteralProto { s32s: vec![value], ..Default::default() };
-    let shape = Some(shape(PrimitiveType::S32, &[]));
-    HloInstructionProto { literal: Some(Box::new(literal)), shape, ..instruction(id, "constant", &[]) }
-}
-
-fn whole(instruction: HloInstructionProto) -> HloInstructionProto {
-    HloInstructionProto { shape: Some(shape(PrimitiveType::S32, &[])), ..instruction }
-}
-
-fn comparing(direction: &str, instruction: HloInstructionProto) -> HloInstructionProto {
-    HloInstructionProto { comparison_direction: direction.into(), ..instruction }
-}
-
-fn element(id: i64, tuple: i64, index: i64) -> HloInstructionProto {
-    HloInstructionProto { tuple_index: index, ..whole(instruction(id, "get-tuple-element", &[tuple])) }
-}
-
-/// A computation whose root is its last instruction.
-fn computation(id: i64, instructions: Vec<HloInstructionProto>) -> HloComputationProto {
-    let root_id = instructions.last().expect("a root").id;
-    HloComputationProto { id, name: format!("computation.{id}"), root_id, instructions, ..Default::default() }
-}
-
-/// A module whose entry is the first computation.
-fn module(computations: Vec<HloComputationProto>) -> HloModuleProto {
-    HloModuleProto { entry_computation_id: computations[0].id, computations, ..Default::default() }
-}
-
 fn entries(module: &HloModuleProto) -> Vec<ModuleCollective> {
     collectives(module, Devices::partitioned(8)).entries
-}
-
-/// An entry of one parameter, 1, and these instructions; then these computations.
-fn around(
-    instructions: impl IntoIterator<Item = HloInstructionProto>,
-    others: impl IntoIterator<Item = HloComputationProto>,
-) -> HloModuleProto {
-    let entry = [instruction(1, "parameter", &[])].into_iter().chain(instructions).collect();
-    module([computation(100, entry)].into_iter().chain(others).collect())
 }
 
 #[test]
@@ -210,53 +140,6 @@ fn a_fused_reduce_scatter_is_one() {
     assert_eq!(scatter.kind, Communication::Collective(CollectiveKind::ReduceScatter));
     assert_eq!((scatter.bytes, scatter.moved_bytes), (Some(16), Some(12)));
     assert_eq!(fused("negate").kind, Communication::Collective(CollectiveKind::AllReduce));
-}
-
-/// How often a loop runs whose counter starts at `start`, grows by `step` and is compared with `bound`.
-fn counted(start: i32, step: i32, bound: i32, direction: &str, hidden: bool) -> Amount {
-    let parameter = |id| instruction(id, "parameter", &[]);
-    let second = HloInstructionProto { parameter_number: 1, ..whole(parameter(62)) };
-    let compare =
-        vec![whole(parameter(61)), second.clone(), comparing(direction, instruction(63, "compare", &[61, 62]))];
-    let add = vec![whole(parameter(61)), second, whole(instruction(63, "add", &[62, 61]))];
-    let (decide, grow) = match hidden {
-        true => (calling(43, "fusion", &[41, 42], &[103]), whole(calling(53, "fusion", &[51, 52], &[104]))),
-        false => {
-            (comparing(direction, instruction(43, "compare", &[41, 42])), whole(instruction(53, "add", &[51, 52])))
-        }
-    };
-    let condition = vec![parameter(40), element(41, 40, 0), number(42, bound), decide];
-    let body = vec![
-        parameter(50),
-        element(51, 50, 0),
-        number(52, step),
-        grow,
-        collective(54, "all-gather", &[50]),
-        instruction(55, "tuple", &[53, 54]),
-    ];
-    let module = around(
-        [number(2, start), instruction(3, "tuple", &[2, 1]), calling(4, "while", &[3], &[101, 102])],
-        [computation(101, body), computation(102, condition), computation(103, compare), computation(104, add)],
-    );
-    entries(&module)[0].executions
-}
-
-#[test]
-fn simple_loops_are_counted() {
-    for hidden in [false, true] {
-        let check = |start, step, bound, expected| {
-            assert_eq!(counted(start, step, bound, "LT", hidden), expected, "{start} {step} {bound} {hidden}");
-        };
-        check(0, 1, 5, Amount::Exactly(5));
-        check(2, 3, 9, Amount::Exactly(3));
-        check(-7, 4, 2, Amount::Exactly(3));
-        check(5, 1, 5, Amount::Exactly(0));
-        check(0, 0, 5, Amount::Unknown);
-        check(0, -1, 5, Amount::Unknown);
-        // The counter goes past the largest number, and on from the smallest.
-        check(0, i32::MAX - 1, i32::MAX, Amount::Unknown);
-        assert_eq!(counted(0, 1, 5, "LE", hidden), Amount::Unknown);
-    }
 }
 
 // What we emit.

@@ -2,6 +2,7 @@
 
 use super::{Lowered, Program};
 use crate::partition::{Ledger, LedgerError, Memory};
+use crate::sharding::{Explanation, Propagated, UnknownTensor, explain, propagate_with_sub_axes};
 
 impl Lowered {
     /// Whether XLA decides where values live and what moves.
@@ -30,6 +31,17 @@ impl Lowered {
             return Err(LedgerError::PartitionedByXla);
         }
         Ok(Memory::of(self.local.as_ref().unwrap_or(&self.graph), &self.aliases))
+    }
+
+    /// Why values are sharded as they are: see [`explain`](crate::sharding::explain). Where XLA partitions the program, this is what
+    /// meshloom would do. Nothing is sharded on one device.
+    ///
+    /// # Errors
+    /// Nothing is called so.
+    pub fn explain(&self, query: &str, most: usize) -> Result<Vec<Explanation>, UnknownTensor> {
+        let mesh = self.mesh.clone().unwrap_or_default();
+        let Propagated { graph, mesh, shardings } = propagate_with_sub_axes(&self.graph, &mesh);
+        explain(&graph, &shardings, &mesh, self.debug_sharding.as_ref(), query, most)
     }
 }
 

@@ -21,8 +21,10 @@ mod collective;
 mod emit;
 pub mod parse;
 pub mod proto;
+pub mod read;
 mod sharding;
 pub mod text;
+mod wire;
 mod writer;
 
 pub use collective::{GroupFormat, device_groups};

@@ -26,7 +26,7 @@ pub(in crate::hlo) use small_float::SmallFloat;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
-    OriginalArrayProto, OriginalValueRecoveryTableProto, Payload, ProgramShapeProto,
+    OpSharding, OriginalArrayProto, OriginalValueRecoveryTableProto, Payload, ProgramShapeProto, ShapeProto,
 };
 
 /// Which layouts to print.
@@ -128,6 +128,26 @@ pub fn print_with_config(module: &HloModuleProtoWithConfig, options: &TextOption
         Some(hlo_module) => print_module(hlo_module, module.config.as_ref(), options),
         None => String::new(),
     }
+}
+
+/// The text of a shape: `f32[8,16]{1,0}`.
+pub fn print_shape(shape: &ShapeProto, layouts: Layouts) -> String {
+    print_part(|printer| printer.shape_with(shape, layouts))
+}
+
+/// The text of a sharding: `{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}`.
+pub fn print_sharding(sharding: &OpSharding) -> String {
+    print_part(|printer| printer.sharding(sharding))
+}
+
+/// The text of something that is no module.
+fn print_part(print: impl FnOnce(&mut Printer<'_>)) -> String {
+    let options = TextOptions { index_comments: false, metadata: false, ..TextOptions::parseable() };
+    let module = HloModuleProto::default();
+    let index = Index::of(&module, &options);
+    let mut printer = Printer { out: String::new(), options: &options, module: index, names: FxHashMap::default() };
+    print(&mut printer);
+    printer.out
 }
 
 fn print_module(module: &HloModuleProto, config: Option<&HloModuleConfigProto>, options: &TextOptions) -> String {

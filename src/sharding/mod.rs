@@ -20,6 +20,7 @@
 mod annotate;
 mod devices;
 mod error;
+mod explain;
 mod mesh;
 mod propagate;
 mod refine;
@@ -32,6 +33,7 @@ mod table;
 pub use annotate::{Annotated, annotate};
 pub use devices::{DevicePlace, device_order};
 pub use error::ShardingError;
+pub use explain::{ExplainedStep, Explanation, UnknownTensor, explain};
 pub use mesh::{Mesh, MeshAxis};
 pub(crate) use propagate::is_made_anywhere;
 pub use propagate::{Shardings, SpecOrigin, propagate};

@@ -112,6 +112,11 @@ impl Shardings {
         self.values[value.index()].origin
     }
 
+    /// When the spec last changed: later than what it came of.
+    pub(super) fn time(&self, value: Value) -> u32 {
+        self.values[value.index()].time
+    }
+
     /// The specs within one body of a node.
     pub fn body(&self, node: Node, index: usize) -> Option<&Shardings> {
         self.bodies.get(&node)?.get(index)

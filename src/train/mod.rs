@@ -23,9 +23,11 @@ pub mod data;
 pub mod metrics;
 pub mod parameters;
 pub mod sample;
+mod stage;
 pub mod step;
 pub mod tokenizer;
 mod trainer;
 
 pub use ahead::StepAhead;
+pub use stage::Stage;
 pub use trainer::Trainer;

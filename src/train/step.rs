@@ -27,6 +27,14 @@ crate::tree! {
         pub batch: Batch<T>,
     }
 
+    /// What the forward pass takes.
+    pub struct LossInput<T> {
+        /// Parameters.
+        pub params: Decoder<T>,
+        /// The batch.
+        pub batch: Batch<T>,
+    }
+
     /// What a step returns.
     pub struct StepOutput<T> {
         /// The new state.
@@ -85,6 +93,23 @@ impl TrainStep {
             optimizer: initialize(&declared.optimizer, seed),
             step: Literal::scalar(0i32),
         }
+    }
+
+    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in the first
+    /// step.
+    ///
+    /// # Errors
+    /// As [`TrainStep::trace`].
+    pub fn trace_loss(&self) -> Result<Function<LossInput<TensorSpec>, TensorSpec>, Error> {
+        let specs = LossInput {
+            params: self.state().params.map(|_, param| param.spec.clone()),
+            batch: Batch::specs(self.batch, self.seq),
+        };
+        Function::trace("loss", specs, |LossInput { params, batch }| {
+            let DropoutConfig { rate, seed } = self.dropout;
+            let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) });
+            self.model.loss_with(&params, &batch, dropout)
+        })
     }
 
     /// Traces forward pass, backward pass and update.

@@ -106,26 +106,28 @@ impl RunConfig {
         let function = self.train_step().trace()?;
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
+        let options = LowerOptions { sharding, aliases: aliases(&function), groups, ..self.lower_options() };
+        let lowered = lower(function.graph(), &options)?;
+        Ok((function, lowered))
+    }
+
+    /// What the config says of lowering, but for the mesh and the program's own aliases.
+    pub(super) fn lower_options<'a>(&self) -> LowerOptions<'a> {
         let (explicit, annotation) = match self.partition.mode {
             config::PartitionMode::Explicit => (true, Annotation::Tiles),
             config::PartitionMode::Gspmd => (false, Annotation::Tiles),
             // Every plugin known reads this form.
             config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
         };
-        let options = LowerOptions {
-            sharding,
-            aliases: aliases(&function),
+        LowerOptions {
             explicit,
             annotation,
-            groups,
             deny_replication: self.partition.replication == config::Replication::Deny,
             overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
             host_memory: self.target.platform != config::Platform::Cpu,
             ..LowerOptions::default()
-        };
-        let lowered = lower(function.graph(), &options)?;
-        Ok((function, lowered))
+        }
     }
 }
 

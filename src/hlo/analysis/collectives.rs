@@ -1,20 +1,25 @@
 //! Every collective of a module, and what it moves.
 //!
-//! The entry is walked with all that it calls: fusions, calls, asynchronous computations, bodies and conditions of loops,
-//! branches. A collective counts once for each way it is reached, as many times as the loops on that way run. A collective in
-//! two halves (`all-gather-start` and `-done`) counts where it starts. What moves is computed as in the
-//! [ledger](crate::partition::Ledger), from operand bytes and group size, so that a module that XLA made can be held against
+//! They are looked for in all that the module runs ([`Walk`]). A collective counts once for each way it is reached, as many
+//! times as the loops on that way run. A collective in two halves (`all-gather-start` and `-done`) counts where it starts.
+//! What moves is computed as in the [ledger](crate::partition::Ledger), from operand bytes and group size, so that a module that XLA made can be held against
 //! what was asked for.
 //!
 //! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a reduce-scatter as
 //! a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
 
+use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
+
+use super::axes::{AxisPart, Strides, pair_axes};
 use super::groups::{DeviceGroups, Devices};
-use super::index::{Computation, Module};
+use super::index::Computation;
 use super::size::{array_bytes, shape_bytes};
-use super::trip_count;
+use super::source::{Sources, op_name};
+use super::walk::{Step, Via, Walk};
 use crate::hlo::proto::{HloInstructionProto, HloModuleProto};
 use crate::partition::{Amount, CollectiveKind};
+use crate::sharding::Mesh;
 
 /// What an instruction communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,13 +30,37 @@ pub enum Communication {
     Other(&'static str),
 }
 
-/// One collective of a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Communication {
+    /// HLO's opcode, without what says that it is one of two halves.
+    pub fn name(self) -> &'static str {
+        match self {
+            Communication::Collective(kind) => kind.name(),
+            Communication::Other(name) => name,
+        }
+    }
+}
+
+impl Serialize for Communication {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleCollective {
     /// What it does.
     pub kind: Communication,
     /// The devices that take part; [`DeviceGroups::One`] for a permute, whose pairs say it.
+    #[serde(skip)]
     pub groups: DeviceGroups,
+    /// Who sends to whom, for what says it by pairs.
+    pub pairs: Vec<(u64, u64)>,
+    /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for devices that
+    /// do not lie along axes of the mesh.
+    pub axes: Option<Vec<AxisPart>>,
+    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](super::PairAxes).
+    pub shift: Option<i64>,
     /// Devices of a group; `None` for a permute, and where the module does not say.
     pub group_size: Option<u64>,
     /// Values that it moves at once.
@@ -57,16 +86,48 @@ pub struct ModuleCollective {
 }
 
 /// The collectives of a module, in the order of the program.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModuleCollectives {
     /// Each of them.
+    #[serde(rename = "collectives")]
     pub entries: Vec<ModuleCollective>,
+    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands for
+    /// all of an instruction's.
+    pub merged: bool,
 }
 
 impl ModuleCollectives {
     /// Those of a kind.
     pub fn kind(&self, kind: CollectiveKind) -> impl Iterator<Item = &ModuleCollective> {
         self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
+    }
+
+    /// The same, with the axes of a mesh over whose devices the module runs.
+    #[must_use]
+    pub fn along(mut self, mesh: &Mesh) -> ModuleCollectives {
+        // A module has few groupings and many collectives.
+        let mut known: FxHashMap<DeviceGroups, Option<Vec<AxisPart>>> = FxHashMap::default();
+        for entry in &mut self.entries {
+            if !entry.pairs.is_empty() {
+                let found = pair_axes(&entry.pairs, mesh);
+                entry.shift = found.as_ref().and_then(|found| found.shift);
+                entry.axes = found.map(|found| found.axes);
+                continue;
+            }
+            if entry.group_size.is_none() {
+                continue;
+            }
+            entry.axes = match known.get(&entry.groups) {
+                Some(axes) => axes.clone(),
+                None => {
+                    let strides = Strides::of(&entry.groups, mesh.device_count() as u64);
+                    let axes = strides.and_then(|strides| strides.axes(mesh));
+                    known.insert(entry.groups.clone(), axes.clone());
+                    axes
+                }
+            };
+        }
+        self
     }
 
     /// How often collectives run in one run of the program, in all.
@@ -89,122 +150,54 @@ impl ModuleCollective {
 
 /// The collectives of a module that runs on so many devices.
 pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
-    let index = Module::new(module);
-    let mut walk = Walk { module: &index, devices, stack: Vec::new(), entries: Vec::new() };
-    walk.computation(
-        module.entry_computation_id,
-        Around { executions: Amount::Exactly(1), loop_depth: 0, asynchronous: false },
-    );
-    ModuleCollectives { entries: walk.entries }
+    collectives_of_walk(&Walk::of(module), Sources::of(module), devices)
 }
 
-/// What surrounds a computation.
-#[derive(Clone, Copy)]
-struct Around {
-    executions: Amount,
-    loop_depth: usize,
-    /// Whether an `async-start` calls the computation.
-    asynchronous: bool,
+/// The collectives of a module that has been walked.
+pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
+    let entry = |step: Step<'_, '_>| {
+        let (kind, asynchronous) = communication(&step.instruction.opcode)?;
+        let mut entry = entry(walk, step, kind, devices);
+        entry.asynchronous |= asynchronous;
+        entry.source = sources.line(step.instruction).map(|line| line.to_string());
+        Some(entry)
+    };
+    ModuleCollectives { entries: walk.steps().filter_map(entry).collect(), merged: walk.is_merged() }
 }
 
-struct Walk<'a> {
-    module: &'a Module<'a>,
-    devices: Devices,
-    /// The computations being walked: a module in which one calls itself is not walked for ever.
-    stack: Vec<i64>,
-    entries: Vec<ModuleCollective>,
-}
-
-impl Walk<'_> {
-    fn computation(&mut self, id: i64, around: Around) {
-        let Some(computation) = self.module.computation(id) else { return };
-        if self.stack.contains(&id) {
-            return;
+fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {
+    let Step { place, instruction, .. } = step;
+    let computation = walk.computation(place);
+    let permutes = kind == Communication::Collective(CollectiveKind::CollectivePermute);
+    let groups = DeviceGroups::of(instruction);
+    let group_size = if permutes { None } else { group_size(instruction, kind, &groups, devices) };
+    let mut entry = ModuleCollective {
+        kind,
+        groups,
+        pairs: pairs(instruction),
+        axes: None,
+        shift: None,
+        group_size,
+        operand_count: instruction.operand_ids.len(),
+        bytes: operand_bytes(computation, instruction),
+        moved_bytes: None,
+        executions: place.executions,
+        loop_depth: place.loop_depth,
+        asynchronous: place.asynchronous,
+        name: instruction.name.clone(),
+        computation: place.computation.name.clone(),
+        op_name: op_name(instruction).to_owned(),
+        source: None,
+    };
+    let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
+    match permutes && !moves {
+        true => entry.moved_bytes = Some(0),
+        false if is_fused_reduce_scatter(computation, step) => {
+            entry.become_kind(Communication::Collective(CollectiveKind::ReduceScatter));
         }
-        self.stack.push(id);
-        for instruction in computation.instructions() {
-            match communication(&instruction.opcode) {
-                Some((kind, asynchronous)) => self.entry(computation, instruction, kind, asynchronous, around),
-                None => self.called(computation, instruction, around),
-            }
-        }
-        self.stack.pop();
+        false => entry.become_kind(kind),
     }
-
-    fn called(&mut self, computation: &Computation<'_>, instruction: &HloInstructionProto, around: Around) {
-        let callees = instruction.called_computation_ids.as_slice();
-        match instruction.opcode.as_str() {
-            "while" => {
-                let count = trip_count::of(self.module, computation, instruction);
-                let times = |count: Option<u64>| count.map_or(Amount::Unknown, |count| around.executions.times(count));
-                let inside = |count| Around { executions: times(count), loop_depth: around.loop_depth + 1, ..around };
-                // The condition follows the body. It is asked once more than it says yes.
-                for (&callee, count) in callees.iter().zip([count, count.map(|count| count.saturating_add(1))]) {
-                    self.computation(callee, inside(count));
-                }
-            }
-            "conditional" => {
-                let executions = around.executions.bound().map_or(Amount::Unknown, Amount::AtMost);
-                callees.iter().for_each(|&callee| self.computation(callee, Around { executions, ..around }));
-            }
-            "fusion" if is_reduce_scatter(self.module, instruction) => {
-                let first = self.entries.len();
-                callees.iter().for_each(|&callee| self.computation(callee, around));
-                let kind = Communication::Collective(CollectiveKind::ReduceScatter);
-                self.entries[first..].iter_mut().for_each(|entry| entry.become_kind(kind));
-            }
-            // Their later halves name the same computation.
-            "async-update" | "async-done" => {}
-            "async-start" => {
-                callees.iter().for_each(|&callee| self.computation(callee, Around { asynchronous: true, ..around }));
-            }
-            "fusion" | "call" => callees.iter().for_each(|&callee| self.computation(callee, around)),
-            // Whoever implements it calls it as often as it likes.
-            "custom-call" => {
-                let around = Around { executions: Amount::Unknown, ..around };
-                callees.iter().for_each(|&callee| self.computation(callee, around));
-            }
-            // Reducers and comparators compute scalars.
-            _ => {}
-        }
-    }
-
-    fn entry(
-        &mut self,
-        computation: &Computation<'_>,
-        instruction: &HloInstructionProto,
-        kind: Communication,
-        asynchronous: bool,
-        around: Around,
-    ) {
-        let permutes = kind == Communication::Collective(CollectiveKind::CollectivePermute);
-        let groups = DeviceGroups::of(instruction);
-        let group_size = if permutes { None } else { group_size(instruction, kind, &groups, self.devices) };
-        let metadata = instruction.metadata.as_deref();
-        let mut entry = ModuleCollective {
-            kind,
-            groups,
-            group_size,
-            operand_count: instruction.operand_ids.len(),
-            bytes: operand_bytes(computation, instruction),
-            moved_bytes: None,
-            executions: around.executions,
-            loop_depth: around.loop_depth,
-            asynchronous: asynchronous || around.asynchronous,
-            name: instruction.name.clone(),
-            computation: computation.name().to_owned(),
-            op_name: metadata.map(|metadata| metadata.op_name.clone()).unwrap_or_default(),
-            source: metadata
-                .filter(|metadata| !metadata.source_file.is_empty())
-                .map(|metadata| format!("{}:{}", metadata.source_file, metadata.source_line)),
-        };
-        let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
-        match permutes && !moves {
-            true => entry.moved_bytes = Some(0),
-            false => entry.become_kind(kind),
-        }
-        self.entries.push(entry);
-    }
+    entry
 }
 
 impl ModuleCollective {
@@ -218,8 +211,21 @@ impl ModuleCollective {
     }
 }
 
+/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism writes.
+fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
+    let device = |id: i64| u64::try_from(id).unwrap_or(0);
+    if let Some(attributes) = &instruction.frontend_attributes
+        && let Some(text) = attributes.map.get("_xla_send_recv_source_target_pairs")
+    {
+        let numbers: Vec<u64> =
+            text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+        return numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    }
+    instruction.source_target_pairs.iter().map(|pair| (device(pair.source), device(pair.target))).collect()
+}
+
 /// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-fn communication(opcode: &str) -> Option<(Communication, bool)> {
+pub(super) fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),
         None => (opcode, false),
@@ -275,13 +281,13 @@ fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProt
     operands.try_fold(0u64, |sum, operand| Some(sum.saturating_add(shape_bytes(operand?.shape.as_ref()?)?)))
 }
 
-/// Whether a fusion is an all-reduce of which each device keeps a part.
-fn is_reduce_scatter(module: &Module<'_>, fusion: &HloInstructionProto) -> bool {
-    let Some(callee) = module.callee(fusion, 0) else { return false };
-    let count = |opcode: &str| callee.instructions().iter().filter(|found| found.opcode == opcode).count();
-    count("all-reduce") == 1
-        && callee.root().is_some_and(|root| {
-            root.opcode == "dynamic-slice"
-                && callee.operand(root, 0).is_some_and(|operand| operand.opcode == "all-reduce")
-        })
+/// Whether an instruction is the one all-reduce of a fusion, of which each device keeps a part.
+fn is_fused_reduce_scatter(computation: &Computation<'_>, step: Step<'_, '_>) -> bool {
+    let Some(root) = computation.root() else { return false };
+    let is = |found: &HloInstructionProto| found.opcode == "all-reduce";
+    step.place.caller.is_some_and(|caller| caller.via == Via::Fusion)
+        && is(step.instruction)
+        && root.opcode == "dynamic-slice"
+        && root.operand_ids.first() == Some(&step.instruction.id)
+        && computation.instructions().iter().filter(|found| is(found)).nth(1).is_none()
 }

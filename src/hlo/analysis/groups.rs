@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::hlo::proto::{HloInstructionProto, IotaReplicaGroupListProto, MeshAxesReplicaGroupListProto, ReplicaGroup};
+use crate::hlo::proto::{
+    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto,
+    MeshAxesReplicaGroupListProto, MeshProto, OpSharding, ReplicaGroup,
+};
 
 /// How many devices a program runs on. What XLA partitions, or we do, has one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +23,51 @@ impl Devices {
     }
 }
 
+/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one, if they
+/// name none.
+pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) -> Devices {
+    let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
+    let (replicas, partitions) =
+        config.map_or((1, 1), |config| (positive(config.replica_count), positive(config.num_partitions)));
+    if replicas.saturating_mul(partitions) > 1 {
+        return Devices { replicas, partitions };
+    }
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let (mut named, mut across_partitions) = (1, false);
+    for instruction in instructions {
+        let groups = DeviceGroups::of(instruction).largest();
+        let pairs = instruction
+            .source_target_pairs
+            .iter()
+            .map(|pair| positive(pair.source.max(pair.target).saturating_add(1)))
+            .max();
+        if groups.is_some() || pairs.is_some() {
+            across_partitions |= instruction.channel_id > 0;
+        }
+        let tiles = instruction.sharding.as_deref().map(sharded_over);
+        named = [groups, pairs, tiles].into_iter().flatten().fold(named, u64::max);
+        across_partitions |= tiles.is_some();
+    }
+    match across_partitions {
+        true => Devices { replicas: 1, partitions: named },
+        false => Devices { replicas: named, partitions: 1 },
+    }
+}
+
+/// The devices over which a value is split.
+fn sharded_over(sharding: &OpSharding) -> u64 {
+    let product = |sizes: &mut dyn Iterator<Item = i64>| {
+        sizes.fold(1u64, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0).max(1)))
+    };
+    let tiles = product(&mut sharding.tile_assignment_dimensions.iter().copied());
+    let mesh = sharding.named_sharding.as_ref().and_then(|named| named.mesh.as_ref());
+    let mesh = mesh.map_or(1, |mesh| product(&mut mesh.axes.iter().map(|axis| axis.size)));
+    sharding.tuple_shardings.iter().map(sharded_over).fold(tiles.max(mesh), u64::max)
+}
+
 /// The groups of a collective, in the form in which the module has them. Numbers are those of devices, replicas or partitions,
 /// as the instruction's other attributes say (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceGroups {
     /// All are one group.
     One,
@@ -37,8 +82,7 @@ pub enum DeviceGroups {
         /// Which dimension goes where.
         permutation: Vec<usize>,
     },
-    /// A form that is not read here: axes (V3) of a mesh whose devices are transposed or that is not there, or axes that it
-    /// does not have.
+    /// A form that is not read here: axes (V3) of a mesh that is not there, or axes that it does not have.
     Unreadable,
 }
 
@@ -78,7 +122,7 @@ impl DeviceGroups {
 
     /// Groups along axes of a mesh, or parts of axes: those are axes of a finer mesh.
     fn mesh_axes(list: &MeshAxesReplicaGroupListProto) -> Option<DeviceGroups> {
-        let mesh = list.mesh.as_ref().filter(|mesh| mesh.iota_transform.is_none())?;
+        let mesh = list.mesh.as_ref()?;
         // Of each axis the sizes into which it is cut, major to minor: a part has `pre_size` steps before it.
         let positive = |size: i64| u64::try_from(size).ok().filter(|&size| size > 0);
         let sizes = mesh.axes.iter().map(|axis| positive(axis.size)).collect::<Option<Vec<u64>>>()?;
@@ -106,14 +150,14 @@ impl DeviceGroups {
                 dims.push((to % from == 0).then_some(to / from)?);
             }
         }
-        let group_size = members.iter().flatten().map(|&dim| dims[dim]).product();
+        let group_size = members.iter().flatten().try_fold(1u64, |size, &dim| size.checked_mul(dims[dim]))?;
         let permutation: Vec<usize> = others.into_iter().chain(members.into_iter().flatten()).collect();
-        if mesh.device_ids.is_empty() {
+        let Some(device_ids) = device_ids(mesh)? else {
             return Some(DeviceGroups::Iota { group_size, dims, permutation });
-        }
-        let device = |at: u64| u64::try_from(*mesh.device_ids.get(usize::try_from(at).ok()?)?).ok();
+        };
+        let device = |at: u64| device_ids.get(usize::try_from(at).ok()?).copied();
         let devices = transposed_iota(&dims, &permutation)?.into_iter().map(device).collect::<Option<Vec<u64>>>()?;
-        Some(DeviceGroups::Lists(devices.chunks(group_size as usize).map(<[u64]>::to_vec).collect()))
+        Some(DeviceGroups::Lists(devices.chunks(usize::try_from(group_size).ok()?).map(<[u64]>::to_vec).collect()))
     }
 
     /// Members of the largest group; `None` where the module does not say.
@@ -122,6 +166,15 @@ impl DeviceGroups {
             DeviceGroups::One | DeviceGroups::Unreadable => None,
             DeviceGroups::Lists(lists) => lists.iter().map(|list| list.len() as u64).max(),
             DeviceGroups::Iota { group_size, .. } => Some(*group_size),
+        }
+    }
+
+    /// One more than the largest number of a member; `None` where the module does not say.
+    fn largest(&self) -> Option<u64> {
+        match self {
+            DeviceGroups::One | DeviceGroups::Unreadable => None,
+            DeviceGroups::Lists(lists) => lists.iter().flatten().max().map(|&last| last.saturating_add(1)),
+            DeviceGroups::Iota { dims, .. } => Some(dims.iter().fold(1, |product, &size| product.saturating_mul(size))),
         }
     }
 
@@ -138,12 +191,39 @@ impl DeviceGroups {
     }
 }
 
+/// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that is their
+/// own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's partitioner makes such
+/// meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
+fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
+    match &mesh.iota_transform {
+        Some(transform) => {
+            let dims = transform.reshape_dims.iter().map(|&size| u64::try_from(size).ok());
+            let permutation = transform.transpose_perm.iter().map(|&dim| usize::try_from(dim).ok());
+            let devices =
+                transposed_iota(&dims.collect::<Option<Vec<_>>>()?, &permutation.collect::<Option<Vec<_>>>()?)?;
+            Some(Some(devices))
+        }
+        None if mesh.device_ids.is_empty() => Some(None),
+        None => Some(Some(mesh.device_ids.iter().map(|&id| u64::try_from(id).ok()).collect::<Option<_>>()?)),
+    }
+}
+
+/// More devices than any program has: a module that says so is not believed.
+const DEVICE_LIMIT: u64 = 1 << 24;
+
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
-/// dimensions.
+/// dimensions. Where none is stated, none is permuted.
 fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
-    let mut strides = vec![1; dims.len()];
+    let identity: Vec<usize> = (0..dims.len()).collect();
+    let permutation = if permutation.is_empty() { &identity } else { permutation };
+    let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;
+    let distinct: BTreeSet<usize> = permutation.iter().copied().collect();
+    if count > DEVICE_LIMIT || distinct.len() != dims.len() {
+        return None;
+    }
+    let mut strides = vec![1u64; dims.len()];
     for dim in (1..dims.len()).rev() {
-        strides[dim - 1] = strides[dim] * dims[dim];
+        strides[dim - 1] = strides[dim].checked_mul(dims[dim])?;
     }
     let mut elements = vec![0];
     for &dim in permutation {
@@ -193,10 +273,9 @@ mod tests {
             Some(2),
             Some(across),
         );
-        let along = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64]| {
+        let along_mesh = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64], iota_transform| {
             let axis = |size| mesh_proto::MeshAxis { name: "axis".into(), size };
-            let mesh =
-                MeshProto { axes: vec![axis(2), axis(4)], device_ids: device_ids.to_vec(), iota_transform: None };
+            let mesh = MeshProto { axes: vec![axis(2), axis(4)], device_ids: device_ids.to_vec(), iota_transform };
             let part = |(pre_size, size)| axis_ref_proto::SubAxis { pre_size, size };
             let axis = |&(mesh_axis_index, sub_axis): &(i64, Option<(i64, i64)>)| AxisRefProto {
                 mesh_axis_index,
@@ -205,13 +284,21 @@ mod tests {
             let list = MeshAxesReplicaGroupListProto { mesh: Some(mesh), axes: axes.iter().map(axis).collect() };
             HloInstructionProto { mesh_axes_replica_group_list: Some(Box::new(list)), ..none() }
         };
+        let along = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64]| along_mesh(axes, device_ids, None);
         check(along(&[(0, None)], &[]), Some(2), Some(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]));
         check(along(&[(1, None), (0, None)], &[]), Some(8), Some(&[&[0, 4, 1, 5, 2, 6, 3, 7]]));
         check(along(&[(1, Some((1, 2)))], &[]), Some(2), Some(&[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]));
         check(along(&[(1, Some((2, 2)))], &[]), Some(2), Some(&[&[0, 1], &[2, 3], &[4, 5], &[6, 7]]));
         let reversed = [7, 6, 5, 4, 3, 2, 1, 0];
         check(along(&[(0, None)], &reversed), Some(2), Some(&[&[7, 3], &[6, 2], &[5, 1], &[4, 0]]));
-        for unreadable in [along(&[(2, None)], &[]), along(&[(1, Some((3, 2)))], &[])] {
+        // Devices in the order 0 2 4 6 1 3 5 7.
+        let transposed = |dims: &[i64]| {
+            let transform = mesh_proto::IotaTransform { reshape_dims: dims.to_vec(), transpose_perm: vec![1, 0] };
+            along_mesh(&[(0, None)], &[], Some(transform))
+        };
+        check(transposed(&[4, 2]), Some(2), Some(&[&[0, 1], &[2, 3], &[4, 5], &[6, 7]]));
+        let huge = [transposed(&[4, 1]), transposed(&[1 << 40, 1 << 40]), transposed(&[-4, 2])];
+        for unreadable in huge.into_iter().chain([along(&[(2, None)], &[]), along(&[(1, Some((3, 2)))], &[])]) {
             assert_eq!(DeviceGroups::of(&unreadable), DeviceGroups::Unreadable);
         }
     }

@@ -2,15 +2,48 @@
 //!
 //! | module | what it finds |
 //! |---|---|
+//! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
+//! | [`chips`] | What accelerators can do, and where that is published. |
 //! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::partition::Ledger). |
+//! | [`cost`](mod@cost) | Operations, bytes and the time that a chip needs for them, for each instruction, loop and scope. |
+//! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
+//! | [`explain`] | Where a value's sharding is stated. |
 //! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
+//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak, what is live at it, and the curve over the schedule. |
+//! | [`scopes`] | The module as a graph of its scopes. |
+//! | [`shardings`](mod@shardings) | How values are split, as the module states it. |
+//! | [`source`] | The source line and the scope of an instruction. |
 //! | [`trip_count`] | How often a loop runs. |
+//! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
 
+pub mod axes;
+pub mod chips;
 pub mod collectives;
+pub mod cost;
+pub mod diff;
+pub mod explain;
 pub mod groups;
 mod index;
+pub mod memory;
+pub mod scopes;
+pub mod shardings;
 mod size;
+pub mod source;
 pub mod trip_count;
+pub mod walk;
 
-pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives};
-pub use groups::{DeviceGroups, Devices};
+pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
+pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
+pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
+pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
+pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
+pub use explain::{StatedFrom, TracedStep, trace_sharding};
+pub use groups::{DeviceGroups, Devices, device_count};
+pub use memory::{
+    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
+    memory_of_dump, memory_of_walk,
+};
+pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
+pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
+pub use source::{SourceLine, Sources};
+pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -31,6 +31,20 @@ pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     }
 }
 
+/// Elements of an array; of a tuple, those of all its arrays. 0 for what has none.
+pub(super) fn elements(shape: &ShapeProto) -> u64 {
+    match PrimitiveType::try_from(shape.element_type) {
+        Ok(PrimitiveType::Tuple) => shape.tuple_shapes.iter().fold(0, |sum, part| sum.saturating_add(elements(part))),
+        Ok(PrimitiveType::Token | PrimitiveType::OpaqueType | PrimitiveType::Invalid) | Err(_) => 0,
+        Ok(_) => product(shape.dimensions.iter().copied()),
+    }
+}
+
+/// The product of sizes; a negative one counts as 0.
+pub(super) fn product(sizes: impl IntoIterator<Item = i64>) -> u64 {
+    sizes.into_iter().fold(1, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0)))
+}
+
 /// Bytes of an array.
 pub(super) fn array_bytes(element_type: i32, dimensions: &[i64]) -> Option<u64> {
     let elements =

@@ -142,7 +142,7 @@ impl Amount {
     }
 
     /// As an upper bound.
-    fn or_less(self) -> Amount {
+    pub(crate) fn or_less(self) -> Amount {
         self.bound().map_or(Amount::Unknown, Amount::AtMost)
     }
 }

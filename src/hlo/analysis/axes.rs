@@ -1,0 +1,353 @@
+//! Device groups as axes of a mesh.
+//!
+//! HLO numbers devices; people name the directions in which they lie. Over the mesh `data=2,fsdp=4` the groups
+//! `{{0,1,2,3},{4,5,6,7}}` are along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the part of size
+//! 2 with 1 step before it, as Shardy writes it.
+//!
+//! Groups are taken apart into strides ([`Strides`]) once, whatever form they have; for the iota form that takes no look at
+//! single devices.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::groups::DeviceGroups;
+use crate::hlo::proto::{HloModuleProto, MeshProto, OpSharding};
+use crate::sharding::Mesh;
+
+/// An axis of a mesh, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AxisPart {
+    /// The axis.
+    pub name: String,
+    /// For a part: the product of the sizes of the parts of the axis before it (more major), and its own size.
+    pub part: Option<(u64, u64)>,
+}
+
+impl fmt::Display for AxisPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.part {
+            None => f.write_str(&self.name),
+            Some((before, size)) => write!(f, "{}:({before}){size}", self.name),
+        }
+    }
+}
+
+impl Serialize for AxisPart {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Groups that are copies of one another: a group holds the devices `first + i * stride` for each `i` below a size, along each of
+/// these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Strides(Vec<(u64, u64)>);
+
+impl Strides {
+    /// The strides of groups, smallest first; none where the groups are not copies of one another, or not on such a grid.
+    pub fn of(groups: &DeviceGroups, device_count: u64) -> Option<Strides> {
+        match groups {
+            DeviceGroups::One => Some(Strides(vec![(device_count, 1)])),
+            DeviceGroups::Lists(lists) => Strides::of_lists(lists),
+            DeviceGroups::Iota { group_size, dims, permutation } => Strides::of_iota(*group_size, dims, permutation),
+            DeviceGroups::Unreadable => None,
+        }
+    }
+
+    fn of_lists(lists: &[Vec<u64>]) -> Option<Strides> {
+        let sorted = |list: &Vec<u64>| {
+            let mut list = list.clone();
+            list.sort_unstable();
+            list
+        };
+        let first = sorted(lists.first()?);
+        let base = *first.first()?;
+        let offsets: Vec<u64> = first.iter().map(|&device| device - base).collect();
+        let strides = Strides::of_offsets(&offsets)?;
+        let is_copy = |list: &Vec<u64>| {
+            let list = sorted(list);
+            let Some(&base) = list.first() else { return false };
+            let starts = strides.0.iter().all(|&(size, stride)| (base / stride).is_multiple_of(size));
+            starts && list.len() == offsets.len() && list.iter().zip(&offsets).all(|(&at, &offset)| at - base == offset)
+        };
+        lists.iter().all(is_copy).then_some(strides)
+    }
+
+    /// Sorted offsets from the first device: each stride is the first offset that those before do not make.
+    fn of_offsets(offsets: &[u64]) -> Option<Strides> {
+        let mut strides = Vec::new();
+        let mut made = 1usize;
+        while made < offsets.len() {
+            let stride = *offsets.get(made)?;
+            // So many copies of what is made follow at this distance.
+            let follows = |copy: usize| {
+                (0..made).all(|at| offsets.get(copy * made + at) == Some(&(offsets[at] + copy as u64 * stride)))
+            };
+            let copies = 1 + (1..).take_while(|&copy| follows(copy)).count();
+            if copies == 1 {
+                return None;
+            }
+            strides.push((copies as u64, stride));
+            made *= copies;
+        }
+        (made == offsets.len()).then_some(Strides(strides))
+    }
+
+    /// Groups are rows of the transposed array: its last dimensions, as many as make up a group.
+    fn of_iota(group_size: u64, dims: &[u64], permutation: &[usize]) -> Option<Strides> {
+        let stride =
+            |dim: usize| dims.get(dim + 1..)?.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+        let identity: Vec<usize>;
+        let order = match permutation {
+            [] => {
+                identity = (0..dims.len()).collect();
+                &identity
+            }
+            permutation => permutation,
+        };
+        let (mut left, mut strides) = (group_size, Vec::new());
+        for &dim in order.iter().rev() {
+            if left == 1 {
+                break;
+            }
+            let size = *dims.get(dim)?;
+            let taken = if size != 0 && left.is_multiple_of(size) { size } else { left };
+            if taken == 0 || !size.is_multiple_of(taken) {
+                return None;
+            }
+            strides.push((taken, stride(dim)?));
+            left /= taken;
+        }
+        strides.retain(|&(size, _)| size > 1);
+        strides.sort_unstable_by_key(|&(_, stride)| stride);
+        (left == 1).then_some(Strides(strides))
+    }
+
+    /// The axes, or parts of axes, that the strides are; none where they are not those of this mesh.
+    pub fn axes(&self, mesh: &Mesh) -> Option<Vec<AxisPart>> {
+        let mut left: u64 = self.0.iter().map(|&(size, _)| size).product();
+        let mut parts = Vec::new();
+        let mut below = mesh.device_count() as u64;
+        for axis in mesh.axes() {
+            // The axis takes device numbers apart between these two strides.
+            let size = mesh.size(axis) as u64;
+            let (above, name) = (below, mesh.name(axis));
+            below /= size;
+            // The parts within this axis, major first.
+            for &(count, stride) in self.0.iter().rev() {
+                let (low, high) = (stride.max(below), stride.checked_mul(count)?.min(above));
+                if low >= high {
+                    continue;
+                }
+                let divides = high.is_multiple_of(low) && above.is_multiple_of(high) && low.is_multiple_of(below);
+                if !divides {
+                    return None;
+                }
+                left /= high / low;
+                let part = (high != above || low != below).then_some((above / high, high / low));
+                parts.push(AxisPart { name: name.to_owned(), part });
+            }
+        }
+        (left == 1).then_some(parts)
+    }
+}
+
+/// `4 apart by 2`, for each stride.
+impl fmt::Display for Strides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (size, stride)) in self.0.iter().enumerate() {
+            write!(f, "{}{size} apart by {stride}", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Along which axes pairs of source and target move values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PairAxes {
+    /// The axes, major to minor: those along which any source lies elsewhere than its target.
+    pub axes: Vec<AxisPart>,
+    /// How far along a single axis, cyclically and the short way, where all go alike: 1 to the next device, -1 to the one before.
+    pub shift: Option<i64>,
+}
+
+/// The axes along which pairs of source and target lie; none where a device is not of this mesh.
+pub fn pair_axes(pairs: &[(u64, u64)], mesh: &Mesh) -> Option<PairAxes> {
+    let count = mesh.device_count() as u64;
+    if pairs.iter().any(|&(source, target)| source >= count || target >= count) {
+        return None;
+    }
+    let moving = || pairs.iter().filter(|(source, target)| source != target);
+    let step = |&(source, target): &(u64, u64), axis| {
+        let size = mesh.size(axis);
+        (mesh.axis_index(target as usize, axis) + size - mesh.axis_index(source as usize, axis)) % size
+    };
+    let crossed: Vec<_> = mesh.axes().filter(|&axis| moving().any(|pair| step(pair, axis) != 0)).collect();
+    let shift = match crossed.as_slice() {
+        &[axis] => {
+            let mut steps = moving().map(|pair| step(pair, axis));
+            let first = steps.next()?;
+            steps.all(|step| step == first).then(|| {
+                let (first, size) = (first as i64, mesh.size(axis) as i64);
+                if 2 * first > size { first - size } else { first }
+            })
+        }
+        _ => None,
+    };
+    let axes = crossed.iter().map(|&axis| AxisPart { name: mesh.name(axis).to_owned(), part: None }).collect();
+    Some(PairAxes { axes, shift })
+}
+
+/// The mesh that a module itself names: that of Shardy's attributes or of a named sharding. None where there is none, where there
+/// are several that differ, or where its devices are not in their plain order.
+pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
+    let attributes = module.frontend_attributes.iter().flat_map(|attributes| attributes.map.get("xla.sdy.meshes"));
+    let mut found: Vec<Mesh> = attributes.flat_map(|text| sdy_meshes(text)).collect();
+    let shardings = module.computations.iter().flat_map(|computation| &computation.instructions).filter_map(|it| {
+        let groups = it.mesh_axes_replica_group_list.as_ref().and_then(|list| list.mesh.as_ref());
+        groups.or_else(|| it.sharding.as_deref().and_then(named_mesh))
+    });
+    for mesh in shardings.filter_map(plain_mesh) {
+        if !found.contains(&mesh) {
+            found.push(mesh);
+        }
+    }
+    // A mesh of one device, or of none, is how a value says that it lies on a single one; one whose axes are called axis_0 and so on
+    // is XLA's own, of a single collective.
+    let is_named = |mesh: &Mesh| {
+        mesh.axis_names()
+            .any(|name| !name.strip_prefix("axis_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())))
+    };
+    found.retain(|mesh| mesh.device_count() > 1 && is_named(mesh));
+    found.dedup();
+    match found.as_slice() {
+        [mesh] => Some(mesh.clone()),
+        _ => None,
+    }
+}
+
+fn named_mesh(sharding: &OpSharding) -> Option<&MeshProto> {
+    let of = |sharding: &'_ OpSharding| sharding.named_sharding.as_ref().is_some_and(|named| named.mesh.is_some());
+    let named = std::iter::once(sharding).chain(&sharding.tuple_shardings).find(|sharding| of(sharding))?;
+    named.named_sharding.as_ref()?.mesh.as_ref()
+}
+
+fn plain_mesh(mesh: &MeshProto) -> Option<Mesh> {
+    let in_order = mesh.device_ids.iter().enumerate().all(|(at, &device)| at as i64 == device);
+    if !in_order || mesh.iota_transform.is_some() {
+        return None;
+    }
+    let axes = mesh.axes.iter().map(|axis| Some((axis.name.as_str(), usize::try_from(axis.size).ok()?)));
+    Mesh::new(axes.collect::<Option<Vec<_>>>()?).ok()
+}
+
+/// The meshes of `{mesh = #sdy.mesh<["data"=2, "fsdp"=4]>}`; one with a device order of its own is left out.
+fn sdy_meshes(text: &str) -> Vec<Mesh> {
+    let mut meshes = Vec::new();
+    for definition in text.split("sdy.mesh<").skip(1) {
+        let Some((axes, rest)) = definition.split_once(']') else { continue };
+        if rest.trim_start().starts_with(',') {
+            continue;
+        }
+        let axis = |part: &str| {
+            let (name, size) = part.split_once('=')?;
+            // The text may be a string within a string.
+            Some((name.trim().trim_matches(['\\', '"']).to_owned(), size.trim().parse::<usize>().ok()?))
+        };
+        let parts = axes.trim_start().trim_start_matches('[').split(',').filter(|part| !part.trim().is_empty());
+        let Some(axes) = parts.map(axis).collect::<Option<Vec<_>>>() else { continue };
+        meshes.extend(Mesh::new(axes.iter().map(|(name, size)| (name.as_str(), *size))));
+    }
+    meshes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(text: &str) -> Mesh {
+        let sizes =
+            text.split(',').map(|axis| axis.split_once('=').expect("a size").1.parse::<usize>().expect("a number"));
+        Mesh::parse(text, sizes.product()).expect("a mesh")
+    }
+
+    fn text(parts: Option<Vec<AxisPart>>) -> String {
+        let join = |parts: Vec<AxisPart>| parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        parts.map_or("none".to_owned(), join)
+    }
+
+    #[test]
+    fn groups_are_axes() {
+        let lists = |text: &str| {
+            let list = |list: &str| list.split(' ').map(|id| id.parse().expect("a number")).collect();
+            DeviceGroups::Lists(text.split(',').map(list).collect())
+        };
+        let iota = |group_size, dims: &[u64], permutation: &[usize]| DeviceGroups::Iota {
+            group_size,
+            dims: dims.to_vec(),
+            permutation: permutation.to_vec(),
+        };
+        let cases = [
+            ("data=2,fsdp=4", lists("0 1 2 3,4 5 6 7"), "fsdp"),
+            ("data=2,fsdp=4", lists("3 0 1 2,7 6 5 4"), "fsdp"),
+            ("data=2,fsdp=4", lists("0 4,1 5,2 6,3 7"), "data"),
+            ("data=2,fsdp=4", lists("0 1 2 3 4 5 6 7"), "data,fsdp"),
+            ("data=2,fsdp=4", DeviceGroups::One, "data,fsdp"),
+            ("data=2,fsdp=4", lists("0 2,1 3,4 6,5 7"), "fsdp:(1)2"),
+            ("data=2,fsdp=4", lists("0 1,2 3,4 5,6 7"), "fsdp:(2)2"),
+            ("data=2,fsdp=4", lists("0 2 4 6,1 3 5 7"), "data,fsdp:(1)2"),
+            ("data=2,fsdp=2,tensor=2", lists("0 1 4 5,2 3 6 7"), "data,tensor"),
+            ("data=2,fsdp=2,tensor=2", lists("0 1 2 3,4 5 6 7"), "fsdp,tensor"),
+            ("data=2,fsdp=4", lists("0,1,2,3,4,5,6,7"), ""),
+            ("data=2,fsdp=4", lists("0 1,2 3,4 6,5 7"), "none"),
+            ("data=2,fsdp=4", lists("0 3,1 2,4 7,5 6"), "none"),
+            ("data=2,fsdp=4", lists("1 2,3 4,5 6,7 0"), "none"),
+            ("data=2,fsdp=3", lists("0 1,2 3,4 5"), "none"),
+            ("data=2,fsdp=4", iota(4, &[8], &[]), "fsdp"),
+            ("data=2,fsdp=4", iota(2, &[2, 4], &[1, 0]), "data"),
+            ("data=2,fsdp=2,tensor=2", iota(4, &[2, 2, 2], &[1, 0, 2]), "data,tensor"),
+            ("data=512,fsdp=12", iota(512, &[512, 12], &[1, 0]), "data"),
+            ("data=2,fsdp=4", iota(3, &[8], &[]), "none"),
+            ("data=2,fsdp=4", iota(4, &[], &[5]), "none"),
+            ("data=2,fsdp=4", DeviceGroups::Unreadable, "none"),
+        ];
+        for (axes, groups, expected) in cases {
+            let mesh = mesh(axes);
+            let strides = Strides::of(&groups, mesh.device_count() as u64);
+            assert_eq!(text(strides.and_then(|strides| strides.axes(&mesh))), expected, "{axes} {groups:?}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_shifts() {
+        let ring = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)];
+        let cases: [(&str, &[(u64, u64)], &str, Option<i64>); 6] = [
+            ("data=2,stage=4", &ring, "stage", Some(1)),
+            ("data=2,stage=4", &[(1, 0), (2, 1), (3, 2)], "stage", Some(-1)),
+            ("data=2,stage=4", &[(0, 4), (4, 0)], "data", Some(1)),
+            ("data=2,stage=4", &[(0, 1), (1, 3)], "stage", None),
+            ("data=2,stage=4", &[(0, 5)], "data,stage", None),
+            ("data=2,stage=4", &[(3, 3)], "", None),
+        ];
+        for (axes, pairs, expected, shift) in cases {
+            let found = pair_axes(pairs, &mesh(axes)).expect("devices of the mesh");
+            assert_eq!((text(Some(found.axes)).as_str(), found.shift), (expected, shift), "{pairs:?}");
+        }
+        assert_eq!(pair_axes(&[(0, 8)], &mesh("data=2,stage=4")), None);
+    }
+
+    #[test]
+    fn modules_name_their_mesh() {
+        let of = |meshes: &str| {
+            let map = [("xla.sdy.meshes".to_owned(), meshes.to_owned())].into();
+            let frontend_attributes = Some(crate::hlo::proto::FrontendAttributes { map });
+            mesh_of(&HloModuleProto { frontend_attributes, ..HloModuleProto::default() }).map(|mesh| mesh.to_string())
+        };
+        assert_eq!(of(r#"{mesh = #sdy.mesh<["data"=2, "fsdp"=4]>}"#).as_deref(), Some("data=2,fsdp=4"));
+        assert_eq!(of(r#"{\"mesh\" = #sdy.mesh<[\"x\"=8]>, empty = #sdy.mesh<[]>}"#).as_deref(), Some("x=8"));
+        assert_eq!(of(r#"{a = #sdy.mesh<["x"=8]>, b = #sdy.mesh<["y"=4]>}"#), None);
+        assert_eq!(of(r#"{a = #sdy.mesh<["x"=2], device_ids=[1, 0]>}"#), None);
+        assert_eq!(of("{a = #sdy.mesh<["), None);
+    }
+}

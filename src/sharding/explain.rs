@@ -1,0 +1,326 @@
+//! Why a value is sharded as it is: from itself, step by step, to the rule or the constraint that began it.
+//!
+//! Propagation notes for each value which node gave it its spec, and when. Going back is then a matter of looking, among the other
+//! tensors of that node, for the one that had the axes before: times fall at every step, so the chain ends, at a port of the
+//! program, at a `reshard`, or at a value of which nothing said anything.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::propagate::{Tie, ties};
+use super::{Mesh, RowKind, ShardingRow, ShardingTable, Shardings, Spec, SpecOrigin};
+use crate::ir::{Definition, Graph, Name, Node, NodeRef, Origin, Value};
+use crate::suggest::did_you_mean;
+
+/// One value on the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExplainedStep {
+    /// The path of a port; scope and op of any other value.
+    pub name: String,
+    /// Its global type.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Its spec.
+    pub spec: String,
+    /// Where the spec comes from.
+    pub because: String,
+    /// The user's source line as `file:line`, if there is one.
+    pub source: Option<String>,
+}
+
+/// Why a value has its spec: the value first, the origin last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// The way.
+    pub steps: Vec<ExplainedStep>,
+}
+
+/// A value that nothing is called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no tensor is called \"{query}\"{suggestion}; name an input or output by its path (such as {example}), a value by its scope \
+     (layers/attention), or a source line (model.rs:42)"
+)]
+pub struct UnknownTensor {
+    /// What was asked for.
+    pub query: String,
+    /// A name that is near, if any.
+    pub suggestion: String,
+    /// A name that there is.
+    pub example: String,
+}
+
+/// The graph that a value is in: the program's, or a body of a node of another.
+#[derive(Clone, Copy)]
+struct Level<'a> {
+    graph: &'a Graph,
+    shardings: &'a Shardings,
+    /// The node whose body it is, the number of the body, and the level of that node.
+    around: Option<(NodeRef<'a>, usize, usize)>,
+}
+
+/// A value in a level.
+type Place = (usize, Value);
+
+struct Levels<'a> {
+    levels: Vec<Level<'a>>,
+    mesh: &'a Mesh,
+    table: Option<&'a ShardingTable>,
+}
+
+/// Explains the values that a name stands for: the path of an input or output (or its end: `wq`), a scope path or its end
+/// (`layers/attention`), or `file:line`. At most so many are explained, ports first.
+///
+/// # Errors
+/// Nothing is called so.
+pub fn explain(
+    graph: &Graph,
+    shardings: &Shardings,
+    mesh: &Mesh,
+    table: Option<&ShardingTable>,
+    query: &str,
+    most: usize,
+) -> Result<Vec<Explanation>, UnknownTensor> {
+    let levels = Levels::of(graph, shardings, mesh, table);
+    let mut places = levels.ports(query);
+    if places.is_empty() {
+        places = levels.values(query);
+    }
+    if places.is_empty() {
+        let paths = || graph.input_info().iter().chain(graph.output_info()).map(|info| &*info.path);
+        let nodes: BTreeSet<String> =
+            levels.levels.iter().flat_map(|level| level.graph.nodes()).map(|node| node_name(&node)).collect();
+        return Err(UnknownTensor {
+            query: query.to_owned(),
+            suggestion: did_you_mean(query, paths().chain(nodes.iter().map(String::as_str))),
+            example: paths().next().unwrap_or_default().to_owned(),
+        });
+    }
+    Ok(places.into_iter().take(most).map(|place| levels.explain(place)).collect())
+}
+
+impl<'a> Levels<'a> {
+    fn of(graph: &'a Graph, shardings: &'a Shardings, mesh: &'a Mesh, table: Option<&'a ShardingTable>) -> Levels<'a> {
+        let mut levels = vec![Level { graph, shardings, around: None }];
+        let mut next = 0;
+        while let Some(&Level { graph, shardings, .. }) = levels.get(next) {
+            for node in graph.nodes() {
+                for (index, body) in node.op().regions().enumerate() {
+                    if let Some(shardings) = shardings.body(node.id, index) {
+                        levels.push(Level { graph: body, shardings, around: Some((node, index, next)) });
+                    }
+                }
+            }
+            next += 1;
+        }
+        Levels { levels, mesh, table }
+    }
+
+    fn ports(&self, query: &str) -> Vec<Place> {
+        let graph = self.levels[0].graph;
+        let inputs = graph.inputs().iter().zip(graph.input_info());
+        let outputs = graph.outputs().iter().zip(graph.output_info());
+        let named = |exact: bool| -> Vec<Place> {
+            let is_it = |path: &str| match exact {
+                true => path == query,
+                false => path.strip_suffix(query).is_some_and(|rest| rest.ends_with('.')),
+            };
+            let both = inputs.clone().chain(outputs.clone());
+            both.filter(|(_, info)| is_it(&info.path)).map(|(&value, _)| (0, value)).collect()
+        };
+        let exact = named(true);
+        if exact.is_empty() { named(false) } else { exact }
+    }
+
+    /// Results of nodes in a scope, or of a source line.
+    fn values(&self, query: &str) -> Vec<Place> {
+        let is_it = |node: &NodeRef<'_>| {
+            let name = node_name(node);
+            let in_scope = name == query || node.origin().scope.path() == query || name.ends_with(&format!("/{query}"));
+            in_scope
+                || source_of(node.origin())
+                    .is_some_and(|source| source == query || source.ends_with(&format!("/{query}")))
+        };
+        let of_level = |(index, level): (usize, &Level<'a>)| {
+            let nodes = level.graph.nodes().filter(is_it).filter(|node| node.results().len() > 0);
+            nodes.map(|node| (index, node.result())).collect::<Vec<_>>()
+        };
+        self.levels.iter().enumerate().flat_map(of_level).collect()
+    }
+
+    fn explain(&self, place: Place) -> Explanation {
+        let mut steps = Vec::new();
+        let mut at = place;
+        loop {
+            let next = self.before(at);
+            steps.push(self.step(at, next));
+            match next {
+                Some((place, _)) => at = place,
+                None => return Explanation { steps },
+            }
+        }
+    }
+
+    fn step(&self, place: Place, next: Option<(Place, Node)>) -> ExplainedStep {
+        let Level { graph, shardings, .. } = self.levels[place.0];
+        let value = place.1;
+        let (name, source) = self.name(place);
+        let because = match (shardings.origin(value), next) {
+            (_, Some((next, _))) => {
+                let (from, _) = self.name(next);
+                match self.levels[place.0].shardings.origin(value) {
+                    SpecOrigin::Through(node) => format!("through {} from {from}", self.through(place, node)),
+                    _ => format!("from {from}"),
+                }
+            }
+            (SpecOrigin::Nothing, _) => "nothing says anything of it: every device has the whole".to_owned(),
+            (SpecOrigin::Port, _) => self.port_reason(place),
+            (SpecOrigin::Constraint(node), _) => self.constraint_reason(graph.node(node)),
+            (SpecOrigin::Through(node), _) => format!("decided at {}", self.through(place, node)),
+        };
+        let spec = shardings.spec(value).display(self.mesh).to_string();
+        ExplainedStep { name, ty: graph.ty(value).to_string(), spec, because, source }
+    }
+
+    /// What is called how, and where it was written.
+    fn name(&self, (level, value): Place) -> (String, Option<String>) {
+        let graph = self.levels[level].graph;
+        let port = |values: &[Value], infos: &[crate::ir::PortInfo]| {
+            let found = values.iter().zip(infos).find(|(port, info)| **port == value && !info.path.is_empty());
+            found.map(|(_, info)| info.path.to_string())
+        };
+        match graph.definition(value) {
+            Definition::Input(index) => {
+                let path = port(graph.inputs(), graph.input_info()).filter(|_| level == 0);
+                let inside = || match self.levels[level].around {
+                    Some((node, ..)) => format!("{} input {index}", node_name(&node)),
+                    None => format!("input {index}"),
+                };
+                (path.unwrap_or_else(inside), None)
+            }
+            Definition::Result(node, _) => {
+                let node = graph.node(node);
+                let output = port(graph.outputs(), graph.output_info()).filter(|_| level == 0);
+                let name = output.map_or_else(|| node_name(&node), |path| format!("{path} ({})", node_name(&node)));
+                (name, source_of(node.origin()))
+            }
+        }
+    }
+
+    /// The node that passed a spec on to a value: one of its own graph, or the one whose body that is.
+    fn through(&self, (level, value): Place, node: Node) -> String {
+        let Level { graph, around, .. } = self.levels[level];
+        let own = || (node.index() < graph.node_count()).then(|| graph.node(node)).filter(|node| touches(node, value));
+        match (own(), around) {
+            (Some(node), _) => node_name(&node),
+            (None, Some((node, ..))) => node_name(&node),
+            (None, None) => "an operation".to_owned(),
+        }
+    }
+
+    /// The value that had the axes before, and the node by which they came.
+    fn before(&self, place: Place) -> Option<(Place, Node)> {
+        let (level, value) = place;
+        let Level { graph, shardings, around } = self.levels[level];
+        let SpecOrigin::Through(node) = shardings.origin(value) else { return None };
+        let mut candidates: Vec<Place> = Vec::new();
+        if node.index() < graph.node_count() {
+            let node = graph.node(node);
+            if touches(&node, value) {
+                candidates.extend(node.operands().iter().copied().chain(node.results()).map(|value| (level, value)));
+                let inner = |tie: &Tie| Some((self.level_of(level, node.id, tie.body)?, tie.inner));
+                candidates.extend(ties(node, node.op()).iter().filter(|tie| tie.outer == value).filter_map(inner));
+            }
+        }
+        if let Some((node, body, outer)) = around {
+            let ties = ties(node, node.op());
+            candidates
+                .extend(ties.iter().filter(|tie| tie.body == body && tie.inner == value).map(|tie| (outer, tie.outer)));
+        }
+        let (time, spec) = (shardings.time(value), shardings.spec(value));
+        let came_before = |&(level, other): &Place| {
+            let shardings = self.levels[level].shardings;
+            shardings.known(other).is_some() && shardings.time(other) < time && share_axes(shardings.spec(other), spec)
+        };
+        let first = candidates
+            .into_iter()
+            .filter(came_before)
+            .min_by_key(|&(level, other)| self.levels[level].shardings.time(other));
+        Some((first?, node))
+    }
+
+    /// The level of a body.
+    fn level_of(&self, level: usize, node: Node, body: usize) -> Option<usize> {
+        let is_it = |candidate: &Level<'_>| {
+            candidate.around.is_some_and(|(around, index, outer)| (around.id, index, outer) == (node, body, level))
+        };
+        self.levels.iter().position(is_it)
+    }
+
+    fn port_reason(&self, (_, value): Place) -> String {
+        let graph = self.levels[0].graph;
+        let (index, is_input) = match graph.inputs().iter().position(|&input| input == value) {
+            Some(index) => (index, true),
+            None => (graph.outputs().iter().position(|&output| output == value).unwrap_or(0), false),
+        };
+        let info = if is_input { &graph.input_info()[index] } else { &graph.output_info()[index] };
+        let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
+        let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
+        match row {
+            Some((table, row)) => rules_text(table, row),
+            None if is_input => "it is an input of the program".to_owned(),
+            None => "it is an output of the program, and has the spec of the input that it replaces".to_owned(),
+        }
+    }
+
+    fn constraint_reason(&self, node: NodeRef<'_>) -> String {
+        let place = |origin: Origin| (origin.scope, source_of(origin));
+        let named = |kind: &RowKind| matches!(kind, RowKind::Named(origin) if place(*origin) == place(node.origin()));
+        let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| named(&row.kind))?)));
+        let source = source_of(node.origin()).map(|source| format!(" at {source}")).unwrap_or_default();
+        match row {
+            Some((table, row)) => format!("the constraint{source}: {}", rules_text(table, row)),
+            None => format!("the constraint{source} states it"),
+        }
+    }
+}
+
+/// The names of a tensor's dimensions, and the rules for them.
+fn rules_text(table: &ShardingTable, row: &ShardingRow) -> String {
+    if row.axes.is_empty() {
+        return table.origin(row);
+    }
+    let dash = |name: &Name| if name.is_none() { "-".to_owned() } else { name.text() };
+    let names: Vec<String> = row.axes.iter().map(dash).collect();
+    let all = table.rules.get(row.role()).rules();
+    let mut rules: Vec<String> = Vec::new();
+    for (name, by) in row.axes.iter().zip(&row.by).filter(|(name, _)| !name.is_none()) {
+        let rule = match by.and_then(|place| all.get(place)) {
+            Some(rule) => rule.to_string(),
+            None => format!("no rule for {}", name.text()),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    format!("its axes are [{}]: {}", names.join(" "), rules.join(", "))
+}
+
+fn touches(node: &NodeRef<'_>, value: Value) -> bool {
+    node.operands().contains(&value) || node.results().any(|result| result == value)
+}
+
+/// Whether one spec may have come of the other: they have an axis in common.
+fn share_axes(a: &Spec, b: &Spec) -> bool {
+    a.used_axes().any(|axis| b.used_axes().any(|other| other == axis))
+}
+
+fn node_name(node: &NodeRef<'_>) -> String {
+    let (scope, op) = (node.origin().scope.path(), node.op().name());
+    if scope.is_empty() { op.to_owned() } else { format!("{scope}/{op}") }
+}
+
+fn source_of(origin: Origin) -> Option<String> {
+    origin.location.map(|location| format!("{}:{}", location.file(), location.line()))
+}

@@ -1,0 +1,131 @@
+"""JAX programs as compiled by jaxlib for the CPU, with what jaxlib says of their memory and cost.
+
+Each is a dump as XLA writes it: an HloProto of the compiled module and of XLA's buffer assignment. The numbers are those of
+`memory_analysis()` and `cost_analysis()`.
+
+    python tests/oracle/memory.py            writes tests/oracle/memory/
+    python tests/oracle/memory.py --check    compares with the files that are there
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_platforms", "cpu")
+# Paths that are the same on every machine.
+jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/(?=tests/oracle/)")
+
+import jax.numpy as jnp
+
+FOLDER = Path(__file__).parent / "memory"
+
+
+def mlp(params, x, y):
+    def loss(params):
+        h = x
+        for weight, bias in params[:-1]:
+            h = jax.nn.gelu(h @ weight + bias)
+        weight, bias = params[-1]
+        return jnp.mean((h @ weight + bias - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def scan_remat(weights, x):
+    @jax.checkpoint
+    def layer(h, weights):
+        up, down = weights
+        return h + jnp.tanh(h @ up) @ down, None
+
+    def loss(weights):
+        h, _ = jax.lax.scan(layer, x, weights)
+        return jnp.sum(h**2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return value, jax.tree.map(lambda p, g: p - 0.01 * g, weights, gradients)
+
+
+def convolution(kernel, x):
+    def loss(kernel):
+        h = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(jax.nn.softmax(h) ** 2)
+
+    return jax.grad(loss)(kernel)
+
+
+def attention(x, weights, mask):
+    def loss(weights):
+        q, k, v = (jnp.einsum("bte,ehd->bthd", x, weight) for weight in weights)
+        scores = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+        scores = jax.nn.softmax(jnp.where(mask, scores, -1e9))
+        return jnp.sum(jnp.einsum("bhts,bshd->bthd", scores, v) ** 2)
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def f32(*shape):
+    return jnp.zeros(shape, jnp.float32)
+
+
+PROGRAMS = {
+    "attention": (attention, (f32(4, 64, 128), [f32(128, 4, 32)] * 3, jnp.zeros((64, 64), bool)), ()),
+    "convolution": (convolution, (f32(3, 3, 8, 16), f32(4, 32, 32, 8)), ()),
+    "mlp": (mlp, ([(f32(256, 256), f32(256))] * 4, f32(128, 256), f32(128, 256)), (0,)),
+    "scan_remat": (scan_remat, ((f32(6, 128, 512), f32(6, 512, 128)), f32(64, 128)), (0,)),
+}
+
+
+def varint(number):
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes(out + bytes([number]))
+
+
+def field(number, message):
+    return varint(number << 3 | 2) + varint(len(message)) + message
+
+
+def compile_program(function, arguments, donated):
+    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
+    stats, costs = compiled.memory_analysis(), compiled.cost_analysis()
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    # HloProto.hlo_module and HloProto.buffer_assignment.
+    dump = field(1, module) + field(3, stats.serialized_buffer_assignment_proto)
+    numbers = {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "flops": costs["flops"],
+        "transcendentals": costs.get("transcendentals", 0.0),
+        "bytes": costs["bytes accessed"],
+    }
+    return dump, numbers
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    FOLDER.mkdir(exist_ok=True)
+    numbers = {}
+    for name, program in PROGRAMS.items():
+        dump, numbers[name] = compile_program(*program)
+        if not check:
+            (FOLDER / f"{name}.hlo.pb").write_bytes(dump)
+    text = json.dumps(numbers, indent=2) + "\n"
+    if check:
+        assert (FOLDER / "expected.json").read_text() == text, "the numbers have changed"
+        missing = [name for name in PROGRAMS if not (FOLDER / f"{name}.hlo.pb").exists()]
+        assert not missing, missing
+    else:
+        (FOLDER / "expected.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
