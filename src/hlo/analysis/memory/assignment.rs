@@ -36,6 +36,7 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
         aliased,
         temporaries,
         live_temporaries: replay.most.min(temporaries),
+        placed: true,
         constants: of(|allocation| allocation.is_constant),
         peak: held.saturating_add(temporaries),
         live_at_peak: live,
@@ -106,7 +107,9 @@ impl<'a> Buffers<'a> {
             name: instruction.map_or_else(|| format!("buffer {id}"), |instruction| instruction.name.clone()),
             kind,
             bytes: self.bytes(id),
-            shape: instruction.and_then(|found| part(found.shape.as_ref()?, &location?.shape_index)).unwrap_or_default(),
+            shape: instruction
+                .and_then(|found| part(found.shape.as_ref()?, &location?.shape_index))
+                .unwrap_or_default(),
             computation: found.map(|(computation, _)| (*computation).to_owned()).unwrap_or_default(),
             op_name: instruction.map(|instruction| op_name(instruction).to_owned()).unwrap_or_default(),
             source: instruction.and_then(|found| self.sources.line(found)).map(|line| line.to_string()),
