@@ -14,14 +14,14 @@ use meshloom::train::Stage;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
-    /// Prints JSON instead of text; its schema is in docs/hlo-dump.md
-    #[arg(long, global = true)]
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
     pub json: bool,
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
     pub color: Color,
     /// How to print numbers of bytes and operations
-    #[arg(long, global = true, value_name = "UNITS", default_value = "both")]
+    #[arg(long, global = true, value_name = "UNITS", default_value = "both", help_heading = "Printing")]
     pub units: Units,
 }
 

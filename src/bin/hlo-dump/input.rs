@@ -2,10 +2,9 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{Devices, device_count, mesh_of};
 use meshloom::hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
@@ -16,7 +15,7 @@ use meshloom::train::config::RunConfig;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::{compile, folder};
+use crate::{compile, folder, output};
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -112,12 +111,7 @@ pub fn busy(name: &str, bytes: usize) -> ProgressBar {
     if bytes < LARGE {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new_spinner().with_message(format!("reading {name} ({} MB)", bytes / 1_000_000));
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
+    output::spinner(format!("reading {name} ({} MB)", bytes / 1_000_000))
 }
 
 fn read_all(path: &Path) -> Result<Vec<u8>> {
@@ -208,7 +202,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
     let lowered = config.at_stage(stage)?;
     for warning in lowered.warnings() {
-        crate::output::warn(&warning);
+        output::warn(&warning);
     }
     let mesh = lowered.local_mesh.clone().or_else(|| lowered.mesh.clone());
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));

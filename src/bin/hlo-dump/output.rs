@@ -2,11 +2,13 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table as Grid, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::partition::Amount;
 use serde::Serialize;
 
@@ -51,6 +53,16 @@ pub fn note(text: &str) {
 
 pub fn warn(text: &str) {
     anstream::eprintln!("{} {text}", paint(WARN, "warning:"));
+}
+
+/// A sign of life, on a terminal, for what takes longer than people wait without one.
+pub fn spinner(doing: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(doing);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }
 
 /// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.
