@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::analysis::axes::{Strides, pair_axes};
 use meshloom::hlo::analysis::{Communication, Devices, ModuleCollective, ModuleCollectives, collectives};
-use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig, HloProto, SourceTarget};
+use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::read;
 use meshloom::partition::Amount;
 use meshloom::sharding::Mesh;
-use prost::Message;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -78,14 +77,7 @@ fn matching<'a>(pattern: &str, names: &'a BTreeSet<String>) -> Vec<&'a String> {
 
 fn read(name: &str) -> HloModuleProto {
     let bytes = fs::read(folder().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-    let module = if name.ends_with(".optimized.pb") {
-        HloModuleProtoWithConfig::decode(&*bytes).map(|outer| outer.hlo_module.expect("a module"))
-    } else if name.ends_with(".partitioned.pb") || name.ends_with(".hlo.pb") {
-        HloProto::decode(&*bytes).map(|outer| outer.hlo_module.expect("a module"))
-    } else {
-        HloModuleProto::decode(&*bytes)
-    };
-    module.unwrap_or_else(|error| panic!("{name}: {error}"))
+    read::read(&bytes, &read::Limits::default()).unwrap_or_else(|error| panic!("{name}: {error}")).module
 }
 
 fn exactly(amount: Amount) -> u64 {
@@ -95,25 +87,17 @@ fn exactly(amount: Amount) -> u64 {
     }
 }
 
-fn axes(found: &ModuleCollective, module: &HloModuleProto, mesh: &Mesh) -> String {
-    let mut instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
-    let instruction = instructions.find(|instruction| instruction.name == found.name).expect("it is there");
-    let pair = |pair: &SourceTarget| (pair.source as u64, pair.target as u64);
-    let pairs: Vec<_> = instruction.source_target_pairs.iter().map(pair).collect();
-    let parts = match pairs.is_empty() {
-        false => pair_axes(&pairs, mesh).map(|pairs| pairs.axes),
-        true => Strides::of(&found.groups, mesh.device_count() as u64).and_then(|strides| strides.axes(mesh)),
-    };
-    let parts = parts.unwrap_or_else(|| panic!("{}: no axes of {mesh}: {:?}", found.name, found.groups));
+fn axes(found: &ModuleCollective) -> String {
+    let parts = found.axes.as_ref().unwrap_or_else(|| panic!("{}: along no axes: {:?}", found.name, found.groups));
     parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// What was found, as rows of the manifest.
-fn rows(found: &ModuleCollectives, module: &HloModuleProto, mesh: &Mesh) -> Vec<Row> {
+fn rows(found: &ModuleCollectives) -> Vec<Row> {
     let mut rows = BTreeMap::new();
     for entry in &found.entries {
         let Communication::Collective(kind) = entry.kind else { panic!("{}: {:?}", entry.name, entry.kind) };
-        let key = (kind.to_string(), axes(entry, module, mesh), entry.bytes.expect("a size"));
+        let key = (kind.to_string(), axes(entry), entry.bytes.expect("a size"));
         let row: &mut (u64, u64, u64) = rows.entry(key).or_default();
         row.0 += 1;
         row.1 += exactly(entry.executions);
@@ -127,10 +111,10 @@ fn rows(found: &ModuleCollectives, module: &HloModuleProto, mesh: &Mesh) -> Vec<
 fn check(name: &str, expected: &Expected) {
     let module = read(name);
     let mesh = Mesh::parse(&expected.mesh, 8).unwrap_or_else(|error| panic!("{error}"));
-    let found = collectives(&module, Devices::partitioned(8));
+    let found = collectives(&module, Devices::partitioned(8)).along(&mesh);
     let mut wanted = expected.rows.clone();
     wanted.sort();
-    assert_eq!(rows(&found, &module, &mesh), wanted, "{name}");
+    assert_eq!(rows(&found), wanted, "{name}");
     assert_eq!(exactly(found.moved_bytes()), expected.moved, "{name}");
     assert_eq!(exactly(found.executions()), wanted.iter().map(|row| row.executions).sum::<u64>(), "{name}");
 }
@@ -143,9 +127,7 @@ fn collectives_are_those_counted_by_hand() {
         for pattern in &expected.files {
             let names = matching(pattern, &stored);
             assert_eq!(names.len(), 1, "{pattern}: {names:?}");
-            if names[0].ends_with(".pb") {
-                check(names[0], expected);
-            }
+            check(names[0], expected);
             assert!(checked.insert(names[0].clone()), "{pattern} is there twice");
         }
     }

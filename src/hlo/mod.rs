@@ -21,6 +21,7 @@ mod collective;
 mod emit;
 pub mod parse;
 pub mod proto;
+pub mod read;
 mod sharding;
 pub mod text;
 mod wire;

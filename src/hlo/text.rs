@@ -23,9 +23,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub(in crate::hlo) use literal::strides as element_strides;
 pub(in crate::hlo) use small_float::SmallFloat;
 
+use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
-    OpSharding, ProgramShapeProto, ShapeProto,
+    OpSharding, OriginalArrayProto, OriginalValueRecoveryTableProto, Payload, ProgramShapeProto, ShapeProto,
 };
 
 /// Which layouts to print.
@@ -214,6 +215,8 @@ struct Index<'a> {
     names: FxHashMap<i64, String>,
     /// Computations that an async-start wraps.
     wrapped: FxHashSet<i64>,
+    /// What payloads name by their place.
+    payloads: &'a [Vec<u8>],
 }
 
 impl<'a> Index<'a> {
@@ -234,11 +237,21 @@ impl<'a> Index<'a> {
                 }
             }
         }
-        Index { computations, names, wrapped }
+        Index { computations, names, wrapped, payloads: &module.payloads }
     }
 
     fn name_of(&'a self, computation: &'a HloComputationProto) -> &'a str {
         self.names.get(&computation.id).unwrap_or(&computation.name)
+    }
+
+    fn payload(&self, payload: &'a Payload) -> &'a [u8] {
+        match &payload.payload_source {
+            Some(PayloadSource::Value(value)) => value,
+            Some(PayloadSource::Id(id)) => {
+                usize::try_from(*id).ok().and_then(|id| self.payloads.get(id)).map_or(&[], Vec::as_slice)
+            }
+            None => &[],
+        }
     }
 
     /// Whether the computation is one that an async operation's short form stands for.
@@ -422,8 +435,37 @@ impl<'a> Printer<'a> {
             self.frontend_attributes(&attributes.map);
         }
         if self.options.metadata {
+            if let Some(table) = module.original_value_recovery_table.as_ref().filter(|table| !table.entries.is_empty())
+            {
+                self.recovery_table(table);
+            }
             self.stack_frames(module);
         }
+    }
+
+    /// Where arrays that were optimized away can be had from, one a line. The modules that compute them stand between
+    /// quotes, indented.
+    fn recovery_table(&mut self, table: &OriginalValueRecoveryTableProto) {
+        let nameless = OriginalArrayProto::default();
+        self.text(", origin_recovery_table={\n");
+        for entry in &table.entries {
+            self.text("  ");
+            // Here an array without a name has an empty one.
+            self.original_array(entry.old_original_array.as_ref().or(Some(&nameless)));
+            self.text(" : ");
+            self.original_array(entry.new_original_array.as_ref().or(Some(&nameless)));
+            if let Some(module) = &entry.recovery_module {
+                self.text(",\n  \"\n");
+                for line in print(module, self.options).lines() {
+                    self.text(if line.is_empty() { "" } else { "    " });
+                    self.text(line);
+                    self.text("\n");
+                }
+                self.text("\n  \"");
+            }
+            self.text("\n");
+        }
+        self.text("}\n");
     }
 
     fn count(&mut self, name: &str, count: i64) {

@@ -13,6 +13,8 @@ pub(super) struct Field<'a> {
 /// The fields of a message; ends with `None` in place of a field where the bytes are no message.
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
+    /// Whether a field may end with the bytes rather than where it says.
+    cut_off: bool,
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -46,7 +48,8 @@ impl<'a> Fields<'a> {
             }
             2 => {
                 let length = self.varint()?;
-                Some(self.take(usize::try_from(length).ok()?)?)
+                let there = if self.cut_off { self.rest.len() } else { usize::MAX };
+                Some(self.take(usize::try_from(length).ok()?.min(there))?)
             }
             5 => {
                 self.take(4)?;
@@ -80,5 +83,10 @@ impl<'a> Fields<'a> {
 
 /// The fields of a serialized message.
 pub(super) fn fields(bytes: &[u8]) -> Fields<'_> {
-    Fields { rest: bytes }
+    Fields { rest: bytes, cut_off: false }
+}
+
+/// The fields of a serialized message of which the end may be missing: the last field has what is there.
+pub(super) fn fields_of_start(bytes: &[u8]) -> Fields<'_> {
+    Fields { rest: bytes, cut_off: true }
 }

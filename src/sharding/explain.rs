@@ -4,11 +4,13 @@
 //! tensors of that node, for the one that had the axes before: times fall at every step, so the chain ends, at a port of the
 //! program, at a `reshard`, or at a value of which nothing said anything.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::propagate::{Tie, ties};
-use super::{Mesh, RowKind, ShardingTable, Shardings, Spec, SpecOrigin};
-use crate::ir::{Definition, Graph, Node, NodeRef, Origin, Value};
+use super::{Mesh, RowKind, ShardingRow, ShardingTable, Shardings, Spec, SpecOrigin};
+use crate::ir::{Definition, Graph, Name, Node, NodeRef, Origin, Value};
 use crate::suggest::did_you_mean;
 
 /// One value on the way.
@@ -87,9 +89,11 @@ pub fn explain(
     }
     if places.is_empty() {
         let paths = || graph.input_info().iter().chain(graph.output_info()).map(|info| &*info.path);
+        let nodes: BTreeSet<String> =
+            levels.levels.iter().flat_map(|level| level.graph.nodes()).map(|node| node_name(&node)).collect();
         return Err(UnknownTensor {
             query: query.to_owned(),
-            suggestion: did_you_mean(query, paths()),
+            suggestion: did_you_mean(query, paths().chain(nodes.iter().map(String::as_str))),
             example: paths().next().unwrap_or_default().to_owned(),
         });
     }
@@ -133,7 +137,7 @@ impl<'a> Levels<'a> {
     fn values(&self, query: &str) -> Vec<Place> {
         let is_it = |node: &NodeRef<'_>| {
             let name = node_name(node);
-            let in_scope = name == query || node.origin().scope.path() == query || name.ends_with(&format!("/{query}"));
+            let in_scope = name == query || scope_name(node) == query || name.ends_with(&format!("/{query}"));
             in_scope
                 || source_of(node.origin())
                     .is_some_and(|source| source == query || source.ends_with(&format!("/{query}")))
@@ -264,13 +268,7 @@ impl<'a> Levels<'a> {
         let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {
-            Some((table, row)) => {
-                let names: Vec<String> =
-                    row.axes.iter().map(|name| if name.is_none() { "-".to_owned() } else { name.text() }).collect();
-                let names =
-                    if names.is_empty() { String::new() } else { format!("its axes [{}] by ", names.join(" ")) };
-                format!("{names}{}", table.origin(row))
-            }
+            Some((table, row)) => rules_text(table, row),
             None if is_input => "it is an input of the program".to_owned(),
             None => "it is an output of the program, and has the spec of the input that it replaces".to_owned(),
         }
@@ -282,14 +280,31 @@ impl<'a> Levels<'a> {
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| named(&row.kind))?)));
         let source = source_of(node.origin()).map(|source| format!(" at {source}")).unwrap_or_default();
         match row {
-            Some((table, row)) => {
-                let names: Vec<String> =
-                    row.axes.iter().map(|name| if name.is_none() { "-".to_owned() } else { name.text() }).collect();
-                format!("the constraint{source} names its axes [{}], sharded by {}", names.join(" "), table.origin(row))
-            }
+            Some((table, row)) => format!("the constraint{source}: {}", rules_text(table, row)),
             None => format!("the constraint{source} states it"),
         }
     }
+}
+
+/// The names of a tensor's dimensions, and the rules for them.
+fn rules_text(table: &ShardingTable, row: &ShardingRow) -> String {
+    if row.axes.is_empty() {
+        return table.origin(row);
+    }
+    let dash = |name: &Name| if name.is_none() { "-".to_owned() } else { name.text() };
+    let names: Vec<String> = row.axes.iter().map(dash).collect();
+    let all = table.rules.get(row.role()).rules();
+    let mut rules: Vec<String> = Vec::new();
+    for (name, by) in row.axes.iter().zip(&row.by).filter(|(name, _)| !name.is_none()) {
+        let rule = match by.and_then(|place| all.get(place)) {
+            Some(rule) => rule.to_string(),
+            None => format!("no rule for {}", name.text()),
+        };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    format!("its axes are [{}]: {}", names.join(" "), rules.join(", "))
 }
 
 fn touches(node: &NodeRef<'_>, value: Value) -> bool {
@@ -301,9 +316,16 @@ fn share_axes(a: &Spec, b: &Spec) -> bool {
     a.used_axes().any(|axis| b.used_axes().any(|other| other == axis))
 }
 
+/// Phase, scope and op, as the node's instruction has them for `op_name`.
 fn node_name(node: &NodeRef<'_>) -> String {
-    let (scope, op) = (node.origin().scope.path(), node.op().name());
+    let op = node.op().name();
+    let scope = scope_name(node);
     if scope.is_empty() { op.to_owned() } else { format!("{scope}/{op}") }
+}
+
+fn scope_name(node: &NodeRef<'_>) -> String {
+    let Origin { phase, scope, .. } = node.origin();
+    format!("{}{}", phase.prefix(), scope.path())
 }
 
 fn source_of(origin: Origin) -> Option<String> {

@@ -213,8 +213,13 @@ pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
             found.push(mesh);
         }
     }
-    // A mesh of one device, or of none, is how a value says that it lies on a single one.
-    found.retain(|mesh| mesh.device_count() > 1);
+    // A mesh of one device, or of none, is how a value says that it lies on a single one; one whose axes are called axis_0 and so on
+    // is XLA's own, of a single collective.
+    let is_named = |mesh: &Mesh| {
+        mesh.axis_names()
+            .any(|name| !name.strip_prefix("axis_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())))
+    };
+    found.retain(|mesh| mesh.device_count() > 1 && is_named(mesh));
     found.dedup();
     match found.as_slice() {
         [mesh] => Some(mesh.clone()),

@@ -61,6 +61,8 @@ pub struct CollectiveChange {
     pub axes: String,
     /// Bytes of the operands on one device, in one execution.
     pub bytes: Option<u64>,
+    /// The bytes in the second module, where the same collective moves others.
+    pub new_bytes: Option<u64>,
     /// Those of the first module.
     pub before: Occurrence,
     /// Those of the second.
@@ -76,6 +78,9 @@ pub struct OpChange {
     pub opcode: String,
     /// The shape of the result, and those of the operands.
     pub shape: String,
+    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which there are as
+    /// many as before, with the same shapes, have other attributes: a precision, a constant's value.
+    pub new_shape: Option<String>,
     /// Those of the first module.
     pub before: Occurrence,
     /// Those of the second.
@@ -140,6 +145,7 @@ fn collective_changes(before: &ModuleCollectives, after: &ModuleCollectives) -> 
                 kind: key.0,
                 axes: key.1,
                 bytes: key.2,
+                new_bytes: None,
                 before: Occurrence::default(),
                 after: Occurrence::default(),
                 from: from(entry.op_name.as_str(), entry.source.as_deref()),
@@ -147,14 +153,50 @@ fn collective_changes(before: &ModuleCollectives, after: &ModuleCollectives) -> 
             if is_before { &mut change.before } else { &mut change.after }.add(entry.executions);
         }
     }
-    let mut changes: Vec<_> = found.into_values().filter(|change| change.before != change.after).collect();
+    let changes: Vec<_> = found.into_values().filter(|change| change.before != change.after).collect();
+    let mut changes = paired(
+        changes,
+        |change| (change.before, change.after),
+        |change| (change.kind.clone(), change.axes.clone(), change.from.clone()),
+        |gone, new| CollectiveChange { new_bytes: new.bytes, after: new.after, ..gone },
+    );
     let moved = |occurrence: &Occurrence, bytes: Option<u64>| {
         occurrence.executions.bound().unwrap_or(u64::MAX).saturating_mul(bytes.unwrap_or(1))
     };
-    changes.sort_by_key(|change| {
-        Reverse(moved(&change.before, change.bytes).abs_diff(moved(&change.after, change.bytes)))
-    });
+    let difference = |change: &CollectiveChange| {
+        moved(&change.before, change.bytes).abs_diff(moved(&change.after, change.new_bytes.or(change.bytes)))
+    };
+    changes.sort_by_key(|change| Reverse(difference(change)));
     changes
+}
+
+/// Makes one change of two where something has gone and something like it, as often, has come.
+fn paired<T, K: Ord>(
+    changes: Vec<T>,
+    occurrences: impl Fn(&T) -> (Occurrence, Occurrence),
+    key: impl Fn(&T) -> K,
+    pair: impl Fn(T, T) -> T,
+) -> Vec<T> {
+    let mut gone: BTreeMap<(K, usize), Vec<T>> = BTreeMap::new();
+    let (mut new, mut changed) = (Vec::new(), Vec::new());
+    for change in changes {
+        match occurrences(&change) {
+            (before, after) if after.count == 0 => gone.entry((key(&change), before.count)).or_default().push(change),
+            (before, after) if before.count == 0 => new.push((after, change)),
+            _ => changed.push(change),
+        }
+    }
+    for (after, change) in new {
+        let same_often = |other: &T| occurrences(other).0.executions == after.executions;
+        let found = gone.get_mut(&(key(&change), after.count));
+        let at = found.as_ref().and_then(|found| found.iter().position(same_often));
+        changed.push(match (found, at) {
+            (Some(found), Some(at)) => pair(found.remove(at), change),
+            _ => change,
+        });
+    }
+    changed.extend(gone.into_values().flatten());
+    changed
 }
 
 /// Devices in one form, however the module has them.
@@ -243,11 +285,22 @@ impl<'a> Operations<'a> {
             bound(change.before).abs_diff(bound(change.after))
         };
         // Maps have no order; the answer has.
+        changes.sort_by(|a, b| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)));
+        let mut changes = paired(
+            changes,
+            |change| (change.before, change.after),
+            |change| (change.opcode.clone(), change.from.clone()),
+            |gone, new| OpChange {
+                new_shape: (new.shape != gone.shape).then_some(new.shape),
+                after: new.after,
+                ..gone
+            },
+        );
+        // What is new or gone before what has another shape or attribute.
+        let is_new = |change: &OpChange| change.before.count == 0 || change.after.count == 0;
         changes.sort_by(|a, b| {
-            let key = |change: &OpChange| {
-                (Reverse(size(change)), change.opcode.clone(), change.shape.clone(), change.from.clone())
-            };
-            key(a).cmp(&key(b))
+            let key = |change: &OpChange| (!is_new(change), Reverse(size(change)));
+            key(a).cmp(&key(b)).then_with(|| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)))
         });
         changes
     }
@@ -286,6 +339,7 @@ impl Alike<'_> {
         OpChange {
             opcode: self.example.opcode.clone(),
             shape: self.shape.clone(),
+            new_shape: None,
             before,
             after,
             from: from(op_name(self.example), self.source.as_deref()),
@@ -309,15 +363,21 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
 
 /// What an instruction does, whatever it is called and whatever it reads.
 fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
-    /// Numbers of the fields of `HloInstructionProto` that say nothing of it: name, metadata, ids, control predecessors, channels,
-    /// backend configs, frontend attributes, original values; and those that are compared otherwise: shape, devices, called
-    /// computations.
-    const LEFT_OUT: [u64; 18] = [1, 3, 7, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 87, 88, 92, 93, 99];
+    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control predecessors, channels,
+    /// backend configs, frontend attributes, statistics, original values), and of those that are compared otherwise (shape,
+    /// literal, devices, called computations).
+    const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
     instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {
-        if !LEFT_OUT.contains(&field.number) {
+        // XLA writes messages with nothing in them.
+        if !LEFT_OUT.contains(&field.number) && field.bytes.is_none_or(|bytes| !bytes.is_empty()) {
             field.raw.hash(hasher);
         }
+    }
+    let Some(literal) = &instruction.literal else { return };
+    literal.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
+    for field in wire::fields(&literal.encode_to_vec()).flatten().filter(|field| field.number != 1) {
+        field.raw.hash(hasher);
     }
 }
 

@@ -140,6 +140,7 @@ impl<'a> Parser<'a> {
             A::FeatureGroupCount => target.feature_group_count = self.lexer.integer()?,
             A::BatchGroupCount => target.batch_group_count = self.lexer.integer()?,
             A::ConvolutionKind => target.conv_kind = self.choice("kind of convolution", CONVOLUTION_KINDS)?.into(),
+            A::SparsityConfig => target.sparsity_config = Some(Box::new(self.sparsity()?)),
             A::OperandPrecision => {
                 target.precision_config.get_or_insert_default().operand_precision = self.precisions()?;
             }

@@ -1,6 +1,6 @@
 //! Computations: `%name (parameters) -> result { instructions }, execution_thread="..."`.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Parser;
 use super::error::{Result, fault};
@@ -44,6 +44,12 @@ pub(super) struct Scope<'a> {
     /// Where the instruction of a name is.
     pub(super) names: FxHashMap<&'a str, usize>,
     pub(super) root: Option<usize>,
+    /// Instructions without a name, by place.
+    pub(super) unnamed: Vec<usize>,
+    /// Whether there is one instruction, whose operands become parameters.
+    pub(super) is_single: bool,
+    /// How many such parameters there are.
+    pub(super) parameters: i64,
 }
 
 impl Scope<'_> {
@@ -118,21 +124,37 @@ impl<'a> Parser<'a> {
         self.lexer.expect(b'{', "before the instructions of a computation")?;
         let expected = self.blocks.instructions_from(self.lexer.bytes(), start);
         let opened_as = self.computations.len();
-        let mut names = self.spare_names.pop().unwrap_or_default();
-        names.reserve(expected);
-        let mut scope =
-            Scope { first_id: first_id(opened_as), instructions: Vec::with_capacity(expected), names, root: None };
+        let mut scope = self.open_scope(expected);
         loop {
             self.instruction(&mut scope)?;
             if self.lexer.eat(b'}') {
                 break;
             }
         }
-        let Scope { first_id: _, instructions, mut names, root } = scope;
+        if !scope.unnamed.is_empty() {
+            let names = scope.instructions.iter_mut().map(|instruction| &mut instruction.name);
+            name_apart(names.collect(), &scope.unnamed);
+        }
+        let Scope { instructions, mut names, root, .. } = scope;
         names.clear();
         self.spare_names.push(names);
         let root = root.unwrap_or(instructions.len().saturating_sub(1));
         self.add_computation(name, instructions, root, opened_as, start)
+    }
+
+    /// A computation without instructions, which will be the next, unless others come to stand in between.
+    pub(super) fn open_scope(&mut self, expected: usize) -> Scope<'a> {
+        let mut names = self.spare_names.pop().unwrap_or_default();
+        names.reserve(expected);
+        Scope {
+            first_id: first_id(self.computations.len()),
+            instructions: Vec::with_capacity(expected),
+            names,
+            root: None,
+            unnamed: Vec::new(),
+            is_single: false,
+            parameters: 0,
+        }
     }
 
     /// Adds a computation that was the `opened_as`th when its instructions got their ids.
@@ -207,4 +229,23 @@ fn program_shape(instructions: &[HloInstructionProto], root: usize, start: usize
         result: instructions.get(root).and_then(|root| root.shape.clone()),
         parameter_names: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
     })
+}
+
+/// Adds numbers to names that were made up here, until nothing else has them.
+pub(super) fn name_apart(mut names: Vec<&mut String>, made_up: &[usize]) {
+    let mut is_given = vec![true; names.len()];
+    made_up.iter().for_each(|&place| is_given[place] = false);
+    let given = names.iter().zip(is_given).filter(|(_, is_given)| *is_given);
+    let mut taken: FxHashSet<String> = given.map(|(name, _)| (*name).clone()).collect();
+    let mut numbers: FxHashMap<String, usize> = FxHashMap::default();
+    for &place in made_up {
+        let name = &mut *names[place];
+        let number = numbers.entry(name.clone()).or_default();
+        let mut candidate = name.clone();
+        while !taken.insert(candidate.clone()) {
+            *number += 1;
+            candidate = format!("{name}.{number}");
+        }
+        *name = candidate;
+    }
 }

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::computation::Scope;
 use super::error::{Result, fault};
+use super::lexer::Lexer;
 use super::shape::is_compatible;
 use super::table::{Attribute, Attributes, Operands, Operation};
 use super::{Parser, infer};
@@ -41,7 +42,7 @@ impl<'a> Parser<'a> {
 
     /// What follows the equals sign. Without a name it is an operand, which has no attributes: a comma after it
     /// belongs to the list that it stands in.
-    fn right_hand_side(&mut self, scope: &mut Scope<'a>, name: &str, has_attributes: bool) -> Result<usize> {
+    pub(super) fn right_hand_side(&mut self, scope: &mut Scope<'a>, name: &str, has_attributes: bool) -> Result<usize> {
         let start = self.lexer.here();
         let shape = if self.is_shape_next() { Some(self.shape()?) } else { None };
         let Opcode { operation, wrapped } = self.opcode()?;
@@ -51,6 +52,7 @@ impl<'a> Parser<'a> {
             shape,
             ..Default::default()
         };
+        set_assumed(operation, &mut instruction);
         self.arguments(scope, operation, &mut instruction)?;
         if let (Some(wrapped), "async-start") = (wrapped, operation.name) {
             self.wrapped_start(scope, start, wrapped, &mut instruction, has_attributes)?;
@@ -151,13 +153,14 @@ impl<'a> Parser<'a> {
         let shape_start = self.lexer.here();
         let is_plain_name = self.lexer.peek() == Some(b'%');
         let shape = if !is_plain_name && self.is_shape_next() { Some(self.shape()?) } else { None };
+        let shape = match shape {
+            Some(shape) if scope.is_single => return self.operand_alone(scope, shape, start),
+            shape => shape,
+        };
         let name_start = self.lexer.here();
         let name = self.lexer.name("the name of an operand")?;
         if !is_plain_name && self.lexer.peek() == Some(b'(') {
-            self.lexer = start;
-            self.anonymous += 1;
-            let name = format!("{name}.anon.{}", self.anonymous);
-            return self.nested(|parser| parser.right_hand_side(scope, &name, false));
+            return self.nested_instruction(scope, start);
         }
         let place = place_of(scope, name, name_start)?;
         if let (Some(stated), Some(actual)) = (&shape, &scope.instructions[place].shape)
@@ -165,6 +168,45 @@ impl<'a> Parser<'a> {
         {
             return fault(shape_start, format!("the shape stated here is not the shape of {name}"));
         }
+        Ok(place)
+    }
+
+    /// An instruction that stands as an operand, with its shape or without.
+    fn nested_instruction(&mut self, scope: &mut Scope<'a>, start: Lexer<'a>) -> Result<usize> {
+        self.lexer = start;
+        let place = self.nested(|parser| parser.right_hand_side(scope, "", false))?;
+        let instruction = &mut scope.instructions[place];
+        instruction.name = format!("{}.anon", instruction.opcode);
+        scope.unnamed.push(place);
+        Ok(place)
+    }
+
+    /// An operand of an instruction that stands alone, from after its shape: with a name, without one, or another
+    /// instruction.
+    fn operand_alone(&mut self, scope: &mut Scope<'a>, shape: ShapeProto, start: Lexer<'a>) -> Result<usize> {
+        let mut name = None;
+        if !matches!(self.lexer.peek(), Some(b',' | b')')) {
+            let stated = self.lexer.name("the name of an operand")?;
+            if self.lexer.peek() == Some(b'(') {
+                return self.nested_instruction(scope, start);
+            }
+            if let Some(&place) = scope.names.get(stated) {
+                return Ok(place);
+            }
+            name = Some(stated);
+        }
+        let number = scope.parameters;
+        scope.parameters += 1;
+        let place = scope.instructions.len();
+        scope.names.extend(name.map(|name| (name, place)));
+        scope.instructions.push(HloInstructionProto {
+            name: name.map_or_else(|| format!("_{number}"), str::to_string),
+            opcode: "parameter".to_string(),
+            shape: Some(shape),
+            parameter_number: number,
+            id: scope.id(place),
+            ..Default::default()
+        });
         Ok(place)
     }
 
@@ -241,11 +283,12 @@ impl<'a> Parser<'a> {
             );
         };
         let mut root = HloInstructionProto {
-            name: "async_op".to_string(),
+            name: operation.name.to_string(),
             opcode: operation.name.to_string(),
             shape: Some(result),
             ..Default::default()
         };
+        set_assumed(operation, &mut root);
         if has_attributes {
             let mut allowed = operation.allowed();
             allowed.insert(Attribute::AsyncExecutionThread);
@@ -254,12 +297,7 @@ impl<'a> Parser<'a> {
             return missing_attribute(position, operation, missing);
         }
         let opened_as = self.computations.len();
-        let mut inner = Scope {
-            first_id: (opened_as as i64) << 32,
-            instructions: Vec::with_capacity(start.operand_ids.len() + 1),
-            names: Default::default(),
-            root: None,
-        };
+        let mut inner = self.open_scope(0);
         for (number, id) in start.operand_ids.iter().enumerate() {
             let operand = &scope.instructions[(id - scope.first_id) as usize];
             root.operand_ids.push(inner.id(number));
@@ -309,7 +347,6 @@ impl<'a> Parser<'a> {
                 let operand = instruction.operand_ids.first().and_then(|id| scope.shape_of(*id));
                 instruction.comparison_type = default_comparison(operand).to_string();
             }
-            "topk" => {}
             _ => {}
         }
         Ok(())
@@ -369,10 +406,14 @@ fn set_precision(instruction: &mut HloInstructionProto, count: usize) {
 }
 
 fn set_group_counts(instruction: &mut HloInstructionProto) {
-    for count in [&mut instruction.feature_group_count, &mut instruction.batch_group_count] {
-        if *count == 0 {
-            *count = 1;
-        }
+    instruction.feature_group_count = instruction.feature_group_count.max(1);
+    instruction.batch_group_count = instruction.batch_group_count.max(1);
+}
+
+/// Sets what an attribute that may be left out means then, where that is not its type's zero.
+fn set_assumed(operation: &Operation, instruction: &mut HloInstructionProto) {
+    if operation.name == "topk" {
+        instruction.largest = true;
     }
 }
 

@@ -104,12 +104,15 @@ impl<'a> Lexer<'a> {
         found
     }
 
-    pub(super) fn eat_symbol(&mut self, symbol: &str) -> bool {
+    /// Whether the next token and what follows it is `text`.
+    pub(super) fn starts_with(&mut self, text: &str) -> bool {
         self.skip_space();
-        let found = self.bytes[self.position..].starts_with(symbol.as_bytes());
-        if found {
-            self.position += symbol.len();
-        }
+        self.bytes[self.position..].starts_with(text.as_bytes())
+    }
+
+    pub(super) fn eat_symbol(&mut self, symbol: &str) -> bool {
+        let found = self.starts_with(symbol);
+        self.position += if found { symbol.len() } else { 0 };
         found
     }
 

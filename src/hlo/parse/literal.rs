@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::Parser;
 use super::error::{Result, fault};
-use super::shape::is_tuple;
+use super::shape::{is_tuple, tuple};
 use crate::hlo::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::hlo::text::{SmallFloat, element_strides};
 
@@ -47,18 +47,9 @@ impl Parser<'_> {
         if is_tuple(shape) {
             let mut shapes = shape.tuple_shapes.iter();
             let start = self.lexer.here();
-            self.nested(|parser| {
-                parser.list(b'(', b')', |parser| {
-                    let Some(shape) = shapes.next() else {
-                        return parser.lexer.unexpected("no more elements of the tuple");
-                    };
-                    // Tuples inside attributes have the shape before each element.
-                    if parser.is_shape_next() && parser.lexer.peek() != Some(b'(') {
-                        parser.shape()?;
-                    }
-                    literal.tuple_literals.push(parser.literal(shape)?);
-                    Ok(())
-                })
+            literal.tuple_literals = self.tuple_elements(|parser| match shapes.next() {
+                Some(shape) => parser.literal(shape),
+                None => parser.lexer.unexpected("no more elements of the tuple"),
             })?;
             if shapes.next().is_some() {
                 return fault(start, "the tuple has more elements than are written here");
@@ -69,10 +60,29 @@ impl Parser<'_> {
         Ok(literal)
     }
 
-    /// A literal preceded by its shape: arrays, and tuples of them.
+    /// A literal preceded by its shape; a tuple has those of its elements.
     pub(super) fn literal_with_shape(&mut self) -> Result<LiteralProto> {
-        let shape = self.shape()?;
-        self.literal(&shape)
+        if self.lexer.peek() != Some(b'(') {
+            let shape = self.shape()?;
+            return self.literal(&shape);
+        }
+        let tuple_literals = self.tuple_elements(Self::literal_with_shape)?;
+        let shapes = tuple_literals.iter().filter_map(|literal| literal.shape.clone()).collect();
+        Ok(LiteralProto { shape: Some(tuple(shapes)), tuple_literals, ..Default::default() })
+    }
+
+    fn tuple_elements(
+        &mut self,
+        mut element: impl FnMut(&mut Self) -> Result<LiteralProto>,
+    ) -> Result<Vec<LiteralProto>> {
+        let mut elements = Vec::new();
+        self.nested(|parser| {
+            parser.list(b'(', b')', |parser| {
+                elements.push(element(parser)?);
+                Ok(())
+            })
+        })?;
+        Ok(elements)
     }
 
     /// Reads the elements of an array into the field of its element type.
@@ -228,7 +238,8 @@ impl Parser<'_> {
     fn narrow(&mut self, shape: &ShapeProto, bits: u32, is_signed: bool) -> Result<Vec<u8>> {
         self.values(shape, |parser| {
             let value = if is_signed { parser.signed(bits)? } else { parser.unsigned(bits)? };
-            Ok(value as u8)
+            // Negative ones too are in the low bits alone.
+            Ok(value as u8 & (u8::MAX >> (8 - bits)))
         })
     }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use super::Parser;
 use super::error::{Result, fault};
+use crate::hlo::proto::payload::PayloadSource;
 use crate::hlo::proto::result_accuracy::{Mode, Specs, Tolerance};
 use crate::hlo::proto::{
-    OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, ResultAccuracy, Statistic,
+    OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, Payload, ResultAccuracy, Statistic,
     StatisticsViz,
 };
 use crate::suggest::did_you_mean;
@@ -24,6 +25,7 @@ const METADATA_FIELDS: &[&str] = &[
     "deduplicated_name",
     "scheduling_name",
     "stack_frame_id",
+    "metadata_payload",
 ];
 
 impl Parser<'_> {
@@ -49,6 +51,10 @@ impl Parser<'_> {
                         types.into_iter().map(|kind| i32::try_from(kind).unwrap_or_default()).collect();
                 }
                 "deduplicated_name" => metadata.deduplicated_name = self.lexer.string()?,
+                "metadata_payload" => {
+                    let value = PayloadSource::Value(self.lexer.quoted()?);
+                    metadata.metadata_payload = Some(Box::new(Payload { payload_source: Some(value) }));
+                }
                 "scheduling_name" => metadata.scheduling_name = self.lexer.string()?,
                 other => {
                     let hint = did_you_mean(other, METADATA_FIELDS.iter().copied());

@@ -86,30 +86,16 @@ pub fn parse_bytes(text: &[u8], limits: &Limits) -> std::result::Result<HloModul
 
 /// Like [`parse`], with limits of one's own.
 pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
-    parse_at_depth(text, limits, 0).map_err(|fault| {
+    let read = || {
+        if text.len() > limits.bytes {
+            return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
+        }
+        Parser::new(Lexer::new(text), limits, 0).module()
+    };
+    read().map_err(|fault| {
         let Fault { position, message } = *fault;
         ParseError::locate(text.as_bytes(), position, message)
     })
-}
-
-/// Modules can hold the texts of modules, so the depth goes on counting.
-fn parse_at_depth(text: &str, limits: &Limits, depth: usize) -> Result<HloModuleProtoWithConfig> {
-    if text.len() > limits.bytes {
-        return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
-    }
-    let mut parser = Parser {
-        lexer: Lexer::new(text),
-        limits,
-        depth,
-        computations: Vec::new(),
-        is_hidden: Vec::new(),
-        unnamed: Vec::new(),
-        computation_ids: FxHashMap::default(),
-        spare_names: Vec::new(),
-        anonymous: 0,
-        blocks: computation::Blocks::default(),
-    };
-    parser.module()
 }
 
 /// The state of reading one text. Each file of this module adds the methods for one part of the grammar.
@@ -128,12 +114,27 @@ struct Parser<'a> {
     computation_ids: FxHashMap<&'a str, usize>,
     /// Empty tables of names, to be used again.
     spare_names: Vec<FxHashMap<&'a str, usize>>,
-    /// How many instructions without a name there were.
-    anonymous: usize,
     blocks: computation::Blocks,
+    /// Whether the text ends at a quote: it is inside another module.
+    is_quoted: bool,
 }
 
 impl<'a> Parser<'a> {
+    fn new(lexer: Lexer<'a>, limits: &'a Limits, depth: usize) -> Self {
+        Parser {
+            lexer,
+            limits,
+            depth,
+            computations: Vec::new(),
+            is_hidden: Vec::new(),
+            unnamed: Vec::new(),
+            computation_ids: FxHashMap::default(),
+            spare_names: Vec::new(),
+            blocks: computation::Blocks::default(),
+            is_quoted: false,
+        }
+    }
+
     /// Runs `read` one level deeper, if the limit allows it.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= self.limits.nesting {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::computation::name_apart;
 use super::error::{Result, fault};
-use rustc_hash::{FxHashMap, FxHashSet};
-
+use super::lexer::Lexer;
 use super::{Parser, order};
 use crate::hlo::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
 use crate::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
@@ -12,9 +12,8 @@ use crate::hlo::proto::hlo_schedule_proto::InstructionSequence;
 use crate::hlo::proto::original_value_recovery_table_proto::Entry;
 use crate::hlo::proto::stack_frame_index_proto::{FileLocation, StackFrame};
 use crate::hlo::proto::{
-    FrontendAttributes, HloBufferDonorProto, HloComputationProto, HloInputOutputAliasProto, HloModuleConfigProto,
-    HloModuleProto, HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto,
-    StackFrameIndexProto,
+    FrontendAttributes, HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto,
+    HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto, StackFrameIndexProto,
 };
 use crate::suggest::did_you_mean;
 
@@ -47,15 +46,14 @@ impl Parser<'_> {
             config: HloModuleConfigProto { replica_count: 1, num_partitions: 1, ..Default::default() },
             is_scheduled: false,
         };
-        let has_header = self.lexer.eat_word("HloModule");
-        if has_header {
+        if self.lexer.eat_word("HloModule") {
             header.module.name = self.lexer.name("the name of the module")?.to_string();
             self.header(&mut header)?;
         } else if !self.is_computation_next() {
-            self.single_instruction()?;
+            self.single_instruction(&mut header)?;
         }
         let mut entry = None;
-        while !self.lexer.is_at_end() {
+        while !self.lexer.is_at_end() && !(self.is_quoted && self.lexer.peek() == Some(b'"')) {
             let start = self.lexer.here();
             if self.lexer.eat_word("FileNames") {
                 header.module.stack_frame_index = Some(self.stack_frame_index()?);
@@ -66,7 +64,7 @@ impl Parser<'_> {
         if self.computations.is_empty() {
             return self.lexer.unexpected("a computation");
         }
-        self.finish(header, entry, has_header)
+        self.finish(header, entry)
     }
 
     /// Whether a computation starts here, and not an instruction that stands alone.
@@ -78,8 +76,24 @@ impl Parser<'_> {
     }
 
     /// One instruction, alone, with the shapes of its operands: they become the parameters of the entry.
-    fn single_instruction(&mut self) -> Result<()> {
-        self.lexer.unexpected("HloModule, ENTRY or the name of a computation")
+    fn single_instruction(&mut self, header: &mut Header) -> Result<()> {
+        let start = self.lexer.here();
+        let mut ahead = self.lexer.clone();
+        let has_name = ahead.name("").is_ok() && ahead.eat(b'=');
+        if !has_name && !self.is_shape_next() {
+            return self.lexer.unexpected("HloModule, ENTRY or the name of a computation");
+        }
+        let mut scope = self.open_scope(0);
+        scope.is_single = true;
+        if has_name {
+            self.instruction(&mut scope)?;
+        } else {
+            self.right_hand_side(&mut scope, "_", true)?;
+        }
+        header.module.name = "_".to_string();
+        header.is_scheduled = true;
+        let root = scope.instructions.len() - 1;
+        self.add_computation("_", scope.instructions, root, 0, start).map(|_| ())
     }
 
     fn header(&mut self, header: &mut Header) -> Result<()> {
@@ -181,23 +195,33 @@ impl Parser<'_> {
         let mut entries = Vec::new();
         self.lexer.expect(b'{', "before a recovery table")?;
         while !self.lexer.eat(b'}') {
-            let old_original_array = self.original_array()?;
+            let old_original_array = Some(self.original_array()?.unwrap_or_default());
             self.lexer.expect(b':', "between the arrays of a recovery table")?;
-            let new_original_array = self.original_array()?;
-            let mut recovery_module = None;
-            if self.lexer.eat(b',') {
-                let start = self.lexer.here();
-                let text = self.lexer.string()?;
-                let (limits, depth) = (self.limits, self.depth + 1);
-                let module = self.nested(|_| super::parse_at_depth(&text, limits, depth));
-                match module {
-                    Ok(module) => recovery_module = module.hlo_module,
-                    Err(inner) => return fault(start, format!("in the module in this string: {}", inner.message)),
-                }
-            }
+            let new_original_array = Some(self.original_array()?.unwrap_or_default());
+            let recovery_module = if self.lexer.eat(b',') { self.nested(Self::recovery_module)? } else { None };
             entries.push(Entry { old_original_array, new_original_array, recovery_module });
         }
         Ok(OriginalValueRecoveryTableProto { entries })
+    }
+
+    /// A module between quotes. XLA prints its text as it is, starting on a line of its own: strings in it end at their
+    /// own quotes. People write it as a string with escapes.
+    fn recovery_module(&mut self) -> Result<Option<HloModuleProto>> {
+        let start = self.lexer.here();
+        if self.lexer.starts_with("\"\n") {
+            self.lexer.eat(b'"');
+            let mut inner = Parser::new(self.lexer.clone(), self.limits, self.depth);
+            inner.is_quoted = true;
+            let module = inner.module()?;
+            self.lexer = inner.lexer;
+            self.lexer.expect(b'"', "after the text of a module")?;
+            return Ok(module.hlo_module);
+        }
+        let text = self.lexer.string()?;
+        match Parser::new(Lexer::new(&text), self.limits, self.depth).module() {
+            Ok(module) => Ok(module.hlo_module),
+            Err(inner) => fault(start, format!("in the module in this string: {}", inner.message)),
+        }
     }
 
     /// The four tables, from after the title of the first.
@@ -276,17 +300,20 @@ impl Parser<'_> {
     }
 
     /// Sets what the text does not say in so many words.
-    fn finish(&mut self, header: Header, entry: Option<usize>, has_header: bool) -> Result<HloModuleProtoWithConfig> {
+    fn finish(&mut self, header: Header, entry: Option<usize>) -> Result<HloModuleProtoWithConfig> {
         let Header { mut module, mut config, is_scheduled } = header;
         module.computations = std::mem::take(&mut self.computations);
-        name_apart(&mut module.computations, &self.unnamed);
+        if !self.unnamed.is_empty() {
+            let names = module.computations.iter_mut().map(|computation| &mut computation.name);
+            name_apart(names.collect(), &self.unnamed);
+        }
         order::keep_order(&mut module.computations, &self.is_hidden);
         // Without a mark the last computation is the entry.
         let entry = entry.unwrap_or(module.computations.len() - 1);
         let computation = &module.computations[entry];
         module.entry_computation_id = computation.id;
         module.entry_computation_name = computation.name.clone();
-        if !has_header {
+        if module.name.is_empty() {
             module.name = format!("module_{}", computation.name);
         }
         let layout = config.entry_computation_layout.get_or_insert_with(|| {
@@ -309,27 +336,5 @@ impl Parser<'_> {
             module.schedule = Some(HloScheduleProto { sequences });
         }
         Ok(HloModuleProtoWithConfig { hlo_module: Some(module), config: Some(config) })
-    }
-}
-
-/// Adds numbers to the names that computations got here until no other computation has them.
-fn name_apart(computations: &mut [HloComputationProto], unnamed: &[usize]) {
-    if unnamed.is_empty() {
-        return;
-    }
-    let mut is_named = vec![true; computations.len()];
-    unnamed.iter().for_each(|&place| is_named[place] = false);
-    let named = computations.iter().zip(is_named).filter(|(_, is_named)| *is_named);
-    let mut taken: FxHashSet<String> = named.map(|(computation, _)| computation.name.clone()).collect();
-    let mut numbers: FxHashMap<String, usize> = FxHashMap::default();
-    for &place in unnamed {
-        let name = &mut computations[place].name;
-        let number = numbers.entry(name.clone()).or_default();
-        let mut candidate = name.clone();
-        while !taken.insert(candidate.clone()) {
-            *number += 1;
-            candidate = format!("{name}.{number}");
-        }
-        *name = candidate;
     }
 }

@@ -5,7 +5,6 @@ use super::error::{Result, fault};
 use crate::hlo::proto::axis_ref_proto::SubAxis;
 use crate::hlo::proto::mesh_proto::{IotaTransform, MeshAxis};
 use crate::hlo::proto::named_sharding_proto::DimensionSharding;
-use crate::hlo::proto::op_sharding::Type;
 use crate::hlo::proto::{
     AxisRefProto, MeshAxesReplicaGroupListProto, MeshProto, NamedShardingProto, OpMetadata, OpSharding,
 };
@@ -46,8 +45,8 @@ impl Parser<'_> {
                 }
             }
         }
-        // As XLA writes it: a named sharding is of type OTHER and readers look at it first.
-        Ok(OpSharding { r#type: Type::Other.into(), named_sharding: Some(Box::new(named)), ..Default::default() })
+        // The named form overrides the type, which XLA leaves at its default.
+        Ok(OpSharding { named_sharding: Some(Box::new(named)), ..Default::default() })
     }
 
     /// `{...}` or `{{...}, {...}}`.

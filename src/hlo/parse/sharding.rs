@@ -194,7 +194,6 @@ impl Tiles {
         match keyword {
             Some(Type::Maximal) => match device {
                 Some(device) if !has_tiles => {
-                    sharding.tile_assignment_dimensions = vec![1];
                     sharding.tile_assignment_devices = vec![device];
                 }
                 _ => return fault(start, "a maximal sharding needs device= and nothing else"),

@@ -40,7 +40,7 @@ attributes! {
     CollapsedSliceDims "collapsed_slice_dims",
     Condition "condition",
     ConstrainLayout "constrain_layout",
-    ConvolutionKind "conv_kind",
+    ConvolutionKind "convolution_kind",
     CrossProgramPrefetchIndex "cross_program_prefetch_index",
     CustomCallHasSideEffect "custom_call_has_side_effect",
     CustomCallTarget "custom_call_target",
@@ -102,6 +102,7 @@ attributes! {
     Schedule "schedule",
     Select "select",
     Slice "slice",
+    SparsityConfig "sparsity_config",
     SliceSizes "slice_sizes",
     SourceTargetPairs "source_target_pairs",
     StartIndexMap "start_index_map",
@@ -124,7 +125,8 @@ impl Attribute {
 
     pub(super) fn from_name(name: &str) -> Option<Attribute> {
         static BY_NAME: LazyLock<FxHashMap<&str, Attribute>> = LazyLock::new(|| ATTRIBUTES.iter().copied().collect());
-        BY_NAME.get(name).copied()
+        // For a while it was printed so.
+        BY_NAME.get(if name == "conv_kind" { "convolution_kind" } else { name }).copied()
     }
 
     /// Whether every opcode may have it.
@@ -277,7 +279,7 @@ const OPERATIONS: &[Operation] = operations! {
     "conditional" Any [] [TrueComputation FalseComputation BranchComputations]
     "constant" Value [] []
     "convert" Exactly(1) [] []
-    "convolution" Exactly(2) [DimLabels] [Window FeatureGroupCount BatchGroupCount ConvolutionKind OperandPrecision Algorithm]
+    "convolution" Exactly(2) [DimLabels] [Window FeatureGroupCount BatchGroupCount ConvolutionKind SparsityConfig OperandPrecision Algorithm]
     "copy" Exactly(1) [] []
     "copy-done" Exactly(1) [] []
     "copy-start" Exactly(1) [] [CrossProgramPrefetchIndex]

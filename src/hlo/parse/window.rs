@@ -4,7 +4,8 @@ use super::Parser;
 use super::error::{Result, fault};
 use crate::hlo::proto::padding_config::PaddingConfigDimension;
 use crate::hlo::proto::precision_config::{Algorithm, Precision};
-use crate::hlo::proto::{ConvolutionDimensionNumbers, PaddingConfig, Window, WindowDimension};
+use crate::hlo::proto::sparsity_config::TensorSparsityConfig;
+use crate::hlo::proto::{ConvolutionDimensionNumbers, PaddingConfig, SparsityConfig, Window, WindowDimension};
 
 /// Letters of `3x3`, `0_1x-2_3` and `b01f_01io->b01f`.
 fn is_pattern(byte: u8) -> bool {
@@ -55,6 +56,47 @@ impl Parser<'_> {
             window_reversal: reversals.get(place) == Some(&1),
         });
         Ok(Window { dimensions: dimensions.collect() })
+    }
+
+    /// `{lhs={sparsity=2x4 dimension=1 stride=2}, rhs={...}}`.
+    pub(super) fn sparsity(&mut self) -> Result<SparsityConfig> {
+        let mut config = SparsityConfig::default();
+        self.lexer.expect(b'{', "before a sparsity")?;
+        while !self.lexer.eat(b'}') {
+            self.lexer.eat(b',');
+            let start = self.lexer.here();
+            match self.lexer.attribute_name()? {
+                "lhs" => config.lhs = Some(self.side_sparsity()?),
+                "rhs" => config.rhs = Some(self.side_sparsity()?),
+                other => return fault(start, format!("a sparsity has lhs and rhs, found \"{other}\"")),
+            }
+        }
+        Ok(config)
+    }
+
+    fn side_sparsity(&mut self) -> Result<TensorSparsityConfig> {
+        let mut side = TensorSparsityConfig::default();
+        self.lexer.expect(b'{', "before the sparsity of an operand")?;
+        while !self.lexer.eat(b'}') {
+            self.lexer.eat(b',');
+            let start = self.lexer.here();
+            match self.lexer.attribute_name()? {
+                "sparsity" => match *self.product()?.as_slice() {
+                    [num_non_zero, block_size] => {
+                        (side.num_non_zero, side.block_size) = (num_non_zero, block_size);
+                    }
+                    _ => {
+                        return fault(start, "a sparsity is the number of non-zeros and the size of a block, like 2x4");
+                    }
+                },
+                "dimension" => side.dimension = self.lexer.integer()?,
+                "stride" => side.stride = self.lexer.integer()?,
+                other => {
+                    return fault(start, format!("the sparsity of an operand has no \"{other}\""));
+                }
+            }
+        }
+        Ok(side)
     }
 
     /// `3x3`.

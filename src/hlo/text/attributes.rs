@@ -5,9 +5,9 @@ use super::{Layouts, Printer, number};
 use crate::hlo::proto::precision_config::{Algorithm, Precision};
 use crate::hlo::proto::triangular_solve_options::Transpose;
 use crate::hlo::proto::{
-    ConvolutionDimensionNumbers, CustomCallApiVersion, CustomCallSchedule, DotDimensionNumbers, FftType,
-    HloInstructionProto, OutputOperandAliasing, PaddingConfig, PaddingType, PrecisionConfig, RandomAlgorithm,
-    RandomDistribution, TriState, Window, WindowDimension,
+    ConvolutionDimensionNumbers, ConvolutionKind, CustomCallApiVersion, CustomCallSchedule, DotDimensionNumbers,
+    FftType, HloInstructionProto, OutputOperandAliasing, PaddingConfig, PaddingType, PrecisionConfig, RandomAlgorithm,
+    RandomDistribution, SparsityConfig, TriState, Window, WindowDimension,
 };
 
 /// Dimension numbers at or beyond this are not printed in convolution labels: no shape has so many.
@@ -288,7 +288,41 @@ impl Printer<'_> {
             self.convolution_labels(numbers);
         }
         self.group_counts(instruction);
+        let kind = ConvolutionKind::try_from(instruction.conv_kind).unwrap_or_default();
+        if kind != ConvolutionKind::Unset {
+            let name = kind.as_str_name();
+            self.attribute("convolution_kind");
+            self.text(&name.strip_prefix("CONVOLUTION_KIND_").unwrap_or(name).to_ascii_lowercase());
+        }
+        if let Some(config) = instruction.sparsity_config.as_deref() {
+            self.sparsity(config);
+        }
         self.precision(instruction.precision_config.as_deref());
+    }
+
+    /// `sparsity_config={lhs={sparsity=2x4 dimension=1 stride=2}}`.
+    fn sparsity(&mut self, config: &SparsityConfig) {
+        let sides = [("lhs", &config.lhs), ("rhs", &config.rhs)];
+        let mut sides = sides.into_iter().filter_map(|(name, side)| Some((name, side.as_ref()?))).peekable();
+        if sides.peek().is_none() {
+            return;
+        }
+        self.attribute("sparsity_config");
+        self.text("{");
+        for (index, (name, side)) in sides.enumerate() {
+            if index > 0 {
+                self.text(", ");
+            }
+            self.text(name);
+            self.text("={sparsity=");
+            self.numbers(&[side.num_non_zero, side.block_size], "x");
+            self.text(" dimension=");
+            self.number(side.dimension);
+            self.text(" stride=");
+            self.number(side.stride);
+            self.text("}");
+        }
+        self.text("}");
     }
 
     fn group_counts(&mut self, instruction: &HloInstructionProto) {

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use super::{Named, Printer, is_one_instruction, number};
 use crate::hlo::proto::result_accuracy::{Mode, Specs};
 use crate::hlo::proto::{
-    HloInstructionProto, OpMetadata, OriginalValueElementProto, OriginalValueProto, PrimitiveType, StatisticsViz,
+    HloInstructionProto, OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, PrimitiveType,
+    StatisticsViz,
 };
 
 /// How far an async operation may be from its start: real chains have two or three links.
@@ -62,7 +63,10 @@ impl<'a> Printer<'a> {
                 Some(wrapped) if !wrapped.opcode.starts_with("async-") => {
                     self.attributes(wrapped);
                     self.called_computations(wrapped);
-                    self.common_attributes(wrapped);
+                    let outer = instruction.frontend_attributes.as_ref();
+                    // Those of the start stand for both.
+                    let is_bare = outer.is_none_or(|attributes| attributes.map.is_empty());
+                    self.common_attributes(wrapped, is_bare);
                 }
                 _ => {}
             }
@@ -72,7 +76,7 @@ impl<'a> Printer<'a> {
         if sugared.is_none() {
             self.called_computations(instruction);
         }
-        self.common_attributes(instruction);
+        self.common_attributes(instruction, true);
         if self.options.metadata {
             if let Some(value) = instruction.original_value.as_deref() {
                 self.text(", origin={");
@@ -85,9 +89,13 @@ impl<'a> Printer<'a> {
                 self.text("}");
             }
         }
-        if self.options.backend_config && !instruction.backend_config.is_empty() {
+        let backend_config = match &instruction.backend_config_payload {
+            Some(payload) if instruction.backend_config.is_empty() => self.module.payload(payload),
+            _ => &instruction.backend_config,
+        };
+        if self.options.backend_config && !backend_config.is_empty() {
             self.text(", backend_config=");
-            self.json_or_quoted(&instruction.backend_config);
+            self.json_or_quoted(backend_config);
         }
     }
 
@@ -192,14 +200,13 @@ impl<'a> Printer<'a> {
         Some(instruction)
     }
 
-    fn common_attributes(&mut self, instruction: &HloInstructionProto) {
+    fn common_attributes(&mut self, instruction: &HloInstructionProto, with_frontend_attributes: bool) {
         if let Some(sharding) = instruction.sharding.as_deref() {
             self.attribute("sharding");
             self.sharding(sharding);
         }
-        if let Some(attributes) =
-            instruction.frontend_attributes.as_ref().filter(|attributes| !attributes.map.is_empty())
-        {
+        let frontend_attributes = instruction.frontend_attributes.as_ref().filter(|_| with_frontend_attributes);
+        if let Some(attributes) = frontend_attributes.filter(|attributes| !attributes.map.is_empty()) {
             self.attribute("frontend_attributes");
             self.frontend_attributes(&attributes.map);
         }
@@ -309,6 +316,12 @@ impl<'a> Printer<'a> {
             separate(self);
             let _ = write!(self.out, "stack_frame_id={}", metadata.stack_frame_id);
         }
+        if let Some(payload) = &metadata.metadata_payload {
+            separate(self);
+            self.text("metadata_payload=");
+            let bytes = self.module.payload(payload);
+            self.quoted(bytes);
+        }
     }
 
     fn original_value(&mut self, value: &OriginalValueProto) {
@@ -340,9 +353,14 @@ impl<'a> Printer<'a> {
             self.text(")");
             return;
         }
-        self.text("{");
         let leaf = elements.iter().find(|element| element.shape_index == *index);
-        if let Some(array) = leaf.and_then(|leaf| leaf.original_array.as_ref()) {
+        self.original_array(leaf.and_then(|leaf| leaf.original_array.as_ref()));
+    }
+
+    /// `{"name" {0,1}}`.
+    pub(super) fn original_array(&mut self, array: Option<&OriginalArrayProto>) {
+        self.text("{");
+        if let Some(array) = array {
             self.quoted(array.instruction_name.as_bytes());
             if !array.shape_index.is_empty() {
                 self.text(" ");
@@ -359,4 +377,5 @@ fn has_metadata(metadata: &OpMetadata) -> bool {
         || !metadata.source_file.is_empty()
         || !metadata.scheduling_name.is_empty()
         || metadata.stack_frame_id != 0
+        || metadata.metadata_payload.is_some()
 }

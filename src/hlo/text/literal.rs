@@ -130,34 +130,39 @@ struct Walk<'a> {
 }
 
 impl Printer<'_> {
-    /// Appends the elements of an array literal on one line, or `{...}` for what has no such form.
+    /// Appends the elements of a literal on one line, or `{...}` for what has no such form.
     pub(super) fn literal(&mut self, literal: &LiteralProto) {
+        if literal.shape.as_ref().is_some_and(is_tuple) {
+            self.tuple_literal(literal, Self::literal);
+            return;
+        }
         if self.try_literal(literal).is_none() {
             self.text("{...}");
         }
     }
 
-    /// Like `literal`, preceded by its shape; for tuples too.
+    /// Like `literal`, preceded by the shape, or those of the elements of a tuple.
     pub(super) fn literal_with_shape(&mut self, literal: &LiteralProto) {
-        let Some(shape) = &literal.shape else {
-            self.text("{...}");
-            return;
-        };
-        if PrimitiveType::try_from(shape.element_type) == Ok(PrimitiveType::Tuple) {
-            self.shape_with(shape, super::Layouts::All);
-            self.text(" ( ");
-            for (index, element) in literal.tuple_literals.iter().enumerate() {
-                if index > 0 {
-                    self.text(", ");
-                }
-                self.literal_with_shape(element);
+        match &literal.shape {
+            Some(shape) if is_tuple(shape) => self.tuple_literal(literal, Self::literal_with_shape),
+            Some(shape) => {
+                self.shape_with(shape, super::Layouts::All);
+                self.text(" ");
+                self.literal(literal);
             }
-            self.text(" )");
-            return;
+            None => self.text("{...}"),
         }
-        self.shape_with(shape, super::Layouts::All);
-        self.text(" ");
-        self.literal(literal);
+    }
+
+    fn tuple_literal(&mut self, literal: &LiteralProto, element: fn(&mut Self, &LiteralProto)) {
+        self.text("( ");
+        for (index, value) in literal.tuple_literals.iter().enumerate() {
+            if index > 0 {
+                self.text(", ");
+            }
+            element(self, value);
+        }
+        self.text(" )");
     }
 
     fn try_literal(&mut self, literal: &LiteralProto) -> Option<()> {
@@ -260,6 +265,10 @@ impl Printer<'_> {
             }
         }
     }
+}
+
+fn is_tuple(shape: &ShapeProto) -> bool {
+    shape.element_type == PrimitiveType::Tuple as i32
 }
 
 fn sign_extend(value: i64, bits: usize) -> i64 {

@@ -104,6 +104,7 @@ pub struct CurvePoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModuleMemory {
     /// What it was read off.
+    #[serde(rename = "memory_form")]
     pub form: MemoryForm,
     /// All arguments.
     pub arguments: u64,

@@ -1,0 +1,161 @@
+//! `hlo-dump check`: limits that a program must keep, for CI.
+
+use anyhow::{Result, bail};
+use meshloom::hlo::analysis::{ModuleCollective, ModuleCollectives};
+use meshloom::partition::Amount;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::arguments::Check;
+use crate::collectives::{self, axes_text, where_from};
+use crate::input::{Described, Loaded, load};
+use crate::memory;
+use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+use crate::replication;
+
+/// What may not be.
+enum Denied {
+    /// A large parameter that every device holds whole; a value that had to be gathered for an op.
+    Replication,
+    /// A loop with a collective in it, over an axis if one is named.
+    InLoops(Option<String>),
+    /// A collective over an axis.
+    Over(String),
+    /// A kind of collective, over an axis if one is named.
+    Kind(String, Option<String>),
+    /// A collective that runs nobody knows how often.
+    UnknownTripCounts,
+}
+
+/// A limit that was asked for, and what broke it.
+#[derive(Serialize)]
+struct Verdict {
+    limit: String,
+    passed: bool,
+    violations: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    passed: bool,
+    checks: &'a [Verdict],
+}
+
+pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
+    let denied: Vec<(String, Denied)> =
+        arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
+    let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
+    if denied.is_empty() && limits.iter().all(Option::is_none) {
+        bail!("there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory or --deny");
+    }
+    let loaded = load(&arguments.input)?;
+    let found = collectives::of(&loaded);
+    let mut checks = Vec::new();
+    if let Some(most) = arguments.max_collective_bytes {
+        checks.push(at_most("--max-collective-bytes", most, found.moved_bytes(), output::bytes));
+    }
+    if let Some(most) = arguments.max_collectives {
+        checks.push(at_most("--max-collectives", most, found.executions(), output::thousands));
+    }
+    if let Some(most) = arguments.max_memory {
+        checks.push(at_most("--max-memory", most, Amount::Exactly(memory::of(&loaded)?.peak), output::bytes));
+    }
+    for (text, denied) in &denied {
+        let violations = violations(denied, &found, &loaded, arguments.replicated_bytes)?;
+        checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
+    }
+    let passed = checks.iter().all(|check| check.passed);
+    if json {
+        output::json("check", &Answer { input: loaded.describe(), passed, checks: &checks })?;
+    } else {
+        line(&paint(BOLD, &loaded.title()));
+        checks.iter().for_each(print);
+    }
+    Ok(if passed { Outcome::Done } else { Outcome::Found })
+}
+
+fn parse(text: &str) -> Result<Denied> {
+    const KINDS: [&str; 5] = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
+    let (name, axis) = match text.split_once('=') {
+        Some((name, axis)) => (name, Some(axis.to_owned())),
+        None => (text, None),
+    };
+    Ok(match (name, axis) {
+        ("replication", None) => Denied::Replication,
+        ("unknown-trip-counts", None) => Denied::UnknownTripCounts,
+        ("collectives-in-loops", axis) => Denied::InLoops(axis),
+        ("collectives-over", Some(axis)) => Denied::Over(axis),
+        (kind, axis) if KINDS.contains(&kind) => Denied::Kind(kind.to_owned(), axis),
+        _ => bail!(
+            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, unknown-trip-counts, or \
+             a kind ({}) with or without =AXIS",
+            KINDS.join(", ")
+        ),
+    })
+}
+
+fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Verdict {
+    let violation = match found.bound() {
+        None => Some("not known: a loop runs nobody knows how often".to_owned()),
+        Some(found) if found > most => Some(format!("{}, which is {} too many", text(found), text(found - most))),
+        Some(_) => None,
+    };
+    Verdict {
+        limit: format!("{limit} {}", text(most)),
+        passed: violation.is_none(),
+        violations: violation.into_iter().collect(),
+    }
+}
+
+fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least: u64) -> Result<Vec<String>> {
+    let over = |entry: &ModuleCollective, axis: &Option<String>| {
+        axis.as_ref().is_none_or(|axis| entry.axes.iter().flatten().any(|part| part.name == *axis))
+    };
+    let needs = |axis: &Option<String>| -> Result<()> {
+        let Some(axis) = axis else { return Ok(()) };
+        match &loaded.mesh {
+            Some(mesh) => mesh.require_axis(axis).map(|_| ()).map_err(Into::into),
+            None => bail!("the module names no mesh, so no collective is known to be over {axis}; add --mesh"),
+        }
+    };
+    // What lies along no axis of the mesh might be over any.
+    let unnamed = |axis: &Option<String>, entry: &ModuleCollective| axis.is_some() && entry.axes.is_none();
+    let listed = |is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Vec<String> {
+        found.entries.iter().filter(|entry| is_wrong(entry)).map(describe).collect()
+    };
+    Ok(match denied {
+        Denied::Replication => replication::found(loaded, least),
+        Denied::UnknownTripCounts => listed(&|entry| entry.executions == Amount::Unknown),
+        Denied::InLoops(axis) => {
+            needs(axis)?;
+            listed(&|entry| entry.loop_depth > 0 && (over(entry, axis) || unnamed(axis, entry)))
+        }
+        Denied::Over(axis) => {
+            let axis = Some(axis.clone());
+            needs(&axis)?;
+            listed(&|entry| over(entry, &axis) || unnamed(&axis, entry))
+        }
+        Denied::Kind(kind, axis) => {
+            needs(axis)?;
+            listed(&|entry| entry.kind.name() == kind && (over(entry, axis) || unnamed(axis, entry)))
+        }
+    })
+}
+
+fn describe(entry: &ModuleCollective) -> String {
+    let bytes = entry.bytes.map_or("?".to_owned(), output::human_bytes);
+    let (kind, axes, times) = (entry.kind.name(), axes_text(entry), output::times(entry.executions));
+    format!("{kind} over {axes}, {bytes}, {times}: {}", where_from(entry))
+}
+
+fn print(check: &Verdict) {
+    const SHOWN: usize = 10;
+    let state = if check.passed { paint(GOOD, "pass") } else { paint(BAD, "FAIL") };
+    line(&format!("{state}  {}", check.limit));
+    check.violations.iter().take(SHOWN).for_each(|violation| line(&format!("      {violation}")));
+    if check.violations.len() > SHOWN {
+        line(&format!("      and {} more", check.violations.len() - SHOWN));
+    }
+}
