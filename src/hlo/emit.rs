@@ -363,11 +363,7 @@ impl Emitter {
         if self.omit_metadata {
             return;
         }
-        let phase = match self.origin.phase {
-            Phase::Forward => "",
-            Phase::Backward => "backward/",
-            Phase::Recompute => "recompute/",
-        };
+        let phase = self.origin.phase.prefix();
         let path = self.paths.entry(self.origin.scope).or_insert_with_key(|scope| match scope.path() {
             path if path.is_empty() => path,
             path => path + "/",

@@ -152,6 +152,17 @@ pub enum Phase {
     Recompute,
 }
 
+impl Phase {
+    /// What stands before the scope path of a node in this phase: `backward/`.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Phase::Forward => "",
+            Phase::Backward => "backward/",
+            Phase::Recompute => "recompute/",
+        }
+    }
+}
+
 /// Where a node came from: the user's source line, the scope path and the phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Origin {

@@ -137,7 +137,7 @@ impl<'a> Levels<'a> {
     fn values(&self, query: &str) -> Vec<Place> {
         let is_it = |node: &NodeRef<'_>| {
             let name = node_name(node);
-            let in_scope = name == query || node.origin().scope.path() == query || name.ends_with(&format!("/{query}"));
+            let in_scope = name == query || scope_name(node) == query || name.ends_with(&format!("/{query}"));
             in_scope
                 || source_of(node.origin())
                     .is_some_and(|source| source == query || source.ends_with(&format!("/{query}")))
@@ -316,9 +316,16 @@ fn share_axes(a: &Spec, b: &Spec) -> bool {
     a.used_axes().any(|axis| b.used_axes().any(|other| other == axis))
 }
 
+/// Phase, scope and op, as the node's instruction has them for `op_name`.
 fn node_name(node: &NodeRef<'_>) -> String {
-    let (scope, op) = (node.origin().scope.path(), node.op().name());
+    let op = node.op().name();
+    let scope = scope_name(node);
     if scope.is_empty() { op.to_owned() } else { format!("{scope}/{op}") }
+}
+
+fn scope_name(node: &NodeRef<'_>) -> String {
+    let Origin { phase, scope, .. } = node.origin();
+    format!("{}{}", phase.prefix(), scope.path())
 }
 
 fn source_of(origin: Origin) -> Option<String> {

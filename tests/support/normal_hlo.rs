@@ -129,6 +129,10 @@ fn normalize_shape(shape: &mut ShapeProto) {
         shape.is_dynamic_dimension.clear();
     }
     shape.layout.as_deref_mut().into_iter().for_each(normalize_layout);
+    // A scalar's layout says nothing.
+    let neutral = LayoutProto { tail_padding_alignment_in_elements: 1, ..Default::default() };
+    let is_scalar = shape.dimensions.is_empty();
+    shape.layout.take_if(|layout| is_scalar && **layout == neutral);
     shape.tuple_shapes.iter_mut().for_each(normalize_shape);
 }
 
@@ -167,10 +171,11 @@ fn normalize_instruction(instruction: &mut HloInstructionProto) {
     if instruction.custom_call_api_version == CustomCallApiVersion::ApiVersionOriginal as i32 {
         instruction.custom_call_api_version = 0;
     }
-    for count in [&mut instruction.feature_group_count, &mut instruction.batch_group_count] {
-        if *count == 1 {
-            *count = 0;
-        }
+    if instruction.feature_group_count == 1 {
+        instruction.feature_group_count = 0;
+    }
+    if instruction.batch_group_count == 1 {
+        instruction.batch_group_count = 0;
     }
     if let Some(config) = &mut instruction.precision_config
         && config.operand_precision.iter().all(|&precision| precision == 0)

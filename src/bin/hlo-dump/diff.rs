@@ -162,6 +162,7 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
             let name = format!("{} {}", sign(it.before, it.after), it.opcode);
             let shape = match &it.new_shape {
                 Some(new) => format!("{} -> {new}", it.shape),
+                None if it.before == it.after => format!("{}, other attributes", it.shape),
                 None => it.shape.clone(),
             };
             table.row(vec![name, shape, count(it.before), count(it.after), it.from.clone()]);

@@ -78,7 +78,8 @@ pub struct OpChange {
     pub opcode: String,
     /// The shape of the result, and those of the operands.
     pub shape: String,
-    /// The shapes in the second module, where the same operations, by their names, have others.
+    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which there are as
+    /// many as before, with the same shapes, have other attributes: a precision, a constant's value.
     pub new_shape: Option<String>,
     /// Those of the first module.
     pub before: Occurrence,
@@ -289,10 +290,18 @@ impl<'a> Operations<'a> {
             changes,
             |change| (change.before, change.after),
             |change| (change.opcode.clone(), change.from.clone()),
-            |gone, new| OpChange { new_shape: Some(new.shape), after: new.after, ..gone },
+            |gone, new| OpChange {
+                new_shape: (new.shape != gone.shape).then_some(new.shape),
+                after: new.after,
+                ..gone
+            },
         );
-        // What is new or gone before what has another shape.
-        changes.sort_by_key(|change| (change.new_shape.is_some(), Reverse(size(change))));
+        // What is new or gone before what has another shape or attribute.
+        let is_new = |change: &OpChange| change.before.count == 0 || change.after.count == 0;
+        changes.sort_by(|a, b| {
+            let key = |change: &OpChange| (!is_new(change), Reverse(size(change)));
+            key(a).cmp(&key(b)).then_with(|| (&a.opcode, &a.shape, &a.from).cmp(&(&b.opcode, &b.shape, &b.from)))
+        });
         changes
     }
 

@@ -52,8 +52,7 @@ impl<'a> Parser<'a> {
             shape,
             ..Default::default()
         };
-        // The largest ones, unless the text says otherwise.
-        instruction.largest = operation.name == "topk";
+        set_assumed(operation, &mut instruction);
         self.arguments(scope, operation, &mut instruction)?;
         if let (Some(wrapped), "async-start") = (wrapped, operation.name) {
             self.wrapped_start(scope, start, wrapped, &mut instruction, has_attributes)?;
@@ -287,9 +286,9 @@ impl<'a> Parser<'a> {
             name: operation.name.to_string(),
             opcode: operation.name.to_string(),
             shape: Some(result),
-            largest: operation.name == "topk",
             ..Default::default()
         };
+        set_assumed(operation, &mut root);
         if has_attributes {
             let mut allowed = operation.allowed();
             allowed.insert(Attribute::AsyncExecutionThread);
@@ -407,10 +406,14 @@ fn set_precision(instruction: &mut HloInstructionProto, count: usize) {
 }
 
 fn set_group_counts(instruction: &mut HloInstructionProto) {
-    for count in [&mut instruction.feature_group_count, &mut instruction.batch_group_count] {
-        if *count == 0 {
-            *count = 1;
-        }
+    instruction.feature_group_count = instruction.feature_group_count.max(1);
+    instruction.batch_group_count = instruction.batch_group_count.max(1);
+}
+
+/// Sets what an attribute that may be left out means then, where that is not its type's zero.
+fn set_assumed(operation: &Operation, instruction: &mut HloInstructionProto) {
+    if operation.name == "topk" {
+        instruction.largest = true;
     }
 }
 

@@ -53,7 +53,7 @@ impl Parser<'_> {
                 "deduplicated_name" => metadata.deduplicated_name = self.lexer.string()?,
                 "metadata_payload" => {
                     let value = PayloadSource::Value(self.lexer.quoted()?);
-                    metadata.metadata_payload = Some(Payload { payload_source: Some(value) });
+                    metadata.metadata_payload = Some(Box::new(Payload { payload_source: Some(value) }));
                 }
                 "scheduling_name" => metadata.scheduling_name = self.lexer.string()?,
                 other => {

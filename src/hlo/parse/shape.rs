@@ -65,10 +65,16 @@ fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
     LayoutProto { minor_to_major, tail_padding_alignment_in_elements: 1, ..Default::default() }
 }
 
+/// The layout of an array that states none. That of a scalar would say nothing, and half of the values in a program of
+/// loops and reductions are scalars: they go without.
+fn row_major(rank: usize) -> Option<Box<LayoutProto>> {
+    (rank > 0).then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
+}
+
 /// An array with the row-major layout.
 pub(super) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeProto {
-    let layout = plain_layout((0..dimensions.len() as i64).rev().collect());
-    ShapeProto { element_type: element_type.into(), dimensions, layout: Some(Box::new(layout)), ..Default::default() }
+    let layout = row_major(dimensions.len());
+    ShapeProto { element_type: element_type.into(), dimensions, layout, ..Default::default() }
 }
 
 pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
@@ -101,7 +107,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A shape; arrays without a layout get the row-major one, as XLA gives it to them.
+    /// A shape; arrays without a layout get the row-major one, as XLA gives it to them, but for scalars.
     pub(super) fn shape(&mut self) -> Result<ShapeProto> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
@@ -117,8 +123,6 @@ impl Parser<'_> {
         };
         let mut shape = ShapeProto { element_type: element_type.into(), ..Default::default() };
         self.dimensions(&mut shape)?;
-        let has_layout =
-            !matches!(element_type, PrimitiveType::Token | PrimitiveType::OpaqueType | PrimitiveType::Invalid);
         if self.is_layout_next() {
             let start = self.lexer.here();
             let layout = self.layout()?;
@@ -133,8 +137,8 @@ impl Parser<'_> {
                 );
             }
             shape.layout = Some(Box::new(layout));
-        } else if has_layout {
-            shape.layout = Some(Box::new(plain_layout((0..shape.dimensions.len() as i64).rev().collect())));
+        } else {
+            shape.layout = row_major(shape.dimensions.len());
         }
         Ok(shape)
     }

@@ -179,7 +179,9 @@ impl<'m, 'a> Counter<'m, 'a> {
             let is_first = user.operand_ids.first() == Some(&value.id);
             bytes = bytes.saturating_add(match user.opcode.as_str() {
                 "slice" => bytes_of(user),
-                "dynamic-slice" | "gather" if is_first => bytes_of(user),
+                "dynamic-slice" if is_first => bytes_of(user),
+                // XLA counts the whole table, however few rows are read.
+                "gather" if is_first => bytes_of(user).min(whole),
                 // What is updated is not read.
                 "dynamic-update-slice" if is_first => 0,
                 "get-tuple-element" => match callee.position(user.id) {

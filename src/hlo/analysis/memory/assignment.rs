@@ -36,6 +36,7 @@ pub fn memory_of_assignment(module: &HloModuleProto, assignment: &BufferAssignme
         aliased,
         temporaries,
         live_temporaries: replay.most.min(temporaries),
+        placed: true,
         constants: of(|allocation| allocation.is_constant),
         peak: held.saturating_add(temporaries),
         live_at_peak: live,

@@ -15,8 +15,9 @@ pub(super) fn fuse(flow: &mut Flow<'_, '_>) {
         let opcode = flow.instruction(point).opcode.as_str();
         let absorbs = is_by_element(opcode) || moves_elements(opcode) || is_free(opcode) || is_fold(opcode);
         let operands: Vec<usize> = flow.operands(point).flatten().collect();
-        for operand in operands {
-            readers[operand] += 1;
+        for (nth, &operand) in operands.iter().enumerate() {
+            // One that reads it twice is one reader.
+            readers[operand] += u32::from(operands.len() > 8 || !operands[..nth].contains(&operand));
             within[operand] &= absorbs;
         }
     }

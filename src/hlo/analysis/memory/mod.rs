@@ -116,6 +116,9 @@ pub struct ModuleMemory {
     pub temporaries: u64,
     /// The most bytes of these values that are live at once: what their memory would be without gaps.
     pub live_temporaries: u64,
+    /// Whether the values were placed in a heap. Of more than a few thousand values they are not: then the heap is taken to
+    /// have no gaps.
+    pub placed: bool,
     /// Constants, which a program has besides.
     pub constants: u64,
     /// All that a device holds for the program: arguments, outputs that are not in them, temporaries.
@@ -278,8 +281,8 @@ impl Ports {
         let live = placement::live_bytes(&heap, times);
         let most = live.iter().copied().max().unwrap_or(0);
         let at = live.iter().position(|&bytes| bytes == most).unwrap_or(0);
-        let heap_size = placement::heap_size(&heap).unwrap_or(most);
-        let temporaries = fixed.iter().fold(heap_size, |size, value| {
+        let heap_size = placement::heap_size(&heap);
+        let temporaries = fixed.iter().fold(heap_size.unwrap_or(most), |size, value| {
             size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
         });
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
@@ -291,6 +294,7 @@ impl Ports {
             aliased,
             temporaries,
             live_temporaries: most.saturating_add(fixed_bytes),
+            placed: heap_size.is_some(),
             constants,
             peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
             live_at_peak: self.live_at_peak(flow, &at_peak, sources),

@@ -1,5 +1,6 @@
 //! Where values that are live at different times share memory.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// A value with the time in which it is live, both ends included.
@@ -42,8 +43,8 @@ impl Reusable {
 pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> Vec<Lifetime> {
     /// Trying each value in each memory takes long for large modules: then the rest gets memory of its own.
     const MOST_TRIES: usize = 1 << 24;
-    values.sort_by_key(|value| (std::cmp::Reverse(value.bytes), value.start));
-    reusable.sort_by_key(|reusable| std::cmp::Reverse(reusable.bytes));
+    values.sort_by_key(|value| (Reverse(value.bytes), value.start));
+    reusable.sort_by_key(|reusable| Reverse(reusable.bytes));
     let mut tries = 0;
     let mut has_no_room = |value: &Lifetime| {
         let fitting = reusable.partition_point(|reusable| reusable.bytes >= value.bytes);
@@ -66,41 +67,53 @@ pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> V
 /// Where values start in a heap is a multiple of this.
 pub(super) const ALIGNMENT: u64 = 64;
 
-/// The size of a heap for values, of which those that are live at the same time do not overlap: the largest first, each in the
-/// tightest gap (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA). `None` for too many values: that takes time
-/// quadratic in how many are live together.
+/// The size of a heap for values, of which those that are live at the same time do not overlap: each in the tightest gap
+/// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), the largest first, or those that live longest, whichever
+/// takes less. `None` for too many values: that takes time quadratic in their number.
 pub(super) fn heap_size(values: &[Lifetime]) -> Option<u64> {
-    /// Pairs of values that are looked at.
-    const MOST_PAIRS: usize = 1 << 25;
+    /// More are not placed.
+    const MOST_VALUES: usize = 6000;
+    if values.len() > MOST_VALUES {
+        return None;
+    }
+    let length = |value: &Lifetime| Reverse(value.end.saturating_sub(value.start));
     let mut sorted: Vec<&Lifetime> = values.iter().collect();
-    sorted.sort_by_key(|value| (std::cmp::Reverse(value.bytes), value.start));
+    sorted.sort_by_key(|value| (Reverse(value.bytes), length(value), value.start));
+    let largest_first = heap_size_in_order(&sorted);
+    sorted.sort_by_key(|value| (length(value), Reverse(value.bytes), value.start));
+    Some(largest_first.min(heap_size_in_order(&sorted)))
+}
+
+fn heap_size_in_order(values: &[&Lifetime]) -> u64 {
     let mut placed: Vec<(u64, &Lifetime)> = Vec::with_capacity(values.len());
-    let (mut size, mut pairs) = (0, 0usize);
-    for value in sorted {
-        pairs += placed.len();
-        if pairs > MOST_PAIRS {
-            return None;
-        }
+    let mut size = 0;
+    for value in values {
         let mut around: Vec<(u64, u64)> = placed
             .iter()
             .filter(|(_, other)| other.start <= value.end && value.start <= other.end)
-            .map(|&(offset, other)| (offset, offset + other.bytes))
+            .map(|&(offset, other)| (offset, offset.saturating_add(other.bytes)))
             .collect();
         around.sort_unstable();
-        let (mut free, mut best): (u64, Option<(u64, u64)>) = (0, None);
-        for (from, until) in around {
-            let offset = free.next_multiple_of(ALIGNMENT);
-            if from >= offset && from - offset >= value.bytes {
-                let slack = from - offset - value.bytes;
-                best = best.filter(|&(least, _)| least <= slack).or(Some((slack, offset)));
-            }
-            free = free.max(until);
-        }
-        let offset = best.map_or(free.next_multiple_of(ALIGNMENT), |(_, offset)| offset);
+        let offset = tightest_gap(&around, value.bytes);
         size = size.max(offset.saturating_add(value.bytes));
         placed.push((offset, value));
     }
-    Some(size)
+    size
+}
+
+/// The start of the smallest gap that fits between what lies around, by where that starts and ends; after it if none does.
+fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
+    let align = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+    let (mut free, mut best): (u64, Option<(u64, u64)>) = (0, None);
+    for &(from, until) in around {
+        let offset = align(free);
+        if from >= offset && from - offset >= bytes {
+            let slack = from - offset - bytes;
+            best = best.filter(|&(least, _)| least <= slack).or(Some((slack, offset)));
+        }
+        free = free.max(until);
+    }
+    best.map_or_else(|| align(free), |(_, offset)| offset)
 }
 
 /// How many bytes are live at each time.
