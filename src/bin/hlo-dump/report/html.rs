@@ -95,7 +95,7 @@ pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> St
     let mut text = String::new();
     let shown = rows.len().min(limit);
     // Writing to a string does not fail.
-    if rows.len() > 8 {
+    if rows.len() > 5 {
         let _ = writeln!(
             text,
             "<div class=\"tools\"><input type=\"search\" placeholder=\"filter\" aria-label=\"filter rows\" \
