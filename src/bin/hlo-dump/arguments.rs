@@ -20,9 +20,9 @@ pub struct Arguments {
     /// When to use colours
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
     pub color: Color,
-    /// How to print numbers of bytes and operations
-    #[arg(long, global = true, value_name = "UNITS", default_value = "both", help_heading = "Printing")]
-    pub units: Units,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    pub units: Option<Units>,
 }
 
 const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \

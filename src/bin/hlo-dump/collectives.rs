@@ -187,11 +187,11 @@ pub fn print(entries: &[ModuleCollective], limit: usize) {
     const HEADER: [(&str, Column); 8] = [
         ("collective", Column::Text),
         ("axes", Column::Text),
-        ("devices", Column::Number),
+        ("devices", Column::Optional),
         ("bytes", Column::Number),
         ("times", Column::Number),
         ("moved in all", Column::Number),
-        ("loops", Column::Number),
+        ("loops", Column::Optional),
         ("where from", Column::Flexible),
     ];
     let mut table = Table::new(&HEADER);
