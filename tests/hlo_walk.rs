@@ -26,6 +26,22 @@ fn executions(module: &HloModuleProto, opcode: &str) -> Vec<Amount> {
     walk.steps().filter(|step| step.instruction.opcode == opcode).map(|step| step.place.executions).collect()
 }
 
+/// What a compiler for TPUs offloads to sparse cores is a custom call by its form alone.
+#[test]
+fn what_is_offloaded_runs_once() {
+    let offloaded = |config: &str| {
+        let custom = HloInstructionProto {
+            backend_config: config.as_bytes().to_vec(),
+            ..calling(3, "custom-call", &[1], &[101])
+        };
+        executions(&around([custom], [of_one(101, [instruction(10, "tanh", &[1])])]), "tanh")
+    };
+    let sparse = r#"{"flag_configs":[],"sparse_core_config":{"offload":"OFFLOAD_COLLECTIVE","core_ids":["0"]}}"#;
+    assert_eq!(offloaded(sparse), [ONCE]);
+    assert_eq!(offloaded(r#"{"sparse_core_config":{"offload":"NONE"}}"#), [Amount::Unknown]);
+    assert_eq!(offloaded(""), [Amount::Unknown]);
+}
+
 #[test]
 fn each_instruction_follows_what_runs_it() {
     let module = around(

@@ -99,6 +99,8 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
     let size = entry.group_size.map_or("?".to_owned(), |size| size.to_string());
     match &entry.groups {
+        // A send or receive names its partner elsewhere, such as the host's runtime.
+        DeviceGroups::One if entry.group_size.is_none() => "one to one".to_owned(),
         DeviceGroups::One => format!("all {size}"),
         DeviceGroups::Unreadable => "?".to_owned(),
         DeviceGroups::Lists(lists) => {

@@ -9,6 +9,7 @@ use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{Devices, device_count, mesh_of};
 use meshloom::hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom::hlo::read::{self, Form, ReadError};
+use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
 use meshloom::train::config::RunConfig;
@@ -198,7 +199,10 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
     if reading.mesh.is_some() {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
-    let config = RunConfig::from_toml_with(text, name, &reading.set)?;
+    let mut config = RunConfig::from_toml_with(text, name, &reading.set)?;
+    if !config.target.topology.is_empty() {
+        config = config.on_devices(Topology::parse(&config.target.topology)?.device_count())?;
+    }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
     let lowered = config.at_stage(stage)?;
     for warning in lowered.warnings() {

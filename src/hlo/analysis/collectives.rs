@@ -205,6 +205,9 @@ impl ModuleCollective {
         self.kind = kind;
         self.moved_bytes = match (kind, self.bytes, self.group_size) {
             (Communication::Collective(CollectiveKind::CollectivePermute), bytes, _) => bytes,
+            (Communication::Other("send"), bytes, _) => bytes,
+            // What it gets, its sender has sent.
+            (Communication::Other("recv"), ..) => Some(0),
             (Communication::Collective(kind), Some(bytes), Some(size)) => Some(kind.moved_bytes(bytes, size)),
             _ => None,
         };
@@ -254,7 +257,8 @@ fn group_size(
     groups: &DeviceGroups,
     devices: Devices,
 ) -> Option<u64> {
-    if *groups == DeviceGroups::Unreadable {
+    let is_point_to_point = matches!(kind, Communication::Other("send" | "recv"));
+    if *groups == DeviceGroups::Unreadable || is_point_to_point {
         return None;
     }
     let listed = groups.size();

@@ -11,7 +11,7 @@ use meshloom::hlo::text::{Layouts, print_shape};
 
 use crate::arguments::Show;
 use crate::input::Loaded;
-use crate::output::human_bytes;
+use crate::output::{human_bytes, plural};
 use crate::show::no_computation;
 
 /// More than this is neither drawn in a reasonable time nor read by anybody.
@@ -120,7 +120,7 @@ fn scopes(walk: &Walk<'_>, depth: usize) -> Drawing {
         let mut notable: Vec<_> = node.opcodes.iter().filter(|(opcode, _)| Look::of(opcode) != Look::Plain).collect();
         notable.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let notable: Vec<_> = notable.iter().take(4).map(|(opcode, count)| format!("{count} {opcode}")).collect();
-        let counts = format!("{} instructions", node.instructions);
+        let counts = plural(node.instructions, "instruction");
         [path.to_owned(), counts, notable.join(", ")]
             .into_iter()
             .filter(|line| !line.is_empty())
