@@ -71,6 +71,8 @@ pub struct ModuleCollective {
     pub moved_bytes: Option<u64>,
     /// How often it runs in one run of the program.
     pub executions: Amount,
+    /// Whether it is in a branch, which may not be taken: then `executions` is the most.
+    pub in_branch: bool,
     /// Loops around it.
     pub loop_depth: usize,
     /// Whether it is in two halves, between which the device may do other things.
@@ -182,6 +184,7 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         bytes: operand_bytes(computation, instruction),
         moved_bytes: None,
         executions: place.executions,
+        in_branch: matches!(place.executions, Amount::AtMost(_)),
         loop_depth: place.loop_depth,
         asynchronous: place.asynchronous,
         name: instruction.name.clone(),
