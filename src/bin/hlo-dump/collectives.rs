@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use anyhow::{Result, bail};
 use indexmap::IndexMap;
-use meshloom::hlo::analysis::{DeviceGroups, ModuleCollective, ModuleCollectives, collectives};
+use meshloom::hlo::analysis::{Communication, DeviceGroups, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::partition::Amount;
 use serde::Serialize;
 
@@ -130,19 +130,9 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         }
     }
     if let Some(kind) = &select.kind {
-        const KINDS: [&str; 9] = [
-            "all-gather",
-            "all-reduce",
-            "all-to-all",
-            "collective-permute",
-            "reduce-scatter",
-            "collective-broadcast",
-            "ragged-all-to-all",
-            "send",
-            "recv",
-        ];
-        if !KINDS.contains(&kind.as_str()) {
-            bail!("--kind {kind}: there is no such collective; there are {}", KINDS.join(", "));
+        if Communication::named(kind).is_none() {
+            let all = Communication::ALL.map(Communication::name).join(", ");
+            bail!("--kind {kind}: there is no such collective; there are {all}");
         }
     }
     found.entries.retain(|entry| {

@@ -31,6 +31,24 @@ pub enum Communication {
 }
 
 impl Communication {
+    /// All there are.
+    pub const ALL: [Communication; 9] = [
+        Communication::Collective(CollectiveKind::AllGather),
+        Communication::Collective(CollectiveKind::AllReduce),
+        Communication::Collective(CollectiveKind::AllToAll),
+        Communication::Collective(CollectiveKind::CollectivePermute),
+        Communication::Collective(CollectiveKind::ReduceScatter),
+        Communication::Other("collective-broadcast"),
+        Communication::Other("ragged-all-to-all"),
+        Communication::Other("send"),
+        Communication::Other("recv"),
+    ];
+
+    /// That of a name; `None` for what communicates nothing.
+    pub fn named(name: &str) -> Option<Communication> {
+        Communication::ALL.into_iter().find(|communication| communication.name() == name)
+    }
+
     /// HLO's opcode, without what says that it is one of two halves.
     pub fn name(self) -> &'static str {
         match self {
@@ -231,24 +249,12 @@ fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
 }
 
 /// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-pub(super) fn communication(opcode: &str) -> Option<(Communication, bool)> {
+pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),
         None => (opcode, false),
     };
-    let kind = match name {
-        "all-gather" => Communication::Collective(CollectiveKind::AllGather),
-        "all-reduce" => Communication::Collective(CollectiveKind::AllReduce),
-        "all-to-all" => Communication::Collective(CollectiveKind::AllToAll),
-        "collective-permute" => Communication::Collective(CollectiveKind::CollectivePermute),
-        "reduce-scatter" => Communication::Collective(CollectiveKind::ReduceScatter),
-        "collective-broadcast" => Communication::Other("collective-broadcast"),
-        "ragged-all-to-all" => Communication::Other("ragged-all-to-all"),
-        "send" => Communication::Other("send"),
-        "recv" => Communication::Other("recv"),
-        _ => return None,
-    };
-    Some((kind, asynchronous))
+    Some((Communication::named(name)?, asynchronous))
 }
 
 /// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of replicas;

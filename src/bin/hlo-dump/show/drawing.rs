@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow, bail};
 use layout::backends::svg::SVGWriter;
 use layout::gv::{DotParser, GraphBuilder};
-use meshloom::hlo::analysis::{ScopeNode, Walk, scope_graph};
+use meshloom::hlo::analysis::{ScopeNode, Walk, communication, scope_graph};
 use meshloom::hlo::proto::HloComputationProto;
 use meshloom::hlo::text::{Layouts, print_shape};
 
@@ -43,19 +43,8 @@ impl Look {
     }
 
     fn of(opcode: &str) -> Look {
-        const MOVES: [&str; 9] = [
-            "all-gather",
-            "all-reduce",
-            "all-to-all",
-            "collective-permute",
-            "reduce-scatter",
-            "collective-broadcast",
-            "ragged-all-to-all",
-            "send",
-            "recv",
-        ];
-        match opcode.strip_suffix("-start").unwrap_or(opcode) {
-            name if MOVES.contains(&name) => Look::Moves,
+        match opcode {
+            opcode if communication(opcode).is_some() => Look::Moves,
             "dot" | "convolution" | "ragged-dot" => Look::Computes,
             _ => Look::Plain,
         }

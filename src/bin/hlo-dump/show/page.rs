@@ -3,12 +3,16 @@
 use std::collections::HashSet;
 use std::fmt::Write;
 
+use meshloom::hlo::analysis::communication;
+
+use crate::report::html::escape;
+
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 pub fn render(title: &str, text: &str) -> String {
     let mut page = String::with_capacity(3 * text.len());
-    let title = escaped(title);
+    let title = escape(title);
     let _ = write!(
         page,
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n<style>{STYLE}</style></head>\n\
@@ -26,10 +30,11 @@ pub fn render(title: &str, text: &str) -> String {
     page
 }
 
+/// Whether the opcode before a line's first operand is that of a collective.
 fn is_collective(line: &str) -> bool {
-    ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"]
-        .iter()
-        .any(|kind| line.contains(&format!(" {kind}(")) || line.contains(&format!(" {kind}-start(")))
+    let Some((_, value)) = line.split_once(" = ") else { return false };
+    // A shape may be a tuple, in brackets itself.
+    value.split(' ').filter_map(|word| word.split_once('(')).any(|(opcode, _)| communication(opcode).is_some())
 }
 
 /// The names that a block of text defines, which is a computation: other computations may have the same.
@@ -50,13 +55,13 @@ impl<'a> Names<'a> {
         let own = defined(line, " =").or_else(|| defined(line, " ("));
         let (mut rest, mut is_first) = (line, true);
         while let Some(at) = rest.find('%') {
-            out.push_str(&escaped(&rest[..at]));
+            out.push_str(&escape(&rest[..at]));
             let (name, after) = name_at(&rest[at + 1..]);
             let key = match self.instructions.contains(name) {
-                true => escaped(&format!("{}/{name}", self.computation)),
-                false => escaped(name),
+                true => escape(&format!("{}/{name}", self.computation)),
+                false => escape(name),
             };
-            let shown = escaped(name);
+            let shown = escape(name);
             let _ = match name {
                 "" => write!(out, "%"),
                 name if is_first && own == Some(name) => write!(out, "<a id=\"{key}\" class=\"def\">%{shown}</a>"),
@@ -65,7 +70,7 @@ impl<'a> Names<'a> {
             is_first = false;
             rest = after;
         }
-        out.push_str(&escaped(rest));
+        out.push_str(&escape(rest));
         if out.is_empty() { "&nbsp;".to_owned() } else { out }
     }
 }
@@ -80,8 +85,4 @@ fn defined<'a>(line: &'a str, follows: &str) -> Option<&'a str> {
 /// A name, and what is behind it.
 fn name_at(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !(c.is_alphanumeric() || "._-".contains(c))).unwrap_or(text.len()))
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
