@@ -56,6 +56,10 @@ fn each_kind_moves_what_the_ledger_says() {
     let other = entries(&around([collective(2, "ragged-all-to-all", &[1])], []));
     assert_eq!(other[0].kind, Communication::Other("ragged-all-to-all"));
     assert_eq!(other[0].total_moved_bytes(), Amount::Unknown);
+    // A pair of send and receive moves what is sent, once.
+    let pair = entries(&around([instruction(2, "send", &[1]), instruction(3, "recv", &[1])], []));
+    let moved: Vec<_> = pair.iter().map(|entry| (entry.group_size, entry.moved_bytes)).collect();
+    assert_eq!(moved, [(None, Some(16)), (None, Some(0))]);
 }
 
 /// What an instruction without groups, or without `use_global_device_ids`, means.

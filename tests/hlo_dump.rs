@@ -204,6 +204,7 @@ fn wrong_use_says_what_to_do() {
     check_refused(&["check", TEXT, "--deny", "all-gather=fsdp"], "add --mesh");
     check_refused(&["compile", TEXT, "--target", "gpu:v5e:2x4"], "is compiled by the tpu plugin");
     check_refused(&["compile", TEXT, "--target", "v5x:2x4"], "did you mean");
+    check_refused(&["man", "--json"], "this command prints no table");
     check_refused(&["man", "nothing"], "there is no command \"nothing\"");
     check_refused(&["doctor", "--fetch", "npu"], "there is no such platform");
 }

@@ -1,6 +1,7 @@
 //! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be hard.
 
 mod hlo_modules;
+mod hlo_programs;
 
 use hlo_modules::*;
 use meshloom::hlo::analysis::{Via, Walk};
@@ -23,6 +24,22 @@ fn of_one(id: i64, instructions: impl IntoIterator<Item = HloInstructionProto>) 
 fn executions(module: &HloModuleProto, opcode: &str) -> Vec<Amount> {
     let walk = Walk::of(module);
     walk.steps().filter(|step| step.instruction.opcode == opcode).map(|step| step.place.executions).collect()
+}
+
+/// What a compiler for TPUs offloads to sparse cores is a custom call by its form alone.
+#[test]
+fn what_is_offloaded_runs_once() {
+    let offloaded = |config: &str| {
+        let custom = HloInstructionProto {
+            backend_config: config.as_bytes().to_vec(),
+            ..calling(3, "custom-call", &[1], &[101])
+        };
+        executions(&around([custom], [of_one(101, [instruction(10, "tanh", &[1])])]), "tanh")
+    };
+    let sparse = r#"{"flag_configs":[],"sparse_core_config":{"offload":"OFFLOAD_COLLECTIVE","core_ids":["0"]}}"#;
+    assert_eq!(offloaded(sparse), [ONCE]);
+    assert_eq!(offloaded(r#"{"sparse_core_config":{"offload":"NONE"}}"#), [Amount::Unknown]);
+    assert_eq!(offloaded(""), [Amount::Unknown]);
 }
 
 #[test]
@@ -433,4 +450,100 @@ fn small_whole_numbers_count() {
     };
     assert_eq!(executions(&module(250, 255, "LT"), "tanh"), [Amount::Exactly(5)]);
     assert_eq!(executions(&module(250, 255, "LE"), "tanh"), [Amount::Unknown]);
+}
+
+// Modules made to do harm.
+
+/// Numbers that follow from each other.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % bound.max(1)
+    }
+}
+
+/// Changes something of a module that its analyses read.
+fn mutate(module: &mut HloModuleProto, random: &mut Random) {
+    const OPCODES: &[&str] = &[
+        "while",
+        "conditional",
+        "call",
+        "fusion",
+        "tuple",
+        "get-tuple-element",
+        "async-start",
+        "async-done",
+        "dot",
+        "scan",
+        "dynamic-update-slice",
+        "scatter",
+        "all-gather-start",
+        "all-gather-done",
+        "copy-start",
+        "copy-done",
+        "sort",
+        "reduce",
+        "convolution",
+        "fft",
+        "custom-call",
+        "optimization-barrier",
+        "parameter",
+        "constant",
+        "bitcast",
+        "ragged-dot",
+        "select-and-scatter",
+        "reduce-window",
+        "triangular-solve",
+        "all-reduce",
+        "collective-permute",
+    ];
+    let ids: Vec<i64> = module.computations.iter().map(|computation| computation.id).collect();
+    let nth = random.below(module.computations.len());
+    let computation = &mut module.computations[nth];
+    let all: Vec<i64> = computation.instructions.iter().map(|instruction| instruction.id).collect();
+    let shapes: Vec<_> = computation.instructions.iter().map(|instruction| instruction.shape.clone()).collect();
+    let nth = random.below(computation.instructions.len());
+    let Some(instruction) = computation.instructions.get_mut(nth) else { return };
+    let odd = [i64::MIN, -1, 0, 1, 1 << 40, i64::MAX];
+    match random.below(10) {
+        0 => instruction.opcode = OPCODES[random.below(OPCODES.len())].into(),
+        1 => instruction.called_computation_ids.push(ids[random.below(ids.len())]),
+        2 => instruction.operand_ids.push(all[random.below(all.len())]),
+        3 => drop(instruction.operand_ids.pop()),
+        4 => instruction.shape = shapes[random.below(shapes.len())].clone(),
+        5 => instruction.tuple_index = odd[random.below(odd.len())],
+        6 => instruction.parameter_number = odd[random.below(odd.len())],
+        7 => {
+            let size = odd[random.below(odd.len())];
+            if let Some(shape) = &mut instruction.shape {
+                shape.dimensions.push(size);
+            }
+        }
+        8 => computation.root_id = all[random.below(all.len())],
+        _ => instruction.id = all[random.below(all.len())],
+    }
+}
+
+/// Whatever a module says, its analyses end, and none of them panics.
+#[test]
+fn mutated_modules_are_analyzed() {
+    use meshloom::hlo::analysis::{Chip, CostOptions, Devices, cost, memory};
+    let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p").expect("a chip"));
+    let mut seeds: Vec<HloModuleProto> = hlo_programs::golden().iter().map(|golden| golden.module().clone()).collect();
+    seeds.push(Counter { start: 0, step: 1, bound: 5, direction: "LT" }.fused_tuple());
+    seeds.push(doubling(5));
+    let mut random = Random(1);
+    for round in 0..2000 {
+        let mut module = seeds[round % seeds.len()].clone();
+        for _ in 0..=random.below(12) {
+            mutate(&mut module, &mut random);
+        }
+        let found = cost(&module, &options);
+        assert!(found.instructions.len() <= Walk::of(&module).steps().count());
+        if let Ok(found) = memory(&module) {
+            assert!(found.live_temporaries <= found.peak || found.peak == u64::MAX);
+        }
+    }
 }

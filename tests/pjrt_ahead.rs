@@ -264,6 +264,7 @@ fn tpu_topologies_are_described() {
         let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
         let last = devices.last().expect("a device");
         assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
+        assert_eq!(topology(name).device_count(), count, "{name}, without asking");
         assert_eq!((last.coords(), last.core_on_chip(), last.slice_index()), (Some(&coords[..]), Some(core), slice));
         assert!(last.memory_limit().is_some_and(|bytes| bytes > 8_000_000_000), "{name}: {last:?}");
     }
@@ -345,6 +346,7 @@ fn gpu_topologies_are_described() {
         let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
         let last = devices.last().expect("a device");
         assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
+        assert_eq!(topology(name).device_count(), count, "{name}, without asking");
         assert_eq!(last.memory_limit(), Some(memory), "{name}");
         assert_eq!(last.attributes["compute_capability"], NamedValue::Text(capability.into()), "{name}");
     }

@@ -14,15 +14,15 @@ use meshloom::train::Stage;
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
-    /// Prints JSON instead of text; its schema is in docs/hlo-dump.md
-    #[arg(long, global = true)]
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
     pub json: bool,
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
     pub color: Color,
-    /// How to print numbers of bytes and operations
-    #[arg(long, global = true, value_name = "UNITS", default_value = "both")]
-    pub units: Units,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    pub units: Option<Units>,
 }
 
 const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \

@@ -1,7 +1,7 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom::hlo::analysis::{ModuleCollective, ModuleCollectives};
+use meshloom::hlo::analysis::{Communication, ModuleCollective, ModuleCollectives};
 use meshloom::partition::Amount;
 use serde::Serialize;
 
@@ -77,7 +77,6 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
 }
 
 fn parse(text: &str) -> Result<Denied> {
-    const KINDS: [&str; 5] = ["all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter"];
     let (name, axis) = match text.split_once('=') {
         Some((name, axis)) => (name, Some(axis.to_owned())),
         None => (text, None),
@@ -87,11 +86,11 @@ fn parse(text: &str) -> Result<Denied> {
         ("unknown-trip-counts", None) => Denied::UnknownTripCounts,
         ("collectives-in-loops", axis) => Denied::InLoops(axis),
         ("collectives-over", Some(axis)) => Denied::Over(axis),
-        (kind, axis) if KINDS.contains(&kind) => Denied::Kind(kind.to_owned(), axis),
+        (kind, axis) if Communication::named(kind).is_some() => Denied::Kind(kind.to_owned(), axis),
         _ => bail!(
             "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, unknown-trip-counts, or \
              a kind ({}) with or without =AXIS",
-            KINDS.join(", ")
+            Communication::ALL.map(Communication::name).join(", ")
         ),
     })
 }

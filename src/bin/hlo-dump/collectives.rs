@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use anyhow::{Result, bail};
 use indexmap::IndexMap;
-use meshloom::hlo::analysis::{DeviceGroups, ModuleCollective, ModuleCollectives, collectives};
+use meshloom::hlo::analysis::{Communication, DeviceGroups, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::partition::Amount;
 use serde::Serialize;
 
@@ -99,6 +99,8 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
     let size = entry.group_size.map_or("?".to_owned(), |size| size.to_string());
     match &entry.groups {
+        // A send or receive names its partner elsewhere, such as the host's runtime.
+        DeviceGroups::One if entry.group_size.is_none() => "one to one".to_owned(),
         DeviceGroups::One => format!("all {size}"),
         DeviceGroups::Unreadable => "?".to_owned(),
         DeviceGroups::Lists(lists) => {
@@ -128,19 +130,9 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         }
     }
     if let Some(kind) = &select.kind {
-        const KINDS: [&str; 9] = [
-            "all-gather",
-            "all-reduce",
-            "all-to-all",
-            "collective-permute",
-            "reduce-scatter",
-            "collective-broadcast",
-            "ragged-all-to-all",
-            "send",
-            "recv",
-        ];
-        if !KINDS.contains(&kind.as_str()) {
-            bail!("--kind {kind}: there is no such collective; there are {}", KINDS.join(", "));
+        if Communication::named(kind).is_none() {
+            let all = Communication::ALL.map(Communication::name).join(", ");
+            bail!("--kind {kind}: there is no such collective; there are {all}");
         }
     }
     found.entries.retain(|entry| {
@@ -187,11 +179,11 @@ pub fn print(entries: &[ModuleCollective], limit: usize) {
     const HEADER: [(&str, Column); 8] = [
         ("collective", Column::Text),
         ("axes", Column::Text),
-        ("devices", Column::Number),
+        ("devices", Column::Optional),
         ("bytes", Column::Number),
         ("times", Column::Number),
         ("moved in all", Column::Number),
-        ("loops", Column::Number),
+        ("loops", Column::Optional),
         ("where from", Column::Flexible),
     ];
     let mut table = Table::new(&HEADER);

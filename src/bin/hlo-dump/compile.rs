@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use meshloom::compile::Lowered;
-use meshloom::hlo::analysis::{Devices, ModuleCollectives};
+use meshloom::hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
 use meshloom::partition::Amount;
@@ -20,9 +20,9 @@ use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::Compile;
-use crate::collectives;
 use crate::input::{Described, Loaded, load};
 use crate::output::{self, BAD, BOLD, Column, GOOD, Table, line, paint};
+use crate::{collectives, cost};
 
 /// A compiled program and what it was compiled for.
 struct Compiled {
@@ -64,10 +64,13 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     if loaded.module.schedule.is_some() {
         output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
     }
+    let waiting = output::spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
-        Some(run) => of_run(&run.config, &settings)?,
-        None => of_module(&loaded, &topology, &settings, arguments.shardy)?,
+        Some(run) => of_run(&run.config, &settings),
+        None => of_module(&loaded, &topology, &settings, arguments.shardy),
     };
+    waiting.finish_and_clear();
+    let compiled = compiled?;
     if let Some(path) = &arguments.output {
         write(path, &compiled.module)?;
     }
@@ -245,10 +248,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
         Err(error) => output::note(&error.to_string()),
     }
     line("");
-    match ahead.cost_analysis() {
-        Ok(cost) => print_cost(cost),
-        Err(error) => output::note(&format!("{error}; `hlo-dump cost` counts by itself")),
-    }
+    print_cost(&of_compiled(after, &ahead.topology), ahead.cost_analysis().ok());
     line("");
     let mut entries = found.entries.clone();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
@@ -279,15 +279,32 @@ fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     }
 }
 
-fn print_cost(cost: &CostAnalysis) {
-    line("XLA's cost analysis, loop bodies counted once (`hlo-dump cost` multiplies them):");
+/// The cost of the compiled program, with times for the target's chip if it is known.
+fn of_compiled(after: &Loaded, topology: &Topology) -> ModuleCost {
+    let name = topology.to_string();
+    let chip = name.split(':').next().and_then(|name| Chip::parse(name).ok());
+    cost::of(after, chip)
+}
+
+/// Our count and XLA's.
+fn print_cost(ours: &ModuleCost, theirs: Option<&CostAnalysis>) {
+    let mut table =
+        Table::new(&[("cost", Column::Text), ("loops multiplied", Column::Number), ("XLA's own", Column::Number)]);
+    let said = |value: Option<String>| value.unwrap_or_else(|| "not said".to_owned());
+    let time = ours.roofline.as_ref().map(|roofline| output::seconds(roofline.overlapped_seconds));
+    // Some plugins say less than nothing, which is to say that they do not know.
+    let their_time = theirs.and_then(CostAnalysis::optimal_seconds).filter(|&time| time > 0.0).map(output::seconds);
     let rows = [
-        ("operations", cost.flops().map(output::count)),
-        ("bytes accessed", cost.bytes_accessed().map(|bytes| output::bytes(bytes.max(0.0) as u64))),
-        // Some plugins say less than nothing, which is to say that they do not know.
-        ("time at best", cost.optimal_seconds().filter(|&time| time > 0.0).map(output::seconds)),
+        ("operations", output::count(ours.total.flops as f64), theirs.and_then(CostAnalysis::flops).map(output::count)),
+        (
+            "bytes accessed",
+            output::bytes(ours.total.bytes()),
+            theirs.and_then(CostAnalysis::bytes_accessed).map(|bytes| output::bytes(bytes.max(0.0) as u64)),
+        ),
+        ("time at best", time.unwrap_or_else(|| "not known".to_owned()), their_time),
     ];
-    for (name, value) in rows {
-        line(&format!("  {name:<16}{}", value.unwrap_or_else(|| "not said".to_owned())));
+    for (name, ours, theirs) in rows {
+        table.row(vec![name.to_owned(), ours, said(theirs)]);
     }
+    table.print();
 }

@@ -162,8 +162,8 @@ fn print_rows(rows: &[Row], timed: bool, limit: usize) {
         ("times", Column::Number),
         ("operations", Column::Number),
         ("bytes", Column::Number),
-        ("op/byte", Column::Number),
-        ("sent", Column::Number),
+        ("op/byte", Column::Optional),
+        ("sent", Column::Optional),
     ];
     if timed {
         header.extend([("time", Column::Number), ("bound by", Column::Text)]);

@@ -2,21 +2,21 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{Devices, device_count, mesh_of};
 use meshloom::hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom::hlo::read::{self, Form, ReadError};
+use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
 use meshloom::train::config::RunConfig;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::{compile, folder};
+use crate::{compile, folder, output};
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -112,12 +112,7 @@ pub fn busy(name: &str, bytes: usize) -> ProgressBar {
     if bytes < LARGE {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new_spinner().with_message(format!("reading {name} ({} MB)", bytes / 1_000_000));
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
+    output::spinner(format!("reading {name} ({} MB)", bytes / 1_000_000))
 }
 
 fn read_all(path: &Path) -> Result<Vec<u8>> {
@@ -204,11 +199,14 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
     if reading.mesh.is_some() {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
-    let config = RunConfig::from_toml_with(text, name, &reading.set)?;
+    let mut config = RunConfig::from_toml_with(text, name, &reading.set)?;
+    if !config.target.topology.is_empty() {
+        config = config.on_devices(Topology::parse(&config.target.topology)?.device_count())?;
+    }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
     let lowered = config.at_stage(stage)?;
     for warning in lowered.warnings() {
-        crate::output::warn(&warning);
+        output::warn(&warning);
     }
     let mesh = lowered.local_mesh.clone().or_else(|| lowered.mesh.clone());
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));

@@ -53,6 +53,9 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<Outcome> {
     let json = arguments.json;
+    if json && matches!(arguments.command, Command::Report(_) | Command::Completions { .. } | Command::Man { .. }) {
+        anyhow::bail!("--json: this command prints no table; `collectives`, `memory`, `cost` and the others do");
+    }
     match arguments.command {
         Command::Show(show) => show::run(&show, json)?,
         Command::Collectives(collectives) => collectives::run(&collectives, json)?,

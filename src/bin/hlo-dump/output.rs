@@ -2,11 +2,13 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table as Grid, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::partition::Amount;
 use serde::Serialize;
 
@@ -17,14 +19,17 @@ static UNITS: OnceLock<Units> = OnceLock::new();
 /// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not change it.
 const SCHEMA_VERSION: u32 = 1;
 
-pub fn configure(color: Color, units: Units) {
+pub fn configure(color: Color, units: Option<Units>) {
     let choice = match color {
         Color::Auto => ColorChoice::Auto,
         Color::Always => ColorChoice::Always,
         Color::Never => ColorChoice::Never,
     };
     choice.write_global();
-    let _ = UNITS.set(units);
+    /// Fewer columns than this do not hold numbers twice.
+    const NARROW: usize = 130;
+    let narrow = terminal_width().is_some_and(|width| width < NARROW);
+    let _ = UNITS.set(units.unwrap_or(if narrow { Units::Human } else { Units::Both }));
 }
 
 pub const BOLD: Style = Style::new().bold();
@@ -51,6 +56,16 @@ pub fn note(text: &str) {
 
 pub fn warn(text: &str) {
     anstream::eprintln!("{} {text}", paint(WARN, "warning:"));
+}
+
+/// A sign of life, on a terminal, for what takes longer than people wait without one.
+pub fn spinner(doing: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(doing);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }
 
 /// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.
@@ -182,6 +197,8 @@ pub enum Column {
     Text,
     /// A number, to the right.
     Number,
+    /// A number that is left out when the terminal is narrow.
+    Optional,
     /// Text that gives way when the terminal is narrow: its middle is left out.
     Flexible,
 }
@@ -213,6 +230,35 @@ impl Table {
     }
 
     pub fn print(&self) {
+        self.fitted().print_all();
+    }
+
+    /// The table without columns in which there is nothing, and without as many of its optional ones as it takes to fit, the last
+    /// first.
+    fn fitted(&self) -> Table {
+        let mut header = self.header.clone();
+        let mut rows = self.rows.clone();
+        for index in (0..header.len()).rev() {
+            if !rows.is_empty() && rows.iter().all(|row| row[index].is_empty()) {
+                header.remove(index);
+                rows.iter_mut().for_each(|row| drop(row.remove(index)));
+            }
+        }
+        while let Some(terminal) = terminal_width() {
+            let width = |index: usize| match header[index].1 {
+                Column::Flexible => NARROWEST,
+                _ => natural_width(&header, &rows, index),
+            };
+            let needed: usize = (0..header.len()).map(|index| width(index) + 2).sum();
+            let optional = header.iter().rposition(|(_, column)| *column == Column::Optional);
+            let Some(index) = optional.filter(|_| needed > terminal + 2) else { break };
+            header.remove(index);
+            rows.iter_mut().for_each(|row| drop(row.remove(index)));
+        }
+        Table { header, rows, left_out: self.left_out }
+    }
+
+    fn print_all(&self) {
         let mut grid = Grid::new();
         grid.load_style(presets::NOTHING);
         let widths = self.widths();
@@ -227,7 +273,7 @@ impl Table {
             if let Some(grid_column) = grid.column_mut(index) {
                 // One space between columns is too few to tell numbers apart.
                 grid_column.set_padding((0, 2));
-                if *column == Column::Number {
+                if matches!(column, Column::Number | Column::Optional) {
                     grid_column.set_cell_alignment(CellAlignment::Right);
                 }
             }
@@ -243,12 +289,8 @@ impl Table {
 
     /// How wide each column may be. On a terminal, flexible ones share what the others leave.
     fn widths(&self) -> Vec<usize> {
-        let natural: Vec<usize> = (0..self.header.len())
-            .map(|index| {
-                let cells = self.rows.iter().map(|row| row[index].chars().count());
-                cells.chain([self.header[index].0.len()]).max().unwrap_or(0)
-            })
-            .collect();
+        let natural: Vec<usize> =
+            (0..self.header.len()).map(|index| natural_width(&self.header, &self.rows, index)).collect();
         let Some(terminal) = terminal_width() else { return natural };
         let flexible = |index: usize| self.header[index].1 == Column::Flexible;
         let fixed: usize = (0..natural.len()).filter(|&index| !flexible(index)).map(|index| natural[index] + 2).sum();
@@ -259,13 +301,20 @@ impl Table {
         let mut widths = natural.clone();
         let count = order.len();
         for (done, index) in order.into_iter().enumerate() {
-            const NARROWEST: usize = 12;
             let share = (left / (count - done)).saturating_sub(2).max(NARROWEST);
             widths[index] = natural[index].min(share);
             left = left.saturating_sub(widths[index] + 2);
         }
         widths
     }
+}
+
+/// The least width of a flexible column.
+const NARROWEST: usize = 12;
+
+fn natural_width(header: &[(&str, Column)], rows: &[Vec<String>], index: usize) -> usize {
+    let cells = rows.iter().map(|row| row[index].chars().count());
+    cells.chain([header[index].0.chars().count()]).max().unwrap_or(0)
 }
 
 fn terminal_width() -> Option<usize> {

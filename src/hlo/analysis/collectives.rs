@@ -31,6 +31,24 @@ pub enum Communication {
 }
 
 impl Communication {
+    /// All there are.
+    pub const ALL: [Communication; 9] = [
+        Communication::Collective(CollectiveKind::AllGather),
+        Communication::Collective(CollectiveKind::AllReduce),
+        Communication::Collective(CollectiveKind::AllToAll),
+        Communication::Collective(CollectiveKind::CollectivePermute),
+        Communication::Collective(CollectiveKind::ReduceScatter),
+        Communication::Other("collective-broadcast"),
+        Communication::Other("ragged-all-to-all"),
+        Communication::Other("send"),
+        Communication::Other("recv"),
+    ];
+
+    /// That of a name; `None` for what communicates nothing.
+    pub fn named(name: &str) -> Option<Communication> {
+        Communication::ALL.into_iter().find(|communication| communication.name() == name)
+    }
+
     /// HLO's opcode, without what says that it is one of two halves.
     pub fn name(self) -> &'static str {
         match self {
@@ -71,6 +89,8 @@ pub struct ModuleCollective {
     pub moved_bytes: Option<u64>,
     /// How often it runs in one run of the program.
     pub executions: Amount,
+    /// Whether it is in a branch, which may not be taken: then `executions` is the most.
+    pub in_branch: bool,
     /// Loops around it.
     pub loop_depth: usize,
     /// Whether it is in two halves, between which the device may do other things.
@@ -182,6 +202,7 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         bytes: operand_bytes(computation, instruction),
         moved_bytes: None,
         executions: place.executions,
+        in_branch: matches!(place.executions, Amount::AtMost(_)),
         loop_depth: place.loop_depth,
         asynchronous: place.asynchronous,
         name: instruction.name.clone(),
@@ -205,6 +226,9 @@ impl ModuleCollective {
         self.kind = kind;
         self.moved_bytes = match (kind, self.bytes, self.group_size) {
             (Communication::Collective(CollectiveKind::CollectivePermute), bytes, _) => bytes,
+            (Communication::Other("send"), bytes, _) => bytes,
+            // What it gets, its sender has sent.
+            (Communication::Other("recv"), ..) => Some(0),
             (Communication::Collective(kind), Some(bytes), Some(size)) => Some(kind.moved_bytes(bytes, size)),
             _ => None,
         };
@@ -225,24 +249,12 @@ fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
 }
 
 /// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
-pub(super) fn communication(opcode: &str) -> Option<(Communication, bool)> {
+pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
     let (name, asynchronous) = match opcode.strip_suffix("-start") {
         Some(name) => (name, true),
         None => (opcode, false),
     };
-    let kind = match name {
-        "all-gather" => Communication::Collective(CollectiveKind::AllGather),
-        "all-reduce" => Communication::Collective(CollectiveKind::AllReduce),
-        "all-to-all" => Communication::Collective(CollectiveKind::AllToAll),
-        "collective-permute" => Communication::Collective(CollectiveKind::CollectivePermute),
-        "reduce-scatter" => Communication::Collective(CollectiveKind::ReduceScatter),
-        "collective-broadcast" => Communication::Other("collective-broadcast"),
-        "ragged-all-to-all" => Communication::Other("ragged-all-to-all"),
-        "send" => Communication::Other("send"),
-        "recv" => Communication::Other("recv"),
-        _ => return None,
-    };
-    Some((kind, asynchronous))
+    Some((Communication::named(name)?, asynchronous))
 }
 
 /// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of replicas;
@@ -254,7 +266,8 @@ fn group_size(
     groups: &DeviceGroups,
     devices: Devices,
 ) -> Option<u64> {
-    if *groups == DeviceGroups::Unreadable {
+    let is_point_to_point = matches!(kind, Communication::Other("send" | "recv"));
+    if *groups == DeviceGroups::Unreadable || is_point_to_point {
         return None;
     }
     let listed = groups.size();

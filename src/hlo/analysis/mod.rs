@@ -34,7 +34,9 @@ pub mod walk;
 
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
 pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
-pub use collectives::{Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk};
+pub use collectives::{
+    Communication, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk, communication,
+};
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
 pub use explain::{StatedFrom, TracedStep, trace_sharding};

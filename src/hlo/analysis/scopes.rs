@@ -6,13 +6,12 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::index::Computation;
 use super::size::shape_bytes;
 use super::source::scope;
-use super::walk::{Step, Walk};
+use super::walk::{Step, Via, Walk};
 use crate::hlo::proto::HloInstructionProto;
 
 /// Scopes, and what flows between them.
@@ -44,7 +43,7 @@ pub struct ScopeEdge {
     pub to: usize,
     /// How many there are.
     pub values: usize,
-    /// Their bytes on one device, each value once; the part that is known.
+    /// Their bytes on one device, each value once; of what is known.
     pub bytes: u64,
 }
 
@@ -61,8 +60,8 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
     let mut graph = ScopeGraph::default();
     let mut nodes: FxHashMap<&str, usize> = FxHashMap::default();
     let mut edges: FxHashMap<(usize, usize), usize> = FxHashMap::default();
-    let mut seen = rustc_hash::FxHashSet::default();
-    for Step { place, instruction, .. } in walk.steps() {
+    let (mut seen, mut read) = (FxHashSet::default(), FxHashSet::default());
+    for Step { place, place_number, instruction, .. } in walk.steps() {
         if place.fused || carries(instruction) || !seen.insert(std::ptr::from_ref(instruction)) {
             continue;
         }
@@ -75,19 +74,20 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
         node.instructions += 1;
         *node.opcodes.entry(instruction.opcode.clone()).or_default() += 1;
         let computation = walk.computation(place);
-        for operand in computation.operands(instruction).flatten() {
-            let Some(maker) = maker(computation, operand) else { continue };
-            let Some(&from) = nodes.get(levels(scope(maker), depth)) else { continue };
-            if from == to {
-                continue;
-            }
+        let operands = computation.operands(instruction).flatten();
+        for maker in operands.flat_map(|operand| makers(walk, place_number, operand)) {
+            let Some(&from) = nodes.get(levels(scope(maker), depth)).filter(|&&from| from != to) else { continue };
             let edge = *edges.entry((from, to)).or_insert_with(|| {
                 graph.edges.push(ScopeEdge { from, to, values: 0, bytes: 0 });
                 graph.edges.len() - 1
             });
+            // A value that several read is counted once.
+            if !read.insert((edge, std::ptr::from_ref(maker))) {
+                continue;
+            }
             let edge = &mut graph.edges[edge];
             edge.values += 1;
-            let bytes = operand.shape.as_ref().and_then(shape_bytes).unwrap_or(0);
+            let bytes = maker.shape.as_ref().and_then(shape_bytes).unwrap_or(0);
             edge.bytes = edge.bytes.saturating_add(bytes);
         }
     }
@@ -101,26 +101,72 @@ fn carries(instruction: &HloInstructionProto) -> bool {
     CARRIERS.contains(&instruction.opcode.as_str())
 }
 
-/// What makes the value that an instruction gives; none for constants and what comes from outside the computation.
-fn maker<'a>(computation: &Computation<'a>, value: &'a HloInstructionProto) -> Option<&'a HloInstructionProto> {
-    /// Longer chains than any compiler makes.
-    const LONGEST: usize = 64;
-    let mut value = value;
-    for _ in 0..LONGEST {
-        value = match value.opcode.as_str() {
-            "parameter" | "constant" | "tuple" => return None,
-            "get-tuple-element" => {
-                let tuple = computation.operand(value, 0)?;
-                match tuple.opcode.as_str() {
-                    "tuple" => computation.operand(tuple, usize::try_from(value.tuple_index).ok()?)?,
-                    _ => tuple,
-                }
+/// A value in a place, or one of the elements of the tuple that it is.
+struct Asked<'a> {
+    place: usize,
+    value: &'a HloInstructionProto,
+    /// Positions in tuples, the outermost last.
+    elements: Vec<i64>,
+}
+
+/// What makes the value that an instruction gives, followed out of loops and calls; several for a tuple of several, none for
+/// constants and the program's parameters.
+fn makers<'a>(walk: &Walk<'a>, place: usize, value: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
+    /// More than any value is carried about: a tuple of all of a program's parameters has thousands of elements.
+    const MOST_STEPS: usize = 4096;
+    let mut found = Vec::new();
+    let mut asked = vec![Asked { place, value, elements: Vec::new() }];
+    for _ in 0..MOST_STEPS {
+        let Some(mut at) = asked.pop() else { break };
+        let place = &walk.places()[at.place];
+        let computation = walk.computation(place);
+        let next = match at.value.opcode.as_str() {
+            "constant" => None,
+            "parameter" => {
+                let outside = place.caller.and_then(|caller| {
+                    let position = operand_of_parameter(caller.via, at.value.parameter_number)?;
+                    let around = walk.computation(&walk.places()[caller.place]);
+                    Some((caller.place, around.operand(caller.instruction, position)?))
+                });
+                outside.map(|(place, value)| {
+                    at.place = place;
+                    value
+                })
             }
-            _ if carries(value) => computation.operand(value, 0)?,
-            _ => return Some(value),
+            "get-tuple-element" => {
+                at.elements.push(at.value.tuple_index);
+                computation.operand(at.value, 0)
+            }
+            "tuple" => match at.elements.pop() {
+                Some(index) => usize::try_from(index).ok().and_then(|index| computation.operand(at.value, index)),
+                None => {
+                    let place = at.place;
+                    let all = computation.operands(at.value).flatten();
+                    asked.extend(all.map(|value| Asked { place, value, elements: Vec::new() }));
+                    None
+                }
+            },
+            _ if carries(at.value) => computation.operand(at.value, 0),
+            _ => {
+                found.push(at.value);
+                None
+            }
+        };
+        if let Some(value) = next {
+            asked.push(Asked { value, ..at });
         }
     }
-    None
+    found
+}
+
+/// Which operand of its caller a computation's parameter is.
+fn operand_of_parameter(via: Via, parameter: i64) -> Option<usize> {
+    match via {
+        Via::LoopBody | Via::LoopCondition => Some(0),
+        Via::Branch(branch) => Some(branch + 1),
+        Via::Fusion | Via::Call | Via::Async => usize::try_from(parameter).ok(),
+        Via::CustomCall => None,
+    }
 }
 
 #[cfg(test)]

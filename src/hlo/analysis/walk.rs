@@ -8,7 +8,8 @@
 //!   loop;
 //! - a branch runs at most as often as its conditional ([`Amount::AtMost`]);
 //! - an asynchronous computation runs where it starts; the instructions that update and end it name it again, and run nothing;
-//! - what a custom call is given runs nobody knows how often.
+//! - what a custom call is given runs nobody knows how often, but for what a compiler for TPUs offloads to their sparse cores so:
+//!   that is a call.
 //!
 //! Reducers, comparators and the like compute scalars: they are not walked. Their caller answers for them.
 //!
@@ -400,6 +401,13 @@ impl CallSites {
     }
 }
 
+/// Whether a custom call runs the computation that it names on other cores of the chip, once: a compiler for TPUs writes so what it
+/// offloads to the sparse cores, and says it in the backend config alone.
+fn is_offloaded(instruction: &HloInstructionProto) -> bool {
+    let says = |word: &[u8]| instruction.backend_config.windows(word.len()).any(|part| part == word);
+    says(b"\"sparse_core_config\"") && says(b"\"offload\":\"OFFLOAD_")
+}
+
 fn call_sites(module: &Module<'_>, computation: &Computation<'_>, budget: &trip_count::Budget) -> Vec<CallSite> {
     let mut sites = Vec::new();
     for (position, instruction) in computation.instructions().iter().enumerate() {
@@ -433,6 +441,9 @@ fn call_sites(module: &Module<'_>, computation: &Computation<'_>, budget: &trip_
             "fusion" => callees.iter().for_each(|&callee| add(callee, Via::Fusion, Times::Exactly(1))),
             "call" => callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1))),
             "async-start" => callees.iter().for_each(|&callee| add(callee, Via::Async, Times::Exactly(1))),
+            "custom-call" if is_offloaded(instruction) => {
+                callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1)));
+            }
             "custom-call" => callees.iter().for_each(|&callee| add(callee, Via::CustomCall, Times::Unknown)),
             _ => {}
         }

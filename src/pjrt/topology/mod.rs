@@ -110,6 +110,13 @@ impl Topology {
         self.shape.iter().product::<usize>() * self.slices
     }
 
+    /// How many devices its plugin shows, without asking it.
+    pub fn device_count(&self) -> usize {
+        /// Chips of which a program sees each of two halves.
+        const HALVED: [&str; 4] = ["v2", "v3", "v4", "tpu7x"];
+        self.chip_count() * if matches!(self.chip, Chip::Tpu(name) if HALVED.contains(&name)) { 2 } else { 1 }
+    }
+
     /// How many slices (for GPUs: domains of fast links) there are.
     pub fn slice_count(&self) -> usize {
         match self.chip {

@@ -11,7 +11,7 @@ mod costs;
 mod curve;
 mod gather;
 mod graph;
-mod html;
+pub mod html;
 mod lanes;
 mod pipeline;
 mod shardings;

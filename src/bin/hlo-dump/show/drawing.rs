@@ -5,13 +5,13 @@ use std::fmt::Write;
 use anyhow::{Result, anyhow, bail};
 use layout::backends::svg::SVGWriter;
 use layout::gv::{DotParser, GraphBuilder};
-use meshloom::hlo::analysis::{ScopeNode, Walk, scope_graph};
+use meshloom::hlo::analysis::{ScopeNode, Walk, communication, scope_graph};
 use meshloom::hlo::proto::HloComputationProto;
 use meshloom::hlo::text::{Layouts, print_shape};
 
 use crate::arguments::Show;
 use crate::input::Loaded;
-use crate::output::human_bytes;
+use crate::output::{human_bytes, plural};
 use crate::show::no_computation;
 
 /// More than this is neither drawn in a reasonable time nor read by anybody.
@@ -43,19 +43,8 @@ impl Look {
     }
 
     fn of(opcode: &str) -> Look {
-        const MOVES: [&str; 9] = [
-            "all-gather",
-            "all-reduce",
-            "all-to-all",
-            "collective-permute",
-            "reduce-scatter",
-            "collective-broadcast",
-            "ragged-all-to-all",
-            "send",
-            "recv",
-        ];
-        match opcode.strip_suffix("-start").unwrap_or(opcode) {
-            name if MOVES.contains(&name) => Look::Moves,
+        match opcode {
+            opcode if communication(opcode).is_some() => Look::Moves,
             "dot" | "convolution" | "ragged-dot" => Look::Computes,
             _ => Look::Plain,
         }
@@ -120,7 +109,7 @@ fn scopes(walk: &Walk<'_>, depth: usize) -> Drawing {
         let mut notable: Vec<_> = node.opcodes.iter().filter(|(opcode, _)| Look::of(opcode) != Look::Plain).collect();
         notable.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let notable: Vec<_> = notable.iter().take(4).map(|(opcode, count)| format!("{count} {opcode}")).collect();
-        let counts = format!("{} instructions", node.instructions);
+        let counts = plural(node.instructions, "instruction");
         [path.to_owned(), counts, notable.join(", ")]
             .into_iter()
             .filter(|line| !line.is_empty())

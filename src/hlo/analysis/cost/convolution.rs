@@ -45,7 +45,7 @@ pub(super) fn of_shapes(
 /// How many pairs of a position in the kernel and one in the output meet an element of the input.
 fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i64) -> u64 {
     /// Positions of the kernel are looked at one by one; where that takes longer, it is as if nothing was padded.
-    const MOST_STEPS: i64 = 1 << 20;
+    const MOST_STEPS: i64 = 1 << 16;
     let (stride, dilation, holes) = (window.stride.max(1), window.window_dilation.max(1), window.base_dilation.max(1));
     // Which outputs meet an element repeats after so many.
     let period = holes / greatest_common_divisor(holes, stride);

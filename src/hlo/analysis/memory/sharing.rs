@@ -61,7 +61,7 @@ fn take_over(
     let is_fixed = old.is_constant || old.is_argument && !is_donated(flow.find(operand));
     let fits = old.bytes == new.bytes && !old.is_tuple && !new.is_tuple && !old.is_virtual && !new.is_virtual;
     // Arguments and results of the program have memory of their own, that both cannot be in one of.
-    let is_clash = old.is_argument && new.is_output || old.is_output && new.is_output;
+    let is_clash = new.is_output && (old.is_argument || old.is_output);
     // The memory of a donated argument is free once the argument has been read for the last time.
     let is_free = new.argument.is_none_or(|argument| flow.class(argument).end < old.start);
     let is_older = old.start < time;
