@@ -138,7 +138,8 @@ fn a_large_module_is_a_small_page() {
     let page = page(&[path.to_str().expect("a path"), "--mesh", "data=2,fsdp=4"]);
     assert!(page.contains("<strong>100,004</strong>"), "all instructions are counted");
     assert!(page.contains("sent by one device in 10,000 runs"));
-    assert!(page.contains("9600 more rows are not on this page"));
+    assert!(page.contains("9,600 more rows are not on this page"));
+    assert!(page.contains("layer_*") && !page.contains("\"layer_7\""), "the graph has one box for all layers");
     assert!(page.len() < 1 << 20, "{} bytes", page.len());
 }
 

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::Report;
 use super::html::{json, section};
+use crate::output::thousands;
 
 /// A scope, with all that is in it.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -41,7 +42,7 @@ pub struct ScopeTree {
     /// The root first, each scope after its parent; those of one parent in the order of the program.
     pub scopes: Vec<Scope>,
     pub edges: Vec<Edge>,
-    /// How many scopes are not shown, being too many.
+    /// How many scopes are not apart, being too many.
     pub left_out: usize,
 }
 
@@ -51,9 +52,11 @@ pub fn render(report: &Report) -> String {
     }
     let more = match report.scopes.left_out {
         0 => String::new(),
-        count => {
-            format!("<p class=\"note\">{count} scopes with the fewest instructions are shown in those around them.</p>")
-        }
+        count => format!(
+            "<p class=\"note\">There are {} scopes more than are drawn: those that differ in numbers alone are one (layer_*), or part of \
+             the one around them.</p>",
+            thousands(count as u64)
+        ),
     };
     let body = format!(
         "<div class=\"tools\"><button type=\"button\" data-levels=\"1\">close all</button>\

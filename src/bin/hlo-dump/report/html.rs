@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::output::thousands;
+
 /// Text, as it may stand in an element or in an attribute.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -100,7 +102,7 @@ pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> St
             text,
             "<div class=\"tools\"><input type=\"search\" placeholder=\"filter\" aria-label=\"filter rows\" \
              data-table=\"{id}\"><span class=\"count\" id=\"{id}-count\">{shown} of {}</span></div>",
-            rows.len()
+            thousands(rows.len() as u64)
         );
     }
     let _ = write!(text, "<div class=\"scroll\"><table id=\"{id}\"><thead><tr>");
@@ -117,7 +119,11 @@ pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> St
     }
     text.push_str("</tbody></table></div>\n");
     if shown < rows.len() {
-        let _ = writeln!(text, "<p class=\"note\">{} more rows are not on this page.</p>", rows.len() - shown);
+        let _ = writeln!(
+            text,
+            "<p class=\"note\">{} more rows are not on this page.</p>",
+            thousands((rows.len() - shown) as u64)
+        );
     }
     text
 }

@@ -17,6 +17,8 @@ pub struct Span {
     /// All that is known of it.
     pub detail: String,
     pub limit: Limit,
+    /// The part of its time that nothing happens, where it is several drawn as one.
+    pub idle: f64,
 }
 
 /// What one part of a device does.
@@ -169,7 +171,12 @@ fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
         };
         match shown.last_mut().filter(|last| joins(last)) {
             Some(last) => last.join(span),
-            None => shown.push(Merged { longest: span.end - span.start, count: 1, span: span.clone() }),
+            None => shown.push(Merged {
+                longest: span.end - span.start,
+                busy: span.end - span.start,
+                count: 1,
+                span: span.clone(),
+            }),
         }
     }
     shown.into_iter().map(Merged::finish).collect()
@@ -179,6 +186,7 @@ fn visible(spans: &[Span], whole: f64) -> Vec<Span> {
 struct Merged {
     span: Span,
     longest: f64,
+    busy: f64,
     count: usize,
 }
 
@@ -186,6 +194,7 @@ impl Merged {
     fn join(&mut self, next: &Span) {
         let length = next.end - next.start;
         self.count += 1;
+        self.busy += length;
         self.span.end = self.span.end.max(next.end);
         if length > self.longest {
             self.longest = length;
@@ -195,9 +204,10 @@ impl Merged {
     }
 
     fn finish(self) -> Span {
-        let Merged { mut span, count, .. } = self;
+        let Merged { mut span, count, busy, .. } = self;
         if count > 1 {
-            let all = seconds(span.end - span.start);
+            let all = seconds(busy);
+            span.idle = (1.0 - busy / (span.end - span.start)).clamp(0.0, 1.0);
             span.detail = format!("{} instructions, {all}; the longest: {}", thousands(count as u64), span.detail);
         }
         span
@@ -211,10 +221,12 @@ fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str)
     let _ = write!(
         svg,
         "<g class=\"span\"><title>{}\n{}</title><rect x=\"{start:.2}\" y=\"{y:.1}\" width=\"{drawn:.2}\" height=\"{LANE}\" rx=\"{}\" \
-         style=\"fill:{fill}\"/>",
+         style=\"fill:{fill};opacity:{:.2}\"/>",
         escape(&span.label),
         escape(&span.detail),
         if width > 8.0 { 3 } else { 0 },
+        // What alternates faster than can be drawn is as strong as it is busy.
+        1.0 - 0.75 * span.idle,
     );
     let letters = ((width - 10.0) / 6.4).max(0.0) as usize;
     let text = fitting(&span.label, letters);

@@ -189,6 +189,7 @@ fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
             cost.op_name
         ),
         limit: cost.bound.map(limit).unwrap_or_default(),
+        ..Span::default()
     }
 }
 

@@ -1,12 +1,19 @@
 //! The tree of scopes, with what flows between those of one parent.
+//!
+//! A program that writes its layers out has thousands of scopes, and nobody opens so many boxes: then scopes that differ in numbers alone
+//! are one (`layer_*`), and if that is not enough, those deep inside are part of those around them.
 
-use meshloom::hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
+use std::borrow::Cow;
+
+use indexmap::IndexMap;
+use meshloom::hlo::analysis::scopes::levels;
+use meshloom::hlo::analysis::{ModuleCost, ScopeEdge, ScopeGraph, Walk, Work, scope_graph};
 use rustc_hash::FxHashMap;
 
 use crate::report::{Edge, Scope, ScopeTree};
 
 /// More than this nobody opens.
-const MOST_SCOPES: usize = 1500;
+const MOST_SCOPES: usize = 1000;
 /// Deeper than any name.
 const DEEPEST: usize = 24;
 
@@ -17,23 +24,79 @@ const OWN: &str = "(ops here)";
 
 pub fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
     let all = scope_graph(walk, 0);
-    // As deep as is still few enough.
-    let cut = |depth: &usize| scope_graph(walk, *depth);
-    let graph = match all.nodes.len() <= MOST_SCOPES {
-        true => None,
-        false => Some((1..DEEPEST).take_while(|depth| cut(depth).nodes.len() <= MOST_SCOPES).last().unwrap_or(1)),
-    };
-    let (depth, graph) = graph.map_or((0, None), |depth| (depth, Some(scope_graph(walk, depth))));
-    let left_out = graph.as_ref().map_or(0, |graph| all.nodes.len() - graph.nodes.len());
-    let mut builder = Builder::of(name, graph.as_ref().unwrap_or(&all));
+    let cut = Cut::of(&all);
+    let graph = merged(&all, cut);
+    let mut builder = Builder::of(name, &graph);
     for scope in &cost.scopes {
-        let path = meshloom::hlo::analysis::scopes::levels(&scope.scope, depth);
-        builder.add_cost(path, &scope.total, scope.seconds.map(|seconds| seconds.serial));
+        builder.add_cost(&cut.path(&scope.scope), &scope.total, scope.seconds.map(|seconds| seconds.serial));
     }
-    let edges = builder.edges(graph.as_ref().unwrap_or(&all));
+    let edges = builder.edges(&graph);
     let mut tree = collapsed(builder.scopes, edges);
-    tree.left_out = left_out;
+    tree.left_out = all.nodes.len() - graph.nodes.len();
     tree
+}
+
+/// What of a path is kept apart.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Whether numbers are.
+    numbers: bool,
+    /// So many levels; all if 0.
+    depth: usize,
+}
+
+impl Cut {
+    /// As little as leaves few enough scopes.
+    fn of(graph: &ScopeGraph) -> Cut {
+        let count = |cut: Cut| {
+            let paths = graph.nodes.iter().map(|node| cut.path(&node.path));
+            paths.collect::<rustc_hash::FxHashSet<_>>().len()
+        };
+        let whole = [Cut { numbers: true, depth: 0 }, Cut { numbers: false, depth: 0 }];
+        let cuts = whole.into_iter().chain((1..DEEPEST).rev().map(|depth| Cut { numbers: false, depth }));
+        cuts.into_iter().find(|&cut| count(cut) <= MOST_SCOPES).unwrap_or(Cut { numbers: false, depth: 1 })
+    }
+
+    fn path<'p>(&self, path: &'p str) -> Cow<'p, str> {
+        let path = levels(path, self.depth);
+        if self.numbers || !path.bytes().any(|byte| byte.is_ascii_digit()) {
+            return path.into();
+        }
+        let mut text = String::with_capacity(path.len());
+        for character in path.chars() {
+            match character {
+                '0'..='9' if text.ends_with('*') => {}
+                '0'..='9' => text.push('*'),
+                other => text.push(other),
+            }
+        }
+        text.into()
+    }
+}
+
+/// The graph of what is kept apart.
+fn merged(graph: &ScopeGraph, cut: Cut) -> ScopeGraph {
+    let mut nodes: IndexMap<Cow<'_, str>, meshloom::hlo::analysis::ScopeNode> = IndexMap::new();
+    let mut places = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let path = cut.path(&node.path);
+        let entry = nodes.entry(path);
+        places.push(entry.index());
+        let sum = entry.or_default();
+        sum.instructions += node.instructions;
+        node.opcodes.iter().for_each(|(opcode, count)| *sum.opcodes.entry(opcode.clone()).or_default() += count);
+    }
+    let mut edges: IndexMap<(usize, usize), ScopeEdge> = IndexMap::new();
+    for edge in &graph.edges {
+        let (from, to) = (places[edge.from], places[edge.to]);
+        if from != to {
+            let sum = edges.entry((from, to)).or_insert(ScopeEdge { from, to, values: 0, bytes: 0 });
+            sum.values += edge.values;
+            sum.bytes = sum.bytes.saturating_add(edge.bytes);
+        }
+    }
+    nodes.iter_mut().for_each(|(path, node)| node.path = path.to_string());
+    ScopeGraph { nodes: nodes.into_values().collect(), edges: edges.into_values().collect() }
 }
 
 /// The tree, before chains become one.
@@ -114,7 +177,7 @@ impl Builder {
 
     /// What flows between leaves, between those scopes around them that have the same parent.
     fn edges(&self, graph: &ScopeGraph) -> Vec<Edge> {
-        let mut sums: indexmap::IndexMap<(usize, usize), Edge> = indexmap::IndexMap::new();
+        let mut sums: IndexMap<(usize, usize), Edge> = IndexMap::new();
         for edge in &graph.edges {
             let leaf = |node: usize| self.leaves.get(&graph.nodes[node].path).copied();
             let (Some(mut from), Some(mut to)) = (leaf(edge.from), leaf(edge.to)) else { continue };
@@ -171,4 +234,62 @@ fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
     }
     tree.edges = edges.into_iter().map(|edge| Edge { from: places[edge.from], to: places[edge.to], ..edge }).collect();
     tree
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
+        let node = |path: &String| meshloom::hlo::analysis::ScopeNode {
+            path: path.clone(),
+            instructions: 2,
+            opcodes: [("dot".to_owned(), 2)].into(),
+        };
+        let edge = |&(from, to): &(usize, usize)| ScopeEdge { from, to, values: 1, bytes: 8 };
+        ScopeGraph { nodes: paths.iter().map(node).collect(), edges: edges.iter().map(edge).collect() }
+    }
+
+    fn tree_of(graph: &ScopeGraph) -> ScopeTree {
+        let cut = Cut::of(graph);
+        let graph = merged(graph, cut);
+        let builder = Builder::of("m", &graph);
+        let edges = builder.edges(&graph);
+        collapsed(builder.scopes, edges)
+    }
+
+    fn names(tree: &ScopeTree) -> Vec<(&str, Option<usize>, usize)> {
+        tree.scopes.iter().map(|scope| (scope.name.as_str(), scope.parent, scope.instructions)).collect()
+    }
+
+    #[test]
+    fn scopes_nest_and_chains_are_one() {
+        let paths = ["a/b/x", "a/b/y/z", "a/b", ""].map(str::to_owned);
+        let tree = tree_of(&graph(&paths, &[(0, 1), (1, 3), (2, 0)]));
+        let expected = [
+            ("m", None, 8),
+            ("a/b", Some(0), 6),
+            ("x", Some(1), 2),
+            ("y/z", Some(1), 2),
+            (OWN, Some(1), 2),
+            (NAMELESS, Some(0), 2),
+        ];
+        assert_eq!(names(&tree), expected);
+        let edges: Vec<_> = tree.edges.iter().map(|edge| (edge.from, edge.to, edge.bytes)).collect();
+        // What leaves `a/b` does so from all of it.
+        assert_eq!(edges, [(2, 3, 8), (1, 5, 8), (4, 2, 8)]);
+    }
+
+    #[test]
+    fn too_many_scopes_are_merged() {
+        let layers: Vec<String> = (0..5000).map(|layer| format!("step/layer_{layer}/mlp{}", layer % 2)).collect();
+        let edges: Vec<(usize, usize)> = (1..5000).map(|layer| (layer - 1, layer)).collect();
+        let tree = tree_of(&graph(&layers, &edges));
+        assert_eq!(names(&tree), [("m", None, 10_000), ("step/layer_*/mlp*", Some(0), 10_000)]);
+        let letters = |number: usize| {
+            format!("{:05}", number).bytes().map(|digit| (digit - b'0' + b'a') as char).collect::<String>()
+        };
+        let paths: Vec<String> = (0..5000).map(|layer| format!("step{}/{}", layer % 3, letters(layer))).collect();
+        assert_eq!(names(&tree_of(&graph(&paths, &[]))), [("m", None, 10_000), ("step*", Some(0), 10_000)]);
+    }
 }
