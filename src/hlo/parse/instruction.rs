@@ -119,6 +119,8 @@ impl<'a> Parser<'a> {
                 };
                 self.lexer.expect(b'(', "before the value of a constant")?;
                 let literal = self.literal(shape)?;
+                // XLA compares the two, layouts and all.
+                instruction.shape = literal.shape.clone();
                 instruction.literal = Some(Box::new(literal));
                 self.lexer.expect(b')', "after the value of a constant")
             }
