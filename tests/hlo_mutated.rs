@@ -20,7 +20,9 @@ use meshloom::hlo::analysis::{
 };
 use meshloom::hlo::parse::{Limits, parse, parse_bytes};
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto};
+use meshloom::hlo::read;
 use meshloom::hlo::text::{TextOptions, print};
+use meshloom::sharding::Mesh;
 use mutate::Random;
 use prost::Message;
 
@@ -85,6 +87,9 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     let _ = memory(module);
     cost(module, &CostOptions::devices(devices).on(&CHIPS[0]));
     let mesh = mesh_of(module);
+    let some = Mesh::parse("data=2,fsdp=4", 8).unwrap();
+    let found = found.along(mesh.as_ref().unwrap_or(&some));
+    assert!(serde_json::to_string(&found).is_ok());
     shardings(module, mesh.as_ref());
     scope_graph(&Walk::of(module), 3);
     trace_sharding(module, "x", 4);
@@ -107,6 +112,7 @@ fn check_text(text: &[u8]) -> bool {
 }
 
 fn check_bytes(bytes: &[u8]) -> bool {
+    let _ = read::read(bytes, &read::Limits::default());
     let Ok(module) = HloModuleProto::decode(bytes) else { return false };
     analyse(&module, None);
     // What prints need not read, for ids may name nothing. It must not do harm.
