@@ -71,7 +71,7 @@ pub(super) fn node_count(shape: &ShapeProto) -> u64 {
 }
 
 impl<'w, 'a> Flow<'w, 'a> {
-    /// The values, joined by what passes them on. A schedule that has too many nodes to number has no values.
+    /// The values of a walk, each by itself: see [`Flow::pass_on`] and [`Flow::carry`] for what joins them.
     pub(super) fn of(walk: &'w Walk<'a>, schedule: Schedule) -> Flow<'w, 'a> {
         let mut flow = Flow {
             walk,

@@ -19,7 +19,8 @@
 //! Arrays have the padding that the tiles of their layouts need, as on TPUs; what lies in the host's memory is not counted.
 //!
 //! A module without a schedule and without fusions has not been compiled. What the compiler will fuse is then taken from a
-//! model (`fused.rs`), that of [`Memory`](crate::partition::Memory); [`ModuleMemory::form`] says which it was.
+//! model (`fused.rs`), that of [`Memory`](crate::partition::Memory); [`ModuleMemory::form`] says which it was. A module that XLA is
+//! still to partition has the shapes of all devices together: it counts as if one device held everything.
 //!
 //! An `HloProto` of a compiler's dump may carry the assignment itself ([`memory_of_assignment`]), which is the truth.
 

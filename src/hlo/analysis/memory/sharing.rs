@@ -7,8 +7,8 @@ use crate::hlo::analysis::cost::is_by_element;
 use crate::hlo::analysis::index::{Computation, Module};
 use crate::hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
-/// Deeper nests of fusions than any compiler makes.
-const DEPTH_LIMIT: usize = 64;
+/// Pairs of a result and a parameter of one fusion that are looked at; few fusions have many of both.
+const MOST_PAIRS: usize = 4096;
 
 /// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's position.
 type Pair = (Option<i64>, usize);
@@ -189,8 +189,6 @@ fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     let numbers: Vec<usize> =
         parameters.filter_map(|(_, parameter)| usize::try_from(parameter.parameter_number).ok()).collect();
     let roots = roots(callee);
-    // All pairs of results and parameters; few fusions have many of both.
-    let most = DEPTH_LIMIT * DEPTH_LIMIT;
     let pairs = roots.iter().flat_map(|&(element, _)| numbers.iter().map(move |&number| (element, number)));
-    pairs.take(most).collect()
+    pairs.take(MOST_PAIRS).collect()
 }
