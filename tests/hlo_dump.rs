@@ -409,5 +409,8 @@ fn a_config_and_a_foreign_module_are_compiled() {
     let text = prints(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:8", "-o", file]);
     assert!(text.contains("compiled for cpu:8") && text.contains("all-gather"), "{text}");
     assert!(prints(&["collectives", file, "--mesh", "data=2,fsdp=4"]).contains("fsdp"));
+    for name in ["moe", "pipeline", "scan_remat"] {
+        prints(&["compile", &format!("tests/foreign/{name}.unoptimized.txt"), "--target", "cpu:8"]);
+    }
     check_refused(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:4"], "is for 8 devices");
 }

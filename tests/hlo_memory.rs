@@ -240,6 +240,22 @@ fn functions_that_are_called_twice() {
     check(source, (KIB, 32, 9 * KIB + KIB));
 }
 
+/// A TPU pads the two fastest dimensions to tiles; what is in the host's memory is not in the device's.
+#[test]
+fn tiles_are_padded() {
+    let argument = |shape: &str| {
+        let source = format!("HloModule m, is_scheduled=true\nENTRY main {{ ROOT x = {shape} parameter(0) }}");
+        of(&text(&source)).arguments
+    };
+    assert_eq!(argument("f32[3,16]{1,0}"), 192);
+    assert_eq!(argument("f32[3,16]{1,0:T(8,128)}"), 8 * 128 * 4);
+    assert_eq!(argument("f32[3,16]{0,1:T(8,128)}"), 16 * 128 * 4);
+    assert_eq!(argument("bf16[2,9,130]{2,1,0:T(8,128)(2,1)}"), 2 * 16 * 256 * 2);
+    assert_eq!(argument("f32[100]{0:T(128)}"), 512);
+    assert_eq!(argument("f32[]{:T(128)}"), 4);
+    assert_eq!(argument("f32[3,16]{1,0:S(5)}"), 0);
+}
+
 /// A module that is not compiled: what is elementwise has no memory.
 #[test]
 fn what_will_be_fused_has_no_memory() {

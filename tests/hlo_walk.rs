@@ -202,7 +202,8 @@ impl Counter {
     fn check(self, expected: Option<u64>) {
         let Counter { start, step, bound, direction } = self;
         let expected = expected.map_or(Amount::Unknown, Amount::Exactly);
-        let forms: [(&str, fn(Counter) -> HloModuleProto); 6] = [
+        type Form = (&'static str, fn(Counter) -> HloModuleProto);
+        let forms: [Form; 6] = [
             ("plain", |counter| counter.plain()),
             ("fused", |counter| counter.fused()),
             ("the bound is carried", |counter| counter.carried_bound()),

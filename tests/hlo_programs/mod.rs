@@ -86,7 +86,7 @@ fn two_layers() -> Lowered {
 /// A stack of layers as a loop, with its gradients.
 fn stack() -> Lowered {
     const WIDTH: usize = 64;
-    let spec = |dims: &[usize]| TensorSpec::new(F32, dims.to_vec());
+    let spec = |dims: &[usize]| TensorSpec::new(F32, dims);
     let inputs = (spec(&[6, WIDTH, 4 * WIDTH]), spec(&[6, 4 * WIDTH, WIDTH]), spec(&[32, WIDTH]));
     let step = Function::trace("stack", inputs, |(up, down, x): (Tensor, Tensor, Tensor)| {
         value_and_grad((up, down), |layers| {

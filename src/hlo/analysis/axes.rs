@@ -79,10 +79,15 @@ impl Strides {
         let mut strides = Vec::new();
         let mut made = 1usize;
         while made < offsets.len() {
-            let stride = *offsets.get(made)?;
+            // A device that is named twice is 0 apart from itself.
+            let stride = offsets.get(made).copied().filter(|&stride| stride > 0)?;
             // So many copies of what is made follow at this distance.
             let follows = |copy: usize| {
-                (0..made).all(|at| offsets.get(copy * made + at) == Some(&(offsets[at] + copy as u64 * stride)))
+                let shift = stride.checked_mul(copy as u64);
+                (0..made).all(|at| {
+                    let expected = shift.and_then(|shift| offsets[at].checked_add(shift));
+                    expected.is_some() && offsets.get(copy * made + at).copied() == expected
+                })
             };
             let copies = 1 + (1..).take_while(|&copy| follows(copy)).count();
             if copies == 1 {
@@ -126,7 +131,7 @@ impl Strides {
 
     /// The axes, or parts of axes, that the strides are; none where they are not those of this mesh.
     pub fn axes(&self, mesh: &Mesh) -> Option<Vec<AxisPart>> {
-        let mut left: u64 = self.0.iter().map(|&(size, _)| size).product();
+        let mut left = self.0.iter().try_fold(1u64, |product, &(size, _)| product.checked_mul(size))?;
         let mut parts = Vec::new();
         let mut below = mesh.device_count() as u64;
         for axis in mesh.axes() {

@@ -271,16 +271,17 @@ fn group_size(
         return None;
     }
     let listed = groups.size();
+    let Devices { replicas, partitions } = devices;
     let across_partitions = instruction.channel_id > 0;
     if !across_partitions {
-        return Some(listed.unwrap_or(devices.replicas));
+        return Some(listed.unwrap_or(replicas));
     }
     if instruction.use_global_device_ids {
-        return Some(listed.unwrap_or(devices.replicas * devices.partitions));
+        return Some(listed.unwrap_or(replicas.saturating_mul(partitions)));
     }
     match kind {
-        Communication::Collective(CollectiveKind::AllToAll) => Some(listed.unwrap_or(devices.partitions)),
-        _ => Some(listed.unwrap_or(devices.replicas) * devices.partitions),
+        Communication::Collective(CollectiveKind::AllToAll) => Some(listed.unwrap_or(partitions)),
+        _ => Some(listed.unwrap_or(replicas).saturating_mul(partitions)),
     }
 }
 

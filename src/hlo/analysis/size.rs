@@ -31,6 +31,25 @@ pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     }
 }
 
+/// Bytes of an array in memory: with the padding that its layout's tiles need. A TPU pads the two fastest dimensions to tiles of
+/// 8 by 128. Other layouts have none.
+pub(super) fn padded_bytes(shape: &ShapeProto) -> Option<u64> {
+    let layout = shape.layout.as_ref();
+    let Some((layout, tile)) = layout.and_then(|layout| Some((layout, layout.tiles.first()?))) else {
+        return shape_bytes(shape);
+    };
+    let mut sizes = shape.dimensions.clone();
+    // A tile that is larger than the array has is one of its fastest dimensions.
+    for (&dimension, &tile) in layout.minor_to_major.iter().zip(tile.dimensions.iter().rev()) {
+        let size = usize::try_from(dimension).ok().and_then(|dimension| sizes.get_mut(dimension));
+        if let (Some(size), Ok(tile)) = (size, u64::try_from(tile)) {
+            let padded = u64::try_from(*size).ok()?.checked_next_multiple_of(tile.max(1))?;
+            *size = i64::try_from(padded).ok()?;
+        }
+    }
+    array_bytes(shape.element_type, &sizes)
+}
+
 /// Elements of an array; of a tuple, those of all its arrays. 0 for what has none.
 pub(super) fn elements(shape: &ShapeProto) -> u64 {
     match PrimitiveType::try_from(shape.element_type) {

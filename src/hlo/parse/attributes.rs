@@ -2,7 +2,7 @@
 
 use super::Parser;
 use super::computation::Scope;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use super::table::Attribute;
 use crate::hlo::proto::hlo_instruction_proto::{OptionalCrossProgramPrefetchIndex, SliceDimensions};
 use crate::hlo::proto::triangular_solve_options::Transpose;
@@ -11,7 +11,6 @@ use crate::hlo::proto::{
     GatherDimensionNumbers, HloInstructionProto, OutputOperandAliasing, PaddingType, RandomAlgorithm,
     RandomDistribution, ScatterDimensionNumbers, SourceTarget, TriState, TriangularSolveOptions,
 };
-use crate::suggest::did_you_mean;
 
 const DIRECTIONS: &[(&str, &str)] =
     &[("EQ", "EQ"), ("NE", "NE"), ("LT", "LT"), ("LE", "LE"), ("GT", "GT"), ("GE", "GE")];
@@ -244,9 +243,9 @@ impl<'a> Parser<'a> {
         match choices.iter().find(|(name, _)| *name == word) {
             Some((_, value)) => Ok(*value),
             None => {
-                let hint = did_you_mean(word, choices.iter().map(|(name, _)| *name));
+                let near = hint(word, choices.iter().map(|(name, _)| *name));
                 let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-                fault(start, format!("unknown {what} \"{word}\"{hint}; it is one of {}", names.join(", ")))
+                fault(start, format!("unknown {what} \"{word}\"{near}; it is one of {}", names.join(", ")))
             }
         }
     }

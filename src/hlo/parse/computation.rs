@@ -3,12 +3,15 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Parser;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use super::shape::is_compatible;
 use crate::hlo::proto::{HloComputationProto, HloInstructionProto, ProgramShapeProto, ShapeProto};
 
 /// No line of HLO is shorter than this in real programs. It bounds what a text of empty lines can make us reserve.
 const SHORT_LINE: usize = 48;
+
+/// Names that a table has room for at most, to be used again.
+const MAX_SPARE_NAMES: usize = 1024;
 
 /// How many lines there are up to the next line that starts with a closing brace: about the number of instructions of
 /// the computation there, so that their list need not grow by copying. Each byte is looked at once.
@@ -99,7 +102,7 @@ impl<'a> Parser<'a> {
         Ok(is_entry)
     }
 
-    fn result_of(&self, id: usize) -> Option<&ShapeProto> {
+    pub(super) fn result_of(&self, id: usize) -> Option<&ShapeProto> {
         self.computations.get(id)?.program_shape.as_ref()?.result.as_ref()
     }
 
@@ -136,8 +139,11 @@ impl<'a> Parser<'a> {
             name_apart(names.collect(), &scope.unnamed);
         }
         let Scope { instructions, mut names, root, .. } = scope;
-        names.clear();
-        self.spare_names.push(names);
+        // To clear a table takes as long as it is large, and most computations are small.
+        if names.capacity() <= MAX_SPARE_NAMES {
+            names.clear();
+            self.spare_names.push(names);
+        }
         let root = root.unwrap_or(instructions.len().saturating_sub(1));
         self.add_computation(name, instructions, root, opened_as, start)
     }
@@ -195,8 +201,8 @@ impl<'a> Parser<'a> {
         match self.computation_ids.get(name) {
             Some(&id) => Ok(id as i64),
             None => {
-                let hint = crate::suggest::did_you_mean(name, self.computation_ids.keys().copied());
-                fault(start, format!("no computation above is named {name}{hint}; callees come before their callers"))
+                let near = hint(name, self.computation_ids.keys().copied());
+                fault(start, format!("no computation above is named {name}{near}; callees come before their callers"))
             }
         }
     }

@@ -2,11 +2,22 @@
 
 use std::fmt;
 
+use crate::suggest::did_you_mean;
+
 /// Columns of the source line that an excerpt shows at most: lines of HLO may have megabytes.
 const EXCERPT_WIDTH: usize = 120;
 
 /// Of them, those before the place of the error.
 const EXCERPT_BEFORE: usize = 60;
+
+/// Characters of a message at most: names in it come from the text.
+const MAX_MESSAGE: usize = 400;
+
+/// Names longer than this are not compared for hints.
+const MAX_HINT_LENGTH: usize = 100;
+
+/// So many names are compared for a hint.
+const MAX_HINT_NAMES: usize = 10_000;
 
 /// Why a text is not a module.
 ///
@@ -46,6 +57,10 @@ impl ParseError {
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
         let line_end = text[position..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |end| position + end);
         let column = 1 + String::from_utf8_lossy(&text[line_start..position]).chars().count();
+        let message = match message.char_indices().nth(MAX_MESSAGE) {
+            Some((end, _)) => format!("{}...", &message[..end]),
+            None => message,
+        };
         let excerpt = excerpt(&text[line_start..line_end], position - line_start);
         ParseError { line, column, message, excerpt }
     }
@@ -81,6 +96,15 @@ pub(super) struct Fault {
 
 /// Boxed, so that the results of the many small functions stay small.
 pub(super) type Result<T> = std::result::Result<T, Box<Fault>>;
+
+/// ` (did you mean "x"?)`, or nothing. A long name or a long list of names is not compared: that takes their product.
+pub(super) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> String {
+    let is_short = |name: &str| name.len() <= MAX_HINT_LENGTH;
+    if !is_short(name) {
+        return String::new();
+    }
+    did_you_mean(name, allowed.take(MAX_HINT_NAMES).filter(|name| is_short(name)))
+}
 
 pub(super) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {
     Err(Box::new(Fault { position, message: message.into() }))

@@ -8,12 +8,21 @@ use crate::hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
 /// The shape of an instruction whose operands and attributes are known.
 pub(super) fn shape(
-    parser: &Parser<'_>,
+    parser: &mut Parser<'_>,
     scope: &Scope<'_>,
     start: usize,
     instruction: &HloInstructionProto,
 ) -> Result<ShapeProto> {
     let operands: Option<Vec<&ShapeProto>> = instruction.operand_ids.iter().map(|&id| scope.shape_of(id)).collect();
+    // A tuple of two tuples of two tuples is large long before its text is: what is inferred of all shapes together is
+    // limited by what the text could say.
+    let called = instruction.called_computation_ids.iter().filter_map(|&id| parser.result_of(id as usize));
+    let inputs = operands.iter().flatten().copied().chain(called);
+    let size = inputs.fold(1usize, |size, shape| size.saturating_add(nodes(shape)));
+    parser.inferred = parser.inferred.saturating_add(size);
+    if parser.inferred > parser.lexer.bytes().len() {
+        return fault(start, "write the shapes before the opcodes: those to be inferred are too large");
+    }
     let result = operands.and_then(|operands| infer(parser, instruction, &operands));
     match result {
         Some(shape) => Ok(shape),
@@ -21,10 +30,15 @@ pub(super) fn shape(
     }
 }
 
+/// How many shapes a shape consists of, with itself.
+fn nodes(shape: &ShapeProto) -> usize {
+    1 + shape.tuple_shapes.iter().map(nodes).sum::<usize>()
+}
+
 fn infer(parser: &Parser<'_>, instruction: &HloInstructionProto, operands: &[&ShapeProto]) -> Option<ShapeProto> {
     let called = |place: usize| {
         let id = usize::try_from(*instruction.called_computation_ids.get(place)?).ok()?;
-        parser.computations.get(id)?.program_shape.as_ref()?.result.clone()
+        parser.result_of(id).cloned()
     };
     let first = operands.first().copied();
     match instruction.opcode.as_str() {

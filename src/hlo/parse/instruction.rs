@@ -3,13 +3,12 @@
 use smallvec::SmallVec;
 
 use super::computation::Scope;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use super::lexer::Lexer;
 use super::shape::is_compatible;
 use super::table::{Attribute, Attributes, Operands, Operation};
 use super::{Parser, infer};
 use crate::hlo::proto::{HloInstructionProto, PrecisionConfig, PrimitiveType, ShapeProto};
-use crate::suggest::did_you_mean;
 
 /// How the short form of an asynchronous operation ends, and the opcode it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
@@ -93,7 +92,7 @@ impl<'a> Parser<'a> {
                 return Ok(Opcode { operation, wrapped: Some(wrapped) });
             }
         }
-        fault(start, format!("unknown opcode \"{name}\"{}", did_you_mean(name, Operation::names())))
+        fault(start, format!("unknown opcode \"{name}\"{}", hint(name, Operation::names())))
     }
 
     /// What stands between the parentheses.
@@ -120,6 +119,8 @@ impl<'a> Parser<'a> {
                 };
                 self.lexer.expect(b'(', "before the value of a constant")?;
                 let literal = self.literal(shape)?;
+                // XLA compares the two, layouts and all.
+                instruction.shape = literal.shape.clone();
                 instruction.literal = Some(Box::new(literal));
                 self.lexer.expect(b')', "after the value of a constant")
             }
@@ -239,8 +240,8 @@ impl<'a> Parser<'a> {
             let name = self.lexer.attribute_name()?;
             let attribute = Attribute::from_name(name).filter(|&attribute| allowed.contains(attribute));
             let Some(attribute) = attribute else {
-                let hint = did_you_mean(name, allowed.names());
-                return fault(start, format!("{} has no attribute \"{name}\"{hint}", instruction.opcode));
+                let near = hint(name, allowed.names());
+                return fault(start, format!("{} has no attribute \"{name}\"{near}", instruction.opcode));
             };
             let is_repeated = seen.contains(attribute);
             seen.insert(attribute);
@@ -275,12 +276,16 @@ impl<'a> Parser<'a> {
         start: &mut HloInstructionProto,
         has_attributes: bool,
     ) -> Result<()> {
-        let result = start.shape.as_ref().and_then(|shape| shape.tuple_shapes.get(1)).cloned();
-        let Some(result) = result else {
-            return fault(
-                position,
-                format!("{}-start needs a shape of the form ((operands), result, ...)", operation.name),
-            );
+        // The shapes are those stated here: copies of the operands' own could be far larger than the text.
+        let stated = start.shape.as_ref().map(|shape| shape.tuple_shapes.as_slice());
+        let (operands, result) = match stated {
+            Some([operands, result, ..]) if operands.tuple_shapes.len() == start.operand_ids.len() => {
+                (operands.tuple_shapes.clone(), result.clone())
+            }
+            _ => {
+                let name = operation.name;
+                return fault(position, format!("{name}-start needs a shape of the form ((operands), result, ...)"));
+            }
         };
         let mut root = HloInstructionProto {
             name: operation.name.to_string(),
@@ -298,13 +303,12 @@ impl<'a> Parser<'a> {
         }
         let opened_as = self.computations.len();
         let mut inner = self.open_scope(0);
-        for (number, id) in start.operand_ids.iter().enumerate() {
-            let operand = &scope.instructions[(id - scope.first_id) as usize];
+        for (number, shape) in operands.into_iter().enumerate() {
             root.operand_ids.push(inner.id(number));
             inner.instructions.push(HloInstructionProto {
                 name: if number == 0 { "async_param".to_string() } else { format!("async_param.{number}") },
                 opcode: "parameter".to_string(),
-                shape: operand.shape.clone(),
+                shape: Some(shape),
                 parameter_number: number as i64,
                 id: inner.id(number),
                 ..Default::default()
@@ -329,7 +333,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Sets the fields of an instruction that its text leaves out and XLA's parser sets.
-    fn set_unwritten(&self, scope: &Scope<'a>, start: usize, instruction: &mut HloInstructionProto) -> Result<()> {
+    fn set_unwritten(&mut self, scope: &Scope<'a>, start: usize, instruction: &mut HloInstructionProto) -> Result<()> {
         if instruction.shape.is_none() {
             instruction.shape = Some(infer::shape(self, scope, start, instruction)?);
         }
@@ -368,8 +372,8 @@ fn place_of(scope: &Scope<'_>, name: &str, start: usize) -> Result<usize> {
     match scope.names.get(name) {
         Some(&place) => Ok(place),
         None => {
-            let hint = did_you_mean(name, scope.names.keys().copied());
-            fault(start, format!("no instruction above is named {name} in this computation{hint}"))
+            let near = hint(name, scope.names.keys().copied());
+            fault(start, format!("no instruction above is named {name} in this computation{near}"))
         }
     }
 }

@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 
 use super::Parser;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use crate::hlo::proto::payload::PayloadSource;
 use crate::hlo::proto::result_accuracy::{Mode, Specs, Tolerance};
 use crate::hlo::proto::{
     OpMetadata, OriginalArrayProto, OriginalValueElementProto, OriginalValueProto, Payload, ResultAccuracy, Statistic,
     StatisticsViz,
 };
-use crate::suggest::did_you_mean;
 
 const METADATA_FIELDS: &[&str] = &[
     "op_type",
@@ -57,8 +56,8 @@ impl Parser<'_> {
                 }
                 "scheduling_name" => metadata.scheduling_name = self.lexer.string()?,
                 other => {
-                    let hint = did_you_mean(other, METADATA_FIELDS.iter().copied());
-                    return fault(start, format!("metadata has no field \"{other}\"{hint}"));
+                    let near = hint(other, METADATA_FIELDS.iter().copied());
+                    return fault(start, format!("metadata has no field \"{other}\"{near}"));
                 }
             }
         }

@@ -115,6 +115,8 @@ struct Parser<'a> {
     /// Empty tables of names, to be used again.
     spare_names: Vec<FxHashMap<&'a str, usize>>,
     blocks: computation::Blocks,
+    /// How many shapes have been copied to infer others.
+    inferred: usize,
     /// Whether the text ends at a quote: it is inside another module.
     is_quoted: bool,
 }
@@ -131,6 +133,7 @@ impl<'a> Parser<'a> {
             computation_ids: FxHashMap::default(),
             spare_names: Vec::new(),
             blocks: computation::Blocks::default(),
+            inferred: 0,
             is_quoted: false,
         }
     }

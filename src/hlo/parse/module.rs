@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::computation::name_apart;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use super::lexer::Lexer;
 use super::{Parser, order};
 use crate::hlo::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
@@ -15,7 +15,6 @@ use crate::hlo::proto::{
     FrontendAttributes, HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto,
     HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto, StackFrameIndexProto,
 };
-use crate::suggest::did_you_mean;
 
 const HEADER: &[&str] = &[
     "is_scheduled",
@@ -132,8 +131,8 @@ impl Parser<'_> {
                 }
                 "origin_recovery_table" => module.original_value_recovery_table = Some(self.recovery_table()?),
                 other => {
-                    let hint = did_you_mean(other, HEADER.iter().copied());
-                    return fault(start, format!("a module has no attribute \"{other}\"{hint}"));
+                    let near = hint(other, HEADER.iter().copied());
+                    return fault(start, format!("a module has no attribute \"{other}\"{near}"));
                 }
             }
         }

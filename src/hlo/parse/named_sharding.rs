@@ -1,14 +1,13 @@
 //! Shardings and device groups by the axes of a mesh: `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`.
 
 use super::Parser;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use crate::hlo::proto::axis_ref_proto::SubAxis;
 use crate::hlo::proto::mesh_proto::{IotaTransform, MeshAxis};
 use crate::hlo::proto::named_sharding_proto::DimensionSharding;
 use crate::hlo::proto::{
     AxisRefProto, MeshAxesReplicaGroupListProto, MeshProto, NamedShardingProto, OpMetadata, OpSharding,
 };
-use crate::suggest::did_you_mean;
 
 impl Parser<'_> {
     /// From the mesh on; the opening brace is read.
@@ -115,8 +114,8 @@ impl Parser<'_> {
         let by_name = mesh.axes.iter().position(|axis| axis.name == name).map(|place| place as i64);
         let place = by_name.or_else(|| name.parse().ok().filter(|place| (0..mesh.axes.len() as i64).contains(place)));
         let Some(mesh_axis_index) = place else {
-            let hint = did_you_mean(&name, mesh.axes.iter().map(|axis| axis.name.as_str()));
-            return fault(start, format!("the mesh has no axis \"{name}\"{hint}"));
+            let near = hint(&name, mesh.axes.iter().map(|axis| axis.name.as_str()));
+            return fault(start, format!("the mesh has no axis \"{name}\"{near}"));
         };
         let mut axis = AxisRefProto { mesh_axis_index, sub_axis_info: None };
         if self.lexer.eat(b':') {

@@ -3,11 +3,14 @@
 use smallvec::SmallVec;
 
 use super::Parser;
-use super::error::{Result, fault};
+use super::error::{Result, fault, hint};
 use crate::hlo::proto::{LayoutProto, PrimitiveType, ProgramShapeProto, ShapeProto, SplitConfigProto, TileProto};
 
 /// Size of an unbounded dynamic dimension in a ShapeProto.
 const UNBOUNDED: i64 = i64::MIN;
+
+/// Far above the rank of any real array.
+const MAX_RANK: usize = 64;
 
 /// A tile dimension that is merged with the next more minor one.
 const COMBINED_TILE: i64 = i64::MIN;
@@ -77,6 +80,14 @@ pub(super) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeP
     ShapeProto { element_type: element_type.into(), dimensions, layout, ..Default::default() }
 }
 
+/// Whether `order` has each of the first `count` numbers once.
+fn is_order(order: &[i64], count: usize) -> bool {
+    let has = |dimension: usize| order.contains(&(dimension as i64));
+    // A rank is small, but a text may say otherwise.
+    order.len() == count
+        && (count <= MAX_RANK && (0..count).all(has) || order.iter().rev().copied().eq(0..count as i64))
+}
+
 pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
     ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
 }
@@ -118,23 +129,17 @@ impl Parser<'_> {
             return self.nested(Self::buffer_shape);
         }
         let Some(element_type) = element_type(name) else {
-            let hint = crate::suggest::did_you_mean(name, ELEMENT_TYPES.iter().copied());
-            return fault(start, format!("unknown element type \"{name}\"{hint}"));
+            let near = hint(name, ELEMENT_TYPES.iter().copied());
+            return fault(start, format!("unknown element type \"{name}\"{near}"));
         };
         let mut shape = ShapeProto { element_type: element_type.into(), ..Default::default() };
         self.dimensions(&mut shape)?;
         if self.is_layout_next() {
             let start = self.lexer.here();
             let layout = self.layout()?;
-            if layout.minor_to_major.len() != shape.dimensions.len() {
-                return fault(
-                    start,
-                    format!(
-                        "the layout orders {} dimensions, and the shape has {}",
-                        layout.minor_to_major.len(),
-                        shape.dimensions.len()
-                    ),
-                );
+            let rank = shape.dimensions.len();
+            if !is_order(&layout.minor_to_major, rank) {
+                return fault(start, format!("the layout is not an order of the {rank} dimensions of the shape"));
             }
             shape.layout = Some(Box::new(layout));
         } else {

@@ -11,12 +11,15 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::schedule::Schedule;
-use crate::hlo::analysis::size::shape_bytes;
+use crate::hlo::analysis::size::{padded_bytes, shape_bytes};
 use crate::hlo::analysis::walk::{Via, Walk};
 use crate::hlo::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
 /// What holds pointers to the parts of a tuple has so many bytes for each.
 const POINTER: u64 = 8;
+
+/// The memory space of what lies in the host's memory, in a layout.
+const HOST: i64 = 5;
 
 /// What is known of a class.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +97,8 @@ impl<'w, 'a> Flow<'w, 'a> {
         let is_tuple = shape.element_type == i32::from(PrimitiveType::Tuple);
         let bytes = match is_tuple {
             true => POINTER * shape.tuple_shapes.len() as u64,
-            false => shape_bytes(shape).unwrap_or(0),
+            false if shape.layout.as_ref().is_some_and(|layout| layout.memory_space == HOST) => 0,
+            false => padded_bytes(shape).or_else(|| shape_bytes(shape)).unwrap_or(0),
         };
         self.classes.push(Class {
             bytes,

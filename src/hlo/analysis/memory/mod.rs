@@ -16,6 +16,8 @@
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is live. The
 //!   pointers of tuples have memory of their own.
 //!
+//! Arrays have the padding that the tiles of their layouts need, as on TPUs; what lies in the host's memory is not counted.
+//!
 //! A module without a schedule and without fusions has not been compiled. What the compiler will fuse is then taken from a
 //! model (`fused.rs`), that of [`Memory`](crate::partition::Memory); [`ModuleMemory::form`] says which it was.
 //!
