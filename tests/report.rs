@@ -12,7 +12,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -164,6 +166,10 @@ fn browser(test: &str) -> Option<PathBuf> {
 
 /// The document of a page after its script and another have run, in a browser that resolves no name; and what they wrote to the console.
 fn opened(browser: &Path, page: &str, script: &str) -> (String, String) {
+    opened_with(browser, page, script, &[])
+}
+
+fn opened_with(browser: &Path, page: &str, script: &str, flags: &[&str]) -> (String, String) {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("page.html");
     let script = format!(
@@ -171,7 +177,9 @@ fn opened(browser: &Path, page: &str, script: &str) -> (String, String) {
          </script></body>"
     );
     fs::write(&path, page.replace("</body>", &script)).expect("written");
-    let output = Command::new(browser)
+    let at = |name: &str| folder.path().join(name);
+    let file = |name: &str| Stdio::from(fs::File::create(at(name)).expect("a file"));
+    let mut running = Command::new(browser)
         .args([
             "--headless",
             // It runs as root in CI, and opens nothing but this page.
@@ -185,13 +193,26 @@ fn opened(browser: &Path, page: &str, script: &str) -> (String, String) {
             "--virtual-time-budget=4000",
             "--dump-dom",
         ])
-        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+        .args(flags)
+        .arg(format!("--user-data-dir={}", at("profile").display()))
         .arg(format!("file://{}", path.display()))
         .env("HOME", folder.path())
-        .output()
+        .stdout(file("document"))
+        .stderr(file("log"))
+        .spawn()
         .unwrap_or_else(|error| panic!("{}: {error}", browser.display()));
-    let log = String::from_utf8_lossy(&output.stderr).into_owned();
-    let document = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = |name: &str| String::from_utf8_lossy(&fs::read(at(name)).expect("readable")).into_owned();
+    let started = Instant::now();
+    while running.try_wait().expect("its state").is_none() {
+        // A browser that hangs is a failure, not a test without an end.
+        if started.elapsed() > Duration::from_secs(180) {
+            let _ = running.kill();
+            let _ = running.wait();
+            panic!("{} does not end: {}", browser.display(), text("log"));
+        }
+        sleep(Duration::from_millis(20));
+    }
+    let (document, log) = (text("document"), text("log"));
     assert!(document.contains("</html>"), "{}: {log}", browser.display());
     let console: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     (document, console.join("\n"))
@@ -301,4 +322,37 @@ fn boxes_open_and_close() {
     assert_eq!(number("root"), 1, "{found}");
     assert!(found["read"].as_str().is_some_and(|text| text.contains("MiB")), "{found}");
     assert_eq!(found["left"], "");
+}
+
+#[test]
+fn light_and_dark_can_be_read() {
+    let Some(browser) = browser("light_and_dark_can_be_read") else { return };
+    // Contrast as WCAG 2.2 defines it, of all text that is drawn on the page itself or on a card.
+    let script = "
+        const channel = value => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const luminance = color => {
+            const [r, g, b] = color.match(/[\\d.]+/g).map(Number).map(channel);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const contrast = (a, b) => (Math.max(luminance(a), luminance(b)) + 0.05) / (Math.min(luminance(a), luminance(b)) + 0.05);
+        const style = (name, key) => getComputedStyle(document.querySelector(name))[key];
+        const page = style('body', 'backgroundColor'), card = style('section', 'backgroundColor');
+        return { dark: luminance(page) < 0.1, text: contrast(style('body', 'color'), page), lead: contrast(style('.lead', 'color'), card),
+            tick: contrast(style('svg .tick', 'fill'), card), nav: contrast(style('nav a', 'color'), page),
+            number: contrast(style('.pipeline .number', 'fill'), style('.pipeline rect.forward', 'fill')) };";
+    let page = pipeline_page();
+    for (flag, dark) in
+        [("--blink-settings=preferredColorScheme=1", false), ("--blink-settings=preferredColorScheme=0", true)]
+    {
+        let (document, console) = opened_with(&browser, &page, script, &[flag]);
+        assert_eq!(console, "");
+        let found = found(&document);
+        assert_eq!(found["dark"], dark, "{found}");
+        let least =
+            |name: &str, least: f64| assert!(found[name].as_f64().is_some_and(|it| it >= least), "{name}: {found}");
+        least("text", 12.0);
+        ["lead", "tick", "nav"].into_iter().for_each(|name| least(name, 4.5));
+        // Large and bold.
+        least("number", 3.0);
+    }
 }

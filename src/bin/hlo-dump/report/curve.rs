@@ -65,7 +65,7 @@ pub fn render(report: &Report) -> String {
         ]
     };
     let cells: Vec<Vec<Cell>> = curve.buffers.iter().map(cells).collect();
-    let _ = write!(body, "<h3>Live at the peak: {}</h3>\n", human_bytes(curve.peak));
+    let _ = writeln!(body, "<h3>Live at the peak: {}</h3>", human_bytes(curve.peak));
     body.push_str(&table("live-rows", &["buffer", "kind", "bytes", "shape", "source"], &cells, MOST_ROWS));
     let lead = "What one device holds along the schedule: arguments and outputs below, temporaries above them.";
     section("memory", "Memory", lead, &body)
