@@ -33,7 +33,7 @@ impl Lowered {
         Ok(Memory::of(self.local.as_ref().unwrap_or(&self.graph), &self.aliases))
     }
 
-    /// Why values are sharded as they are: see [`explain`](crate::sharding::explain). Where XLA partitions the program, this is what
+    /// Why values are sharded as they are: see [`explain`]. Where XLA partitions the program, this is what
     /// meshloom would do. Nothing is sharded on one device.
     ///
     /// # Errors

@@ -129,11 +129,11 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
             mesh.require_axis(axis)?;
         }
     }
-    if let Some(kind) = &select.kind {
-        if Communication::named(kind).is_none() {
-            let all = Communication::ALL.map(Communication::name).join(", ");
-            bail!("--kind {kind}: there is no such collective; there are {all}");
-        }
+    if let Some(kind) = &select.kind
+        && Communication::named(kind).is_none()
+    {
+        let all = Communication::ALL.map(Communication::name).join(", ");
+        bail!("--kind {kind}: there is no such collective; there are {all}");
     }
     found.entries.retain(|entry| {
         let over = |axis: &String| entry.axes.iter().flatten().any(|part| part.name == *axis);
@@ -159,7 +159,7 @@ fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
         CollectiveColumn::Executions => entries.sort_by_key(|entry| size(entry.executions)),
         CollectiveColumn::Kind => entries.sort_by_key(|entry| entry.kind.name()),
         CollectiveColumn::Axes => entries.sort_by_key(axes_text),
-        CollectiveColumn::Source => entries.sort_by_key(|entry| where_from(entry)),
+        CollectiveColumn::Source => entries.sort_by_key(where_from),
     }
 }
 

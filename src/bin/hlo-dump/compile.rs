@@ -117,10 +117,11 @@ fn topology(text: &str) -> Result<Topology> {
 /// Says what will be downloaded, before it is.
 fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
-    if Plugin::locate(topology.platform(), &there).is_err() && settings.find.allow_fetch {
-        if let Some(wheel) = Wheel::of_platform(topology.platform()).next() {
-            output::note(&format!("the {} plugin is not here: {}", topology.platform(), download(wheel)));
-        }
+    if settings.find.allow_fetch
+        && Plugin::locate(topology.platform(), &there).is_err()
+        && let Some(wheel) = Wheel::of_platform(topology.platform()).next()
+    {
+        output::note(&format!("the {} plugin is not here: {}", topology.platform(), download(wheel)));
     }
     Plugin::locate(topology.platform(), &settings.find)?;
     Ok(())

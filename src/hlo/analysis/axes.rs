@@ -326,9 +326,10 @@ mod tests {
 
     #[test]
     fn pairs_are_shifts() {
-        let ring = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)];
-        let cases: [(&str, &[(u64, u64)], &str, Option<i64>); 6] = [
-            ("data=2,stage=4", &ring, "stage", Some(1)),
+        const RING: [(u64, u64); 8] = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)];
+        type Case = (&'static str, &'static [(u64, u64)], &'static str, Option<i64>);
+        let cases: [Case; 6] = [
+            ("data=2,stage=4", &RING, "stage", Some(1)),
             ("data=2,stage=4", &[(1, 0), (2, 1), (3, 2)], "stage", Some(-1)),
             ("data=2,stage=4", &[(0, 4), (4, 0)], "data", Some(1)),
             ("data=2,stage=4", &[(0, 1), (1, 3)], "stage", None),

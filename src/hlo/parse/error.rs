@@ -68,7 +68,7 @@ impl ParseError {
 
 /// The part of a line around `position`, and the caret below it.
 fn excerpt(line: &[u8], position: usize) -> String {
-    let start = if position > EXCERPT_BEFORE { position - EXCERPT_BEFORE } else { 0 };
+    let start = position.saturating_sub(EXCERPT_BEFORE);
     let end = line.len().min(start + EXCERPT_WIDTH);
     let visible = |bytes: &[u8]| -> String {
         // Control characters would move the caret.

@@ -52,7 +52,7 @@ impl Parser<'_> {
             self.single_instruction(&mut header)?;
         }
         let mut entry = None;
-        while !self.lexer.is_at_end() && !(self.is_quoted && self.lexer.peek() == Some(b'"')) {
+        while !(self.lexer.is_at_end() || self.is_quoted && self.lexer.peek() == Some(b'"')) {
             let start = self.lexer.here();
             if self.lexer.eat_word("FileNames") {
                 header.module.stack_frame_index = Some(self.stack_frame_index()?);

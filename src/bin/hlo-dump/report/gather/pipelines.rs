@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn lines_are_told_from_other_permutes() {
         let line = |stages, backward| Some(Line { stages, backward });
-        let cases: [(&[(u64, u64)], Option<Line>); 10] = [
+        type Case = (&'static [(u64, u64)], Option<Line>);
+        let cases: [Case; 10] = [
             (&[(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)], line(4, false)),
             (&[(1, 0), (2, 1), (3, 2), (0, 3)], line(4, true)),
             (&[(0, 1), (1, 2), (2, 3)], line(4, false)),
