@@ -190,6 +190,7 @@ fn normalize_instruction(instruction: &mut HloInstructionProto) {
     instruction.metadata.take_if(|metadata| **metadata == Default::default());
     instruction.frontend_attributes.take_if(|attributes| attributes.map.is_empty());
     instruction.statistics_viz.take_if(|statistics| statistics.statistics.is_empty());
+    instruction.block_scaling_config.take_if(|config| **config == Default::default());
     instruction.sparsity_config.take_if(|config| **config == Default::default());
     instruction.parameter_replication.take_if(|list| list.replicated_at_leaf_buffers.is_empty());
     instruction.window.take_if(|window| window.dimensions.is_empty());
@@ -198,6 +199,8 @@ fn normalize_instruction(instruction: &mut HloInstructionProto) {
         None => true,
         Some(specs) => *specs == meshloom::hlo::proto::result_accuracy::Specs::Mode(0),
     });
+    // It follows from the type of the comparison, and only some versions of XLA state it.
+    instruction.comparison_order.clear();
     // XLA writes the keys of a backend's configuration in any order.
     if let Ok(json) = serde_json::from_slice::<serde_json::Value>(&instruction.backend_config) {
         instruction.backend_config = json.to_string().into_bytes();
