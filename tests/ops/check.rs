@@ -5,14 +5,18 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use meshloom::autodiff::{Tape, value_and_grad};
+use meshloom::hlo::parse::parse;
+use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::hlo::{EmitOptions, EmittedModule, emit};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, ExecuteOptions};
+use prost::Message;
 
 use crate::harness::*;
+use crate::normal_hlo::normalize;
 use crate::plugins::{cpu_clients, cpu_wheels, load};
 use crate::table::entries;
 
@@ -422,6 +426,23 @@ pub fn vjp_graph(primal: &Graph) -> Graph {
     })
 }
 
+/// Whether the module's text says all that the module does.
+fn check_reads_back(name: &str, module: &HloModuleProto) {
+    let text = print(module, &TextOptions::parseable());
+    let read = parse(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let (mut read, mut expected) = (read.hlo_module.expect("a module"), module.clone());
+    let again = print(&read, &TextOptions::parseable());
+    assert_eq!(again, text, "{name}");
+    normalize(&mut read);
+    normalize(&mut expected);
+    // What an emitted module leaves to its readers is not in its text either.
+    for module in [&mut read, &mut expected] {
+        module.host_program_shape = None;
+        module.computations.iter_mut().for_each(|computation| computation.program_shape = None);
+    }
+    assert!(read.encode_to_vec() == expected.encode_to_vec(), "{name}: {read:#?}\nis not\n{expected:#?}");
+}
+
 /// Every snapshot is compiled before it is compared.
 #[test]
 fn modules_are_those_of_the_snapshots() {
@@ -442,8 +463,11 @@ fn modules_are_those_of_the_snapshots() {
                 modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
             }
             for (name, graph) in modules {
-                Program::compile(&graph);
-                let text = print(&emitted(&graph).decode(), &TextOptions::canonical());
+                let module = emitted(&graph).decode();
+                check_reads_back(&name, &module);
+                let program = Program::compile(&graph);
+                check_reads_back(&name, &program.0.optimized_hlo().expect("a program").decode().expect("a module"));
+                let text = print(&module, &TextOptions::canonical());
                 insta::assert_snapshot!(name.as_str(), text);
                 names.insert(format!("{name}.snap"));
             }

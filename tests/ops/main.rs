@@ -17,6 +17,8 @@ mod harness;
 mod library;
 mod moves;
 mod partition;
+#[path = "../support/normal_hlo.rs"]
+mod normal_hlo;
 #[path = "../support/plugins.rs"]
 mod plugins;
 #[path = "../support/random.rs"]

@@ -61,7 +61,15 @@ fn infer(parser: &Parser<'_>, instruction: &HloInstructionProto, operands: &[&Sh
             let first = first?;
             let size = |&dimension: &i64| first.dimensions.get(usize::try_from(dimension).ok()?).copied();
             let sizes: Option<Vec<i64>> = instruction.dimensions.iter().map(size).collect();
-            Some(array(PrimitiveType::try_from(first.element_type).ok()?, sizes?))
+            let mut result = array(PrimitiveType::try_from(first.element_type).ok()?, sizes?);
+            // The elements stay where they are.
+            if let (Some(from), Some(to)) = (&first.layout, &mut result.layout) {
+                let place = |dimension: &i64| instruction.dimensions.iter().position(|other| other == dimension);
+                let order: Option<Vec<i64>> =
+                    from.minor_to_major.iter().map(|dimension| Some(place(dimension)? as i64)).collect();
+                to.minor_to_major = order.filter(|order| order.len() == result.dimensions.len())?;
+            }
+            Some(result)
         }
         "reduce" if operands.len() == 2 => {
             let first = first?;
