@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::html::{Cell, escape, json, section, table, ticks};
+use super::html::{Cell, escape, json, section, shortened, table, ticks};
 use super::{MOST_ROWS, Report};
 use crate::output::{human_bytes, thousands};
 
@@ -60,7 +60,8 @@ pub fn render(report: &Report) -> String {
             Cell::code(&buffer.name),
             Cell::text(&buffer.kind),
             Cell::number(buffer.bytes as f64, human_bytes(buffer.bytes)).with_bar(share, "var(--bar)"),
-            Cell::code(&buffer.shape),
+            // Tuples may be of hundreds of parts.
+            Cell::code(shortened(&buffer.shape, 48)),
             Cell::code(&buffer.source),
         ]
     };
@@ -179,7 +180,7 @@ fn drawing(curve: &Curve) -> String {
 fn peak_mark(curve: &Curve, x: f64, y: f64) -> String {
     let (anchor, shift) = if x > WIDTH * 0.6 { ("end", -10.0) } else { ("start", 10.0) };
     let name = curve.names.get(curve.peak_position).filter(|name| !name.is_empty());
-    let at = name.map_or(String::new(), |name| format!(" at {}", super::html::shortened(name, 60)));
+    let at = name.map_or(String::new(), |name| format!(" at {}", shortened(name, 60)));
     format!(
         "<circle class=\"peak\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/><text class=\"peak\" text-anchor=\"{anchor}\" x=\"{:.1}\" \
          y=\"{:.1}\">peak {}{}</text>\n",

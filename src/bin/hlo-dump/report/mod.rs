@@ -188,9 +188,20 @@ fn notes(report: &Report) -> String {
 impl Report {
     /// The color of what is over these axes: the axis's own, or one for all that is over several or over none that is known.
     fn axes_color(&self, axes: &str) -> String {
-        // A part of an axis has the axis's color: `fsdp:(1)2`.
-        let name = axes.split(':').next().unwrap_or(axes);
-        let number = self.mesh.iter().position(|(axis, _)| axis == name);
+        let number = if self.mesh.is_empty() {
+            // Then what there is of groups, in the order of the program.
+            let mut seen: Vec<&str> = Vec::new();
+            self.collectives.iter().map(|row| row.axes.as_str()).for_each(|axes| {
+                if seen.len() < 8 && !seen.contains(&axes) {
+                    seen.push(axes);
+                }
+            });
+            seen.iter().position(|known| *known == axes)
+        } else {
+            // A part of an axis has the axis's color: `fsdp:(1)2`.
+            let name = axes.split(':').next().unwrap_or(axes);
+            self.mesh.iter().position(|(axis, _)| axis == name)
+        };
         number.map_or("var(--several)".to_owned(), html::axis_color)
     }
 }
