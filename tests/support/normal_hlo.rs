@@ -167,7 +167,7 @@ fn normalize_layout(layout: &mut LayoutProto) {
 }
 
 fn normalize_literal(literal: &mut LiteralProto) {
-    for shape in &mut literal.shape {
+    if let Some(shape) = &mut literal.shape {
         // The value of a constant does not lie where the constant does: of the layout the order alone counts.
         if let Some(layout) = &mut shape.layout {
             **layout = LayoutProto { minor_to_major: layout.minor_to_major.clone(), ..Default::default() };
