@@ -39,9 +39,10 @@ pub fn render(report: &Report) -> String {
     let body = if rows.is_empty() {
         "<p class=\"empty\">This program has no collective: its devices do not communicate.</p>".to_owned()
     } else {
-        let cells: Vec<Vec<Cell>> = rows.iter().map(|row| cells(report, row, largest(&rows))).collect();
+        let largest = largest(&rows);
+        let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(|row| cells(report, row, largest)).collect();
         let columns = ["kind", "axes", "operands", "runs", "sent in all", "instruction", "scope", "source"];
-        bars(report, &rows) + &table("collective-rows", &columns, &cells, MOST_ROWS)
+        bars(report, &rows) + &table("collective-rows", &columns, &cells, rows.len())
     };
     let lead = "Bytes that one device sends in one step, along a ring; loops multiplied. An asynchronous collective (start and \
                 done) is one.";

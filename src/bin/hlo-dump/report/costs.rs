@@ -75,9 +75,9 @@ pub fn render(report: &Report) -> String {
             Cell::number(row.link_bytes as f64, human_bytes(row.link_bytes)),
         ]
     };
-    let cells: Vec<Vec<Cell>> = rows.iter().map(cells).collect();
+    let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
     let columns = ["scope", "time", "share", "limited by", "operations", "memory traffic", "ops per byte", "sent"];
-    body.push_str(&table("cost-rows", &columns, &cells, MOST_ROWS));
+    body.push_str(&table("cost-rows", &columns, &cells, rows.len()));
     let lead = if timed {
         "Where the time goes if every instruction runs alone at the chip's peak rates. A tile is a scope; its color, what limits it."
     } else {

@@ -65,9 +65,9 @@ pub fn render(report: &Report) -> String {
             Cell::code(&buffer.source),
         ]
     };
-    let cells: Vec<Vec<Cell>> = curve.buffers.iter().map(cells).collect();
+    let cells: Vec<Vec<Cell>> = curve.buffers.iter().take(MOST_ROWS).map(cells).collect();
     let _ = writeln!(body, "<h3>Live at the peak: {}</h3>", human_bytes(curve.peak));
-    body.push_str(&table("live-rows", &["buffer", "kind", "bytes", "shape", "source"], &cells, MOST_ROWS));
+    body.push_str(&table("live-rows", &["buffer", "kind", "bytes", "shape", "source"], &cells, curve.buffers.len()));
     let lead = "What one device holds along the schedule: arguments and outputs below, temporaries above them.";
     section("memory", "Memory", lead, &body)
 }

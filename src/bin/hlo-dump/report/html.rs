@@ -92,17 +92,17 @@ impl Cell {
     }
 }
 
-/// A table of at most `limit` of `rows`, which are sorted already: the page can filter and sort those it has.
-pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> String {
+/// A table of the first rows of `all`: the page can filter and sort those it has.
+pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], all: usize) -> String {
     let mut text = String::new();
-    let shown = rows.len().min(limit);
     // Writing to a string does not fail.
     if rows.len() > 5 {
         let _ = writeln!(
             text,
             "<div class=\"tools\"><input type=\"search\" placeholder=\"filter\" aria-label=\"filter rows\" \
-             data-table=\"{id}\"><span class=\"count\" id=\"{id}-count\">{shown} of {}</span></div>",
-            thousands(rows.len() as u64)
+             data-table=\"{id}\"><span class=\"count\" id=\"{id}-count\">{} of {}</span></div>",
+            rows.len(),
+            thousands(all as u64)
         );
     }
     let _ = write!(text, "<div class=\"scroll\"><table id=\"{id}\"><thead><tr>");
@@ -112,17 +112,17 @@ pub fn table(id: &str, columns: &[&str], rows: &[Vec<Cell>], limit: usize) -> St
         let _ = write!(text, "<th{class} tabindex=\"0\">{}</th>", escape(column));
     }
     text.push_str("</tr></thead><tbody>\n");
-    for row in &rows[..shown] {
+    for row in rows {
         text.push_str("<tr>");
         row.iter().for_each(|cell| write_cell(&mut text, cell));
         text.push_str("</tr>\n");
     }
     text.push_str("</tbody></table></div>\n");
-    if shown < rows.len() {
+    if rows.len() < all {
         let _ = writeln!(
             text,
             "<p class=\"note\">{} more rows are not on this page.</p>",
-            thousands((rows.len() - shown) as u64)
+            thousands((all - rows.len()) as u64)
         );
     }
     text
@@ -173,7 +173,7 @@ mod tests {
         let text = json("d", &"</script><!--");
         assert_eq!(text, "<script type=\"application/json\" id=\"d\">\"\\u003c/script>\\u003c!--\"</script>\n");
         let cells = [vec![Cell::code("<i>"), Cell::number(2.0, "2<")]];
-        let table = table("t", &["<x>", "n"], &cells, 5);
+        let table = table("t", &["<x>", "n"], &cells, 1);
         assert!(
             table.contains("<code>&lt;i&gt;</code>") && table.contains("2&lt;") && table.contains("&lt;x&gt;"),
             "{table}"

@@ -50,8 +50,8 @@ pub fn render(report: &Report) -> String {
             Cell::text(&row.origin),
         ]
     };
-    let cells: Vec<Vec<Cell>> = rows.iter().map(cells).collect();
+    let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
     let columns = ["value", "shape", "sharding", "on a device", "whole", "times", "origin"];
     let lead = "Values that say how they are sharded, those that take most of a device first.";
-    section("shardings", "Shardings", lead, &table("sharding-rows", &columns, &cells, MOST_ROWS))
+    section("shardings", "Shardings", lead, &table("sharding-rows", &columns, &cells, rows.len()))
 }
