@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<Outcome> {
     let json = arguments.json;
-    if json && matches!(arguments.command, Command::Report(_) | Command::Completions { .. } | Command::Man { .. }) {
+    if json && matches!(arguments.command, Command::Completions { .. } | Command::Man { .. }) {
         anyhow::bail!("--json: this command prints no table; `collectives`, `memory`, `cost` and the others do");
     }
     match arguments.command {

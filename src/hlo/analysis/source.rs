@@ -53,6 +53,10 @@ impl<'a> Sources<'a> {
         let mut stack = Vec::new();
         while let Some((line, parent)) = self.frame(next).filter(|_| stack.len() < DEEPEST) {
             stack.push(line);
+            // The outermost frame of some writers is its own parent.
+            if parent == next {
+                break;
+            }
             next = parent;
         }
         if stack.is_empty() { self.line(instruction).into_iter().collect() } else { stack }
@@ -123,6 +127,13 @@ mod tests {
         for nothing in [framed(0), framed(3), framed(-1), HloInstructionProto::default()] {
             assert_eq!((sources.line(&nothing), sources.stack(&nothing)), (None, vec![]));
         }
+    }
+
+    #[test]
+    fn an_outermost_frame_may_be_its_own_parent() {
+        let module = module(&[(1, 1), (2, 1)]);
+        let instruction = with(OpMetadata { stack_frame_id: 2, ..Default::default() });
+        assert_eq!(Sources::of(&module).stack(&instruction).len(), 2);
     }
 
     #[test]
