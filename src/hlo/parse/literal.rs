@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::Parser;
 use super::error::{Result, fault};
-use super::shape::{is_tuple, tuple};
+use super::shape::{is_tuple, literal_shape, tuple};
 use crate::hlo::proto::{LayoutProto, LiteralProto, PrimitiveType, ShapeProto};
 use crate::hlo::text::{SmallFloat, element_strides};
 

@@ -92,6 +92,19 @@ pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
     ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
 }
 
+/// The shape of a value of an instruction with a shape: it has the order of the elements, which readers want of scalars
+/// too, and not what concerns the place in a device's memory.
+pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
+    let order = || shape.layout.as_ref().map(|layout| layout.minor_to_major.clone()).unwrap_or_default();
+    ShapeProto {
+        element_type: shape.element_type,
+        dimensions: shape.dimensions.clone(),
+        is_dynamic_dimension: shape.is_dynamic_dimension.clone(),
+        tuple_shapes: shape.tuple_shapes.iter().map(literal_shape).collect(),
+        layout: (!is_tuple(shape)).then(|| Box::new(plain_layout(order()))),
+    }
+}
+
 pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
     shape.element_type == PrimitiveType::Tuple as i32
 }
