@@ -6,7 +6,7 @@ mod normal_hlo;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meshloom::hlo::parse::{Limits, parse, parse_bytes, parse_with};
+use meshloom::hlo::parse::{Limits, make_names_unique, parse, parse_bytes, parse_with};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::read;
 use meshloom::hlo::text::{TextOptions, print, print_with_config};
@@ -317,8 +317,10 @@ fn parse_folder() {
         let file = entry.unwrap().path();
         if file.extension().is_some_and(|extension| extension == "hlo") {
             let parsed = parse(&fs::read_to_string(&file).unwrap()).unwrap_or_else(|error| panic!("{error}"));
-            fs::write(file.with_extension("parsed"), parsed.hlo_module.as_ref().unwrap().encode_to_vec()).unwrap();
             fs::write(file.with_extension("printed"), print_with_config(&parsed, &TextOptions::parseable())).unwrap();
+            let mut module = parsed.hlo_module.unwrap();
+            make_names_unique(&mut module);
+            fs::write(file.with_extension("parsed"), module.encode_to_vec()).unwrap();
         }
     }
 }

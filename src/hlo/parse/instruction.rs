@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 use super::computation::Scope;
 use super::error::{Result, fault, hint};
 use super::lexer::Lexer;
-use super::shape::is_compatible;
+use super::shape::{add_layouts, is_compatible};
 use super::table::{Attribute, Attributes, Operands, Operation};
 use super::{Parser, infer};
-use crate::hlo::proto::{HloInstructionProto, PrecisionConfig, PrimitiveType, ShapeProto};
+use crate::hlo::proto::{CustomCallApiVersion, HloInstructionProto, PrecisionConfig, PrimitiveType, ShapeProto};
 
 /// How the short form of an asynchronous operation ends, and the opcode it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
@@ -119,8 +119,10 @@ impl<'a> Parser<'a> {
                 };
                 self.lexer.expect(b'(', "before the value of a constant")?;
                 let literal = self.literal(shape)?;
-                // XLA compares the two, layouts and all.
-                instruction.shape = literal.shape.clone();
+                // XLA compares the orders of the two, scalars' too, which need no layout otherwise.
+                if let (Some(shape), Some(of_literal)) = (&mut instruction.shape, &literal.shape) {
+                    add_layouts(shape, of_literal);
+                }
                 instruction.literal = Some(Box::new(literal));
                 self.lexer.expect(b')', "after the value of a constant")
             }
@@ -346,6 +348,9 @@ impl<'a> Parser<'a> {
             "custom-call" => {
                 set_precision(instruction, instruction.operand_ids.len());
                 set_group_counts(instruction);
+                if instruction.custom_call_api_version() == CustomCallApiVersion::ApiVersionUnspecified {
+                    instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal.into();
+                }
             }
             "compare" if instruction.comparison_type.is_empty() => {
                 let operand = instruction.operand_ids.first().and_then(|id| scope.shape_of(*id));

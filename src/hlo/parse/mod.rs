@@ -20,6 +20,7 @@
 //! - Shapes that an instruction states are believed; XLA checks some of them against its operands.
 //! - A constant whose elements are elided (`{...}`) has a literal with a shape and no elements; XLA fills in others.
 //! - A sharding stays as it is written; XLA rewrites some to equal ones.
+//! - Names stay as they are; XLA numbers those that two computations share ([`make_names_unique`]).
 //! - Instructions of a scheduled module stay in the order of the schedule.
 //!
 //! The text is untrusted: recursion is bounded, memory is proportional to the text, and nothing panics.
@@ -34,6 +35,7 @@ mod literal;
 mod metadata;
 mod module;
 mod named_sharding;
+mod names;
 mod order;
 mod shape;
 mod sharding;
@@ -46,6 +48,7 @@ use super::proto::{HloComputationProto, HloModuleProtoWithConfig};
 pub use error::ParseError;
 use error::{Fault, Result, fault};
 use lexer::Lexer;
+pub use names::make_names_unique;
 
 /// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -105,6 +105,12 @@ pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
     }
 }
 
+/// Gives `shape` the layouts of another where it has none.
+pub(super) fn add_layouts(shape: &mut ShapeProto, other: &ShapeProto) {
+    shape.layout = shape.layout.take().or_else(|| other.layout.clone());
+    shape.tuple_shapes.iter_mut().zip(&other.tuple_shapes).for_each(|(shape, other)| add_layouts(shape, other));
+}
+
 pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
     shape.element_type == PrimitiveType::Tuple as i32
 }
