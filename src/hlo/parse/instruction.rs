@@ -119,8 +119,10 @@ impl<'a> Parser<'a> {
                 };
                 self.lexer.expect(b'(', "before the value of a constant")?;
                 let literal = self.literal(shape)?;
-                // XLA compares the two, layouts and all.
-                instruction.shape = literal.shape.clone();
+                // XLA compares the orders of the two, a scalar's too, which needs no layout otherwise.
+                if let (Some(shape), Some(of_literal)) = (&mut instruction.shape, &literal.shape) {
+                    shape.layout = shape.layout.take().or_else(|| of_literal.layout.clone());
+                }
                 instruction.literal = Some(Box::new(literal));
                 self.lexer.expect(b')', "after the value of a constant")
             }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::Parser;
 use super::error::{Result, fault};
 use super::shape::{is_tuple, literal_shape, tuple};
-use crate::hlo::proto::{LayoutProto, LiteralProto, PrimitiveType, ShapeProto};
+use crate::hlo::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::hlo::text::{SmallFloat, element_strides};
 
 /// A floating-point number as it is written: NaNs have a sign and bits that no `f64` operation keeps for sure.
@@ -43,7 +43,7 @@ impl Ieee {
 impl Parser<'_> {
     /// A literal of a shape that is known.
     pub(super) fn literal(&mut self, shape: &ShapeProto) -> Result<LiteralProto> {
-        let mut literal = LiteralProto { shape: Some(with_layout(shape)), ..Default::default() };
+        let mut literal = LiteralProto { shape: Some(literal_shape(shape)), ..Default::default() };
         if is_tuple(shape) {
             let mut shapes = shape.tuple_shapes.iter();
             let start = self.lexer.here();
@@ -366,16 +366,6 @@ fn count_part(seen: &mut [i64], sizes: &[i64], dimension: usize, start: usize) -
     }
     seen[dimension] += 1;
     Ok(())
-}
-
-/// A literal's shape always has a layout, a scalar's too: XLA refuses a literal without one.
-fn with_layout(shape: &ShapeProto) -> ShapeProto {
-    let mut shape = shape.clone();
-    if shape.layout.is_none() && shape.element_type() != PrimitiveType::Tuple {
-        let minor_to_major = (0..shape.dimensions.len() as i64).rev().collect();
-        shape.layout = Some(Box::new(LayoutProto { minor_to_major, ..LayoutProto::default() }));
-    }
-    shape
 }
 
 /// Row-major values in the order in which the layout has them in memory.
