@@ -64,6 +64,13 @@ fn nothing_is_loaded_from_anywhere() {
     }
 }
 
+/// Neighbours that exchange the borders of their parts, in a loop, are no pipeline.
+#[test]
+fn a_halo_is_no_pipeline() {
+    let page = page(&["tests/foreign/scan_remat.tpu.txt", "--mesh", "data=2,fsdp=4"]);
+    assert!(page.contains("collective-permute") && !page.contains("id=\"pipeline\""));
+}
+
 #[test]
 fn the_pipeline_is_drawn() {
     let page = pipeline_page();

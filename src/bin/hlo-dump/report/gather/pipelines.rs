@@ -1,11 +1,13 @@
 //! Finds the loops that look like pipelines.
 
 use meshloom::hlo::analysis::{ModuleCollective, ModuleCollectives, Via, Walk};
+use meshloom::hlo::proto::{HloComputationProto, ShapeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::report::{Pipeline, PipelineLoop};
 
-/// Loops in whose body a permute goes one step along one axis. Those of the same axis that follow each other are one pipeline.
+/// Loops in whose body a permute goes one step along one axis, and what it brings is for the next iteration. Those of the same axis that
+/// follow each other are one pipeline.
 pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeline> {
     let mut found: Vec<Pipeline> = Vec::new();
     let mut seen: FxHashSet<(&str, bool)> = FxHashSet::default();
@@ -91,10 +93,46 @@ impl Line {
 fn loop_of<'a>(walk: &Walk<'a>, entry: &ModuleCollective) -> Option<(&'a str, usize)> {
     let places = walk.places();
     let place = places.iter().find(|place| place.computation.name == entry.computation)?;
+    if !is_carried(place.computation, &entry.name) {
+        return None;
+    }
     let number = place.innermost_loop?;
     let caller = places.get(number)?.caller.filter(|caller| caller.via == Via::LoopBody)?;
     let iterations = usize::try_from(walk.trip_count(number)?).ok()?;
     Some((&caller.instruction.name, iterations))
+}
+
+/// Whether what a permute gives leaves its computation, as it is or after operations on single elements. What neighbours exchange for
+/// an operation that works across the border between them is put beside other elements first.
+fn is_carried(computation: &HloComputationProto, name: &str) -> bool {
+    const CARRIES: [&str; 11] = [
+        "bitcast",
+        "collective-permute-done",
+        "convert",
+        "copy",
+        "copy-done",
+        "copy-start",
+        "get-tuple-element",
+        "optimization-barrier",
+        "reshape",
+        "transpose",
+        "tuple",
+    ];
+    let Some(permute) = computation.instructions.iter().find(|instruction| instruction.name == name) else {
+        return false;
+    };
+    // The start of one in two halves gives a tuple of what it reads and what it will give.
+    let given = |shape: &ShapeProto| shape.tuple_shapes.get(1).unwrap_or(shape).dimensions.clone();
+    let dims = permute.shape.as_ref().map(given);
+    let mut carried: FxHashSet<i64> = std::iter::once(permute.id).collect();
+    for instruction in &computation.instructions {
+        let alike = instruction.shape.as_ref().map(|shape| &shape.dimensions) == dims.as_ref();
+        let carries = alike || CARRIES.contains(&instruction.opcode.as_str());
+        if carries && instruction.operand_ids.iter().any(|id| carried.contains(id)) {
+            carried.insert(instruction.id);
+        }
+    }
+    carried.contains(&computation.root_id)
 }
 
 #[cfg(test)]
