@@ -409,6 +409,10 @@ fn a_config_and_a_foreign_module_are_compiled() {
     let text = prints(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:8", "-o", file]);
     assert!(text.contains("compiled for cpu:8") && text.contains("all-gather"), "{text}");
     assert!(prints(&["collectives", file, "--mesh", "data=2,fsdp=4"]).contains("fsdp"));
+    // What is printed for people is a program too.
+    let canonical = prints(&["show", "tests/foreign/fsdp_mlp.unoptimized.txt"]);
+    let ran = with_input(&["compile", "-", "--target", "cpu:8", "--mesh", "data=2,fsdp=4"], canonical.as_bytes());
+    assert_eq!(ran.status, 0, "{}", ran.err);
     for name in ["moe", "pipeline", "scan_remat"] {
         prints(&["compile", &format!("tests/foreign/{name}.unoptimized.txt"), "--target", "cpu:8"]);
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
+use meshloom::hlo::parse::make_names_unique;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
 use meshloom::partition::Amount;
@@ -159,7 +160,10 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     };
     options.num_replicas = replicas as usize;
     options.use_shardy_partitioner = shardy.unwrap_or_else(|| is_shardy(loaded)) && partitions > 1;
-    let bytes = loaded.module.encode_to_vec();
+    let mut module = loaded.module.clone();
+    // Text for people has names that computations share, and compilers take none.
+    make_names_unique(&mut module);
+    let bytes = module.encode_to_vec();
     let ahead = ahead_of_time::compile(topology, &bytes, &options, settings)?;
     let module = optimized(&ahead)?;
     Ok(Compiled { ahead, devices: described.devices, module })
