@@ -138,7 +138,11 @@ fn dump_folders_are_found_their_way_in() {
     let traced = run(&["memory", "tests/foreign/xla_dump", "--stage", "traced", "--json"]).json();
     assert_eq!((&traced["stage"], &traced["memory_form"]), (&"traced".into(), &"uncompiled".into()), "{traced}");
     // The proto beside the text has the compiler's own assignment.
-    assert_eq!(run(&["memory", "tests/foreign/xla_dump", "--json"]).json()["memory_form"], "assignment");
+    let assigned = run(&["memory", "tests/foreign/xla_dump", "--json"]).json();
+    assert_eq!(assigned["memory_form"], "assignment");
+    let shapes: Vec<_> =
+        assigned["live_at_peak"].as_array().unwrap().iter().map(|it| it["shape"].as_str().unwrap()).collect();
+    assert!(shapes.iter().any(|shape| shape.starts_with("f32[")), "{assigned}");
     for module in ["12", "jit_f", "module_0012.jit_f"] {
         prints(&["show", "tests/foreign/xla_dump", "--module", module]);
     }

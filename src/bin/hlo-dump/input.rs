@@ -147,7 +147,8 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
         && let Ok(beside) = read::read(&read_all(&proto)?, &read::Limits::default())
     {
-        found.buffers = beside.buffers;
+        // They name instructions by the proto's ids.
+        (found.module, found.buffers) = (beside.module, beside.buffers);
     }
     let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() })?;
     loaded.stage = chosen.stage;
