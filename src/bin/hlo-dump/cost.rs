@@ -147,13 +147,7 @@ fn opcodes(cost: &ModuleCost) -> Vec<Row> {
 }
 
 fn sum(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
-    let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
-    Some(Seconds {
-        compute: a.compute + b.compute,
-        memory: a.memory + b.memory,
-        link: a.link + b.link,
-        serial: a.serial + b.serial,
-    })
+    Seconds::combine(a, b, |a, b| a + b)
 }
 
 fn print_rows(rows: &[Row], timed: bool, limit: usize) {

@@ -92,11 +92,7 @@ impl Seconds {
     }
 
     /// Of two, figure by figure; what is not known counts as nothing.
-    pub(super) fn combine(
-        a: Option<Seconds>,
-        b: Option<Seconds>,
-        combine: impl Fn(f64, f64) -> f64,
-    ) -> Option<Seconds> {
+    pub fn combine(a: Option<Seconds>, b: Option<Seconds>, combine: impl Fn(f64, f64) -> f64) -> Option<Seconds> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
         Some(Seconds {
             compute: combine(a.compute, b.compute),
