@@ -5,6 +5,8 @@
 
 mod options;
 mod phases;
+mod timeline;
 
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
+pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
