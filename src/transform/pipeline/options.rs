@@ -1,5 +1,7 @@
 //! What a pipeline looks like, and which pipelines there can be.
 
+use std::fmt;
+
 use crate::ops::RematPolicy;
 
 /// The order in which stages work.
@@ -13,6 +15,26 @@ pub enum Schedule {
     /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss is part
     /// of the pipeline.
     OneForwardOneBackward,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const ALL: [Schedule; 3] = [Schedule::Gpipe, Schedule::Circular, Schedule::OneForwardOneBackward];
+
+    /// The name, as in a run config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::Gpipe => "gpipe",
+            Schedule::Circular => "circular",
+            Schedule::OneForwardOneBackward => "1f1b",
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// When weights that are split over `fsdp` (and its like) are gathered.
@@ -30,9 +52,29 @@ pub enum WeightPlan {
 }
 
 impl WeightPlan {
+    /// All of them.
+    pub const ALL: [WeightPlan; 4] =
+        [WeightPlan::PerIteration, WeightPlan::GatherOnce, WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow];
+
+    /// The name, as in a run config.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightPlan::PerIteration => "per-iteration",
+            WeightPlan::GatherOnce => "gather-once",
+            WeightPlan::SlidingWindow => "bsw",
+            WeightPlan::SplitSlidingWindow => "bsw-split",
+        }
+    }
+
     /// Whether weights are gathered repeat by repeat, ahead of use.
     pub fn slides(self) -> bool {
         matches!(self, WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow)
+    }
+}
+
+impl fmt::Display for WeightPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -95,7 +137,7 @@ pub enum PipelineError {
         what: &'static str,
     },
     /// Microbatches do not fill the stages evenly.
-    #[error("{microbatches} microbatches are no multiple of the {stages} stages; use {} or {}", microbatches / stages * stages, (microbatches / stages + 1) * stages)]
+    #[error("{microbatches} microbatches are no multiple of the {stages} stages; use {}", nearest_multiples(*microbatches, *stages))]
     Microbatches {
         /// M.
         microbatches: usize,
@@ -114,7 +156,7 @@ pub enum PipelineError {
         round: usize,
     },
     /// A schedule of one repeat was asked for more.
-    #[error("the schedule {schedule:?} has one repeat, not {repeats}: use the circular one")]
+    #[error("the schedule {schedule} has one repeat, not {repeats}: use the circular one")]
     Repeats {
         /// The schedule.
         schedule: Schedule,
@@ -156,6 +198,14 @@ pub enum PipelineError {
         /// The dimensions.
         expected: Vec<usize>,
     },
+}
+
+/// The multiple before a number and the one after it, without zero.
+fn nearest_multiples(number: usize, of: usize) -> String {
+    match number / of {
+        0 => of.to_string(),
+        times => format!("{} or {}", times * of, (times + 1) * of),
+    }
 }
 
 impl PipelineOptions {
