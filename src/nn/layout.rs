@@ -7,7 +7,7 @@
 use crate::trace::Tensor;
 
 /// The residual stream, `[batch, length, embed]`, and what norms work on.
-pub(super) const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activation_embed"];
+pub(crate) const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activation_embed"];
 
 /// How the rows of a batch are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ pub use decoder::{Batch, Decoder, DecoderConfig, DecoderLayer, Layers};
 pub use dropout::{Dropout, dropout};
 pub use init::initialize;
 pub(crate) use init::uniform;
+pub(crate) use layout::STREAM;
 pub use loss::cross_entropy;
 pub use mlp::{Mlp, mlp, swiglu};
 pub use norm::rms_norm;

@@ -32,6 +32,7 @@ use std::panic::Location;
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::LayerPlace;
+pub(crate) use weights::{EXPERTS, GATHERED};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
 
 use back::Backward;
