@@ -74,7 +74,11 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
     let goes = |weights: &PipelineWeights| {
         own.schedule != PipelineSchedule::OneForwardOneBackward || *weights != PipelineWeights::PerIteration
     };
-    WEIGHTS.into_iter().filter(goes).flat_map(|weights| keeps(weights).into_iter().map(move |keep| with(weights, keep))).collect()
+    WEIGHTS
+        .into_iter()
+        .filter(goes)
+        .flat_map(|weights| keeps(weights).into_iter().map(move |keep| with(weights, keep)))
+        .collect()
 }
 
 /// Every other way to spread the layers of a stage over repeats, and the other orders of work.

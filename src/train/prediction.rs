@@ -20,9 +20,7 @@ use crate::ops::RematPolicy;
 use crate::partition::{CollectiveKind, Memory};
 use crate::sharding::{Mesh, MeshAxis, Role, Rule, RuleSets, Rules, Spec};
 use crate::trace::{Function, MapTree, TensorSpec, Tree, value_and_grad};
-use crate::transform::pipeline::{
-    Counts, EXPERTS, GATHERED, PipelineOptions, Schedule, Timeline, WeightPlan,
-};
+use crate::transform::pipeline::{Counts, EXPERTS, GATHERED, PipelineOptions, Schedule, Timeline, WeightPlan};
 
 /// What a pipeline does to a device.
 #[derive(Clone, Debug, Serialize)]
@@ -174,9 +172,8 @@ impl Predictor<'_> {
             rest.used_axes().filter(|axis| !whole.contains(axis) && self.mesh.size(*axis) > 1).collect();
         let parts: usize = gathered.iter().map(|axis| self.mesh.size(*axis)).product();
         let (stream, _) = self.stream()?;
-        let is_summed = |axis: &MeshAxis| {
-            !whole.contains(axis) && !gathered.contains(axis) && self.mesh.size(*axis) > 1
-        };
+        let is_summed =
+            |axis: &MeshAxis| !whole.contains(axis) && !gathered.contains(axis) && self.mesh.size(*axis) > 1;
         let summed = stream.used_axes().filter(is_summed).collect();
         Ok(LayerWeight { at_rest: bytes / repeats, whole: bytes / repeats * parts as u64, gathered, summed })
     }

@@ -32,8 +32,8 @@ use std::panic::Location;
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::LayerPlace;
-pub(crate) use weights::{EXPERTS, GATHERED};
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
+pub(crate) use weights::{EXPERTS, GATHERED};
 
 use back::Backward;
 use iteration::{Machine, State};
