@@ -87,7 +87,7 @@ impl Backward<'_> {
     /// Runs a part of the pass and, meanwhile, gets the weights of a repeat.
     fn prefetching(&self, repeat: Number, back: Back, run: impl Fn(Part, Back) -> Back) -> (Back, Vec<Tensor>) {
         match &self.kept {
-            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift, run),
+            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift(), run),
             Some(kept) => (run(Part::Whole, back), kept.of_repeat(repeat)),
         }
     }

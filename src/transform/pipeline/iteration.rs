@@ -39,6 +39,13 @@ crate::tree! {
     }
 }
 
+impl State<Tensor> {
+    /// What each stage receives.
+    pub(super) fn shift(&mut self) -> &mut Tensor {
+        &mut self.shift
+    }
+}
+
 /// What all iterations have in common.
 pub(super) struct Machine<'a> {
     pub(super) options: &'a PipelineOptions,

@@ -309,7 +309,7 @@ impl Program<'_> {
                 // Without halves, an error has been noted.
                 let Some(halves) = halves.as_ref() else { return [zeros(&weights), vec![io], others.0, others.1] };
                 let machine = self.machine(None, rows, captured);
-                let (weights, kept) = self.weights_again(weights, kept, io);
+                let (io, weights, kept) = self.weights_again(weights, kept, io);
                 let aux = aux.iter().map(|&aux| self.of_each_stage(aux)).collect();
                 let state = machine.start_back(io, aux, stash);
                 let (state, sums) = Backward { machine: &machine, halves, stacked: &weights, kept }.run(state);
@@ -320,16 +320,22 @@ impl Program<'_> {
 
     /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not gathered before the
     /// cotangents are there: nor is it the same gather as the forward pass's.
-    fn weights_again(&self, weights: Vec<Tensor>, kept: Vec<Tensor>, io: Tensor) -> (Vec<Tensor>, Option<Kept>) {
+    fn weights_again(
+        &self,
+        weights: Vec<Tensor>,
+        kept: Vec<Tensor>,
+        io: Tensor,
+    ) -> (Tensor, Vec<Tensor>, Option<Kept>) {
         if kept.is_empty() {
-            let waiting = trace::barrier(&[&[io], &weights[..]].concat(), self.place).split_off(1);
-            return (self.weights.before_phases(waiting), None);
+            let mut together = trace::barrier(&[&[io], &weights[..]].concat(), self.place);
+            let weights = together.split_off(1);
+            return (together[0], self.weights.before_phases(weights), None);
         }
         match self.options.weights {
-            WeightPlan::GatherOnce => (kept, None),
+            WeightPlan::GatherOnce => (io, kept, None),
             _ => {
                 let kept = Kept::from_leaves(self.options, weights.len(), &kept);
-                (weights, Some(kept))
+                (io, weights, Some(kept))
             }
         }
     }
