@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, AttentionMask, attention};
 use super::dropout::Dropout;
-use super::layout::{Rows, STREAM, enter_block, leave_block, whole_rows};
+use super::layout::{Rows, enter_block, leave_block, whole_rows};
 use super::loss::cross_entropy;
 use super::mlp::{Mlp, mlp};
 use super::norm::rms_norm;
@@ -134,7 +134,7 @@ impl Batch<TensorSpec> {
     pub const AXES: [&str; 2] = ["activation_batch", "activation_length"];
 
     /// As [`Batch::AXES`], in front of a pipeline.
-    pub const AXES_OF_PIPELINE: [&str; 2] = [Rows::AROUND_PIPELINE.0, "activation_length"];
+    pub const AXES_OF_PIPELINE: [&str; 2] = [Rows::AROUND_PIPELINE.batch, "activation_length"];
 
     /// The types of a batch of `batch` rows of `length` tokens.
     pub fn specs(batch: usize, length: usize) -> Batch<TensorSpec> {
@@ -318,7 +318,7 @@ impl DecoderConfig {
         let Layers::Stacked(declared) = self.parameters().layers else { return x };
         let names = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
         let stacked = StackedWeights { weights: layers.clone(), names };
-        let input = PipelineInput { x, names: STREAM.to_vec(), rows };
+        let input = PipelineInput { x, names: Rows::LAYERS.stream().to_vec(), rows };
         let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (positions, segment_ids), place: LayerPlace| {
             let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
             let mask = scope("mask", || AttentionMask::causal(segment_ids));

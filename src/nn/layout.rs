@@ -6,27 +6,36 @@
 
 use crate::trace::Tensor;
 
-/// The residual stream, `[batch, length, embed]`, and what norms work on.
-pub(super) const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activation_embed"];
-
 /// How the rows of a batch are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rows(pub(super) &'static str);
+pub(super) struct Rows {
+    pub(super) batch: &'static str,
+    /// In the residual stream.
+    stream: &'static str,
+    /// In a block.
+    block: &'static str,
+}
 
 impl Rows {
     /// As layers want them.
-    pub(super) const LAYERS: Rows = Rows("activation_batch");
+    pub(super) const LAYERS: Rows =
+        Rows { batch: "activation_batch", stream: "activation_norm_length", block: "activation_length" };
 
     /// In front of a pipeline and behind it, where stages split the batch as well.
-    pub(super) const AROUND_PIPELINE: Rows = Rows("activation_embed_and_logits_batch");
+    pub(super) const AROUND_PIPELINE: Rows = Rows { batch: "activation_embed_and_logits_batch", ..Rows::LAYERS };
 
-    fn stream(self) -> [&'static str; 3] {
-        [self.0, "activation_norm_length", "activation_embed"]
+    /// Behind a pipeline, of one microbatch: it has too few rows for the stages, which split the sequence.
+    pub(super) const OF_MICROBATCH: Rows =
+        Rows { stream: "activation_logits_length", block: "activation_logits_length", ..Rows::LAYERS };
+
+    /// The residual stream, `[batch, length, embed]`, and what norms work on.
+    pub(super) fn stream(self) -> [&'static str; 3] {
+        [self.batch, self.stream, "activation_embed"]
     }
 
     /// What a block reads, `[batch, length, embed]`.
     fn block(self) -> [&'static str; 3] {
-        [self.0, "activation_length", "activation_embed"]
+        [self.batch, self.block, "activation_embed"]
     }
 
     /// From the residual stream into a block.
@@ -44,7 +53,7 @@ impl Rows {
     /// Logits, `[batch, length, vocab]`.
     #[track_caller]
     pub(super) fn logits(self, logits: Tensor) -> Tensor {
-        logits.with_axes([self.0, "activation_length", "activation_vocab"])
+        logits.with_axes([self.batch, self.block, "activation_vocab"])
     }
 }
 

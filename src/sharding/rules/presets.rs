@@ -36,6 +36,8 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_embed_and_logits_batch", &["stage", "data", "fsdp", "expert"]),
     ("activation_length", &["context"]),
     ("activation_kv_length", &[]),
+    // A pipeline's loss, microbatch by microbatch.
+    ("activation_logits_length", &["context", "stage"]),
     ("activation_norm_length", &["context", "tensor"]),
     ("activation_embed", &[]),
     ("activation_heads", &["tensor"]),
