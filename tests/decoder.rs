@@ -74,6 +74,7 @@ impl Golden {
             remat,
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         }
     }
 

@@ -34,6 +34,7 @@ fn model() -> DecoderConfig {
         remat: RematPolicy::None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
+        parts: Default::default(),
     }
 }
 

@@ -1,15 +1,15 @@
-//! The Llama-style decoder.
+//! The decoder: embedding, a stack of [layers](super::DecoderLayer) of one family, head and loss.
 
-use super::attention::{Attention, AttentionMask, attention};
+use super::attention::AttentionMask;
 use super::dropout::Dropout;
+use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
 use super::layout::{LOGITS, enter_block, leave_block, whole_rows};
 use super::loss::cross_entropy;
-use super::mlp::{Mlp, mlp};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
 use crate::ops::RematPolicy;
-use crate::trace::{Init, MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+use crate::trace::{MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
 
 /// The shape of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,21 +42,11 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// Added to the mean square in norms.
     pub norm_epsilon: f64,
+    /// What sets the family apart from Llama.
+    pub parts: LayerParts,
 }
 
 crate::tree! {
-    /// Parameters of one decoder layer.
-    pub struct DecoderLayer<T> {
-        /// `[embed]`.
-        pub attention_norm: T,
-        /// Attention.
-        pub attention: Attention<T>,
-        /// `[embed]`.
-        pub mlp_norm: T,
-        /// Feed-forward block.
-        pub mlp: Mlp<T>,
-    }
-
     /// Parameters of a decoder.
     pub struct Decoder<T> {
         /// `[vocab, embed]`.
@@ -149,91 +139,38 @@ impl DecoderConfig {
     /// Matrices start normally distributed with variance one over the fan-in; those that write into the residual stream
     /// with that divided by twice the number of layers, so that the stream's variance does not grow with depth.
     pub fn parameters(&self) -> Decoder<Param> {
-        let (embed, heads, kv_heads, head_dim, hidden) =
-            (self.embed, self.heads, self.kv_heads, self.head_dim, self.mlp);
-        let residual = (2.0 * self.layers as f64).powf(-0.5);
-        let matrix = |dims: &[usize], axes: &[&str], fan_in: usize, gain: f64| {
-            Param::new(self.param_dtype, dims, axes, Init::Normal(gain * (fan_in as f64).powf(-0.5)))
-        };
-        let norm = || Param::new(self.param_dtype, [embed], &["norm"], Init::Constant(1.0));
-        let layer = DecoderLayer {
-            attention_norm: norm(),
-            attention: Attention {
-                wq: matrix(&[embed, heads, head_dim], &["embed", "heads", "kv"], embed, 1.0),
-                wk: matrix(&[embed, kv_heads, head_dim], &["embed", "kv_heads", "kv"], embed, 1.0),
-                wv: matrix(&[embed, kv_heads, head_dim], &["embed", "kv_heads", "kv"], embed, 1.0),
-                wo: matrix(&[heads, head_dim, embed], &["heads", "kv", "embed"], heads * head_dim, residual),
-            },
-            mlp_norm: norm(),
-            mlp: Mlp {
-                gate: matrix(&[embed, hidden], &["embed", "mlp"], embed, 1.0),
-                up: matrix(&[embed, hidden], &["embed", "mlp"], embed, 1.0),
-                down: matrix(&[hidden, embed], &["mlp", "embed"], hidden, residual),
-            },
-        };
+        let layer = self.layer_parameters();
         let layers = if self.scan_layers {
             Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked(self.layers))))
         } else {
             Layers::Separate(vec![layer; self.layers])
         };
+        let embed = self.embed;
+        // A tied embedding is the head as well, for which the fan-in is the width.
+        let fan_in = if self.tied_embeddings { embed } else { 1 };
+        let head = || self.matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0);
         Decoder {
-            // A tied embedding is the head as well, for which the fan-in is the width.
-            embedding: matrix(
-                &[self.vocab, embed],
-                &["vocab", "embed"],
-                if self.tied_embeddings { embed } else { 1 },
-                1.0,
-            ),
+            embedding: self.matrix(&[self.vocab, embed], &["vocab", "embed"], fan_in, 1.0),
             layers,
-            final_norm: norm(),
-            head: (!self.tied_embeddings).then(|| matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0)),
+            final_norm: self.norm_parameter(embed, "norm"),
+            head: (!self.tied_embeddings).then(head),
         }
     }
 
-    /// One layer: attention, then the feed-forward block, each added to the residual stream `x` `[batch, length, embed]`.
-    pub fn layer(&self, x: Tensor, params: &DecoderLayer<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
-        self.layer_with(x, params, rotary, mask, None)
-    }
-
-    /// As [`DecoderConfig::layer`], with what each block adds to the residual stream going through `dropout`.
-    pub fn layer_with(
-        &self,
-        x: Tensor,
-        params: &DecoderLayer<Tensor>,
-        rotary: &Rotary,
-        mask: AttentionMask,
-        dropout: Option<Dropout>,
-    ) -> Tensor {
-        let drop = |block: u32, added: Tensor| dropout.map_or(added, |dropout| dropout.at(block).apply(added));
-        let x = scope("attention", || {
-            let normal = enter_block(rms_norm(x, params.attention_norm, self.norm_epsilon));
-            x + drop(0, leave_block(attention(normal, &params.attention, rotary, mask)))
-        });
-        scope("mlp", || {
-            let normal = enter_block(rms_norm(x, params.mlp_norm, self.norm_epsilon));
-            x + drop(1, leave_block(mlp(normal, &params.mlp)))
-        })
-    }
-
-    /// All layers, scanned or one after the other, under the remat policy.
-    pub fn layer_stack(&self, x: Tensor, layers: &Layers<Tensor>, rotary: &Rotary, mask: AttentionMask) -> Tensor {
-        self.layer_stack_with(x, layers, rotary, mask, None)
-    }
-
-    /// As [`DecoderConfig::layer_stack`], with dropout: what drops is the same scanned or not, recomputed or not.
-    pub fn layer_stack_with(
+    /// All layers over the residual stream `x` `[batch, length, embed]`, scanned or one after the other, under the remat policy; and the mean of
+    /// the layers' own losses, if they have any. What drops is the same scanned or not, recomputed or not.
+    pub fn layer_stack(
         &self,
         x: Tensor,
         layers: &Layers<Tensor>,
-        rotary: &Rotary,
-        mask: AttentionMask,
+        rows: RowInputs<'_>,
         dropout: Option<Dropout>,
-    ) -> Tensor {
+    ) -> (Tensor, LayerLoss) {
         let one_layer = |x: Tensor, layer: DecoderLayer<Tensor>, dropout: Option<Dropout>| {
             let inputs = (x, layer, dropout.map(|dropout| dropout.key));
             checkpoint(self.remat.clone(), inputs, |(x, layer, key)| {
                 let dropout = dropout.zip(key).map(|(dropout, key)| Dropout { key, ..dropout });
-                self.layer_with(x, &layer, rotary, mask, dropout)
+                self.layer(x, &layer, rows, dropout)
             })
         };
         match layers {
@@ -242,23 +179,31 @@ impl DecoderConfig {
                 let stacked = ((**layers).clone(), numbers);
                 let body = |x, (layer, number): (_, Option<Tensor>)| {
                     let dropout = dropout.zip(number).map(|(dropout, number)| dropout.at(number));
-                    (one_layer(x, layer, dropout), ())
+                    one_layer(x, layer, dropout)
                 };
-                scan(x, stacked, body).0
+                let (x, losses) = scan(x, stacked, body);
+                (x, losses.map(|losses| losses.mean(..)))
             }),
-            Layers::Separate(layers) => layers.iter().enumerate().fold(x, |x, (index, layer)| {
-                let dropout = dropout.map(|dropout| dropout.at(index as u32));
-                scope(&format!("layers.{index}"), || one_layer(x, layer.clone(), dropout))
-            }),
+            Layers::Separate(layers) => {
+                let (mut x, mut losses) = (x, Vec::new());
+                for (index, layer) in layers.iter().enumerate() {
+                    let dropout = dropout.map(|dropout| dropout.at(index as u32));
+                    let (next, loss) = scope(&format!("layers.{index}"), || one_layer(x, layer.clone(), dropout));
+                    x = next;
+                    losses.extend(loss);
+                }
+                let total = losses.into_iter().reduce(|total, loss| total + loss);
+                (x, total.map(|total| total / layers.len() as f64))
+            }
         }
     }
 
     /// The logits `[batch, length, vocab]`, `f32`, of the token after each token.
     pub fn logits(&self, params: &Decoder<Tensor>, tokens: Tensor, segment_ids: Tensor, positions: Tensor) -> Tensor {
-        self.logits_with(params, tokens, segment_ids, positions, None)
+        self.logits_with(params, tokens, segment_ids, positions, None).0
     }
 
-    /// As [`DecoderConfig::logits`], with dropout in the layers.
+    /// As [`DecoderConfig::logits`], with dropout in the layers; and the mean of the layers' own losses.
     pub fn logits_with(
         &self,
         params: &Decoder<Tensor>,
@@ -266,33 +211,38 @@ impl DecoderConfig {
         segment_ids: Tensor,
         positions: Tensor,
         dropout: Option<Dropout>,
-    ) -> Tensor {
+    ) -> (Tensor, LayerLoss) {
         let x = scope("embedding", || {
             let table = whole_rows(params.embedding.convert(self.compute_dtype));
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
             leave_block(table.take(0, tokens))
         });
-        let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
+        let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
-        let x = self.layer_stack_with(x, &params.layers, &rotary, mask, dropout);
-        scope("head", || {
+        let rows = RowInputs { rotary: &rotary, mask };
+        let (x, layer_loss) = self.layer_stack(x, &params.layers, rows, dropout);
+        let logits = scope("head", || {
             let x = enter_block(rms_norm(x, params.final_norm, self.norm_epsilon));
             let logits = match params.head {
                 Some(head) => einsum_with("bte,ev->btv", &[x, head.convert(x.dtype())], DType::F32),
                 None => einsum_with("bte,ve->btv", &[x, params.embedding.convert(x.dtype())], DType::F32),
             };
             logits.with_axes(LOGITS)
-        })
+        });
+        (logits, layer_loss)
     }
 
-    /// The mean cross entropy of a batch, in nats per token.
+    /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its weight.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
         self.loss_with(params, batch, None)
     }
 
     /// As [`DecoderConfig::loss`], with dropout in the layers.
     pub fn loss_with(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>, dropout: Option<Dropout>) -> Tensor {
-        let logits = self.logits_with(params, batch.tokens, batch.segment_ids, batch.positions, dropout);
-        scope("loss", || cross_entropy(logits, batch.targets, batch.weights))
+        let (logits, layer_loss) = self.logits_with(params, batch.tokens, batch.segment_ids, batch.positions, dropout);
+        scope("loss", || {
+            let loss = cross_entropy(logits, batch.targets, batch.weights);
+            layer_loss.map_or(loss, |layer_loss| loss + layer_loss * self.parts.routed.load_balance_weight)
+        })
     }
 }

@@ -67,6 +67,7 @@ impl RunConfig {
             },
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
+            parts: self.layer_parts(),
         }
     }
 

@@ -107,6 +107,7 @@ impl Variant {
             remat: self.remat.clone(),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         };
         let step = TrainStep {
             model,

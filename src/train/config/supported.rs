@@ -11,9 +11,9 @@ impl RunConfig {
         let checks: [(&str, bool, String, &str); 5] = [
             (
                 "model.family",
-                self.model.family != ModelFamily::Llama,
+                self.model.family == ModelFamily::Gemma2,
                 quoted(self.model.family.name()),
-                "use model.family = \"llama\"",
+                "use model.family = \"llama\", \"mixtral\" or \"deepseek\"",
             ),
             (
                 "train.microbatches",

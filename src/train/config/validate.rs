@@ -6,7 +6,7 @@ use crate::nn::Batch;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 use crate::trace::TensorSpec;
 
-type Checked = Result<(), ConfigError>;
+pub(super) type Checked = Result<(), ConfigError>;
 
 impl RunConfig {
     /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
@@ -34,6 +34,7 @@ impl RunConfig {
     fn validate_on_mesh(&self) -> Checked {
         let mesh = self.mesh()?;
         self.validate_rules(&mesh)?;
+        self.validate_experts_on(&mesh)?;
         self.validate_pipeline(axis_size(&mesh, "stage"))?;
         self.validate_diloco(axis_size(&mesh, "diloco"))
     }
@@ -61,6 +62,7 @@ impl RunConfig {
             return Err(invalid("model.vocab", model.vocab, reason));
         }
         within("model.dropout", model.dropout, 0.0..1.0)?;
+        self.validate_family()?;
         for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
             if text.is_empty() {
                 return Err(invalid(key, text, "it must not be empty; give the path of a file"));
@@ -246,7 +248,7 @@ fn axis_size(mesh: &Mesh, name: &str) -> usize {
     mesh.axis(name).map_or(1, |axis| mesh.size(axis))
 }
 
-fn positive(key: &str, value: usize) -> Checked {
+pub(super) fn positive(key: &str, value: usize) -> Checked {
     match value {
         0 => Err(invalid(key, value, "it must be at least 1")),
         _ => Ok(()),
@@ -261,7 +263,7 @@ fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Checke
 }
 
 /// Reads only check that numbers are finite; NaN, which a changed config may hold, is in no range.
-fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
+pub(super) fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
     match range.contains(&value) {
         true => Ok(()),
         false if range.end.is_infinite() => Err(invalid(key, value, &format!("it must be at least {}", range.start))),
