@@ -5,6 +5,8 @@
 //! to the front, and works on as many as there could be at most. A partitioner that splits this dimension has to gather tokens
 //! before and to add up results after, and nothing else.
 
+use std::panic::Location;
+
 use super::{Moe, MoeConfig, Routing};
 use crate::ir::DType;
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
@@ -64,11 +66,16 @@ struct Row {
 ///
 /// # Errors
 /// The groups do not divide the experts, or the parts the length.
+#[track_caller]
 pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let dtype = dispatched.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
     let [batch, length, embed] = dispatched.tokens.shape();
-    let parts = config.sequence_parts.max(1);
+    let (groups, parts) = (config.expert_groups.max(1), config.sequence_parts.max(1));
+    if let Some(wrong) = misfit(config.experts, "experts", groups).or_else(|| misfit(length, "tokens", parts)) {
+        let (expected, found) = wrong;
+        return dispatched.tokens.mismatch("run_experts", expected, found, Location::caller());
+    }
     let part = length / parts;
     let choices = part * config.experts_per_token;
     let tokens = dispatched.tokens.reshape([batch, parts, part, embed]);
@@ -81,7 +88,6 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
             vmap_with(by_part, rows, |(tokens, experts, weights)| run_group(group, Row { tokens, experts, weights }))
         })
     };
-    let groups = config.expert_groups.max(1);
     let results = if groups == 1 {
         run(Group { gate, up, down }, experts)
     } else {
@@ -99,6 +105,12 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
         results.sum(0)
     };
     results.reshape([batch, length, embed])
+}
+
+/// What is expected and found, if a number of things cannot be cut into equal parts.
+fn misfit(count: usize, what: &str, parts: usize) -> Option<(String, String)> {
+    let wrong = (format!("a divisor of the {count} {what}"), parts.to_string());
+    (!count.is_multiple_of(parts)).then_some(wrong)
 }
 
 /// What a group of experts makes of a row: `[length, embed]`, zero for tokens that chose none of them.
