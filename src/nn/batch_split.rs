@@ -10,7 +10,8 @@
 //! | **combine** | experts |
 //! | shared experts | **combine** |
 //!
-//! The backward pass is the table read upwards, and the halves are as independent there. A half takes every second row, since neighbouring
+//! In the backward pass the halves are as independent, but it goes through one after the other: there an exchange stands beside products of
+//! the other half for a scheduler that moves it, as those of GPU and TPU do. A half takes every second row, since neighbouring
 //! rows lie on one device: no row moves. Both use the same weights, which are gathered once. The load-balance loss is the mean of the
 //! halves', which is the layer's, as it is a mean over rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.

@@ -1,28 +1,35 @@
 //! The families in the run config.
 
-use insta::assert_snapshot;
 use meshloom::train::Trainer;
 use meshloom::train::config::RunConfig;
 
 use crate::client;
 use crate::meshes::config;
 
-fn refused(overrides: &[&str]) -> String {
-    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
-    RunConfig::from_overrides(&overrides).expect_err("it is refused").to_string()
+/// Refuses the last of the overrides for a reason.
+fn check(overrides: &[&str], reason: &str) {
+    let set: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    let message = RunConfig::from_overrides(&set).expect_err("it is refused").to_string();
+    let last = overrides.last().expect("an override");
+    let (key, value) = last.split_once('=').expect("a key and a value");
+    assert_eq!(message, format!("--set {last}: {key} is {value}: {reason}"));
 }
 
 #[test]
 fn impossible_keys_are_refused() {
-    let mixtral = "model.family=mixtral";
-    let deepseek = "model.family=deepseek";
-    assert_snapshot!(refused(&[mixtral, "model.experts_per_token=9"]), @"");
-    assert_snapshot!(refused(&[mixtral, "model.experts=0"]), @"");
-    assert_snapshot!(refused(&[mixtral, "model.load_balance_weight=-1.0"]), @"");
-    assert_snapshot!(refused(&[mixtral, "model.experts=6", "mesh.axes=data=2,expert=4"]), @"");
-    assert_snapshot!(refused(&[deepseek, "model.rope_head_dim=5"]), @"");
-    assert_snapshot!(refused(&[deepseek, "model.kv_lora=0"]), @"");
-    assert_snapshot!(refused(&["model.batch_split=true", "train.batch=15", "mesh.axes=data=1", "target.devices=1"]), @"");
+    let (mixtral, deepseek) = ("model.family=mixtral", "model.family=deepseek");
+    check(&[mixtral, "model.experts_per_token=9"], "it must be at most model.experts, which is 8");
+    check(&[mixtral, "model.experts_per_token=0"], "it must be at least 1");
+    check(&[mixtral, "model.experts=0"], "it must be at least 1");
+    check(&[mixtral, "model.moe_mlp=0"], "it must be at least 1");
+    check(&[mixtral, "model.load_balance_weight=-1.0"], "it must be at least 0");
+    let groups = "it must be a multiple of 4: the rules spread experts over so many devices of data=2,expert=4";
+    check(&[mixtral, "mesh.axes=data=2,expert=4", "model.experts=6"], groups);
+    check(&[deepseek, "model.rope_head_dim=5"], "it must be even, because rotary positions turn pairs");
+    check(&[deepseek, "model.kv_lora=0"], "it must be at least 1");
+    check(&[deepseek, "model.v_head_dim=0"], "it must be at least 1");
+    let odd = "train.batch / train.microbatches must be even to be split in two, but is 15";
+    check(&["mesh.axes=data=1", "target.devices=1", "train.batch=15", "model.batch_split=true"], odd);
 }
 
 /// Keys of experts say nothing about a family without.

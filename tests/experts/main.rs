@@ -95,11 +95,17 @@ fn rules(first: &[(&str, &[&str])]) -> RuleSets {
 
 /// Lowered over a mesh of eight devices, where everything must be split as it is.
 fn partitioned(graph: &Graph, mesh: &str, rules: &RuleSets) -> Lowered {
+    partitioned_without(graph, mesh, rules, &[])
+}
+
+/// The same without some passes.
+fn partitioned_without(graph: &Graph, mesh: &str, rules: &RuleSets, without: &[&str]) -> Lowered {
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
     let options = LowerOptions {
         sharding: Some((&mesh, rules)),
         explicit: true,
         deny_replication: true,
+        without,
         ..LowerOptions::default()
     };
     lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"))

@@ -133,5 +133,23 @@ fn parameters_have_the_names_of_the_field() {
         param.clone()
     });
     rows.retain(|row| row.starts_with("layers"));
-    insta::assert_snapshot!(rows.join("\n"), @"");
+    insta::assert_snapshot!(rows.join("\n"), @r"
+    layers.attention_norm [2, 32] layers,norm
+    layers.attention.query.wq_a [2, 32, 16] layers,embed,q_lora
+    layers.attention.query.q_norm [2, 16] layers,norm
+    layers.attention.query.wq_b [2, 16, 8, 12] layers,q_lora,heads,kv
+    layers.attention.wkv_a [2, 32, 16] layers,embed,kv_lora
+    layers.attention.wk_rope [2, 32, 4] layers,embed,kv
+    layers.attention.kv_norm [2, 16] layers,norm
+    layers.attention.wkv_b [2, 16, 8, 16] layers,kv_lora,heads,kv
+    layers.attention.wo [2, 8, 8, 32] layers,heads,kv,embed
+    layers.mlp_norm [2, 32] layers,norm
+    layers.mlp.router [2, 32, 8] layers,embed,
+    layers.mlp.gate [2, 8, 32, 16] layers,exp,embed_no_exp_moe,mlp
+    layers.mlp.up [2, 8, 32, 16] layers,exp,embed_no_exp_moe,mlp
+    layers.mlp.down [2, 8, 16, 32] layers,exp,mlp,embed_no_exp_moe
+    layers.mlp.shared.gate [2, 32, 16] layers,embed,mlp
+    layers.mlp.shared.up [2, 32, 16] layers,embed,mlp
+    layers.mlp.shared.down [2, 16, 32] layers,mlp,embed
+    ");
 }
