@@ -6,6 +6,9 @@
 
 use crate::trace::Tensor;
 
+/// The residual stream in layers, `[batch, length, embed]`.
+pub(super) const STREAM: [&str; 3] = Rows::LAYERS.stream();
+
 /// How the rows of a batch are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rows {
@@ -29,7 +32,7 @@ impl Rows {
         Rows { stream: "activation_logits_length", block: "activation_logits_length", ..Rows::LAYERS };
 
     /// The residual stream, `[batch, length, embed]`, and what norms work on.
-    pub(super) fn stream(self) -> [&'static str; 3] {
+    pub(super) const fn stream(self) -> [&'static str; 3] {
         [self.batch, self.stream, "activation_embed"]
     }
 
@@ -66,8 +69,24 @@ pub(super) const KEY: [&str; 4] = ["activation_batch", "activation_kv_heads", "a
 /// Keys and values as queries see them: all positions of a row.
 const ALL_KEYS: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_kv_length", "activation_kv"];
 
+/// The compressed keys and values of latent attention as they are made, `[batch, length, kv_lora]`.
+pub(super) const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];
+
+/// Those of all positions of a row.
+pub(super) const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", ""];
+
 /// What is inside of a feed-forward block, `[batch, length, mlp]`.
 pub(super) const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
+
+/// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split over.
+pub(super) const GATHERED_TOKENS: [&str; 3] =
+    ["activation_batch_no_exp_moe", "activation_norm_length_moe", "activation_embed_moe"];
+
+/// Which experts those tokens chose, `[batch, length, experts_per_token]`.
+pub(super) const GATHERED_CHOICES: [&str; 3] = ["activation_batch_no_exp_moe", "activation_norm_length_moe", ""];
+
+/// Which experts the tokens of the residual stream chose, `[batch, length, experts_per_token]`.
+pub(super) const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length", ""];
 
 /// From the residual stream into a block.
 #[track_caller]
