@@ -20,8 +20,12 @@ const MODEL: &[&str] = &[
     "pipeline.microbatches=4",
 ];
 
-/// Embedding and head, whole: what else is gathered and scattered over `fsdp`.
-const OUTSIDE: u64 = 2 * 256 * 64 * 4;
+/// Embedding and head, whole: what else is gathered and scattered over `fsdp`, in the type that is computed in.
+fn outside(config: &RunConfig) -> u64 {
+    let tables = if config.model.tied_embeddings { 1 } else { 2 };
+    let elements = config.model.vocab * config.model.embed * tables;
+    (elements * config.model.compute_dtype.byte_count()) as u64
+}
 
 fn config(overrides: &[&str]) -> RunConfig {
     let overrides: Vec<String> = MODEL.iter().chain(overrides).map(|&text| text.to_owned()).collect();
@@ -60,7 +64,7 @@ fn check(overrides: &[&str], bound: f64) {
         expect(CollectiveKind::CollectivePermute, "stage", 0);
     }
     if size("fsdp") > 1 {
-        let outside = OUTSIDE / size("tensor");
+        let outside = outside(&config) / size("tensor");
         expect(CollectiveKind::AllGather, "fsdp", outside / size("fsdp"));
         expect(CollectiveKind::ReduceScatter, "fsdp", outside);
     }
@@ -112,6 +116,43 @@ fn several_layers_per_stage() {
         &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "pipeline.layers_per_stage=2", "model.scan_layers=false"],
         BOUND,
     );
+}
+
+#[test]
+fn one_forward_one_backward() {
+    let schedule = "pipeline.schedule=1f1b";
+    check(
+        &[
+            "mesh.axes=stage=4,fsdp=2",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=2",
+            "pipeline.microbatches=8",
+            schedule,
+        ],
+        BOUND,
+    );
+    check(
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "model.layers=2", "pipeline.microbatches=8", schedule],
+        BOUND,
+    );
+}
+
+/// The layers' own weights, whatever they are: those of experts keep the axis that splits experts.
+#[test]
+fn routed_experts() {
+    let experts = ["model.family=mixtral", "mesh.axes=stage=2,fsdp=2,expert=2", "pipeline.repeats=4"];
+    let config = config(&experts);
+    let prediction = config.predict_pipeline().unwrap().unwrap();
+    let (_, lowered) = config.lower_train_step().unwrap();
+    assert_eq!(
+        moved(&lowered.collectives(), CollectiveKind::CollectivePermute, "stage"),
+        predicted(&prediction, CollectiveKind::CollectivePermute, "stage")
+    );
+    let (experts, others) = (["fsdp"], ["fsdp", "expert"]);
+    for axes in [&experts[..], &others] {
+        let of = |it: &&Traffic| it.kind == CollectiveKind::AllGather && it.axes == axes;
+        assert!(prediction.traffic.iter().any(|it| of(&it) && it.what == "weights"), "{axes:?}: {prediction:#?}");
+    }
 }
 
 #[test]

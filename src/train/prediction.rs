@@ -13,9 +13,9 @@ use serde::{Serialize, Serializer};
 
 use super::config::RunConfig;
 use crate::Error;
-use crate::compile::{LowerOptions, lower};
+use crate::compile::{LowerOptions, Lowered, lower};
 use crate::ir::{DType, TensorType};
-use crate::nn::{AttentionMask, Batch, Layers, Rotary, STREAM};
+use crate::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs, STREAM};
 use crate::ops::RematPolicy;
 use crate::partition::{CollectiveKind, Memory};
 use crate::sharding::{Mesh, MeshAxis, Role, Rule, RuleSets, Rules, Spec};
@@ -91,6 +91,8 @@ pub struct LayerCost {
     traffic: Vec<Traffic>,
     /// What it needs of memory, beside its weights, their gradients and the activations that it gets and gives.
     bytes: u64,
+    /// What it keeps for its backward pass, by the remat policy.
+    kept: u64,
 }
 
 impl RunConfig {
@@ -221,8 +223,7 @@ impl Predictor<'_> {
         let microbatch = self.stream()?.1;
         let stashed = match &self.options.remat {
             RematPolicy::Full => microbatch,
-            // Between a layer's input and everything that it computes.
-            _ => microbatch.max(layer.bytes),
+            _ => microbatch.max(layer.kept),
         };
         let (iterations, layers) = (self.counts.stashed_iterations as u64, self.options.layers_per_stage as u64);
         let under_way = 1 + usize::from(self.options.delay_forwarding) + self.options.waiting();
@@ -302,41 +303,30 @@ impl Sums<'_> {
 }
 
 impl LayerCost {
-    /// Lowers one layer of the config's model with its gradient, for one microbatch.
+    /// Lowers one layer of the config's model with its gradient, for one microbatch; and two of them, to see what the first leaves while
+    /// the second runs.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
     pub fn of(config: &RunConfig) -> Result<LayerCost, Error> {
-        let (mesh, rules) = (config.mesh()?, config.rule_sets()?);
-        let mut alone = config.decoder();
-        (alone.layers, alone.pipeline, alone.scan_layers) = (1, None, false);
-        let Layers::Separate(layers) = alone.parameters().layers else { return Ok(LayerCost::default()) };
-        let Some(layer) = layers.into_iter().next() else { return Ok(LayerCost::default()) };
-        let rows = config.microbatch_rows();
-        let model = &config.model;
-        let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
-        let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
-        let weights = layer.map(|_, param| TensorSpec { role: Role::Compute, ..param.spec.clone() });
-        let specs = ((x.clone(), weights), [numbers.clone(), numbers]);
-        let function = Function::trace("layer", specs, |(inputs, [positions, segment_ids])| {
-            value_and_grad(inputs, |(x, weights)| {
-                let rotary = Rotary::new(positions, alone.head_dim, alone.rope_theta);
-                let y = alone.layer(x, &weights, &rotary, AttentionMask::causal(segment_ids));
-                y.convert(DType::F32).sum(..)
-            })
-        })?;
-        let gathered = RuleSets::uniform(without_gathered(&rules.compute)?);
-        let sharding = (mesh.device_count() > 1).then_some((&mesh, &gathered));
-        let explicit = sharding.is_some();
-        let lowered = lower(function.graph(), &LowerOptions { sharding, explicit, ..LowerOptions::default() })?;
-        let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &[]);
-        let bytes = memory.peak.saturating_sub(memory.arguments + memory.outputs);
-        let (stream, _) = resolve(&gathered.compute, &mesh, &x)?;
-        let rows: Vec<&str> = stream.dim(0).iter().map(|axis| mesh.name(*axis)).collect();
+        let mesh = config.mesh()?;
+        let rules = RuleSets::uniform(without_gathered(&config.rule_sets()?.compute)?);
+        let temporaries = |lowered: &Lowered| {
+            let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &[]);
+            memory.peak.saturating_sub(memory.arguments + memory.outputs)
+        };
+        let one = lower_layers(config, 1, &mesh, &rules)?;
+        let bytes = temporaries(&one);
+        let kept = temporaries(&lower_layers(config, 2, &mesh, &rules)?).saturating_sub(bytes);
+        let rows =
+            rules.compute.resolve(&mesh, "rows", &[Some(STREAM[0])], &[config.microbatch_rows()], &mut Vec::new());
+        let rows: Vec<MeshAxis> = rows.map_err(Box::new)?.used_axes().collect();
+        let is_of_rows = |axis: &String| rows.iter().any(|&own| mesh.name(own) == axis);
         let mut traffic: BTreeMap<(CollectiveKind, Vec<String>), Traffic> = BTreeMap::new();
-        for it in lowered.collectives().iter()? {
-            let of_gradients = it.kind == CollectiveKind::AllReduce || it.kind == CollectiveKind::ReduceScatter;
-            if of_gradients && it.axes.iter().any(|axis| rows.contains(&axis.as_str())) {
+        for it in one.collectives().iter()? {
+            let sums = it.kind == CollectiveKind::AllReduce || it.kind == CollectiveKind::ReduceScatter;
+            // Gradients of weights: the pipeline adds up those of all microbatches first.
+            if sums && it.axes.iter().any(is_of_rows) {
                 continue;
             }
             let times = it.executions.bound().unwrap_or(1);
@@ -346,8 +336,31 @@ impl LayerCost {
             entry.bytes += it.bytes * times;
             entry.moved_bytes += it.moved_bytes * times;
         }
-        Ok(LayerCost { traffic: traffic.into_values().collect(), bytes })
+        Ok(LayerCost { traffic: traffic.into_values().collect(), bytes, kept })
     }
+}
+
+/// So many layers that share their weights, with their gradients, for one microbatch.
+fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
+    let model = &config.model;
+    let alone = DecoderConfig { layers: 1, pipeline: None, scan_layers: false, ..config.decoder() };
+    let rows = config.microbatch_rows();
+    let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
+    let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
+    let weights = alone.parameters().layers.map(|_, param| TensorSpec { role: Role::Compute, ..param.spec.clone() });
+    let specs = ((x, weights), [numbers.clone(), numbers]);
+    let function = Function::trace("layers", specs, |(inputs, [positions, segment_ids])| {
+        value_and_grad(inputs, |(x, weights)| {
+            let rotary = Rotary::new(positions, alone.rotary_dim(), alone.rope_theta);
+            let mask = AttentionMask::causal(segment_ids);
+            let rows = RowInputs { rotary: &rotary, mask };
+            let y = (0..count).fold(x, |x, _| alone.layer_stack(x, &weights, rows, None).0);
+            y.convert(DType::F32).sum(..)
+        })
+    })?;
+    let sharding = (mesh.device_count() > 1).then_some((mesh, rules));
+    let explicit = sharding.is_some();
+    lower(function.graph(), &LowerOptions { sharding, explicit, ..LowerOptions::default() })
 }
 
 /// Rules by which weights lie as they are used: split over no axis that they are gathered over.

@@ -254,19 +254,17 @@ fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow
     }
 }
 
-/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well.
+/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well. With 1F1B each
+/// iteration hands on activations and gradients, and one slot has inputs and what becomes of them.
 fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     if options.stages == 1 {
         return 0;
     }
-    let slots: usize = match is_interleaved(options) {
-        true => iterations,
-        false => {
-            let moving = options.phases().into_iter().filter(|phase| phase.takes_inputs || phase.gives_outputs);
-            moving.map(|phase| phase.iterations.len()).sum()
-        }
-    };
-    2 * (iterations + slots)
+    if is_interleaved(options) {
+        return 3 * iterations;
+    }
+    let moving = options.phases().into_iter().filter(|phase| phase.takes_inputs || phase.gives_outputs);
+    2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())
 }
 
 /// The most microbatches of which a stage has done the forward pass and not the backward pass. Within a column, forward comes first.

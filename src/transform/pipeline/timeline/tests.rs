@@ -101,7 +101,7 @@ fn counts_by_hand() {
             iterations: [14, 8, 6],
             fraction: 6.0 / 14.0,
             gathers: [1, 0, 1],
-            permutes: 2 * (14 + 14),
+            permutes: 3 * 14,
             alive: vec![7, 5, 3, 1],
             gathered: 1,
         },
