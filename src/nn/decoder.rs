@@ -3,13 +3,14 @@
 use super::attention::AttentionMask;
 use super::dropout::Dropout;
 use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
-use super::layout::{LOGITS, enter_block, leave_block, whole_rows};
+use super::layout::{Rows, whole_rows};
 use super::loss::cross_entropy;
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
 use crate::ops::RematPolicy;
 use crate::trace::{MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+use crate::transform::pipeline::PipelineOptions;
 
 /// The shape of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +39,8 @@ pub struct DecoderConfig {
     pub scan_layers: bool,
     /// What the backward pass finds of a layer, and what it computes again.
     pub remat: RematPolicy,
+    /// How the layers are spread over stages; one after the other on all devices if they are not.
+    pub pipeline: Option<PipelineOptions>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean square in norms.
@@ -57,6 +60,14 @@ crate::tree! {
         pub final_norm: T,
         /// `[embed, vocab]`; none when tied to the embedding.
         pub head: Option<T>,
+    }
+
+    /// What makes logits of activations.
+    pub(super) struct Head<T> {
+        /// `[embed]`.
+        pub(super) norm: T,
+        /// `[embed, vocab]`; when tied, the embedding `[vocab, embed]`.
+        pub(super) matrix: T,
     }
 
     /// One batch of packed sequences; all `[batch, length]`.
@@ -120,9 +131,16 @@ impl Batch<TensorSpec> {
     /// The logical axes of everything in a batch.
     pub const AXES: [&str; 2] = ["activation_batch", "activation_length"];
 
+    /// As [`Batch::AXES`], in front of a pipeline.
+    pub const AXES_OF_PIPELINE: [&str; 2] = [Rows::AROUND_PIPELINE.batch, "activation_length"];
+
     /// The types of a batch of `batch` rows of `length` tokens.
     pub fn specs(batch: usize, length: usize) -> Batch<TensorSpec> {
-        let spec = |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&Self::AXES);
+        Batch::named_specs(batch, length, Self::AXES)
+    }
+
+    fn named_specs(batch: usize, length: usize, axes: [&str; 2]) -> Batch<TensorSpec> {
+        let spec = |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&axes);
         Batch {
             tokens: spec(DType::S32),
             targets: spec(DType::S32),
@@ -133,6 +151,14 @@ impl Batch<TensorSpec> {
     }
 }
 
+impl<T: Clone> Head<T> {
+    /// That of a decoder.
+    pub(super) fn of(decoder: &Decoder<T>) -> Head<T> {
+        let matrix = decoder.head.as_ref().unwrap_or(&decoder.embedding).clone();
+        Head { norm: decoder.final_norm.clone(), matrix }
+    }
+}
+
 impl DecoderConfig {
     /// The parameters.
     ///
@@ -140,7 +166,10 @@ impl DecoderConfig {
     /// with that divided by twice the number of layers, so that the stream's variance does not grow with depth.
     pub fn parameters(&self) -> Decoder<Param> {
         let layer = self.layer_parameters();
-        let layers = if self.scan_layers {
+        let layers = if let Some(pipeline) = &self.pipeline {
+            let dims = pipeline.leading_dims();
+            Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked_over(&dims))))
+        } else if self.scan_layers {
             Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked(self.layers))))
         } else {
             Layers::Separate(vec![layer; self.layers])
@@ -155,6 +184,17 @@ impl DecoderConfig {
             final_norm: self.norm_parameter(embed, "norm"),
             head: (!self.tied_embeddings).then(head),
         }
+    }
+
+    /// The types of a batch of `batch` rows of `length` tokens, split as this model wants them.
+    pub fn batch_specs(&self, batch: usize, length: usize) -> Batch<TensorSpec> {
+        let axes = if self.pipeline.is_some() { Batch::AXES_OF_PIPELINE } else { Batch::AXES };
+        Batch::named_specs(batch, length, axes)
+    }
+
+    /// How rows are split outside the layers.
+    pub(super) fn rows(&self) -> Rows {
+        if self.pipeline.is_some() { Rows::AROUND_PIPELINE } else { Rows::LAYERS }
     }
 
     /// All layers over the residual stream `x` `[batch, length, embed]`, scanned or one after the other, under the remat policy; and the mean of
@@ -212,24 +252,34 @@ impl DecoderConfig {
         positions: Tensor,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let x = scope("embedding", || {
+        let x = self.embed(params, tokens);
+        let (x, layer_loss) = match self.pipelined_layers(params, x, (positions, segment_ids), dropout) {
+            Some(found) => found,
+            None => {
+                let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
+                let mask = scope("mask", || AttentionMask::causal(segment_ids));
+                self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, mask }, dropout)
+            }
+        };
+        (self.head(&Head::of(params), x, self.rows()), layer_loss)
+    }
+
+    /// The embedded tokens, `[batch, length, embed]`.
+    pub(super) fn embed(&self, params: &Decoder<Tensor>, tokens: Tensor) -> Tensor {
+        scope("embedding", || {
             let table = whole_rows(params.embedding.convert(self.compute_dtype));
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
-            leave_block(table.take(0, tokens))
-        });
-        let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-        let mask = scope("mask", || AttentionMask::causal(segment_ids));
-        let rows = RowInputs { rotary: &rotary, mask };
-        let (x, layer_loss) = self.layer_stack(x, &params.layers, rows, dropout);
-        let logits = scope("head", || {
-            let x = enter_block(rms_norm(x, params.final_norm, self.norm_epsilon));
-            let logits = match params.head {
-                Some(head) => einsum_with("bte,ev->btv", &[x, head.convert(x.dtype())], DType::F32),
-                None => einsum_with("bte,ve->btv", &[x, params.embedding.convert(x.dtype())], DType::F32),
-            };
-            logits.with_axes(LOGITS)
-        });
-        (logits, layer_loss)
+            self.rows().leave_block(table.take(0, tokens))
+        })
+    }
+
+    /// From the residual stream to the logits.
+    pub(super) fn head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
+        scope("head", || {
+            let x = rows.enter_block(rms_norm(x, params.norm, self.norm_epsilon));
+            let formula = if self.tied_embeddings { "bte,ve->btv" } else { "bte,ev->btv" };
+            rows.logits(einsum_with(formula, &[x, params.matrix.convert(x.dtype())], DType::F32))
+        })
     }
 
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its weight.
@@ -239,6 +289,9 @@ impl DecoderConfig {
 
     /// As [`DecoderConfig::loss`], with dropout in the layers.
     pub fn loss_with(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>, dropout: Option<Dropout>) -> Tensor {
+        if let Some(loss) = self.loss_in_pipeline(params, batch, dropout) {
+            return loss;
+        }
         let (logits, layer_loss) = self.logits_with(params, batch.tokens, batch.segment_ids, batch.positions, dropout);
         scope("loss", || {
             let loss = cross_entropy(logits, batch.targets, batch.weights);

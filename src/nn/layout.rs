@@ -6,11 +6,59 @@
 
 use crate::trace::Tensor;
 
-/// The residual stream, `[batch, length, embed]`, and what norms work on.
-pub(super) const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activation_embed"];
+/// The residual stream in layers, `[batch, length, embed]`.
+pub(super) const STREAM: [&str; 3] = Rows::LAYERS.stream();
 
-/// What a block reads, `[batch, length, embed]`.
-const BLOCK: [&str; 3] = ["activation_batch", "activation_length", "activation_embed"];
+/// How the rows of a batch are split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    pub(super) batch: &'static str,
+    /// In the residual stream.
+    stream: &'static str,
+    /// In a block.
+    block: &'static str,
+}
+
+impl Rows {
+    /// As layers want them.
+    pub(super) const LAYERS: Rows =
+        Rows { batch: "activation_batch", stream: "activation_norm_length", block: "activation_length" };
+
+    /// In front of a pipeline and behind it, where stages split the batch as well.
+    pub(super) const AROUND_PIPELINE: Rows = Rows { batch: "activation_embed_and_logits_batch", ..Rows::LAYERS };
+
+    /// Behind a pipeline, of one microbatch: it has too few rows for the stages, which split the sequence.
+    pub(super) const OF_MICROBATCH: Rows =
+        Rows { stream: "activation_logits_length", block: "activation_logits_length", ..Rows::LAYERS };
+
+    /// The residual stream, `[batch, length, embed]`, and what norms work on.
+    pub(super) const fn stream(self) -> [&'static str; 3] {
+        [self.batch, self.stream, "activation_embed"]
+    }
+
+    /// What a block reads, `[batch, length, embed]`.
+    fn block(self) -> [&'static str; 3] {
+        [self.batch, self.block, "activation_embed"]
+    }
+
+    /// From the residual stream into a block.
+    #[track_caller]
+    pub(super) fn enter_block(self, x: Tensor) -> Tensor {
+        x.with_axes_each_way(&self.block(), &self.stream())
+    }
+
+    /// From a block, which leaves partial sums, into the residual stream.
+    #[track_caller]
+    pub(super) fn leave_block(self, x: Tensor) -> Tensor {
+        x.with_axes_each_way(&self.stream(), &self.block())
+    }
+
+    /// Logits, `[batch, length, vocab]`.
+    #[track_caller]
+    pub(super) fn logits(self, logits: Tensor) -> Tensor {
+        logits.with_axes([self.batch, self.block, "activation_vocab"])
+    }
+}
 
 /// Queries and mixed values, `[batch, heads, length, head_dim]`.
 pub(super) const QUERY: [&str; 4] = ["activation_batch", "activation_heads", "activation_length", "activation_kv"];
@@ -30,9 +78,6 @@ pub(super) const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_le
 /// What is inside of a feed-forward block, `[batch, length, mlp]`.
 pub(super) const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
 
-/// Logits, `[batch, length, vocab]`.
-pub(super) const LOGITS: [&str; 3] = ["activation_batch", "activation_length", "activation_vocab"];
-
 /// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split over.
 pub(super) const GATHERED_TOKENS: [&str; 3] =
     ["activation_batch_no_exp_moe", "activation_norm_length_moe", "activation_embed_moe"];
@@ -46,13 +91,13 @@ pub(super) const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_no
 /// From the residual stream into a block.
 #[track_caller]
 pub(super) fn enter_block(x: Tensor) -> Tensor {
-    x.with_axes_each_way(&BLOCK, &STREAM)
+    Rows::LAYERS.enter_block(x)
 }
 
 /// From a block, which leaves partial sums, into the residual stream.
 #[track_caller]
 pub(super) fn leave_block(x: Tensor) -> Tensor {
-    x.with_axes_each_way(&STREAM, &BLOCK)
+    Rows::LAYERS.leave_block(x)
 }
 
 /// Keys or values of all positions, from those of each shard of the sequence.

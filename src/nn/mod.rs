@@ -17,6 +17,7 @@ mod loss;
 mod mlp;
 mod moe;
 mod norm;
+mod pipelined;
 mod rotary;
 
 pub use attention::{Attention, AttentionMask, attention, masked_softmax};
@@ -28,8 +29,6 @@ pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
 pub use loss::cross_entropy;
 pub use mlp::{Mlp, mlp, swiglu};
-pub use moe::{
-    Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts,
-};
+pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
 pub use norm::rms_norm;
 pub use rotary::{Rotary, rotate};

@@ -38,7 +38,9 @@ pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
         | Op::DynamicSlice(_) => together(&[0]),
         Op::Select(_) => together(&[1, 2]),
         // Rows that come together: routed tokens, or gradients of a gather.
-        Op::Scatter(op) if op.kind == ScatterKind::Add && operands[2].element_count() >= operands[0].element_count() => {
+        Op::Scatter(op)
+            if op.kind == ScatterKind::Add && operands[2].element_count() >= operands[0].element_count() =>
+        {
             together(&[0, 2])
         }
         Op::Concatenate(_) => Linear::Together((0..operands.len()).collect()),

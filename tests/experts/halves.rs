@@ -85,17 +85,24 @@ impl<'g> Program<'g> {
 
     /// Matrix products that neither need a node nor are needed by it.
     fn beside(&self, node: usize) -> Vec<usize> {
-        let products = self.graph.nodes().enumerate().filter(|(_, other)| {
-            matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_))
-        });
-        products.map(|(place, _)| place).filter(|&place| !self.depends(place, node) && !self.depends(node, place)).collect()
+        let products = self
+            .graph
+            .nodes()
+            .enumerate()
+            .filter(|(_, other)| matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_)));
+        products
+            .map(|(place, _)| place)
+            .filter(|&place| !self.depends(place, node) && !self.depends(node, place))
+            .collect()
     }
 
     /// The first product after a node in the program that needs it.
     fn first_use(&self, node: usize) -> usize {
-        let products = self.graph.nodes().enumerate().filter(|(_, other)| {
-            matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_))
-        });
+        let products = self
+            .graph
+            .nodes()
+            .enumerate()
+            .filter(|(_, other)| matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_)));
         products.map(|(place, _)| place).find(|&place| self.depends(place, node)).unwrap_or(usize::MAX)
     }
 }
@@ -115,18 +122,16 @@ fn halves_stand_in_turns_and_wait_for_nothing_of_each_other() {
     assert_eq!(kinds, [gather, gather, scatter, scatter]);
     let [dispatch, other_dispatch, combine, other_combine] = [0, 1, 2, 3].map(|index| exchanges[index].0);
     assert!(program.depends(combine, dispatch) && program.depends(other_combine, other_dispatch));
-    for (of_one, of_other) in [
-        (dispatch, other_dispatch),
-        (dispatch, other_combine),
-        (other_dispatch, combine),
-        (combine, other_combine),
-    ] {
+    for (of_one, of_other) in
+        [(dispatch, other_dispatch), (dispatch, other_combine), (other_dispatch, combine), (combine, other_combine)]
+    {
         assert!(!program.depends(of_one.max(of_other), of_one.min(of_other)), "{of_one} {of_other}");
     }
     // Between a collective and the first product that needs it stand products of the other half.
     for collective in [dispatch, other_dispatch, combine, other_combine] {
         let until = program.first_use(collective);
-        let meanwhile = program.beside(collective).into_iter().filter(|&place| place > collective && place < until).count();
+        let meanwhile =
+            program.beside(collective).into_iter().filter(|&place| place > collective && place < until).count();
         assert!(meanwhile >= 3, "{meanwhile} products after node {collective}, until {until}");
     }
 }

@@ -63,9 +63,8 @@ pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
     let (batch, length) = (config.train.batch, config.model.seq);
     let params = model.parameters();
     let specs = (params.map(|_, param| param.spec.clone()), Batch::specs(batch, length));
-    let function = Function::trace("loss", specs, |(params, batch)| {
-        value_and_grad(params, |params| model.loss(&params, &batch))
-    });
+    let function =
+        Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| model.loss(&params, &batch)));
     let mut inputs = initialize(&params, 3).leaves();
     let numbers = |f: &dyn Fn(usize) -> usize| {
         let numbers: Vec<i32> = (0..batch * length).map(|index| f(index) as i32).collect();
@@ -95,9 +94,8 @@ fn check(mesh: &str, model: &[&str]) {
     plain.parts.batch_split = false;
     plain.remat = RematPolicy::None;
     let specs = (plain.parameters().map(|_, param| param.spec.clone()), Batch::specs(16, 16));
-    let reference = Function::trace("loss", specs, |(params, batch)| {
-        value_and_grad(params, |params| plain.loss(&params, &batch))
-    });
+    let reference =
+        Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| plain.loss(&params, &batch)));
     let expected = run_on_one(reference.expect("it traces").graph(), &inputs);
     check_equal(&what, &run(&lowered, &inputs), &expected, 1e-5);
 }

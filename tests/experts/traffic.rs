@@ -21,8 +21,13 @@ pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
     // A gradient replaces its input, so it lies as that does.
     let aliases = (0..graph.inputs().len()).map(|input| (input + 1, input)).collect();
-    let options =
-        LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, aliases, deny_replication: true, ..LowerOptions::default() };
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        explicit: true,
+        aliases,
+        deny_replication: true,
+        ..LowerOptions::default()
+    };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
     Ledger::of(lowered.local.as_ref().expect("a local program"), &mesh)
 }

@@ -28,12 +28,16 @@ const AXES: &[&str] = &["data", "stage", "fsdp", "expert", "context", "tensor"];
 ///   Models", arXiv 2205.05198).
 /// - `context` splits activations along the sequence; keys and values are gathered for attention.
 /// - `expert` splits experts; in a dense model it does what `fsdp` does.
-/// - `stage` splits the batch, as long as nothing is pipelined.
+/// - `stage` splits stacked layers into the stages of a pipeline. Around the pipeline it splits the batch, before all other axes, as
+///   pipelines want it (`src/transform/pipeline`).
 pub const DECODER_RULES: &[PresetRule] = &[
-    ("activation_batch", &["data", "stage", "fsdp", "expert"]),
-    ("activation_embed_and_logits_batch", &["data", "stage", "fsdp", "expert"]),
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["data", "fsdp", "expert"]),
+    ("activation_embed_and_logits_batch", &["stage", "data", "fsdp", "expert"]),
     ("activation_length", &["context"]),
     ("activation_kv_length", &[]),
+    // A pipeline's loss, microbatch by microbatch.
+    ("activation_logits_length", &["context", "stage"]),
     ("activation_norm_length", &["context", "tensor"]),
     ("activation_embed", &[]),
     ("activation_heads", &["tensor"]),
@@ -42,9 +46,8 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_mlp", &["tensor"]),
     ("activation_vocab", &["tensor"]),
     ("activation_exp", &["expert"]),
-    ("activation_stage", &["stage"]),
     // Where routed experts work, the tokens of all devices along `expert` come together.
-    ("activation_batch_no_exp_moe", &["data", "stage", "fsdp"]),
+    ("activation_batch_no_exp_moe", &["data", "fsdp"]),
     ("activation_norm_length_moe", &["context"]),
     ("activation_embed_moe", &[]),
     ("exp", &["expert"]),
@@ -63,7 +66,9 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("mlp", &["tensor"]),
     ("vocab", &["tensor"]),
     ("norm", &[]),
-    ("layers", &[]),
+    ("layers", &["stage"]),
+    ("layers_per_stage", &[]),
+    ("circular_repeats", &[]),
 ];
 
 /// What `decoder-all-reduce` has before [`DECODER_RULES`].

@@ -100,7 +100,8 @@ impl RunConfig {
         if !self.has_experts() || self.model.experts.is_multiple_of(groups) {
             return Ok(());
         }
-        let reason = format!("it must be a multiple of {groups}: the rules spread experts over so many devices of {mesh}");
+        let reason =
+            format!("it must be a multiple of {groups}: the rules spread experts over so many devices of {mesh}");
         Err(invalid("model.experts", self.model.experts, &reason))
     }
 }

@@ -7,6 +7,7 @@
 
 mod error;
 mod family;
+mod pipeline;
 mod rules;
 mod sections;
 mod supported;

@@ -8,7 +8,7 @@ impl RunConfig {
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 5] = [
+        let checks: [(&str, bool, String, &str); 4] = [
             (
                 "model.family",
                 self.model.family == ModelFamily::Gemma2,
@@ -21,7 +21,6 @@ impl RunConfig {
                 self.train.microbatches.to_string(),
                 "use train.microbatches = 1",
             ),
-            ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (
                 "target.platform",
