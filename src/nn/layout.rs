@@ -7,7 +7,7 @@
 use crate::trace::Tensor;
 
 /// The residual stream in layers, `[batch, length, embed]`.
-pub(super) const STREAM: [&str; 3] = Rows::LAYERS.stream();
+pub(crate) const STREAM: [&str; 3] = Rows::LAYERS.stream();
 
 /// How the rows of a batch are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

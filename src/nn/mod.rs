@@ -27,6 +27,7 @@ pub use init::initialize;
 pub(crate) use init::uniform;
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
+pub(crate) use layout::STREAM;
 pub use loss::cross_entropy;
 pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};

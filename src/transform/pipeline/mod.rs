@@ -12,6 +12,7 @@
 //! | `weights` | what is gathered when, and where cotangents of weights are added up and scattered |
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
+//! | `timeline` | the schedule as data, to be looked at and counted |
 //! | `one_f_one_b` | forwards and backwards in one loop, of which the loss is a part |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
@@ -25,6 +26,7 @@ mod options;
 mod phases;
 mod run;
 mod stage;
+mod timeline;
 mod weights;
 mod with_loss;
 
@@ -34,6 +36,8 @@ use std::panic::Location;
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::LayerPlace;
+pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
+pub(crate) use weights::{EXPERTS, GATHERED};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;
