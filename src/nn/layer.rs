@@ -214,7 +214,7 @@ impl DecoderConfig {
     /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block, each added to the stream, with what is
     /// added going through `dropout`. Also the layer's own loss.
     ///
-    /// With [`LayerParts::batch_split`] in two halves of the batch, which must then be even; the numbers are the same.
+    /// With [`LayerParts::batch_split`] in two halves of the batch, if it is even; the numbers are the same.
     pub fn layer(
         &self,
         x: Tensor,
@@ -222,7 +222,9 @@ impl DecoderConfig {
         rows: RowInputs<'_>,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        if self.parts.batch_split {
+        // A single row, as when text is sampled, is no two halves.
+        let is_even = x.dims().first().is_some_and(|rows| rows.is_multiple_of(2));
+        if self.parts.batch_split && is_even {
             return batch_split::layer(self, x, params, rows, dropout);
         }
         let drop = |block: u32, added: Tensor| dropout.map_or(added, |dropout| dropout.at(block).apply(added));

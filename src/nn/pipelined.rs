@@ -84,8 +84,16 @@ impl DecoderConfig {
     ) -> Option<(&PipelineOptions, StackedWeights<DecoderLayer<Tensor>>)> {
         let (Some(options), Layers::Stacked(layers)) = (&self.pipeline, &params.layers) else { return None };
         let Layers::Stacked(declared) = self.parameters().layers else { return None };
-        let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
-        Some((options, StackedWeights { weights: (**layers).clone(), names }))
+        let declared = declared.leaves();
+        let mut params = declared.iter();
+        // What a layer works with has fewer bits, so less is gathered. It uses vectors, and the router, as they are.
+        let weights = MapTree::map(&**layers, |path, &weight: &Tensor| {
+            let is_matrix = params.next().is_some_and(|param| param.unstacked_rank() > 1);
+            let is_used_so = is_matrix && !path.to_string().ends_with("router");
+            if is_used_so { weight.convert(self.compute_dtype) } else { weight }
+        });
+        let names: Vec<AxisNames> = declared.iter().map(|param| param.spec.axes.clone()).collect();
+        Some((options, StackedWeights { weights, names }))
     }
 
     /// A layer, which makes of rows what it needs. What drops depends on layer, microbatch and position within it.

@@ -61,10 +61,13 @@ impl RunConfig {
     pub(super) fn validate_family(&self) -> Checked {
         let model = &self.model;
         if model.batch_split {
-            let batch = self.train.batch / self.train.microbatches.max(1);
+            let parts = self.train.microbatches * self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches);
+            let batch = self.train.batch / parts.max(1);
             if !batch.is_multiple_of(2) {
-                let reason =
-                    format!("train.batch / train.microbatches must be even to be split in two, but is {batch}");
+                let reason = format!(
+                    "the rows of a microbatch (train.batch over train.microbatches and pipeline.microbatches) must be even to be \
+                     split in two, but there are {batch}"
+                );
                 return Err(invalid("model.batch_split", true, &reason));
             }
         }

@@ -44,7 +44,7 @@ use back::Backward;
 use iteration::{Machine, State};
 use run::Kept;
 use stage::{StageFunction, StageHalves, StageInputs};
-use weights::Weights;
+use weights::{Weights, in_types_of};
 
 use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Name};
@@ -348,7 +348,7 @@ impl Program<'_> {
                 let aux = aux.iter().map(|&aux| self.of_each_stage(aux)).collect();
                 let state = machine.start_back(io, aux, stash);
                 let (state, sums) = Backward { machine: &machine, halves, stacked: &weights, kept }.run(state);
-                [sums, vec![state.io], others.0, others.1]
+                [in_types_of(&weights, sums), vec![state.io], others.0, others.1]
             },
         )
     }

@@ -12,7 +12,7 @@
 
 use super::iteration::{Machine, slots};
 use super::stage::{Iteration, STAGE, StageHalves};
-use super::weights::{Items, Number, Window, per_stage, pick_own};
+use super::weights::{Items, Number, Window, no_sum, per_stage, pick_own};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Graph, Name};
 use crate::ops::WithAxes;
@@ -138,8 +138,8 @@ impl Pass<'_> {
             io,
             stash: stash.collect(),
             aux: machine.stage.aux_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect(),
-            sums: weights.iter().map(|weight| weight.zeros_like()).collect(),
-            loss_sums: self.loss_weights.iter().map(|weight| weight.zeros_like()).collect(),
+            sums: weights.iter().map(|&weight| no_sum(weight)).collect(),
+            loss_sums: self.loss_weights.iter().map(|&weight| no_sum(weight)).collect(),
             loss: zeros(self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype), []),
         };
         let count = options.microbatches + 2 * (options.stages - 1);
@@ -201,7 +201,7 @@ impl Pass<'_> {
     fn while_leaving(&self, leaving: Tensor, sum: Tensor, added: Tensor) -> Tensor {
         let count = self.machine.options.microbatches as f64;
         let is_one = leaving.greater_equal(0.0) & leaving.less(count);
-        sum + is_one.broadcast_like(added, []).select(added, 0.0)
+        sum + is_one.broadcast_like(added, []).select(added, 0.0).convert(sum.dtype())
     }
 
     /// The loss of a microbatch whose activations are these, their cotangent, and those of the loss's weights.

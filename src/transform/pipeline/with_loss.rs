@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::one_f_one_b::{Found, LossFunction, Pass, rows_of_all};
 use super::stage::StageFunction;
-use super::weights::{Number, Weights, Window};
+use super::weights::{Number, Weights, Window, in_types_of};
 use super::{
     LayerPlace, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch, into_slots,
     out_of_slots, pipeline, stage_names, trace_stage,
@@ -219,7 +219,7 @@ impl WithLoss<'_> {
         // With one repeat, all plans but that of gathering in every iteration are the same.
         let gathered = match options.weights.slides() {
             true => stages.of_repeat(&weights, Number::Known(0)),
-            false => stages.before_phases(weights),
+            false => stages.before_phases(weights.clone()),
         };
         let window = Window::One(gathered);
         let pass = Pass {
@@ -233,13 +233,16 @@ impl WithLoss<'_> {
             window: &window,
             aux: &aux,
         };
-        let Found { loss, aux, weights, io, loss_weights } = pass.run(io[0]);
+        let found = pass.run(io[0]);
+        let Found { loss, aux, io, .. } = found;
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
         // Cotangents took the slots that inputs left: the first of them after 2 (S - 1) iterations.
         let slots = options.microbatches / options.stages;
         let late = 2 * (options.stages - 1) % slots;
         let io = if late == 0 { io } else { io.roll(1, -(late as i64)) };
-        let gradients = [stages.scatter(weights, false), vec![io], self.loss_weights.scatter(loss_weights, false)];
+        let of_weights = in_types_of(&weights, stages.scatter(found.weights, false));
+        let of_head = in_types_of(&head, self.loss_weights.scatter(found.loss_weights, false));
+        let gradients = [of_weights, vec![io], of_head];
         (self.penalized(loss, &sums), sums, gradients)
     }
 
