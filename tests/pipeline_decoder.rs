@@ -133,6 +133,38 @@ fn llama() {
     check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=gpipe"]), &expected);
 }
 
+/// Rules of the shape of MaxText's for pipelines (pipeline-large-moe), from a file.
+#[test]
+fn rules_from_a_file() {
+    let family = ["model.family=mixtral", "rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = expected(&["model.family=mixtral"]);
+    check(&family, &over("mesh.axes=data=2,stage=2,fsdp=2", SLIDING), &expected);
+    let dense = ["rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = self::expected(&[]);
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&dense, &over("mesh.axes=stage=2,fsdp=2,tensor=2", pipeline), &expected);
+    }
+}
+
+/// Masks are drawn by layer, microbatch and position: the same however the layers of so many stages are run.
+#[test]
+fn dropout() {
+    let settings = ["model.dropout=0.3"];
+    let first = step(&config(&[&settings[..], &over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)].concat()));
+    let others = [
+        over("mesh.axes=stage=2,fsdp=4", DEEP),
+        over("mesh.axes=stage=2,fsdp=2,tensor=2", ONCE),
+        over("mesh.axes=stage=2,data=2,fsdp=2", ONE_LOOP),
+    ];
+    for pipeline in others {
+        check(&settings, &pipeline, &first);
+    }
+    let without = step(&config(&over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)));
+    let loss =
+        |found: &[(String, Literal)]| found.iter().find(|(path, _)| path == "loss").map(|(_, loss)| loss.clone());
+    assert_ne!(loss(&first), loss(&without));
+}
+
 #[test]
 fn tied_embeddings() {
     let tied = ["model.tied_embeddings=true"];
