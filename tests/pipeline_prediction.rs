@@ -75,7 +75,7 @@ fn check(overrides: &[&str], bound: f64) {
     assert!(error.abs() <= bound, "{overrides:?}: memory off by {error:+.3}: {:?}\n{memory}", prediction.memory);
 }
 
-const BOUND: f64 = 0.35;
+const BOUND: f64 = 0.2;
 
 #[test]
 fn every_plan() {

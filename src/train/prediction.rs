@@ -340,10 +340,10 @@ impl LayerCost {
     }
 }
 
-/// So many layers that share their weights, with their gradients, for one microbatch.
+/// So many layers, with their gradients, for one microbatch.
 fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
     let model = &config.model;
-    let alone = DecoderConfig { layers: 1, pipeline: None, scan_layers: false, ..config.decoder() };
+    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder() };
     let rows = config.microbatch_rows();
     let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
     let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
@@ -353,8 +353,7 @@ fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets)
         value_and_grad(inputs, |(x, weights)| {
             let rotary = Rotary::new(positions, alone.rotary_dim(), alone.rope_theta);
             let mask = AttentionMask::causal(segment_ids);
-            let rows = RowInputs { rotary: &rotary, mask };
-            let y = (0..count).fold(x, |x, _| alone.layer_stack(x, &weights, rows, None).0);
+            let (y, _) = alone.layer_stack(x, &weights, RowInputs { rotary: &rotary, mask }, None);
             y.convert(DType::F32).sum(..)
         })
     })?;

@@ -130,6 +130,9 @@ impl Case {
             let names: Vec<&str> = leading.iter().map(|(_, name)| *name).chain(names.iter().copied()).collect();
             TensorSpec::new(F32, all).with_axes(&names)
         };
+        // Behind the pipeline it is whole everywhere, so that all gathers are of the layers.
+        let in_one_loop = self.options.schedule == Schedule::OneForwardOneBackward;
+        let head = if in_one_loop { &["embed", "mlp"] } else { &["", ""] };
         let activations = || TensorSpec::new(F32, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
         Inputs {
             layers: Layer {
@@ -137,7 +140,7 @@ impl Case {
                 up: weight(&[EMBED, HIDDEN], &["embed", "mlp"]),
                 down: weight(&[HIDDEN, EMBED], &["mlp", "embed"]),
             },
-            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(&["embed", "mlp"]),
+            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(head),
             x: activations(),
             positions: TensorSpec::new(S32, [self.batch(), LENGTH]).with_axes(&["batch", ""]),
             target: activations(),

@@ -126,7 +126,7 @@ impl RunConfig {
         let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
-        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
+        let Err(ShardingError::Rule { problem }) = resolved else { return self.validate_microbatch(mesh, rules) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
         Err(invalid(
@@ -137,6 +137,23 @@ impl RunConfig {
                  rules.uneven = true"
             ),
         ))
+    }
+
+    /// Checks that the rules can split the rows of a pipeline's microbatch.
+    fn validate_microbatch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
+        let Some(pipeline) = &self.pipeline else { return Ok(()) };
+        let rows = self.train.batch / (self.train.microbatches * pipeline.microbatches).max(1);
+        let names = [Some("activation_stage"), Some("activation_batch")];
+        let dims = [axis_size(mesh, "stage"), rows];
+        let resolved = rules.compute.resolve(mesh, "microbatch", &names, &dims, &mut Vec::new());
+        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
+        let RuleProblem::NotDivisible { dim: 1, parts, rule, mesh, .. } = *problem else { return Ok(()) };
+        let reason = format!(
+            "a microbatch of train.batch = {} has {rows} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+             the mesh {mesh:?}",
+            self.train.batch
+        );
+        Err(invalid("pipeline.microbatches", pipeline.microbatches, &reason))
     }
 
     fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {
