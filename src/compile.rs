@@ -163,8 +163,6 @@ pub struct LowerOptions<'a> {
     /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a memory;
     /// without this, and on a CPU, whose memory is the host's, they stay where they are.
     pub host_memory: bool,
-    /// Writes grouped products as XLA's instruction `ragged-dot`, which the plugin for TPU runs, rather than as dots over masked rows, which all do.
-    pub ragged_dot: bool,
 }
 
 /// How long one pass took.
@@ -357,7 +355,6 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         groups: options.groups,
         overlap_collectives: options.overlap_collectives,
         host_memory: options.host_memory,
-        ragged_dot: options.ragged_dot,
     };
     let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });

@@ -46,8 +46,6 @@ pub struct EmitOptions<'a> {
     pub annotation: Annotation,
     /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
     pub host_memory: bool,
-    /// The plugin runs XLA's instruction `ragged-dot`, with sizes of one dimension.
-    pub ragged_dot: bool,
 }
 
 /// A serialized module.
@@ -84,7 +82,6 @@ struct Emitter {
     /// Computations with instructions that communicate.
     communicating: FxHashSet<ComputationId>,
     host_memory: bool,
-    ragged_dot: bool,
     /// Paths of scopes, with a slash at the end unless empty.
     paths: FxHashMap<Scope, String>,
     /// Emitted functions; the graphs are held so that their addresses stay theirs.
@@ -114,7 +111,6 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         last_collective: Vec::new(),
         communicating: FxHashSet::default(),
         host_memory: options.host_memory,
-        ragged_dot: options.ragged_dot,
         paths: FxHashMap::default(),
         functions: FxHashMap::default(),
         named_computations: FxHashMap::default(),
@@ -583,11 +579,6 @@ impl EmitContext<'_> {
         self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
         let guarded = self.emitter.writer.commit();
         self.results = self.emitter.elements(guarded, types);
-    }
-
-    /// Whether the plugin has XLA's instruction `ragged-dot`.
-    pub(crate) fn has_ragged_dot(&self) -> bool {
-        self.emitter.ragged_dot
     }
 
     /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_

@@ -19,7 +19,6 @@ mod factor;
 mod gather;
 mod identity;
 mod ragged;
-mod ragged_instruction;
 mod random;
 mod reduce;
 mod reduce_window;

@@ -91,7 +91,7 @@ impl RaggedDot {
     }
 
     /// Number of dimensions before those of the rows.
-    pub(super) fn leading_count(&self) -> usize {
+    fn leading_count(&self) -> usize {
         self.batch_count + self.block_count
     }
 
@@ -235,18 +235,11 @@ impl Primitive for RaggedDot {
         context.apply(self.clone())
     }
 
-    /// XLA's own instruction where the plugin has it; else a dot over rows masked by group, which every plugin takes. The mask
-    /// costs `g` copies of the left operand where the backend does not fuse it, and `g` times the products.
+    /// A dot over rows masked by group: the form that every plugin takes. The mask costs `g` copies of the left operand
+    /// where the backend does not fuse it, and `g` times the products.
+    ///
+    /// XLA's own instruction `ragged-dot` would cost neither, but of the plugins at hand the CPU ones do not run it.
     fn emit(&self, context: &mut EmitContext<'_>) {
-        match self.instruction_count(context) {
-            Some(count) => self.emit_instructions(context, count),
-            None => self.emit_masked(context),
-        }
-    }
-}
-
-impl RaggedDot {
-    fn emit_masked(&self, context: &mut EmitContext<'_>) {
         let operand_types: Vec<TensorType> = (0..3).map(|index| context.operand_type(index).clone()).collect();
         let sizes = self.sizes(&operand_types.iter().collect::<Vec<_>>());
         let (b, r) = (self.batch_count, self.leading_count());
@@ -279,7 +272,9 @@ impl RaggedDot {
         dot.precision_config = precision.map(Into::into);
         context.finish();
     }
+}
 
+impl RaggedDot {
     /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
     fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
         let r = self.leading_count();

@@ -15,7 +15,7 @@ use crate::hlo::{Annotation, GroupFormat};
 use crate::ir::Literal;
 use crate::nn::{Batch, DecoderConfig};
 use crate::optim::{AdamW, WarmupCosine};
-use crate::pjrt::{Array, Client, Topology};
+use crate::pjrt::{Array, Client};
 use crate::sharding::{Mesh, ShardingTable};
 use crate::trace::Tree;
 
@@ -106,13 +106,6 @@ impl RunConfig {
         Ok((function, lowered))
     }
 
-    fn is_for_tpu(&self) -> bool {
-        match self.target.topology.as_str() {
-            "" => self.target.platform == config::Platform::Tpu,
-            topology => Topology::parse(topology).is_ok_and(|topology| topology.platform() == "tpu"),
-        }
-    }
-
     /// What the config says of lowering, but for the mesh and the program's own aliases.
     pub(super) fn lower_options<'a>(&self) -> LowerOptions<'a> {
         let (explicit, annotation) = match self.partition.mode {
@@ -128,7 +121,6 @@ impl RunConfig {
             overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
             host_memory: self.target.platform != config::Platform::Cpu,
-            ragged_dot: self.is_for_tpu(),
             ..LowerOptions::default()
         }
     }
