@@ -74,6 +74,17 @@ fn round_trip() {
     compute_dtype = "f32"
     dropout = 0.0
     scan_layers = true
+    experts = 8
+    experts_per_token = 2
+    moe_mlp = 384
+    load_balance_weight = 0.01
+    shared_experts = 1
+    routed_scaling_factor = 1.0
+    q_lora = 128
+    kv_lora = 64
+    rope_head_dim = 16
+    v_head_dim = 32
+    batch_split = false
 
     [data]
     text = "examples/data/austen.txt"
@@ -232,14 +243,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
 }
 
 #[test]
@@ -368,7 +379,7 @@ fn pipeline_options() {
 #[test]
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
-    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama""#);
+    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
     assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
     assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
