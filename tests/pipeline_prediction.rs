@@ -168,8 +168,11 @@ fn half_precision() {
     }
 }
 
+/// What a layer keeps is read off two layers that are lowered by themselves. Next to each other they hold more than the stash of a pipeline has
+/// of each, so that this is an upper bound.
 #[test]
 fn other_remat() {
+    const BOUND: f64 = 0.4;
     for policy in ["none", "dots"] {
         check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", &format!("remat.policy={policy}")], BOUND);
     }
