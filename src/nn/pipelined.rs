@@ -10,8 +10,8 @@ use super::layout::{Rows, STREAM};
 use super::loss::{total_weight, weighted_cross_entropy};
 use super::rotary::Rotary;
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
-use crate::ir::AxisNames;
-use crate::trace::{MapTree, Tensor, Tree, scope};
+use crate::ir::{AxisNames, DType};
+use crate::trace::{MapTree, Param, Tensor, Tree, scope};
 use crate::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
 };
@@ -86,14 +86,19 @@ impl DecoderConfig {
         let Layers::Stacked(declared) = self.parameters().layers else { return None };
         let declared = declared.leaves();
         let mut params = declared.iter();
-        // What a layer works with has fewer bits, so less is gathered. It uses vectors, and the router, as they are.
-        let weights = MapTree::map(&**layers, |path, &weight: &Tensor| {
-            let is_matrix = params.next().is_some_and(|param| param.unstacked_rank() > 1);
-            let is_used_so = is_matrix && !path.to_string().ends_with("router");
-            if is_used_so { weight.convert(self.compute_dtype) } else { weight }
+        let weights = MapTree::map(&**layers, |path, &weight: &Tensor| match params.next() {
+            Some(param) => weight.convert(self.dtype_in_use(&path.to_string(), param)),
+            None => weight,
         });
         let names: Vec<AxisNames> = declared.iter().map(|param| param.spec.axes.clone()).collect();
         Some((options, StackedWeights { weights, names }))
+    }
+
+    /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is gathered. It uses vectors,
+    /// and the router, as they are.
+    pub(crate) fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
+        let is_converted = param.unstacked_rank() > 1 && !path.ends_with("router");
+        if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
     }
 
     /// A layer, which makes of rows what it needs. What drops depends on layer, microbatch and position within it.

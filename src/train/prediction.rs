@@ -128,12 +128,14 @@ impl RunConfig {
     }
 }
 
-/// A stacked weight as one device has it.
+/// A stacked weight as one device has it, in the type that it is used in.
 struct LayerWeight {
     /// Bytes of its part of one repeat.
     at_rest: u64,
     /// Bytes once gathered.
     whole: u64,
+    /// Bytes of a sum of gradients, for each byte of the weight: sums have at least 32 bits.
+    widening: u64,
     /// The axes over which it is gathered.
     gathered: Vec<MeshAxis>,
     /// The axes over which its gradient is summed, but not scattered.
@@ -157,7 +159,16 @@ impl Predictor<'_> {
     /// The stacked weights of the layers.
     fn layer_weights(&self) -> Result<Vec<LayerWeight>, Error> {
         let Layers::Stacked(layers) = self.config.decoder().parameters().layers else { return Ok(Vec::new()) };
-        layers.leaves().iter().map(|param| self.layer_weight(&param.spec)).collect()
+        let decoder = self.config.decoder();
+        let leaves = layers.paths().into_iter().zip(layers.leaves());
+        leaves
+            .map(|(path, param)| {
+                let dtype = decoder.dtype_in_use(&path, &param);
+                let mut used = param.spec;
+                used.ty.dtype = dtype;
+                self.layer_weight(&used)
+            })
+            .collect()
     }
 
     fn layer_weight(&self, spec: &TensorSpec) -> Result<LayerWeight, Error> {
@@ -177,7 +188,8 @@ impl Predictor<'_> {
         let is_summed =
             |axis: &MeshAxis| !whole.contains(axis) && !gathered.contains(axis) && self.mesh.size(*axis) > 1;
         let summed = stream.used_axes().filter(is_summed).collect();
-        Ok(LayerWeight { at_rest: bytes / repeats, whole: bytes / repeats * parts as u64, gathered, summed })
+        let widening = (DType::F32.byte_count() / spec.ty.dtype.byte_count()).max(1) as u64;
+        Ok(LayerWeight { at_rest: bytes / repeats, whole: bytes / repeats * parts as u64, widening, gathered, summed })
     }
 
     /// The activations of one iteration `[S, mb, T, E]`.
@@ -194,9 +206,11 @@ impl Predictor<'_> {
         let scatters = self.counts.scatters as u64;
         for weight in weights {
             sums.add("weights", CollectiveKind::AllGather, &weight.gathered, weight.at_rest, gathers);
-            let scatter = CollectiveKind::ReduceScatter;
-            sums.add("weight gradients", scatter, &weight.gathered, weight.whole, scatters);
-            sums.add("weight gradients", CollectiveKind::AllReduce, &weight.summed, weight.at_rest, scatters);
+            // Those of single iterations are not sums yet.
+            let widening = if self.options.weights == WeightPlan::PerIteration { 1 } else { weight.widening };
+            let (scatter, reduce) = (CollectiveKind::ReduceScatter, CollectiveKind::AllReduce);
+            sums.add("weight gradients", scatter, &weight.gathered, weight.whole * widening, scatters);
+            sums.add("weight gradients", reduce, &weight.summed, weight.at_rest * widening, scatters);
         }
         let stage: Vec<MeshAxis> = self.mesh.axis("stage").into_iter().collect();
         let permutes = self.counts.permutes as u64;
@@ -245,12 +259,12 @@ impl Predictor<'_> {
     /// Sums of gradients, which lie as weights do where they are used.
     fn sums(&self, weights: &[LayerWeight]) -> u64 {
         let repeats = self.options.repeats as u64;
-        // Where weights do not slide, the sums of the first and the last repeat are apart from those of all in between.
-        let apart = if repeats > 2 { repeats + 2 } else { repeats };
         let bytes = |weight: &LayerWeight| match self.options.weights {
-            WeightPlan::PerIteration => weight.at_rest * apart,
-            WeightPlan::GatherOnce => weight.whole * apart,
-            WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow => weight.whole * repeats.min(2),
+            WeightPlan::PerIteration => weight.at_rest * weight.widening * repeats,
+            WeightPlan::GatherOnce => weight.whole * weight.widening * repeats,
+            WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow => {
+                weight.whole * weight.widening * repeats.min(2)
+            }
         };
         weights.iter().map(bytes).sum()
     }
