@@ -1,10 +1,10 @@
 """A circular SPMD pipeline in plain JAX, partitioned by XLA: what meshloom's pipeline is compared with.
 
-The schedule, loop state and shardings are those of MaxText's pipeline (specs: stages S, repeats R, microbatches M): all
-stages work at once, as one vmap over a stage dim that is sharded over the mesh axis `stage`; after each iteration the
-outputs move one stage to the right. Inputs and outputs share one buffer that travels to the left. Weights are split over
-`fsdp`, activations over `data` and `fsdp`. The layer is that of tests/oracle/reference.py; the differentiated loss is the
-mean of the squares of the last layer's output, and gradients are taken for all weights and for the input.
+The schedule, loop state and shardings are those of MaxText's pipeline (stages S, repeats R, microbatches M): all stages work
+at once, as one vmap over a stage dim that is sharded over the mesh axis `stage`; after each iteration the outputs move one
+stage to the right. Inputs and outputs share one buffer that travels to the left. Weights are split over `fsdp`, activations
+over `data` and `fsdp`. The layer is that of tests/oracle/reference.py. The loss is the mean of the squares of the last
+layer's output; its gradients are those of all weights (--check: of the input too).
 
     --variant plain      not circular: each stage holds its layers, R = 1
     --variant circular   each iteration picks every stage's repeat and gathers it over fsdp
@@ -336,7 +336,7 @@ class Pipeline:
         # Slot 0 of the stream is written last by whichever iteration finishes microbatch 0.
         first = (config.microbatches * (config.repeats - 1) + self.bubble) % self.slots
         stream = self.constrain(jnp.roll(state["stream"], -first, axis=1), self.buffer_spec)
-        return self.constrain(stream.reshape(inputs[0].shape), P(BATCH_AXES, None, None))
+        return stream.reshape(inputs[0].shape)
 
     def loss(self, weights, inputs):
         return jnp.mean(jnp.square(self.run(weights, inputs)))
@@ -347,18 +347,18 @@ class Pipeline:
 
         return named(specs(None, "stage", None)), named((P(BATCH_AXES, None, None), P(BATCH_AXES, None), P(BATCH_AXES, None)))
 
-    def step(self):
-        """(weights, inputs) -> (loss, gradients of the weights, gradient of x), jitted."""
+    def step(self, input_gradient=False):
+        """(weights, inputs) -> (loss, gradients of the weights, or of the weights and x), jitted."""
 
         def gradients(weights, inputs):
             def loss(weights, x):
                 return self.loss(weights, (x, *inputs[1:]))
 
-            value, found = jax.value_and_grad(loss, argnums=(0, 1))(weights, inputs[0])
-            return value, *found
+            return jax.value_and_grad(loss, argnums=(0, 1) if input_gradient else 0)(weights, inputs[0])
 
         weights, inputs = self.shardings()
-        return jax.jit(gradients, in_shardings=(weights, inputs), out_shardings=(None, weights, inputs[0]))
+        found = (weights, inputs[0]) if input_gradient else weights
+        return jax.jit(gradients, in_shardings=(weights, inputs), out_shardings=(None, found))
 
 
 # Checking
@@ -373,14 +373,14 @@ def check_one(config, variant, remat, scan):
     """The largest relative error of the loss and any gradient."""
     pipeline = Pipeline(config, config.mesh(), variant, remat, scan)
     weights, inputs = make_weights(config, 0), make_inputs(config, 0)
-    value, weight_gradients, x_gradient = pipeline.step()(weights, inputs)
+    found = pipeline.step(input_gradient=True)(weights, inputs)
 
     def loss(weights, x):
         return sequential_loss(config, weights, (x, *inputs[1:]))
 
     expected = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(weights, inputs[0])
-    found = jax.tree.leaves((value, weight_gradients, x_gradient))
-    return max(relative_error(a, b) for a, b in zip(found, jax.tree.leaves(expected), strict=True))
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(relative_error(*pair) for pair in pairs)
 
 
 def check():
@@ -451,7 +451,7 @@ class Runner:
     def run(self):
         """One step: its seconds and loss."""
         begin = time.perf_counter()
-        loss, _, _ = jax.block_until_ready(self.compiled(self.weights, self.inputs))
+        loss, _ = jax.block_until_ready(self.compiled(self.weights, self.inputs))
         return time.perf_counter() - begin, float(loss)
 
 
