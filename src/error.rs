@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ir::{Origin, TensorType};
+use crate::transform::pipeline::PipelineError;
 
 /// Everything that can go wrong in meshloom.
 #[derive(Debug, thiserror::Error)]
@@ -236,6 +237,9 @@ pub enum TraceErrorKind {
         /// What is wrong with it.
         problem: String,
     },
+    /// A pipeline that cannot be.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     /// Anything else.
     #[error("{0}")]
     Other(String),

@@ -73,7 +73,7 @@ fn write_reshards(text: &mut String, mesh: &Mesh, graph: &Graph, indent: &str) {
             Op::WithAxes(axes) => writeln!(text, "{indent}left: {axes:?}").expect("text"),
             Op::Reshard(reshard) => {
                 let ty = graph.ty(node.result());
-                writeln!(text, "{indent}reshard {ty} {}", reshard.0.display(mesh)).expect("text");
+                writeln!(text, "{indent}reshard {ty} {}", reshard.spec.display(mesh)).expect("text");
             }
             _ => {}
         }

@@ -2,7 +2,9 @@
 
 use insta::assert_snapshot;
 use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
 use meshloom::train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 
 /// Reads a config with overrides and returns its text, or the error.
 fn check(text: &str, overrides: &[&str]) -> String {
@@ -295,16 +297,24 @@ fn impossible_values() {
 #[test]
 fn impossible_pipelines_and_replicas() {
     let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
-    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline], which is not built yet; give its devices to another axis"#);
+    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]; add one, or give its devices to another axis"#);
     assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
-    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: it must be a multiple of the 2 stages of the mesh");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: 3 microbatches are no multiple of the 2 stages; use 2 or 4");
     assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
-    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": schedule "gpipe" has one repeat, but pipeline.repeats is 2; use "circular""#);
+    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: use the circular one"#);
     assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
     assert_snapshot!(
         check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
-        @r#"run.toml: pipeline.weights is "bsw": the last stage lags by 6 iterations, more than the 4 microbatches of a repeat; use at least 6 pipeline.microbatches, or "gather-once""#
+        @r#"run.toml: pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat"#
     );
+    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: 1 microbatches are no multiple of the 2 stages; use 2");
+    let one = |overrides: &[&str]| {
+        pipeline(&[&["pipeline.repeats=1", "pipeline.schedule=1f1b", "model.layers=2"], overrides].concat())
+    };
+    assert_snapshot!(one(&["pipeline.repeats=2"]), @r#"--set pipeline.schedule=1f1b: pipeline.schedule is "1f1b": the schedule 1f1b has one repeat, not 2: use the circular one"#);
+    assert_snapshot!(one(&["pipeline.weights=per-iteration"]), @r#"--set pipeline.weights=per-iteration: pipeline.weights is "per-iteration": the schedule 1f1b does not go with weights gathered per iteration: use "gather-once" or "bsw", which are the same for one repeat"#);
+    assert_snapshot!(one(&["pipeline.delay_forwarding=true"]), @"--set pipeline.delay_forwarding=true: pipeline.delay_forwarding is true: the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
+    assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2");
     let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
     assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco], which is not built yet; give its devices to another axis"#);
     assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
@@ -312,6 +322,46 @@ fn impossible_pipelines_and_replicas() {
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4");
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.overlap_steps=18"]), @"--set diloco.overlap_steps=18: diloco.overlap_steps is 18: it must be less than the 18 steps until the same fragment syncs again");
     assert_snapshot!(diloco(&["diloco.streaming=true", "model.scan_layers=false"]), @"--set model.scan_layers=false: model.scan_layers is false: diloco.streaming needs it to be true");
+}
+
+/// Keys and mesh become the form of a pipeline.
+#[test]
+fn pipeline_options() {
+    assert_eq!(read("", &[]).pipeline_options().unwrap(), None);
+    let overrides = [
+        "mesh.axes=stage=4,fsdp=2",
+        "mesh.dcn=stage=2",
+        "model.layers=16",
+        "model.scan_layers=false",
+        "train.batch=32",
+        "remat.policy=dots",
+        "pipeline.microbatches=8",
+        "pipeline.layers_per_stage=2",
+        "pipeline.weights=bsw-split",
+        "pipeline.delay_forwarding=true",
+        "pipeline.scan_repeats=false",
+        "pipeline.keep_gathered=true",
+    ];
+    let expected = PipelineOptions {
+        // Those within a slice and those across.
+        stages: 4,
+        repeats: 2,
+        microbatches: 8,
+        layers_per_stage: 2,
+        weights: WeightPlan::SplitSlidingWindow,
+        schedule: Schedule::Circular,
+        delay_forwarding: true,
+        scan_iterations: true,
+        scan_repeats: false,
+        scan_layers: false,
+        keep_gathered: true,
+        remat: RematPolicy::Dots,
+    };
+    assert_eq!(read("", &overrides).pipeline_options().unwrap(), Some(expected));
+    // A config that was changed since it was read is checked again.
+    let mut changed = read("", &overrides);
+    changed.pipeline.as_mut().unwrap().microbatches = 4;
+    assert_snapshot!(changed.pipeline_options().unwrap_err(), @"pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");
 }
 
 /// All of these are possible, only not yet.

@@ -25,6 +25,7 @@
 
 mod forward;
 mod forward_regions;
+mod halves;
 mod keep;
 mod linear;
 mod regions;
@@ -32,6 +33,7 @@ mod split;
 mod tape;
 
 pub use forward::{JvpContext, jvp};
+pub(crate) use halves::Halves;
 pub use linear::{check as check_linear, transpose};
 pub use tape::{Tape, value_and_grad};
 pub(crate) use tape::{gradient_of_first, place};

@@ -178,7 +178,8 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
         Op::RaggedDot(op) => write!(out, " {{{:?}, batch={}}}", op.mode, op.batch_count),
         Op::Reduce(op) => write!(out, " {{axes={:?}}}", op.axes),
         Op::ReduceWindow(op) => write_window(out, &op.window),
-        Op::Reshard(op) => write!(out, " {:?}", op.0),
+        Op::Reshard(op) if op.keeps_partial => write!(out, " {:?} partial", op.spec),
+        Op::Reshard(op) => write!(out, " {:?}", op.spec),
         Op::Reverse(op) => write!(out, " {{axes={:?}}}", op.axes),
         Op::Roll(op) => write!(out, " {{axis={}, shift={}}}", op.axis, op.shift),
         Op::Scan(op) => write!(
@@ -203,7 +204,8 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
         Op::Splat(op) => write!(out, " {}", op.number()),
         Op::Transpose(op) => write!(out, " {{{:?}}}", op.permutation),
         Op::While(op) => write!(out, " {{invariants={}}}", op.invariant_count),
-        Op::WithAxes(op) => write!(out, " {:?}", op.0),
+        Op::WithAxes(op) if op.gathered.is_empty() => write!(out, " {:?}", op.names),
+        Op::WithAxes(op) => write!(out, " {:?} gathered={:?}", op.names, op.gathered),
         Op::Checkpoint(op) => write!(out, " {{{:?}}}", op.policy),
         // These have no attributes, or show them in their types.
         Op::Barrier(_)

@@ -91,11 +91,12 @@ impl Primitive for DynamicSlice {
             let operands = with_leading_start(context, 1)?;
             return context.apply(DynamicSlice { sizes: batched_dims(context.size, &self.sizes) }, &operands);
         }
-        let starts = batched_starts(context, 1)?;
         let rank = self.sizes.len();
+        let indexed = cut_dims(&context.example_type(0).dims, &self.sizes);
+        let starts = batched_starts(context, 1, &indexed)?;
         let dims = GatherDims {
             offset_dims: (1..=rank).collect(),
-            start_index_map: (0..rank).collect(),
+            start_index_map: indexed,
             index_vector_dim: 1,
             ..GatherDims::default()
         };
@@ -264,11 +265,17 @@ fn with_leading_start(context: &mut BatchContext<'_>, first: usize) -> Result<Ve
     Ok(operands)
 }
 
-/// The starts, which are the operands from `first` on, as `[batch, rank]`.
-fn batched_starts(context: &mut BatchContext<'_>, first: usize) -> Result<Value, OpError> {
+/// The dimensions of which a slice of these sizes takes less than all: it begins at zero in the others. One at least.
+fn cut_dims(whole: &[usize], sizes: &[usize]) -> AxisList {
+    let cut: AxisList = (0..sizes.len()).filter(|&dim| sizes[dim] < whole[dim]).collect();
+    if cut.is_empty() { (0..sizes.len().min(1)).collect() } else { cut }
+}
+
+/// The starts in these dimensions, as `[batch, dims]`; starts are the operands from `first` on.
+fn batched_starts(context: &mut BatchContext<'_>, first: usize, dims: &[usize]) -> Result<Value, OpError> {
     let column = [context.size, 1];
-    let columns = (first..context.operand_count()).map(|index| {
-        let start = context.aligned(index)?;
+    let columns = dims.iter().map(|&dim| {
+        let start = context.aligned(first + dim)?;
         context.builder.reshape(start, &column)
     });
     let columns = columns.collect::<Result<Vec<Value>, OpError>>()?;
@@ -277,16 +284,17 @@ fn batched_starts(context: &mut BatchContext<'_>, first: usize) -> Result<Value,
 
 /// Replaces a slice at a position of each example's own: a scatter. It drops what does not fit, so starts are moved first.
 fn update_each(context: &mut BatchContext<'_>) -> Result<(), OpError> {
-    let starts = batched_starts(context, 2)?;
+    let indexed = cut_dims(&context.example_type(0).dims, &context.example_type(1).dims);
+    let starts = batched_starts(context, 2, &indexed)?;
     let operands = [context.aligned(0)?, context.aligned(1)?];
     let builder = &mut *context.builder;
     let [sizes, kept] = operands.map(|operand| builder.ty(operand).dims.clone());
     let window: AxisList = (1..sizes.len()).collect();
     let dims = GatherDims {
-        offset_dims: window.clone(),
+        offset_dims: window,
         operand_batch_dims: AxisList::from_slice(&[0]),
         indices_batch_dims: AxisList::from_slice(&[0]),
-        start_index_map: window,
+        start_index_map: indexed.iter().map(|dim| dim + 1).collect(),
         index_vector_dim: 1,
         ..GatherDims::default()
     };

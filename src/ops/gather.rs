@@ -149,21 +149,22 @@ impl GatherDims {
         }
     }
 
-    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is. A gather's
-    /// are clamped first, as the whole gather would, for slices of `sizes`.
+    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is. `sizes` are
+    /// those of a slice: one of everything begins at zero on each device. A gather's indices are clamped first, as the whole gather
+    /// would.
     fn local_indices(
         &self,
         context: &mut PartitionContext<'_>,
         indices: Value,
-        sizes: Option<&[usize]>,
+        (sizes, clamps): (&[usize], bool),
     ) -> Result<Option<Value>, OpError> {
         let operand = context.operand_type(0).dims.clone();
-        let is_split = |context: &PartitionContext<'_>, dim: usize| !context.operand_axes(0, dim).is_empty();
+        let is_split = |context: &PartitionContext<'_>, dim: usize| is_cut(context, dim, sizes);
         if !self.start_index_map.iter().any(|&dim| is_split(context, dim)) {
             return Ok(None);
         }
         let mut indices = indices;
-        if let Some(sizes) = sizes {
+        if clamps {
             indices = self.clamp(context.builder, indices, &operand, sizes)?;
         }
         let wide = if context.builder.ty(indices).dtype.byte_count() > 4 { DType::S64 } else { DType::S32 };
@@ -193,12 +194,17 @@ impl GatherDims {
 
     /// Which of the local indices point into this device's part of operand 0, with the dimensions of the indices but for that of the
     /// components.
-    fn inside_part(&self, context: &mut PartitionContext<'_>, indices: Value) -> Result<Value, OpError> {
+    fn inside_part(
+        &self,
+        context: &mut PartitionContext<'_>,
+        indices: Value,
+        sizes: &[usize],
+    ) -> Result<Value, OpError> {
         let has_components = self.index_vector_dim < context.builder.ty(indices).rank();
         let mut inside = None;
         for (component, &dim) in self.start_index_map.iter().enumerate() {
             let part = context.operand_dims(0)[dim];
-            if context.operand_axes(0, dim).is_empty() {
+            if !is_cut(context, dim, sizes) {
                 continue;
             }
             let mut own = indices;
@@ -246,6 +252,11 @@ impl GatherDims {
         let low = builder.binary(BinaryKind::Maximum, indices, zero)?;
         builder.binary(BinaryKind::Minimum, low, limit)
     }
+}
+
+/// Whether a dimension of operand 0 is split, and slices of these sizes take less than all of it.
+fn is_cut(context: &PartitionContext<'_>, dim: usize, sizes: &[usize]) -> bool {
+    !context.operand_axes(0, dim).is_empty() && sizes[dim] < context.operand_type(0).dims[dim]
 }
 
 /// `gather(operand, indices)`: slices of `slice_sizes` at the positions that `indices` lists.
@@ -361,12 +372,12 @@ impl Primitive for Gather {
             }
         }
         let gather = Gather { slice_sizes, ..self.clone() };
-        let Some(shifted) = self.dims.local_indices(context, indices, Some(&self.slice_sizes))? else {
+        let Some(shifted) = self.dims.local_indices(context, indices, (&self.slice_sizes, true))? else {
             let result = context.builder.push1(gather, &[operand, indices])?;
             context.push_result(result);
             return Ok(());
         };
-        let inside = self.dims.inside_part(context, shifted)?;
+        let inside = self.dims.inside_part(context, shifted, &self.slice_sizes)?;
         let gather = Gather { promise: IndexPromise::default(), ..gather };
         let found = context.builder.push1(gather, &[operand, shifted])?;
         let dims = context.builder.ty(found).dims.clone();
@@ -609,7 +620,12 @@ impl Primitive for Scatter {
             return Ok(());
         }
         let indices = context.operand(1);
-        let Some(shifted) = self.dims.local_indices(context, indices, None)? else {
+        let (rank, updates) = (context.operand_type(0).rank(), context.operand_type(2));
+        let mut sizes = vec![1; rank];
+        for (dim, place) in self.dims.window_dims(rank).into_iter().zip(&self.dims.offset_dims) {
+            sizes[dim] = updates.dims[*place];
+        }
+        let Some(shifted) = self.dims.local_indices(context, indices, (&sizes, false))? else {
             return context.apply(self.clone());
         };
         // Indices of other devices' parts lie outside, where updates are dropped.

@@ -83,11 +83,38 @@ pub struct Named(pub Name);
 /// Declares logical axis names, one for each dimension (the empty name for none). The sharding pass turns it into a
 /// [`Reshard`] by the rules in force; the cotangent gets the same names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WithAxes(pub AxisNames);
+pub struct WithAxes {
+    /// The logical axis names.
+    pub names: AxisNames,
+    /// Mesh axes that split no dimension of the result, whatever the rules say: what they split otherwise is gathered. The
+    /// cotangent is not split over them either.
+    pub gathered: AxisNames,
+    /// As in [`Reshard`].
+    pub keeps_partial: bool,
+}
+
+impl WithAxes {
+    /// Names by which the rules in force alone decide.
+    pub fn new(names: AxisNames) -> WithAxes {
+        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false }
+    }
+}
 
 /// Demands that its result is sharded by `spec` exactly here. Its transpose demands the same of the cotangent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Reshard(pub Spec);
+pub struct Reshard {
+    /// How the dimensions are split.
+    pub spec: Spec,
+    /// Whether a partial sum stays one, over axes that split no dimension.
+    pub keeps_partial: bool,
+}
+
+impl Reshard {
+    /// A demand for a complete value.
+    pub fn new(spec: Spec) -> Reshard {
+        Reshard { spec, keeps_partial: false }
+    }
+}
 
 /// Identity through which no gradient flows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -198,12 +225,13 @@ impl Primitive for WithAxes {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let types = infer_identity(operands)?;
-        if self.0.len() != operands[0].rank() {
-            let expected = format!("{} (one for each of the axes {:?})", self.0.len(), self.0.as_slice());
+        if self.names.len() != operands[0].rank() {
+            let names = &self.names;
+            let expected = format!("{} (one for each of the axes {:?})", names.len(), names.as_slice());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
-        for (dim, name) in self.0.iter().enumerate() {
-            if !name.is_none() && self.0[..dim].contains(name) {
+        for (dim, name) in self.names.iter().enumerate() {
+            if !name.is_none() && self.names[..dim].contains(name) {
                 return Err(TypeError::Attribute(format!("the axis name {name:?} is given to two dimensions")));
             }
         }
@@ -223,8 +251,8 @@ impl Primitive for WithAxes {
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        let names = std::iter::once(context.axis_name()).chain(self.0.iter().copied());
-        context.all(WithAxes(names.collect()))
+        let names = std::iter::once(context.axis_name()).chain(self.names.iter().copied());
+        context.all(WithAxes { names: names.collect(), ..self.clone() })
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
@@ -243,8 +271,8 @@ impl Primitive for Reshard {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let types = infer_identity(operands)?;
-        if self.0.rank() != operands[0].rank() {
-            let expected = format!("{} (one for each entry of the spec)", self.0.rank());
+        if self.spec.rank() != operands[0].rank() {
+            let expected = format!("{} (one for each entry of the spec)", self.spec.rank());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
         Ok(types)
@@ -263,7 +291,7 @@ impl Primitive for Reshard {
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(Reshard(self.0.with_leading_dim()))
+        context.all(Reshard { spec: self.spec.with_leading_dim(), ..*self })
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
@@ -271,7 +299,7 @@ impl Primitive for Reshard {
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        context.emit_reshard(&self.0);
+        context.emit_reshard(&self.spec);
     }
 }
 

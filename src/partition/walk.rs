@@ -97,12 +97,20 @@ impl<'a, 'b> Walk<'a, 'b> {
             match node.op() {
                 Op::Splat(_) | Op::Iota(_) => {}
                 Op::Reshard(reshard) => {
-                    let value = self.get(node.operands()[0], &reshard.0)?;
-                    self.set(node.result(), value, reshard.0.clone());
+                    let operand = node.operands()[0];
+                    let mut wanted = reshard.spec.clone();
+                    if let (true, Some((_, found))) = (reshard.keeps_partial, self.first(operand)) {
+                        let used: Axes = wanted.used_axes().collect();
+                        let free = |axis: &MeshAxis| !used.contains(axis);
+                        let partial: Axes = found.unreduced().iter().copied().filter(free).collect();
+                        wanted = wanted.with_unreduced(partial);
+                    }
+                    let value = self.get(operand, &wanted)?;
+                    self.set(node.result(), value, wanted.clone());
                     // It is the same value, so what has been made of the operand serves as well.
-                    let others = self.versions[node.operands()[0].index()].clone();
+                    let others = self.versions[operand.index()].clone();
                     let complete =
-                        others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != reshard.0);
+                        others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
                     self.versions[node.result().index()].extend(complete);
                 }
                 op if op.as_primitive().is_some() => self.primitive(node)?,

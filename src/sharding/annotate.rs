@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Assigned, Diagnostic, Mesh, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec};
+use super::{
+    Assigned, Axes, Diagnostic, Mesh, MeshAxis, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec,
+};
 use crate::ir::{AxisNames, Graph, GraphBuilder, Origin, PortInfo, TensorType, ValueMap};
-use crate::ops::{Op, Reshard};
+use crate::ops::{Op, Reshard, WithAxes};
 
 /// What the sharding pass found besides the graph.
 #[derive(Clone, Debug)]
@@ -100,7 +102,8 @@ impl Pass<'_> {
         for node in graph.nodes() {
             let op: Op = match node.op() {
                 Op::WithAxes(axes) => {
-                    let reshard = Reshard(self.named(&axes.0, graph.ty(node.result()), node.origin())?);
+                    let spec = self.named(axes, graph.ty(node.result()), node.origin())?;
+                    let reshard = Reshard { spec, keeps_partial: axes.keeps_partial };
                     let operand = map.get(node.operands()[0]);
                     // Two names in a row for what lies the same way by both are one demand.
                     let before = builder.graph().defining_node(operand);
@@ -161,14 +164,22 @@ impl Pass<'_> {
     }
 
     /// The spec of a value by the names it is given.
-    fn named(&mut self, axes: &AxisNames, ty: &TensorType, origin: Origin) -> Result<Spec, ShardingError> {
+    fn named(&mut self, op: &WithAxes, ty: &TensorType, origin: Origin) -> Result<Spec, ShardingError> {
+        let axes = &op.names;
         let mut tensor = format!("the value named in scope `{}`", origin.scope.path());
         if let Some(location) = origin.location {
             tensor = format!("{tensor} at {}:{}", location.file(), location.line());
         }
         let names = texts(axes);
         let found = &mut self.diagnostics;
-        let assigned = self.rules.compute.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
+        let mut assigned = self.rules.compute.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
+        let mesh = self.mesh;
+        let gathered: Vec<String> = texts(&op.gathered);
+        let kept = |axis: &MeshAxis| !gathered.iter().any(|name| name == mesh.name(*axis));
+        for dim in 0..ty.rank() {
+            let axes: Axes = assigned.spec.dim(dim).iter().copied().filter(kept).collect();
+            assigned.spec = assigned.spec.with_dim(dim, axes);
+        }
         let spec = assigned.spec.clone();
         self.note(RowKind::Named(origin), ty, axes, assigned);
         Ok(spec)

@@ -164,7 +164,7 @@ fn seed(graph: &Graph, shardings: &mut Shardings) {
     for node in graph.nodes() {
         if let Op::Reshard(reshard) = node.op() {
             let entry =
-                Entry { spec: reshard.0.clone(), closed: true, origin: SpecOrigin::Constraint(node.id), time: 1 };
+                Entry { spec: reshard.spec.clone(), closed: true, origin: SpecOrigin::Constraint(node.id), time: 1 };
             shardings.values[node.result().index()] = entry;
         }
         if let Some(bodies) = shardings.bodies.get_mut(&node.id) {

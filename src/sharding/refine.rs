@@ -110,7 +110,7 @@ fn refine(graph: &Graph, parts: &[Axes]) -> Graph {
     }
     for node in graph.nodes() {
         let op = match node.op() {
-            Op::Reshard(reshard) => Reshard(refine_spec(&reshard.0, parts)).into(),
+            Op::Reshard(reshard) => Reshard { spec: refine_spec(&reshard.spec, parts), ..*reshard }.into(),
             op => op.map_regions(|body| Arc::new(refine(body, parts))).unwrap_or_else(|| op.clone()),
         };
         builder.copy_node_as(graph, node, op, &mut map);

@@ -57,7 +57,7 @@ fn stated(graph: &Graph) -> impl Iterator<Item = (Value, &Spec)> {
     let ports = inputs.chain(graph.outputs().iter().zip(graph.output_info()));
     let ports = ports.filter_map(|(&value, info)| Some((value, info.spec.as_ref()?)));
     let constraints = graph.nodes().filter_map(|node| match node.op() {
-        Op::Reshard(reshard) => Some((node.result(), &reshard.0)),
+        Op::Reshard(reshard) => Some((node.result(), &reshard.spec)),
         _ => None,
     });
     ports.chain(constraints)

@@ -251,7 +251,7 @@ pub(super) fn in_scope<R>(name: &str, f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs `f`, whose ops all count as called from `place`: the user's line, not this library's.
-pub(super) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
+pub(crate) fn composite<R>(place: Place, f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Place>);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -32,7 +32,7 @@ pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
 }
 
 /// The same structure with other tensors, in order. Missing ones (after an error) are poisoned.
-pub(super) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
+pub(crate) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
     tree.rebuild(&mut || tensors.next().unwrap_or(Tensor::POISONED))
 }
 
@@ -304,7 +304,7 @@ where
 
 /// `trace_body` always calls its closure, so its outputs' structure is always known.
 #[allow(clippy::panic)]
-pub(super) fn unreachable_body() -> ! {
+pub(crate) fn unreachable_body() -> ! {
     panic!("defect in meshloom: a traced closure was not called")
 }
 

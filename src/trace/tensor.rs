@@ -467,7 +467,7 @@ impl Tensor {
     #[track_caller]
     pub fn with_axes(self, names: impl AsRef<[&'static str]>) -> Tensor {
         let names = names.as_ref().iter().map(|name| Name::new(name)).collect();
-        apply(WithAxes(names), &[self], Location::caller())
+        apply(WithAxes::new(names), &[self], Location::caller())
     }
 
     /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
@@ -478,7 +478,7 @@ impl Tensor {
     pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
         let place = Location::caller();
         let named = |x: Tensor, names: &[&str]| {
-            apply(WithAxes(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
+            apply(WithAxes::new(names.iter().map(|name| Name::new(name)).collect()), &[x], place)
         };
         let back = |(), ct| if cotangent.is_empty() { ct } else { named(ct, cotangent) };
         custom_vjp(self, |x| named(x, value), |x| (named(x, value), ()), back)
@@ -487,7 +487,7 @@ impl Tensor {
     /// The same value, sharded by `spec` from here on.
     #[track_caller]
     pub fn reshard(self, spec: Spec) -> Tensor {
-        apply(Reshard(spec), &[self], Location::caller())
+        apply(Reshard::new(spec), &[self], Location::caller())
     }
 
     /// A tensor of this type whose elements are all `number`.

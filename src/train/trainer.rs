@@ -12,9 +12,8 @@ use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
 use crate::hlo::{Annotation, GroupFormat};
-use crate::ir::{Literal, Name};
+use crate::ir::Literal;
 use crate::nn::{Batch, DecoderConfig};
-use crate::ops::RematPolicy;
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client};
 use crate::sharding::{Mesh, ShardingTable};
@@ -45,7 +44,6 @@ impl RunConfig {
     /// The model that the config describes.
     pub fn decoder(&self) -> DecoderConfig {
         let model = &self.model;
-        let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
         DecoderConfig {
             layers: model.layers,
             embed: model.embed,
@@ -58,13 +56,7 @@ impl RunConfig {
             param_dtype: model.param_dtype,
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
-            remat: match self.remat.policy {
-                config::RematPolicy::None => RematPolicy::None,
-                config::RematPolicy::Full => RematPolicy::Full,
-                config::RematPolicy::Dots => RematPolicy::Dots,
-                config::RematPolicy::Save => RematPolicy::Save(names()),
-                config::RematPolicy::Offload => RematPolicy::Offload(names()),
-            },
+            remat: self.remat_policy(),
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
         }

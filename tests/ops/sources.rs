@@ -101,8 +101,8 @@ pub fn with_axes() -> Entry {
 }
 
 pub fn reshard() -> Entry {
-    identity(Entry::new("reshard"), Reshard(Spec::replicated(2))).reject(
-        Reshard(Spec::replicated(2)),
+    identity(Entry::new("reshard"), Reshard::new(Spec::replicated(2))).reject(
+        Reshard::new(Spec::replicated(2)),
         "f32[2]",
         "operand 0 must have 2 (one for each entry of the spec) dimensions, found 1",
     )

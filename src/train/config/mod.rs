@@ -6,6 +6,7 @@
 //! it this version can run.
 
 mod error;
+mod pipeline;
 mod rules;
 mod sections;
 mod supported;

@@ -1,12 +1,12 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
 use super::error::{ConfigError, invalid, invalid_described};
-use super::{DilocoConfig, PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RuleSource, RunConfig};
+use super::{DilocoConfig, RematPolicy, RuleSource, RunConfig};
 use crate::nn::Batch;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 use crate::trace::TensorSpec;
 
-type Checked = Result<(), ConfigError>;
+pub(super) type Checked = Result<(), ConfigError>;
 
 impl RunConfig {
     /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
@@ -134,62 +134,11 @@ impl RunConfig {
         ))
     }
 
-    fn validate_pipeline(&self, stages: usize) -> Checked {
-        let Some(pipeline) = &self.pipeline else {
-            return match stages {
-                1 => Ok(()),
-                _ => Err(needs_section(&self.mesh.axes, "stage", "pipeline")),
-            };
-        };
-        let PipelineConfig { microbatches, repeats, layers_per_stage, weights, schedule, delay_forwarding, .. } =
-            *pipeline;
-        positive("pipeline.microbatches", microbatches)?;
-        positive("pipeline.repeats", repeats)?;
-        positive("pipeline.layers_per_stage", layers_per_stage)?;
-        if stages == 1 && repeats == 1 {
-            let reason = "a pipeline needs a mesh axis \"stage\" of more than one device, or more than one repeat; \
-                          give one of them, or drop the section [pipeline]";
-            return Err(invalid("pipeline.repeats", repeats, reason));
-        }
-        if schedule == PipelineSchedule::Gpipe && repeats > 1 {
-            let reason =
-                format!("schedule \"gpipe\" has one repeat, but pipeline.repeats is {repeats}; use \"circular\"");
-            return Err(invalid("pipeline.schedule", schedule.name(), &reason));
-        }
-        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
-        if self.model.layers != held {
-            let reason = format!(
-                "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
-                 {stages} * {repeats} * {layers_per_stage} = {held}"
-            );
-            return Err(invalid("model.layers", self.model.layers, &reason));
-        }
-        if !microbatches.is_multiple_of(stages) {
-            let reason = format!("it must be a multiple of the {stages} stages of the mesh");
-            return Err(invalid("pipeline.microbatches", microbatches, &reason));
-        }
-        let batch = self.train.batch / self.train.microbatches;
-        if !batch.is_multiple_of(microbatches) {
-            let reason = format!("it must divide train.batch / train.microbatches, which is {batch}");
-            return Err(invalid("pipeline.microbatches", microbatches, &reason));
-        }
-        // The weights of two repeats are at hand, so a stage may lag by less than one repeat.
-        let lag = (stages - 1) * if delay_forwarding { 2 } else { 1 };
-        if matches!(weights, PipelineWeights::Bsw | PipelineWeights::BswSplit) && lag > microbatches {
-            let reason = format!(
-                "the last stage lags by {lag} iterations, more than the {microbatches} microbatches of a repeat; \
-                 use at least {lag} pipeline.microbatches, or \"gather-once\""
-            );
-            return Err(invalid("pipeline.weights", weights.name(), &reason));
-        }
-        Ok(())
-    }
-
     fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {
         let Some(diloco) = &self.diloco else {
             return match replicas_of_mesh {
                 1 => Ok(()),
-                _ => Err(needs_section(&self.mesh.axes, "diloco", "diloco")),
+                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco], which is not built yet; give")),
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
@@ -233,20 +182,17 @@ impl RunConfig {
     }
 }
 
-/// Refuses a mesh axis that only a section gives a meaning. What the section asks for is not built yet, so the way out is
-/// another axis.
-fn needs_section(axes: &str, axis: &str, section: &str) -> ConfigError {
-    let reason = format!(
-        "an axis \"{axis}\" needs a section [{section}], which is not built yet; give its devices to another axis"
-    );
+/// Refuses a mesh axis that only a section gives a meaning.
+pub(super) fn needs_section(axes: &str, axis: &str, section: &str) -> ConfigError {
+    let reason = format!("an axis \"{axis}\" needs {section} its devices to another axis");
     invalid("mesh.axes", axes, &reason)
 }
 
-fn axis_size(mesh: &Mesh, name: &str) -> usize {
+pub(super) fn axis_size(mesh: &Mesh, name: &str) -> usize {
     mesh.axis(name).map_or(1, |axis| mesh.size(axis))
 }
 
-fn positive(key: &str, value: usize) -> Checked {
+pub(super) fn positive(key: &str, value: usize) -> Checked {
     match value {
         0 => Err(invalid(key, value, "it must be at least 1")),
         _ => Ok(()),

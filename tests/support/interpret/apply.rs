@@ -53,6 +53,16 @@ fn moved(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
             op.axes.iter().for_each(|&dim| steps[dim] = -steps[dim]);
             from(base, &steps)
         }
+        Op::Roll(op) => {
+            let dims = &ty.dims;
+            let first = (-op.shift).rem_euclid(dims[op.axis].max(1) as i64) as usize;
+            let part = |start: usize, size: usize| {
+                let (mut starts, mut sizes) = (vec![0; dims.len()], dims.to_vec());
+                (starts[op.axis], sizes[op.axis]) = (start, size);
+                cut(operands[0], &starts, &sizes)
+            };
+            Some(concatenate(&[&part(first, dims[op.axis] - first), &part(0, first)], op.axis))
+        }
         Op::DynamicSlice(op) => {
             Some(cut(operands[0], &starts(&operands[1..], &operands[0].ty().dims, &op.sizes), &op.sizes))
         }

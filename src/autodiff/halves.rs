@@ -1,0 +1,75 @@
+//! Forward and backward half of a function, for those who run them apart.
+
+use super::regions::CallCache;
+use super::split::{self, Joint, Residual, output_activity};
+use crate::error::OpError;
+use crate::ir::{Graph, TensorType, Value};
+
+/// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
+/// what else it needs are residuals, which the forward half returns.
+#[derive(Clone, Debug)]
+pub(crate) struct Halves {
+    /// Inputs to outputs, then the residuals.
+    forward: Graph,
+    /// What `reads` lists, then the cotangents of `wanted` outputs, to those of `active` inputs.
+    backward: Graph,
+    reads: Vec<Residual>,
+    /// Number of the function's outputs.
+    output_count: usize,
+    /// Outputs that have a cotangent.
+    wanted: Vec<bool>,
+    /// Inputs that have a cotangent.
+    active: Vec<usize>,
+}
+
+impl Halves {
+    /// Differentiates `graph` with respect to the floating-point inputs marked active.
+    pub(crate) fn of(graph: &Graph, active: &[bool]) -> Result<Halves, OpError> {
+        let float = graph.input_types().map(|ty| ty.dtype.is_float());
+        let active: Vec<bool> = active.iter().zip(float).map(|(&active, float)| active && float).collect();
+        let wanted = output_activity(graph, &active);
+        let mut joint = Joint::new(graph, 0, &active, &wanted, &[], &CallCache::default())?;
+        joint.require(|input| active[input]);
+        let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
+        let active = (0..active.len()).filter(|&input| joint.gradients[input].is_some()).collect();
+        let output_count = graph.outputs().len();
+        let split::Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, output_count);
+        Ok(Halves { forward, backward, reads: residuals, output_count, wanted, active })
+    }
+
+    /// Inputs to outputs, then the residuals.
+    pub(crate) fn forward(&self) -> &Graph {
+        &self.forward
+    }
+
+    /// To be applied to [`Halves::arguments`].
+    pub(crate) fn backward(&self) -> &Graph {
+        &self.backward
+    }
+
+    /// The inputs whose cotangents the backward half returns, in order.
+    pub(crate) fn active(&self) -> &[usize] {
+        &self.active
+    }
+
+    /// Whether the backward half reads an input.
+    pub(crate) fn reads_input(&self, input: usize) -> bool {
+        self.reads.contains(&Residual::Input(input))
+    }
+
+    /// The types of the residuals.
+    pub(crate) fn residual_types(&self) -> impl Iterator<Item = &TensorType> {
+        self.forward.output_types().skip(self.output_count)
+    }
+
+    /// What the backward half takes: from the function's inputs, the residuals, and the cotangents of all outputs.
+    pub(crate) fn arguments<T: Copy>(&self, inputs: &[T], residuals: &[T], cotangents: &[T]) -> Vec<T> {
+        let read = self.reads.iter().map(|read| match *read {
+            Residual::Input(index) => inputs[index],
+            // Outputs are not kept for the backward half, so it never asks for one as such.
+            Residual::Computed(index) | Residual::Output(index) => residuals[index],
+        });
+        let wanted = cotangents.iter().zip(&self.wanted).filter(|(_, wanted)| **wanted).map(|(&ct, _)| ct);
+        read.chain(wanted).collect()
+    }
+}

@@ -1,0 +1,51 @@
+//! Closures as graphs and graphs in the place of closures, for transforms: what is traced once can be put into several bodies.
+
+use super::context::{self, Place, trace_body, with_builder};
+use super::{Tensor, control::ports};
+use crate::autodiff::Halves;
+use crate::error::TraceErrorKind;
+use crate::ir::Graph;
+use crate::ops::{Barrier, WithAxes};
+use crate::passes;
+
+/// A closure as a graph: the outer tensors that it uses first, which are returned, then inputs of the types of `examples`. None if
+/// that has failed, which has been noted.
+pub(crate) fn graph_of(
+    name: &str,
+    examples: &[Tensor],
+    place: Place,
+    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+) -> Option<(Graph, Vec<Tensor>)> {
+    let traced = trace_body(name, ports(examples), None, place, f);
+    let (graph, captured) = traced.map_err(context::fail_error).ok()?.captures_first();
+    Some((passes::prepare(&graph).into_owned(), captured))
+}
+
+/// The outputs of a graph at these arguments, in the trace under way.
+pub(crate) fn inline(graph: &Graph, arguments: &[Tensor], place: Place) -> Vec<Tensor> {
+    let results = with_builder(arguments, place, |builder, values| Ok(builder.inline(graph, values)));
+    match results {
+        Some((values, frame)) => values.into_iter().map(|value| Tensor { frame, value }).collect(),
+        None => vec![Tensor::POISONED; graph.outputs().len()],
+    }
+}
+
+/// The halves of a graph's derivative with respect to the inputs marked active. None if it has none, which has been noted.
+pub(crate) fn differentiate(graph: &Graph, active: &[bool]) -> Option<Halves> {
+    Halves::of(graph, active).map_err(|error| context::fail_error(error.into())).ok()
+}
+
+/// Notes an error in the trace under way; what it returns stands for the result.
+pub(crate) fn fail(kind: impl Into<TraceErrorKind>, place: Place) -> Tensor {
+    context::fail(kind.into(), place)
+}
+
+/// Several tensors through one barrier: none of the results is there before all of the tensors are.
+pub(crate) fn barrier(tensors: &[Tensor], place: Place) -> Vec<Tensor> {
+    context::apply_many(Barrier.into(), tensors, tensors.len(), place).to_vec()
+}
+
+/// The same value with logical axis names.
+pub(crate) fn label(x: Tensor, names: WithAxes, place: Place) -> Tensor {
+    context::apply(names, &[x], place)
+}

@@ -1,0 +1,6 @@
+//! Rewriting how a model runs: from a layer stack to a pipeline.
+//!
+//! Transforms work on traced functions, in global view: none knows a device. What lies where is said by logical axis names, as
+//! everywhere.
+
+pub mod pipeline;

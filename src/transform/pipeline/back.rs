@@ -1,0 +1,184 @@
+//! The phases of a pipeline backwards: those of the forward pass in reverse, each iteration from what it has kept.
+//!
+//! With weights in a sliding window, those of repeat `r - 1` are gathered (again, or not at all if they have been kept) during the rest
+//! of repeat `r`; and the cotangents of the weights of `r`, added up on each device for itself, are reduced and scattered once, when
+//! the change to `r` is through.
+
+use super::iteration::{Machine, State};
+use super::run::{Kept, Part, inner_phase, is_looped};
+use super::weights::{Number, RepeatSums, Window};
+use super::{Phase, WeightUse};
+use crate::autodiff::Halves;
+use crate::ir::DType;
+use crate::trace::{ScanOptions, Tensor, arange, scan_with};
+
+/// Cotangents of the state, and the sums of those of a window's weights.
+type Back = (State<Tensor>, Vec<Vec<Tensor>>);
+
+/// A backward pass.
+pub(super) struct Backward<'a> {
+    pub(super) machine: &'a Machine<'a>,
+    pub(super) halves: &'a Halves,
+    /// The stacked weights, gathered if all are gathered once.
+    pub(super) stacked: &'a [Tensor],
+    /// The gathered weights of every repeat, if they have been kept.
+    pub(super) kept: Option<Kept>,
+}
+
+impl Backward<'_> {
+    /// All phases: the cotangents of the state before the first, and of the stacked weights.
+    pub(super) fn run(&self, state: State<Tensor>) -> (State<Tensor>, Vec<Tensor>) {
+        let (options, weights) = (self.machine.options, self.machine.weights);
+        let phases = options.phases();
+        let last = self.of_repeat(Number::Known(options.repeats - 1));
+        let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
+        if options.repeats == 1 {
+            let sums = weights.no_sums(&last);
+            let (state, sums) = self.phase(begin, Part::Whole, &Window::One(last), (state, sums));
+            return (state, weights.stack(vec![self.repeat_done(sums.concat())], None));
+        }
+        if options.weights.slides() {
+            return self.sliding((begin, end), last, state);
+        }
+        let first = self.of_repeat(Number::Known(0));
+        let sums = weights.no_sums(&last);
+        let (mut state, mut last_sums) = self.phase(end, Part::Whole, &Window::One(last.clone()), (state, sums));
+        let mut first_sums = weights.no_sums(&first);
+        let mut all = None;
+        let between = self.machine.between(self.stacked, (&first, &last));
+        for phase in &phases[1..phases.len() - 1] {
+            let sums = match between {
+                Window::All(_) => weights.no_sums(self.stacked),
+                _ => [first_sums.clone(), last_sums.clone()].concat(),
+            };
+            let (before, mut sums) = self.phase(phase, Part::Whole, &between, (state, sums));
+            state = before;
+            match sums.len() {
+                1 => all = sums.pop(),
+                _ => (last_sums, first_sums) = (sums.split_off(1), sums),
+            }
+        }
+        let (state, first_sums) = self.phase(begin, Part::Whole, &Window::One(first.clone()), (state, first_sums));
+        let nothing = weights.no_sums(&first).concat();
+        let mut by_repeat = vec![nothing; options.repeats];
+        (by_repeat[0], by_repeat[options.repeats - 1]) = (first_sums.concat(), last_sums.concat());
+        (state, weights.stack(by_repeat.into_iter().map(RepeatSums::One).collect(), all))
+    }
+
+    /// The iterations of a part of a phase, the last first.
+    fn phase(&self, phase: &Phase, part: Part, window: &Window, back: Back) -> Back {
+        self.phase_from(phase, part, window, Number::Known(0).tensor(), back)
+    }
+
+    fn phase_from(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, (state, sums): Back) -> Back {
+        // What the forward pass has kept is read, not carried; so are the cotangents of auxiliary values.
+        let (stash, aux) = (state.stash.clone(), state.aux.clone());
+        let carried = |state: State<Tensor>| State { stash: Vec::new(), aux: Vec::new(), ..state };
+        let carry = (carried(state), sums);
+        let (state, sums) =
+            self.machine.each_iteration((phase, part, true), offset, carry, |iteration, (state, sums)| {
+                let state = State { stash: stash.clone(), aux: aux.clone(), ..state };
+                let (state, sums) = self.machine.run_back((self.halves, phase), window, iteration, (state, sums));
+                (carried(state), sums)
+            });
+        (State { stash, aux, ..state }, sums)
+    }
+
+    /// The weights of a repeat, as the forward pass used them.
+    fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
+        match &self.kept {
+            None => self.machine.weights.of_repeat(self.stacked, repeat),
+            Some(kept) => kept.of_repeat(repeat),
+        }
+    }
+
+    /// Runs a part of the pass and, meanwhile, gets the weights of a repeat.
+    fn prefetching(&self, repeat: Number, back: Back, run: impl Fn(Part, Back) -> Back) -> (Back, Vec<Tensor>) {
+        match &self.kept {
+            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift, run),
+            Some(kept) => (run(Part::Whole, back), kept.of_repeat(repeat)),
+        }
+    }
+
+    /// The cotangents of the weights of a repeat, all iterations of which are done.
+    fn repeat_done(&self, sums: Vec<Tensor>) -> RepeatSums {
+        RepeatSums::One(self.reduced(sums))
+    }
+
+    fn reduced(&self, sums: Vec<Tensor>) -> Vec<Tensor> {
+        let weights = self.machine.weights;
+        if weights.options.weights.slides() { weights.scatter(sums, false) } else { sums }
+    }
+
+    /// All phases with a sliding window, of which `last` holds the last repeat.
+    fn sliding(
+        &self,
+        (begin, end): (&Phase, &Phase),
+        last: Vec<Tensor>,
+        state: State<Tensor>,
+    ) -> (State<Tensor>, Vec<Tensor>) {
+        let (options, weights) = (self.machine.options, self.machine.weights);
+        let window = Window::One(last.clone());
+        let back = (state, weights.no_sums(&last));
+        let ((state, sums), before) = self
+            .prefetching(Number::Known(options.repeats - 2), back, |part, back| self.phase(end, part, &window, back));
+        let (state, sums, done) =
+            self.change(Number::Known(options.repeats - 1), (before.clone(), last), (state, sums));
+        let mut by_repeat = vec![RepeatSums::One(done)];
+        // From the rest of a repeat to the change to it.
+        let retreat = |repeat: Number, (state, sums): Back, current: Vec<Tensor>| {
+            let rest = inner_phase(options, WeightUse::One(0));
+            let offset = repeat.tensor() * options.microbatches as f64;
+            let window = Window::One(current.clone());
+            let (back, before) = self.prefetching(repeat.plus(-1), (state, sums), |part, back| {
+                self.phase_from(&rest, part, &window, offset, back)
+            });
+            let (state, sums, done) = self.change(repeat, (before.clone(), current), back);
+            (state, sums, before, done)
+        };
+        let (mut state, mut sums, mut current) = (state, sums, before);
+        if is_looped(options) {
+            let numbers = arange(DType::S32, options.repeats - 2) + 1.0;
+            let reverse = ScanOptions { reverse: true, ..ScanOptions::default() };
+            let (stash, aux) = (state.stash.clone(), state.aux.clone());
+            let carried = |state: State<Tensor>| State { stash: Vec::new(), aux: Vec::new(), ..state };
+            let carry = (carried(state), sums, current);
+            let (carry, done) = scan_with(reverse, carry, numbers, |(state, sums, current), repeat| {
+                let state = State { stash: stash.clone(), aux: aux.clone(), ..state };
+                let (state, sums, current, done) = retreat(Number::Traced(repeat), (state, sums), current);
+                ((carried(state), sums, current), done)
+            });
+            (state, sums, current) = carry;
+            state = State { stash, aux, ..state };
+            by_repeat.push(RepeatSums::Several(done));
+        } else {
+            for repeat in (1..options.repeats - 1).rev() {
+                let done;
+                (state, sums, current, done) = retreat(Number::Known(repeat), (state, sums), current);
+                by_repeat.push(RepeatSums::One(done));
+            }
+        }
+        let (state, sums) = self.phase(begin, Part::Whole, &Window::One(current), (state, sums));
+        by_repeat.push(self.repeat_done(sums.concat()));
+        by_repeat.reverse();
+        (state, weights.stack(by_repeat, None))
+    }
+
+    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one, reduced.
+    fn change(
+        &self,
+        repeat: Number,
+        (before, after): (Vec<Tensor>, Vec<Tensor>),
+        (state, mut sums): Back,
+    ) -> (State<Tensor>, Vec<Vec<Tensor>>, Vec<Tensor>) {
+        let options = self.machine.options;
+        let repeat = repeat.tensor();
+        sums.splice(0..0, self.machine.weights.no_sums(&before));
+        let phase = inner_phase(options, WeightUse::Changing(0));
+        let offset = repeat * options.microbatches as f64;
+        let window = Window::Two { before, after, repeat };
+        let (state, mut sums) = self.phase_from(&phase, Part::Whole, &window, offset, (state, sums));
+        let done = sums.pop().unwrap_or_default();
+        (state, sums, self.reduced(done))
+    }
+}

@@ -1,0 +1,252 @@
+//! One iteration: what each stage takes, what becomes of what it makes, and the same backwards.
+//!
+//! An iteration is linear in everything but the layers themselves. So its backward pass needs no more than what the layers need, and
+//! is written out here, next to the forward pass whose transpose it is. The state is `[S, ..]` throughout, split over the stages:
+//!
+//! | tensor | holds | after an iteration |
+//! |---|---|---|
+//! | `shift` `[S, mb, ..]` | what each stage receives next | results, one stage to the right |
+//! | `sent` `[S, mb, ..]` | with delayed forwarding, the last results | results; `shift` is made of those before |
+//! | `io` `[S, M/S, mb, ..]` | inputs at first, results at the end | slot `i mod (M/S)` one stage to the left |
+//! | `waiting` `[S, M - S D, mb, ..]` | what waits at the first stage for its next repeat | what came round takes the oldest's place |
+//!
+//! The seeds (maxtext.layers.pipeline) move three buffers in every iteration. Here `shift` comes round to the first stage by itself, so
+//! nothing moves to `waiting`, which holds no more than waits at a time; and `io` moves in the first and last M iterations only.
+
+use super::stage::{Iteration, StageFunction, StageInputs};
+use super::weights::{Items, Weights, Window, per_stage, pick_own};
+use super::{Phase, PipelineOptions};
+use crate::autodiff::Halves;
+use crate::ir::{AxisNames, DType, TensorType};
+use crate::ops::WithAxes;
+use crate::trace::{Place, Tensor, iota, label, zeros};
+
+crate::tree! {
+    /// What is carried from iteration to iteration; backwards, the cotangents of it.
+    pub(super) struct State<T> {
+        /// What each stage receives.
+        pub(super) shift: T,
+        /// What each stage has sent, where that takes an iteration.
+        pub(super) sent: Option<T>,
+        /// Inputs and results.
+        pub(super) io: T,
+        /// What has come round and waits.
+        pub(super) waiting: Option<T>,
+        /// Sums of auxiliary values, of each stage. Backwards, their cotangents, which do not change.
+        pub(super) aux: Vec<T>,
+        /// What is kept for the backward pass: for each residual, of all iterations.
+        pub(super) stash: Vec<T>,
+    }
+}
+
+/// What all iterations have in common.
+pub(super) struct Machine<'a> {
+    pub(super) options: &'a PipelineOptions,
+    pub(super) stage: &'a StageFunction,
+    /// Under differentiation.
+    pub(super) halves: Option<&'a Halves>,
+    pub(super) weights: &'a Weights<'a>,
+    /// The logical names of activations `[S, mb, ..]`.
+    pub(super) names: &'a AxisNames,
+    pub(super) captured: Vec<Tensor>,
+    /// Rows `[S, M, mb, ..]`: every stage has all.
+    pub(super) rows: Vec<Tensor>,
+    pub(super) place: Place,
+}
+
+/// Number of slots of `io`.
+fn slots(options: &PipelineOptions) -> usize {
+    options.microbatches / options.stages
+}
+
+impl Machine<'_> {
+    /// The state before the first iteration.
+    pub(super) fn start(&self, io: Tensor) -> State<Tensor> {
+        let stashed = self.halves.map(|halves| self.stage.residual_types(halves)).unwrap_or_default();
+        let stash = stashed.into_iter().map(|ty| {
+            let dims = [&[self.options.iterations()], &ty.dims[..]].concat();
+            zeros(ty.dtype, dims)
+        });
+        let aux = self.stage.aux_types().map(|ty| zeros(ty.dtype, &ty.dims));
+        State { stash: stash.collect(), aux: aux.collect(), ..self.empty(io) }
+    }
+
+    /// A state in which nothing is under way.
+    fn empty(&self, io: Tensor) -> State<Tensor> {
+        let options = self.options;
+        let activations = TensorType { dims: [&io.dims()[..1], &io.dims()[2..]].concat().into(), ..io.ty() };
+        let zeros_of = |ty: &TensorType| zeros(ty.dtype, &ty.dims);
+        let nothing = self.named(zeros_of(&activations));
+        let queue = |count: usize| {
+            let mut ty = activations.clone();
+            ty.dims.insert(1, count);
+            zeros_of(&ty)
+        };
+        State {
+            shift: nothing,
+            sent: options.delay_forwarding.then_some(nothing),
+            io,
+            waiting: (options.waiting() > 0).then(|| queue(options.waiting())),
+            aux: Vec::new(),
+            stash: Vec::new(),
+        }
+    }
+
+    /// The cotangents after the last iteration.
+    pub(super) fn start_back(&self, io: Tensor, aux: Vec<Tensor>, stash: Vec<Tensor>) -> State<Tensor> {
+        State { aux, stash, ..self.empty(io) }
+    }
+
+    fn named(&self, activations: Tensor) -> Tensor {
+        label(activations, WithAxes::new(self.names.clone()), self.place)
+    }
+
+    /// What each stage works on.
+    fn items(&self, iteration: Tensor) -> Items {
+        let &PipelineOptions { stages, microbatches, repeats, .. } = self.options;
+        let count = microbatches * repeats;
+        let stage = iota(DType::S32, [stages], 0);
+        let item = iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64;
+        let active = item.greater_equal(0.0) & item.less(count as f64);
+        let inside = item.clamp(0.0, (count - 1) as f64);
+        let (repeat, microbatch) = match repeats {
+            1 => (stage.zeros_like(), inside),
+            _ => (inside / microbatches as f64, inside % microbatches as f64),
+        };
+        Items { active, repeat, microbatch }
+    }
+
+    /// What the stages get beside activations and weights.
+    fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
+        let &PipelineOptions { stages, layers_per_stage, .. } = self.options;
+        let part = items.repeat * stages as f64 + iota(DType::S32, [stages], 0);
+        StageInputs {
+            weights,
+            x,
+            rows: self.rows.iter().map(|&rows| pick_own(rows, items.microbatch)).collect(),
+            first_layer: part * layers_per_stage as f64,
+            microbatch: items.microbatch,
+        }
+    }
+
+    fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
+        per_stage(iota(DType::S32, [self.options.stages], 0).equal(stage as f64), like)
+    }
+
+    /// The slot of `io` that an iteration moves. Where results leave after all inputs have entered, they are put in order.
+    fn slot(&self, phase: &Phase, iteration: Tensor) -> Tensor {
+        let slots = slots(self.options);
+        let first = if phase.takes_inputs { 0 } else { phase.iterations.start % slots };
+        (iteration + (slots - first) as f64) % slots as f64
+    }
+
+    /// Results, one stage on; from the last to the first if microbatches go round.
+    fn rotate(&self, results: Tensor) -> Tensor {
+        match self.options.repeats {
+            1 => self.named(results.pad(0, 1, -1, 0.0)),
+            _ => self.named(results.roll(0, 1)),
+        }
+    }
+
+    /// The transpose of [`Machine::rotate`].
+    fn rotate_back(&self, cotangent: Tensor) -> Tensor {
+        match self.options.repeats {
+            1 => self.named(cotangent.pad(0, -1, 1, 0.0)),
+            _ => self.named(cotangent.roll(0, -1)),
+        }
+    }
+
+    /// One iteration.
+    pub(super) fn run(&self, phase: &Phase, window: &Window, iteration: Tensor, state: State<Tensor>) -> State<Tensor> {
+        let items = self.items(iteration);
+        let State { shift, sent, io, waiting, aux, stash } = state;
+        let moves = phase.takes_inputs || phase.gives_outputs;
+        let slot = self.slot(phase, iteration);
+        let in_slot = moves.then(|| io.dynamic_index(1, slot));
+        let place = iteration % self.options.waiting().max(1) as f64;
+        let first = match (phase.takes_inputs, waiting) {
+            (true, _) => in_slot,
+            (false, Some(waiting)) => Some(waiting.dynamic_index(1, place)),
+            (false, None) => None,
+        };
+        let x = first.map_or(shift, |first| self.is_stage(0, shift).select(first, shift));
+        let x = self.named(x);
+        let weights = self.weights.of_iteration(window, &items, x);
+        let result = self.stage.run(self.halves, &self.captured, &self.inputs(&items, weights, x));
+        let y = self.named(result.y);
+        let added = aux.iter().zip(&result.aux).map(|(&sum, &aux)| match phase.has_bubbles {
+            true => sum + per_stage(items.active, aux).select(aux, 0.0),
+            false => sum + aux,
+        });
+        let stashed = stash
+            .iter()
+            .zip(&result.residuals)
+            .map(|(stash, residual)| stash.dynamic_update_along(0, residual.expand(0), iteration));
+        let io = in_slot.map_or(io, |in_slot| {
+            let moved = in_slot.roll(0, -1);
+            let last = self.is_stage(self.options.stages - 1, y);
+            let moved = if phase.gives_outputs { last.select(y, moved) } else { moved };
+            io.dynamic_update_along(1, self.named(moved).expand(1), slot)
+        });
+        State {
+            shift: self.rotate(sent.unwrap_or(y)),
+            sent: sent.map(|_| y),
+            io,
+            waiting: waiting.map(|waiting| waiting.dynamic_update_along(1, shift.expand(1), place)),
+            aux: added.collect(),
+            stash: stashed.collect(),
+        }
+    }
+
+    /// One iteration backwards: from the cotangents of the state after it to those of the state before it, and the sums of the
+    /// weights' cotangents with those of this iteration.
+    pub(super) fn run_back(
+        &self,
+        (halves, phase): (&Halves, &Phase),
+        window: &Window,
+        iteration: Tensor,
+        (state, sums): (State<Tensor>, Vec<Vec<Tensor>>),
+    ) -> (State<Tensor>, Vec<Vec<Tensor>>) {
+        let items = self.items(iteration);
+        let State { shift, sent, io, waiting, aux, stash } = state;
+        let moves = phase.takes_inputs || phase.gives_outputs;
+        let slot = self.slot(phase, iteration);
+        let place = iteration % self.options.waiting().max(1) as f64;
+        let received = self.rotate_back(shift);
+        let (mut y, sent) = match sent {
+            Some(sent) => (sent, Some(received)),
+            None => (received, None),
+        };
+        let mut in_slot = moves.then(|| io.dynamic_index(1, slot));
+        if let (true, Some(of_slot)) = (phase.gives_outputs, in_slot) {
+            let last = self.is_stage(self.options.stages - 1, y);
+            y = y + last.select(of_slot, 0.0);
+            in_slot = Some(last.select(0.0, of_slot));
+        }
+        let masked = |x: Tensor| match phase.has_bubbles {
+            true => per_stage(items.active, x).select(x, 0.0),
+            false => x,
+        };
+        let residuals: Vec<Tensor> = stash.iter().map(|stash| stash.dynamic_index(0, iteration)).collect();
+        let weights = self.weights.of_iteration(window, &items, y);
+        let result = Iteration { y: masked(y), aux: aux.iter().map(|&aux| masked(aux)).collect(), residuals };
+        let inputs = self.inputs(&items, weights, y);
+        let (of_weights, of_x) = self.stage.run_back(halves, &self.captured, inputs, result);
+        let of_x = self.named(masked(of_x));
+        let sums = self.weights.add(&sums, window, &items, (of_weights, phase.has_bubbles));
+        let first = self.is_stage(0, of_x);
+        let io = in_slot.map_or(io, |in_slot| {
+            let moved = in_slot.roll(0, 1);
+            let moved = if phase.takes_inputs { first.select(of_x, moved) } else { moved };
+            io.dynamic_update_along(1, self.named(moved).expand(1), slot)
+        });
+        let came_round = waiting.map(|waiting| waiting.dynamic_index(1, place));
+        let waiting = waiting.map(|waiting| {
+            let taken = if phase.takes_inputs { of_x.zeros_like() } else { first.select(of_x, 0.0) };
+            waiting.dynamic_update_along(1, taken.expand(1), place)
+        });
+        let from_shift = if phase.takes_inputs || waiting.is_some() { first.select(0.0, of_x) } else { of_x };
+        let shift = came_round.map_or(from_shift, |came_round| from_shift + came_round);
+        (State { shift: self.named(shift), sent, io, waiting, aux, stash }, sums)
+    }
+}

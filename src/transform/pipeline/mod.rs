@@ -1,0 +1,355 @@
+//! Pipelines over a mesh axis: every stage holds some layers of each repeat, and microbatches go round the stages.
+//!
+//! [`pipeline`] runs a layer function on stacked weights. What it makes is an ordinary program in global view, in which stages are a
+//! dimension: named `activation_stage` in activations and `layers` in weights, and split over the mesh axis that the rules give these
+//! names. Moving results from stage to stage is a [roll](crate::ops::Roll) along it, which becomes a collective-permute.
+//!
+//! | module | what it says |
+//! |---|---|
+//! | `options` | the form of a pipeline, and which there can be |
+//! | `phases` | which stage works on what, and when |
+//! | `stage` | what all stages do in an iteration: the layers, mapped over the stages, and the halves of their derivative |
+//! | `weights` | what is gathered when, and where cotangents of weights are added up and scattered |
+//! | `iteration` | one iteration, and its transpose |
+//! | `run`, `back` | all of them, forwards and backwards |
+//!
+//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as MaxText has them (maxtext.layers.pipeline), PipeDream-Flush's
+//! 1F1B (Narayanan et al., arXiv 2104.04473).
+
+mod back;
+mod iteration;
+mod options;
+mod phases;
+mod run;
+mod stage;
+mod weights;
+
+use std::cell::RefCell;
+use std::panic::Location;
+
+pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
+pub use phases::{Phase, Task, WeightUse};
+pub use stage::LayerPlace;
+
+use back::Backward;
+use iteration::{Machine, State};
+use run::Kept;
+use stage::{StageFunction, StageInputs};
+use weights::Weights;
+
+use crate::autodiff::Halves;
+use crate::error::TraceErrorKind;
+use crate::ir::{AxisNames, DType, Name};
+use crate::ops::WithAxes;
+use crate::trace::{self, Place, Tensor, Tree, custom_vjp, label, refill, zeros};
+
+/// Stacked weights of all layers, and the logical names of their dimensions.
+#[derive(Clone, Debug)]
+pub struct StackedWeights<W> {
+    /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's weight.
+    pub weights: W,
+    /// For each tensor, the names of all dimensions.
+    pub names: Vec<AxisNames>,
+}
+
+/// What goes through a pipeline: activations, and what belongs to their rows.
+#[derive(Clone, Debug)]
+pub struct PipelineInput<X> {
+    /// `[B, ..]`.
+    pub x: Tensor,
+    /// The logical names of the dimensions of `x`, within the pipeline.
+    pub names: Vec<&'static str>,
+    /// What layers need besides, such as positions and segments: each tensor `[B, ..]`. No gradient flows into it.
+    pub rows: X,
+}
+
+/// Runs stacked layers as a pipeline: `layer` gets the activations `[B/M, ..]` of a microbatch, its own weights, the rows that belong
+/// to the microbatch, and what place it has; it returns activations of the same type and a tree of auxiliary values. Returns the
+/// activations `[B, ..]` after all layers, and the auxiliary values, summed over layers and microbatches.
+///
+/// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors, but no
+/// floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j` are those at
+/// `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what splits the rows of a microbatch,
+/// is in place.
+///
+/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where
+/// it is no number.
+#[track_caller]
+pub fn pipeline<W, X, A>(
+    options: &PipelineOptions,
+    stacked: StackedWeights<W>,
+    input: PipelineInput<X>,
+    layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
+) -> (Tensor, A)
+where
+    W: Tree<Leaf = Tensor> + Clone,
+    X: Tree<Leaf = Tensor> + Clone,
+    A: Tree<Leaf = Tensor>,
+{
+    let place = Location::caller();
+    traced(options, &stacked, &input, layer, place)
+}
+
+fn traced<W, X, A>(
+    options: &PipelineOptions,
+    stacked: &StackedWeights<W>,
+    input: &PipelineInput<X>,
+    layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
+    place: Place,
+) -> (Tensor, A)
+where
+    W: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    A: Tree<Leaf = Tensor>,
+{
+    if let Err(problem) = check(options, stacked, input) {
+        let failed = trace::fail(problem, place);
+        // Only the structure of what the layer returns is of use any more.
+        let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
+        let rows = refill(&input.rows, &mut input.rows.leaves().into_iter());
+        let (_, aux) = layer(input.x, weights, rows, LayerPlace { layer: failed, microbatch: failed });
+        return (failed, refill(&aux, &mut std::iter::empty()));
+    }
+    let names: AxisNames = [stage::STAGE].iter().chain(&input.names).map(|name| Name::new(name)).collect();
+    let example = example(options, &stacked.weights, input);
+    let (stage, aux) = StageFunction::trace(options, (&stacked.weights, &input.rows), &example, place, layer);
+    let checked = stage.and_then(|stage| match check_stage(&stage, example.x) {
+        Ok(()) => Some(stage),
+        Err(problem) => {
+            trace::fail(problem, place);
+            None
+        }
+    });
+    let Some(stage) = checked else { return (input.x, refill(&aux, &mut std::iter::empty())) };
+    let weights = Weights::new(options, &stacked.names, place);
+    let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
+    // From here on, no line is the user's but that of the call.
+    let (x, sums) = trace::composite(place, || {
+        let io = into_slots(options, input.x, &names, place);
+        let inputs = [stacked.weights.leaves(), vec![io], input.rows.leaves(), stage.captured.clone()];
+        let (io, sums) = program.differentiable(inputs);
+        (out_of_slots(options, io, input.x), sums)
+    });
+    (x, refill(&aux, &mut sums.into_iter()))
+}
+
+/// Checks the options, and that weights and input are as they say.
+fn check<W, X>(
+    options: &PipelineOptions,
+    stacked: &StackedWeights<W>,
+    input: &PipelineInput<X>,
+) -> Result<(), TraceErrorKind>
+where
+    W: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+{
+    options.validate()?;
+    let mismatch =
+        |what: String, expected: String, found: String| Err(TraceErrorKind::Mismatch { what, expected, found });
+    let leading: Vec<usize> = options.leading_dims().iter().map(|(size, _)| *size).collect();
+    let (weights, paths) = (stacked.weights.leaves(), stacked.weights.paths());
+    if stacked.names.len() != weights.len() {
+        let expected = format!("one list for each of {} weights", weights.len());
+        return mismatch(
+            "the names given with a pipeline's weights".to_owned(),
+            expected,
+            stacked.names.len().to_string(),
+        );
+    }
+    for ((weight, path), names) in weights.iter().zip(paths).zip(&stacked.names) {
+        if !weight.dims().starts_with(&leading) {
+            let &PipelineOptions { repeats, stages, layers_per_stage, .. } = options;
+            let found = weight.ty().to_string();
+            let expected = leading;
+            return Err(PipelineError::Weight { path, found, repeats, stages, layers_per_stage, expected }.into());
+        }
+        if names.len() != weight.rank() {
+            let what = format!("the names of a pipeline's weight {path:?}");
+            return mismatch(what, format!("one for each dimension of {}", weight.ty()), names.len().to_string());
+        }
+    }
+    let batch = input.x.dims().first().copied().unwrap_or(0);
+    if input.names.len() != input.x.rank() {
+        let what = "the names of a pipeline's activations".to_owned();
+        return mismatch(what, format!("one for each dimension of {}", input.x.ty()), input.names.len().to_string());
+    }
+    if batch == 0 || !batch.is_multiple_of(options.microbatches) {
+        return Err(PipelineError::Batch { batch, microbatches: options.microbatches }.into());
+    }
+    let rows = input.rows.leaves().into_iter().zip(input.rows.paths());
+    for (rows, path) in rows.filter(|(rows, _)| rows.dims().first() != Some(&batch)) {
+        let what = format!("the rows {path:?} of a pipeline");
+        return mismatch(
+            what,
+            format!("a leading dimension of {batch}, as the activations have"),
+            rows.ty().to_string(),
+        );
+    }
+    Ok(())
+}
+
+/// Checks what a layer does with activations, and what else it uses.
+fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
+    let (expected, found) = (x.ty(), stage.output_type().cloned());
+    if found.as_ref() != Some(&expected) {
+        let what = "the activations that the layers of a pipeline return, stages first".to_owned();
+        let found = found.map(|ty| ty.to_string()).unwrap_or_default();
+        return Err(TraceErrorKind::Mismatch { what, expected: expected.to_string(), found });
+    }
+    match stage.captured.iter().find(|tensor| tensor.dtype().is_float()) {
+        None => Ok(()),
+        Some(tensor) => Err(TraceErrorKind::Other(format!(
+            "the layer of a pipeline uses an outer tensor of type {}, into which no gradient could flow: make it a weight, or pass it \
+             as rows",
+            tensor.ty()
+        ))),
+    }
+}
+
+/// What an iteration gets, as far as types go.
+fn example<W, X>(options: &PipelineOptions, weights: &W, input: &PipelineInput<X>) -> StageInputs
+where
+    W: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+{
+    let first = usize::from(options.repeats > 1);
+    let part = |tensor: &Tensor| {
+        let dims = tensor.dims();
+        zeros(tensor.dtype(), [&[options.stages, dims[0] / options.microbatches], &dims[1..]].concat())
+    };
+    let numbers = zeros(DType::S32, [options.stages]);
+    StageInputs {
+        weights: weights.leaves().iter().map(|weight| zeros(weight.dtype(), &weight.dims()[first..])).collect(),
+        x: part(&input.x),
+        rows: input.rows.leaves().iter().map(part).collect(),
+        first_layer: numbers,
+        microbatch: numbers,
+    }
+}
+
+/// `[B, ..]` as `[S, M/S, mb, ..]`.
+fn split_rows(options: &PipelineOptions, rows: Tensor) -> Tensor {
+    let &PipelineOptions { stages, microbatches, .. } = options;
+    let dims = rows.dims();
+    let cut = [stages, dims[0] / microbatches, microbatches / stages];
+    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..dims.len() as i32 + 2).collect();
+    rows.reshape([&cut, &dims[1..]].concat()).transpose(&order[..])
+}
+
+/// Inputs as they enter a pipeline: `[S, M/S, mb, ..]`.
+fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Place) -> Tensor {
+    let names = [&names[..1], &[Name::new("")], &names[1..]].concat();
+    label(split_rows(options, x), WithAxes::new(names.into()), place)
+}
+
+/// Results as they have left a pipeline, `[S, M/S, mb, ..]`, as a batch like `x`.
+fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor) -> Tensor {
+    let slots = options.microbatches / options.stages;
+    // With one repeat, results take the slots that inputs leave, and the first is ready after `lag` iterations.
+    let late = if options.repeats == 1 { options.lag() % slots } else { 0 };
+    let io = if late == 0 { io } else { io.roll(1, -(late as i64)) };
+    let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..io.rank() as i32).collect();
+    io.transpose(&order[..]).reshape(x.dims())
+}
+
+/// Rows `[S, M, mb, ..]`, of which every stage has all.
+fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor, place: Place) -> Tensor {
+    let split = split_rows(options, rows);
+    let dims = split.dims();
+    let all = split.reshape([&[options.microbatches], &dims[2..]].concat());
+    let everywhere: Vec<usize> = [&[options.stages], &all.dims()[..]].concat();
+    let axes: Vec<i32> = (1..everywhere.len() as i32).collect();
+    let spread = all.broadcast_like(zeros(all.dtype(), &everywhere), &axes[..]);
+    let other = vec![Name::new(""); everywhere.len() - 3];
+    let names = [&[names[0], Name::new(""), names[1]], &other[..]].concat();
+    label(spread, WithAxes::new(names.into()), place)
+}
+
+/// A pipeline whose layer has been traced.
+struct Program<'a> {
+    options: &'a PipelineOptions,
+    stage: &'a StageFunction,
+    weights: &'a Weights<'a>,
+    names: &'a AxisNames,
+    place: Place,
+}
+
+/// Inputs: stacked weights, activations in slots, rows, and what else the layer uses.
+type Inputs = [Vec<Tensor>; 4];
+
+impl Program<'_> {
+    /// Results in slots, and sums of auxiliary values; with the backward pass written out by hand.
+    fn differentiable(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
+        let halves: RefCell<Option<Halves>> = RefCell::new(None);
+        custom_vjp(
+            inputs,
+            |[weights, io, rows, captured]| {
+                let machine = self.machine(None, rows, captured);
+                let weights = self.weights.before_phases(weights);
+                let (state, _) = machine.run_all(&weights, io[0]);
+                self.results(state).0
+            },
+            |[weights, io, rows, captured]| {
+                let found = self.stage.differentiate();
+                let machine = self.machine(found.as_ref(), rows.clone(), captured.clone());
+                let used = self.weights.before_phases(weights.clone());
+                let (state, mut kept) = machine.run_all(&used, io[0]);
+                if self.options.weights == WeightPlan::GatherOnce && self.options.keep_gathered {
+                    kept = used;
+                }
+                let (results, stash) = self.results(state);
+                drop(machine);
+                *halves.borrow_mut() = found;
+                (results, [weights, rows, captured, kept, stash])
+            },
+            |[weights, rows, captured, kept, stash], (io, aux)| {
+                let zeros = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.zeros_like()).collect();
+                let others = (zeros(&rows), zeros(&captured));
+                let halves = halves.borrow();
+                // Without halves, an error has been noted.
+                let Some(halves) = halves.as_ref() else { return [zeros(&weights), vec![io], others.0, others.1] };
+                let machine = self.machine(None, rows, captured);
+                let (weights, kept) = self.weights_again(weights, kept, io);
+                let aux = aux.iter().map(|&aux| self.of_each_stage(aux)).collect();
+                let state = machine.start_back(io, aux, stash);
+                let (state, sums) = Backward { machine: &machine, halves, stacked: &weights, kept }.run(state);
+                [sums, vec![state.io], others.0, others.1]
+            },
+        )
+    }
+
+    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not gathered before the
+    /// cotangents are there: nor is it the same gather as the forward pass's.
+    fn weights_again(&self, weights: Vec<Tensor>, kept: Vec<Tensor>, io: Tensor) -> (Vec<Tensor>, Option<Kept>) {
+        if kept.is_empty() {
+            let waiting = trace::barrier(&[&[io], &weights[..]].concat(), self.place).split_off(1);
+            return (self.weights.before_phases(waiting), None);
+        }
+        match self.options.weights {
+            WeightPlan::GatherOnce => (kept, None),
+            _ => {
+                let kept = Kept::from_leaves(self.options, weights.len(), &kept);
+                (weights, Some(kept))
+            }
+        }
+    }
+
+    fn machine<'b>(&'b self, halves: Option<&'b Halves>, rows: Vec<Tensor>, captured: Vec<Tensor>) -> Machine<'b> {
+        let &Program { options, stage, weights, names, place } = self;
+        let rows = rows.into_iter().map(|rows| rows_of_stages(options, names, rows, place)).collect();
+        Machine { options, stage, halves, weights, names, captured, rows, place }
+    }
+
+    /// What comes of the last state: results and sums of auxiliary values, and what is kept.
+    fn results(&self, state: State<Tensor>) -> ((Tensor, Vec<Tensor>), Vec<Tensor>) {
+        let sums = state.aux.iter().map(|aux| aux.sum(0)).collect();
+        ((state.io, sums), state.stash)
+    }
+
+    /// `[..]` as `[S, ..]`.
+    fn of_each_stage(&self, aux: Tensor) -> Tensor {
+        let dims = [&[self.options.stages], &aux.dims()[..]].concat();
+        let axes: Vec<i32> = (1..dims.len() as i32).collect();
+        aux.broadcast_like(zeros(aux.dtype(), &dims), &axes[..])
+    }
+}

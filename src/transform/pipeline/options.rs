@@ -1,0 +1,291 @@
+//! What a pipeline looks like, and which pipelines there can be.
+
+use std::fmt;
+
+use crate::ops::RematPolicy;
+
+/// The order in which stages work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// All forward, then all backward; one repeat.
+    Gpipe,
+    /// As [`Schedule::Gpipe`], but a stage holds several parts of the layer stack, and microbatches go round several times.
+    #[default]
+    Circular,
+    /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss is part
+    /// of the pipeline.
+    OneForwardOneBackward,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const ALL: [Schedule; 3] = [Schedule::Gpipe, Schedule::Circular, Schedule::OneForwardOneBackward];
+
+    /// The name, as in a run config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::Gpipe => "gpipe",
+            Schedule::Circular => "circular",
+            Schedule::OneForwardOneBackward => "1f1b",
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// When weights that are split over `fsdp` (and its like) are gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightPlan {
+    /// In every iteration, those of the repeats that stages work on.
+    PerIteration,
+    /// All of them before the loop.
+    GatherOnce,
+    /// Those of a repeat once, ahead of use: a window over two repeats slides along.
+    #[default]
+    SlidingWindow,
+    /// As [`WeightPlan::SlidingWindow`], with each repeat's gather in two halves, one after the other.
+    SplitSlidingWindow,
+}
+
+impl WeightPlan {
+    /// All of them.
+    pub const ALL: [WeightPlan; 4] =
+        [WeightPlan::PerIteration, WeightPlan::GatherOnce, WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow];
+
+    /// The name, as in a run config.
+    pub fn name(self) -> &'static str {
+        match self {
+            WeightPlan::PerIteration => "per-iteration",
+            WeightPlan::GatherOnce => "gather-once",
+            WeightPlan::SlidingWindow => "bsw",
+            WeightPlan::SplitSlidingWindow => "bsw-split",
+        }
+    }
+
+    /// Whether weights are gathered repeat by repeat, ahead of use.
+    pub fn slides(self) -> bool {
+        matches!(self, WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow)
+    }
+}
+
+impl fmt::Display for WeightPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The form of a pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineOptions {
+    /// Number of stages, S: the size of the mesh axis they are spread over.
+    pub stages: usize,
+    /// How often a microbatch goes round the stages, R.
+    pub repeats: usize,
+    /// Parts into which a batch is cut, M; a multiple of the stages.
+    pub microbatches: usize,
+    /// Layers that a stage holds of each repeat, P.
+    pub layers_per_stage: usize,
+    /// When weights are gathered.
+    pub weights: WeightPlan,
+    /// The order of work.
+    pub schedule: Schedule,
+    /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from stage to
+    /// stage is then two iterations instead of one.
+    pub delay_forwarding: bool,
+    /// Whether iterations are loops, or each its own nodes.
+    pub scan_iterations: bool,
+    /// Whether repeats are a loop, or each its own nodes.
+    pub scan_repeats: bool,
+    /// Whether the layers of a stage are a loop, or each its own nodes.
+    pub scan_layers: bool,
+    /// Whether the backward pass finds the gathered weights of every repeat, or gathers again.
+    pub keep_gathered: bool,
+    /// What is kept of a layer beside its input.
+    pub remat: RematPolicy,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> PipelineOptions {
+        PipelineOptions {
+            stages: 1,
+            repeats: 1,
+            microbatches: 1,
+            layers_per_stage: 1,
+            weights: WeightPlan::default(),
+            schedule: Schedule::default(),
+            delay_forwarding: false,
+            scan_iterations: true,
+            scan_repeats: true,
+            scan_layers: true,
+            keep_gathered: false,
+            remat: RematPolicy::Full,
+        }
+    }
+}
+
+/// Why a pipeline cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PipelineError {
+    /// A number is zero.
+    #[error("a pipeline needs at least one of its {what}")]
+    Zero {
+        /// The option.
+        what: &'static str,
+    },
+    /// Microbatches do not fill the stages evenly.
+    #[error("{microbatches} microbatches are no multiple of the {stages} stages; use {}", nearest_multiples(*microbatches, *stages))]
+    Microbatches {
+        /// M.
+        microbatches: usize,
+        /// S.
+        stages: usize,
+    },
+    /// A circular pipeline's first stage would need a microbatch before it has come round.
+    #[error(
+        "a microbatch comes round after {round} iterations (stages * delay), but the first stage needs it after the \
+         {microbatches} microbatches of a repeat: use at least {round} microbatches, or one repeat"
+    )]
+    TooFewMicrobatches {
+        /// M.
+        microbatches: usize,
+        /// S * D.
+        round: usize,
+    },
+    /// A schedule of one repeat was asked for more.
+    #[error("the schedule {schedule} has one repeat, not {repeats}: use the circular one")]
+    Repeats {
+        /// The schedule.
+        schedule: Schedule,
+        /// R.
+        repeats: usize,
+    },
+    /// Something that the schedule 1F1B does not go with.
+    #[error("the schedule 1f1b does not go with {what}: {instead}")]
+    OneForwardOneBackward {
+        /// The option.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+    /// The batch does not divide into microbatches.
+    #[error("a batch of {batch} rows does not divide into {microbatches} microbatches")]
+    Batch {
+        /// Rows.
+        batch: usize,
+        /// M.
+        microbatches: usize,
+    },
+    /// A stacked weight does not have the leading dimensions of the pipeline.
+    #[error(
+        "the stacked weight {path:?} is {found}, but a pipeline of {repeats} repeats, {stages} stages and {layers_per_stage} layers per \
+         stage needs the leading dimensions {expected:?}"
+    )]
+    Weight {
+        /// Path of the parameter.
+        path: String,
+        /// Its type.
+        found: String,
+        /// R.
+        repeats: usize,
+        /// S.
+        stages: usize,
+        /// P.
+        layers_per_stage: usize,
+        /// The dimensions.
+        expected: Vec<usize>,
+    },
+}
+
+/// The multiple before a number and the one after it, without zero.
+fn nearest_multiples(number: usize, of: usize) -> String {
+    match number / of {
+        0 => of.to_string(),
+        times => format!("{} or {}", times * of, (times + 1) * of),
+    }
+}
+
+impl PipelineOptions {
+    /// Iterations from one stage to the next, D.
+    pub fn delay(&self) -> usize {
+        if self.delay_forwarding { 2 } else { 1 }
+    }
+
+    /// Iterations by which the last stage lags behind the first, L = D (S - 1): as many are bubbles.
+    pub fn lag(&self) -> usize {
+        self.delay() * (self.stages - 1)
+    }
+
+    /// Iterations of the forward pass, M R + L.
+    pub fn iterations(&self) -> usize {
+        self.microbatches * self.repeats + self.lag()
+    }
+
+    /// Layers in all, S R P.
+    pub fn layers(&self) -> usize {
+        self.stages * self.repeats * self.layers_per_stage
+    }
+
+    /// Microbatches that wait, at any time, in front of the first stage for their next repeat. None if a microbatch is needed
+    /// the moment it comes round.
+    pub fn waiting(&self) -> usize {
+        if self.repeats > 1 { self.microbatches.saturating_sub(self.stages * self.delay()) } else { 0 }
+    }
+
+    /// The leading dimensions of stacked weights, with their logical names: repeats, stages, layers of a stage. Repeats and layers are
+    /// left out when there is one; then the layer's own dimensions follow.
+    pub fn leading_dims(&self) -> Vec<(usize, &'static str)> {
+        let mut dims = vec![(self.stages, "layers")];
+        if self.repeats > 1 {
+            dims.insert(0, (self.repeats, "circular_repeats"));
+        }
+        if self.layers_per_stage > 1 {
+            dims.push((self.layers_per_stage, "layers_per_stage"));
+        }
+        dims
+    }
+
+    /// Checks that there can be such a pipeline.
+    ///
+    /// # Errors
+    /// The options exclude each other: which, by what numbers, and what to do.
+    pub fn validate(&self) -> Result<(), PipelineError> {
+        let &PipelineOptions { stages, repeats, microbatches, layers_per_stage, schedule, .. } = self;
+        let counts = [
+            ("stages", stages),
+            ("repeats", repeats),
+            ("microbatches", microbatches),
+            ("layers per stage", layers_per_stage),
+        ];
+        if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(PipelineError::Zero { what });
+        }
+        if !microbatches.is_multiple_of(stages) {
+            return Err(PipelineError::Microbatches { microbatches, stages });
+        }
+        if schedule != Schedule::Circular && repeats > 1 {
+            return Err(PipelineError::Repeats { schedule, repeats });
+        }
+        let round = stages * self.delay();
+        if repeats > 1 && microbatches < round {
+            return Err(PipelineError::TooFewMicrobatches { microbatches, round });
+        }
+        // So no stage lags by more than a repeat, and the window, of two repeats, is never too small.
+        if schedule == Schedule::OneForwardOneBackward {
+            let refuse = |what, instead| Err(PipelineError::OneForwardOneBackward { what, instead });
+            if self.delay_forwarding {
+                return refuse("delayed forwarding", "its transfers overlap with the other direction's compute anyway");
+            }
+            if self.weights == WeightPlan::PerIteration {
+                return refuse(
+                    "weights gathered per iteration",
+                    "use \"gather-once\" or \"bsw\", which are the same for one repeat",
+                );
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! The phases of the forward pass: runs of iterations that do the same. The backward pass goes through them in reverse.
+//!
+//! In iteration `i` stage `s` works on item `i - D s`: microbatch `item mod M` of repeat `item div M`. Of what a repeat needs from
+//! outside, inputs enter during the first M iterations and results leave during the last M, so a pipeline of several repeats is cut
+//! there; in between, stages change from repeat `r - 1` to `r` during the L iterations from `r M` on.
+
+use std::ops::Range;
+
+use super::{PipelineOptions, Schedule};
+
+/// What one stage works on in one iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The microbatch.
+    pub microbatch: usize,
+    /// The repeat.
+    pub repeat: usize,
+}
+
+/// Which repeats' weights a phase uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightUse {
+    /// Every stage at work works on this repeat.
+    One(usize),
+    /// Stages are about to change from the repeat before to this one.
+    Changing(usize),
+    /// Any: changes of several repeats.
+    Any,
+}
+
+/// A run of iterations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Phase {
+    /// The iterations.
+    pub iterations: Range<usize>,
+    /// The weights it uses.
+    pub weights: WeightUse,
+    /// Whether the first stage takes new microbatches.
+    pub takes_inputs: bool,
+    /// Whether the last stage's results leave the pipeline.
+    pub gives_outputs: bool,
+    /// Whether there are iterations in which some stage has nothing to do.
+    pub has_bubbles: bool,
+    /// The repeat whose weights can be gathered meanwhile: nothing in this phase needs them.
+    pub prefetches: Option<usize>,
+}
+
+impl PipelineOptions {
+    /// What a stage works on in an iteration of the forward pass; nothing if that is a bubble.
+    pub fn task(&self, iteration: usize, stage: usize) -> Option<Task> {
+        let item = iteration.checked_sub(self.delay() * stage)?;
+        (item < self.microbatches * self.repeats)
+            .then(|| Task { microbatch: item % self.microbatches, repeat: item / self.microbatches })
+    }
+
+    /// For the schedule 1F1B: the microbatch whose backward pass a stage does in an iteration, after the forward pass of
+    /// [`PipelineOptions::task`].
+    pub fn backward_task(&self, iteration: usize, stage: usize) -> Option<usize> {
+        let lag = 2 * (self.stages - 1) - stage;
+        let microbatch = iteration.checked_sub(lag)?;
+        (self.schedule == Schedule::OneForwardOneBackward && microbatch < self.microbatches).then_some(microbatch)
+    }
+
+    /// The phases, in order. Those with weights in a sliding window change repeats in phases of their own.
+    pub fn phases(&self) -> Vec<Phase> {
+        let (repeats, count, lag) = (self.repeats, self.microbatches, self.lag());
+        let prefetch = |repeat: usize| (self.weights.slides() && repeat < repeats).then_some(repeat);
+        let phase = |iterations: Range<usize>, weights| Phase {
+            has_bubbles: iterations.start < lag || iterations.end > count * repeats,
+            takes_inputs: iterations.start < count,
+            gives_outputs: iterations.end > count * (repeats - 1) + lag,
+            prefetches: None,
+            iterations,
+            weights,
+        };
+        if repeats == 1 {
+            return vec![phase(0..count + lag, WeightUse::One(0))];
+        }
+        let last = (repeats - 1) * count + lag;
+        let mut phases = vec![Phase { prefetches: prefetch(1), ..phase(0..count, WeightUse::One(0)) }];
+        if self.weights.slides() {
+            for repeat in 1..repeats {
+                let start = repeat * count;
+                phases.push(phase(start..start + lag, WeightUse::Changing(repeat)));
+                if repeat + 1 < repeats {
+                    let rest = phase(start + lag..start + count, WeightUse::One(repeat));
+                    phases.push(Phase { prefetches: prefetch(repeat + 1), ..rest });
+                }
+            }
+        } else {
+            let weights = if repeats == 2 { WeightUse::Changing(1) } else { WeightUse::Any };
+            phases.push(phase(count..last, weights));
+        }
+        phases.push(phase(last..last + count, WeightUse::One(repeats - 1)));
+        phases.retain(|phase| !phase.iterations.is_empty());
+        phases
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::WeightPlan;
+    use super::*;
+
+    /// Phases follow on each other, and say of each stage at work which repeat it is in.
+    #[test]
+    fn phases_cover_the_tasks() {
+        for stages in [1, 2, 3, 4, 8] {
+            for repeats in 1..=4 {
+                for (rounds, delay_forwarding) in [(1, false), (2, false), (2, true), (3, true)] {
+                    for weights in [WeightPlan::GatherOnce, WeightPlan::SlidingWindow] {
+                        let microbatches = stages * rounds;
+                        let options = PipelineOptions {
+                            stages,
+                            repeats,
+                            microbatches,
+                            weights,
+                            delay_forwarding,
+                            ..Default::default()
+                        };
+                        options.validate().unwrap();
+                        check(&options);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(options: &PipelineOptions) {
+        let mut next = 0;
+        for phase in options.phases() {
+            assert_eq!(phase.iterations.start, next, "{options:?}");
+            next = phase.iterations.end;
+            for iteration in phase.iterations.clone() {
+                let tasks: Vec<Option<Task>> =
+                    (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
+                let fits = |task: &Task| match phase.weights {
+                    WeightUse::One(repeat) => task.repeat == repeat,
+                    WeightUse::Changing(repeat) => task.repeat == repeat || task.repeat + 1 == repeat,
+                    WeightUse::Any => true,
+                };
+                assert!(tasks.iter().flatten().all(fits), "{options:?} {phase:?}");
+                assert!(phase.has_bubbles || tasks.iter().all(Option::is_some), "{options:?} {phase:?}");
+                let enters = tasks[0].is_some_and(|task| task.repeat == 0);
+                let leaves = tasks[options.stages - 1].is_some_and(|task| task.repeat + 1 == options.repeats);
+                // One loop does both where there is one repeat, and has more iterations than either needs.
+                let more = options.repeats == 1;
+                assert!(phase.takes_inputs == enters || more && phase.takes_inputs, "{options:?} {phase:?}");
+                assert!(phase.gives_outputs == leaves || more && phase.gives_outputs, "{options:?} {phase:?}");
+            }
+        }
+        assert_eq!(next, options.iterations());
+    }
+}

@@ -1,0 +1,253 @@
+//! The phases of a pipeline, one after the other.
+//!
+//! Weights in a sliding window are gathered while a phase runs that does not need them: nothing in that phase depends on the gather,
+//! nor the gather on it. Between the first phase and the last there are, for each repeat `r` but the first and last, the change to it
+//! and the rest of it, during which the weights of `r + 1` are gathered. As a loop, these carry the weights of one repeat.
+
+use super::iteration::{Machine, State};
+use super::weights::{Number, Window};
+use super::{Phase, PipelineOptions, WeightPlan, WeightUse};
+use crate::ir::DType;
+use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, scan, scan_with, zeros};
+
+/// A part of a phase: that during which the first half of a gather is under way, the second, or both.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    Whole,
+    First,
+    Second,
+}
+
+/// The gathered weights of every repeat, for a backward pass that does not gather again.
+pub(super) enum Kept {
+    /// One by one.
+    Separate(Vec<Vec<Tensor>>),
+    /// For each weight `[R, S, P, ..]`.
+    Stacked(Vec<Tensor>),
+}
+
+impl Kept {
+    /// As one list, to be handed on.
+    fn into_leaves(self) -> Vec<Tensor> {
+        match self {
+            Kept::Separate(weights) => weights.concat(),
+            Kept::Stacked(weights) => weights,
+        }
+    }
+
+    /// The opposite of [`Kept::into_leaves`], for pipelines with so many weights.
+    pub(super) fn from_leaves(options: &PipelineOptions, count: usize, leaves: &[Tensor]) -> Kept {
+        match is_looped(options) {
+            true => Kept::Stacked(leaves.to_vec()),
+            false => Kept::Separate(leaves.chunks(count.max(1)).map(<[Tensor]>::to_vec).collect()),
+        }
+    }
+
+    /// The weights of a repeat.
+    pub(super) fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
+        match (self, repeat) {
+            (Kept::Separate(weights), Number::Known(repeat)) => weights.get(repeat).cloned().unwrap_or_default(),
+            // Weights stand apart only where no repeat's number is computed.
+            (Kept::Separate(_), Number::Traced(_)) => Vec::new(),
+            (Kept::Stacked(weights), repeat) => {
+                weights.iter().map(|weight| weight.dynamic_index(0, repeat.tensor())).collect()
+            }
+        }
+    }
+
+    /// Room for the weights of so many repeats.
+    fn room(repeats: usize, weights: &[Tensor]) -> Vec<Tensor> {
+        weights.iter().map(|weight| zeros(weight.dtype(), [&[repeats], &weight.dims()[..]].concat())).collect()
+    }
+}
+
+/// Puts the weights of a repeat where those of all are kept.
+fn keep(kept: &[Tensor], weights: &[Tensor], repeat: Number) -> Vec<Tensor> {
+    let put = |(kept, weight): (&Tensor, &Tensor)| kept.dynamic_update_along(0, weight.expand(0), repeat.tensor());
+    kept.iter().zip(weights).map(put).collect()
+}
+
+/// Whether the repeats between the first and the last are a loop.
+pub(super) fn is_looped(options: &PipelineOptions) -> bool {
+    options.scan_repeats && options.weights.slides() && options.repeats > 3
+}
+
+/// Where the weights of the second half of a gather begin: with the weight in the middle of all bytes.
+fn halfway(weights: &[Tensor]) -> usize {
+    let bytes = |weights: &[Tensor]| weights.iter().map(|weight| weight.ty().byte_count()).sum::<usize>();
+    let whole = bytes(weights);
+    (1..weights.len()).find(|&cut| bytes(&weights[..cut]) * 2 >= whole).unwrap_or(weights.len())
+}
+
+/// A phase of all repeats but the first and the last: the change to a repeat, or the rest of it.
+pub(super) fn inner_phase(options: &PipelineOptions, weights: WeightUse) -> Phase {
+    let (count, lag) = (options.microbatches, options.lag());
+    let iterations = if matches!(weights, WeightUse::One(_)) { lag..count } else { 0..lag };
+    Phase { iterations, weights, takes_inputs: false, gives_outputs: false, has_bubbles: false, prefetches: None }
+}
+
+impl Machine<'_> {
+    /// The iterations of a part of a phase, to which `offset` is added, in order or backwards.
+    pub(super) fn each_iteration<S: Tree<Leaf = Tensor>>(
+        &self,
+        (phase, part, reverse): (&Phase, Part, bool),
+        offset: Tensor,
+        state: S,
+        run: impl Fn(Tensor, S) -> S,
+    ) -> S {
+        let std::ops::Range { start, end } = phase.iterations;
+        let middle = (start + end) / 2;
+        let iterations = match (part, reverse) {
+            (Part::Whole, _) => start..end,
+            (Part::First, false) | (Part::Second, true) => start..middle,
+            (Part::First, true) | (Part::Second, false) => middle..end,
+        };
+        let first = offset + iterations.start as f64;
+        if self.options.scan_iterations && iterations.len() > 1 {
+            let options = ScanOptions { reverse, ..ScanOptions::default() };
+            let numbers = arange(DType::S32, iterations.len());
+            return scan_with(options, state, numbers, |state, number| (run(first + number, state), ())).0;
+        }
+        let step = |state, number: usize| run(first + number as f64, state);
+        match reverse {
+            false => (0..iterations.len()).fold(state, step),
+            true => (0..iterations.len()).rev().fold(state, step),
+        }
+    }
+
+    fn phase(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, state: State<Tensor>) -> State<Tensor> {
+        self.each_iteration((phase, part, false), offset, state, |iteration, state| {
+            self.run(phase, window, iteration, state)
+        })
+    }
+
+    /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second waits for the
+    /// first half of the phase. `shift` is a part of the state that is not there before.
+    pub(super) fn prefetching<S>(
+        &self,
+        stacked: &[Tensor],
+        repeat: Number,
+        state: S,
+        shift: impl Fn(&S) -> Tensor,
+        run: impl Fn(Part, S) -> S,
+    ) -> (S, Vec<Tensor>) {
+        if self.options.weights != WeightPlan::SplitSlidingWindow {
+            let next = self.weights.of_repeat(stacked, repeat);
+            return (run(Part::Whole, state), next);
+        }
+        let weights = self.weights.at_rest(stacked, repeat);
+        let cut = halfway(&weights);
+        let first = self.weights.gather(&weights[..cut], 0, false);
+        let state = run(Part::First, state);
+        let waiting = barrier(&[&[shift(&state)], &weights[cut..]].concat(), self.place).split_off(1);
+        let second = self.weights.gather(&waiting, cut, false);
+        (run(Part::Second, state), [first, second].concat())
+    }
+
+    /// All phases, and what is kept of gathered weights.
+    pub(super) fn run_all(&self, stacked: &[Tensor], io: Tensor) -> (State<Tensor>, Vec<Tensor>) {
+        let (options, phases) = (self.options, self.options.phases());
+        let (state, zero) = (self.start(io), Number::Known(0).tensor());
+        let first = self.weights.of_repeat(stacked, Number::Known(0));
+        if options.repeats == 1 {
+            let state = self.phase(&phases[0], Part::Whole, &Window::One(first.clone()), zero, state);
+            return (state, if self.keeps() { first } else { Vec::new() });
+        }
+        let (begin, end) = (&phases[0], &phases[phases.len() - 1]);
+        if options.weights.slides() {
+            let (state, last, kept) = self.sliding(stacked, begin, state, first);
+            let state = self.phase(end, Part::Whole, &Window::One(last), zero, state);
+            return (state, kept);
+        }
+        let mut state = self.phase(begin, Part::Whole, &Window::One(first.clone()), zero, state);
+        let last = self.weights.of_repeat(stacked, Number::Known(options.repeats - 1));
+        for phase in &phases[1..phases.len() - 1] {
+            state = self.phase(phase, Part::Whole, &self.between(stacked, (&first, &last)), zero, state);
+        }
+        (self.phase(end, Part::Whole, &Window::One(last), zero, state), Vec::new())
+    }
+
+    /// Whether gathered weights are kept for the backward pass.
+    pub(super) fn keeps(&self) -> bool {
+        self.options.keep_gathered && self.options.weights.slides() && self.halves.is_some()
+    }
+
+    /// What stages use between the first and the last repeat, where weights do not slide.
+    pub(super) fn between(&self, stacked: &[Tensor], (first, last): (&[Tensor], &[Tensor])) -> Window {
+        match self.options.repeats {
+            2 => Window::Two { before: first.to_vec(), after: last.to_vec(), repeat: Number::Known(1).tensor() },
+            _ => Window::All(stacked.to_vec()),
+        }
+    }
+
+    /// The phases up to the last with a sliding window: the state, the weights of the last repeat, and those of all, if they are kept.
+    fn sliding(
+        &self,
+        stacked: &[Tensor],
+        begin: &Phase,
+        state: State<Tensor>,
+        first: Vec<Tensor>,
+    ) -> (State<Tensor>, Vec<Tensor>, Vec<Tensor>) {
+        let options = self.options;
+        let zero = Number::Known(0).tensor();
+        let shift = |state: &State<Tensor>| state.shift;
+        let window = Window::One(first.clone());
+        let (state, second) = self.prefetching(stacked, Number::Known(1), state, shift, |part, state| {
+            self.phase(begin, part, &window, zero, state)
+        });
+        let mut kept = Vec::new();
+        if self.keeps() {
+            kept = vec![first.clone(), second.clone()];
+        }
+        let state = self.change(Number::Known(1), (first, second.clone()), state);
+        let advance = |repeat: Number, state: State<Tensor>, current: Vec<Tensor>| {
+            let rest = inner_phase(options, WeightUse::One(0));
+            let offset = repeat.tensor() * options.microbatches as f64;
+            let window = Window::One(current.clone());
+            let next = repeat.plus(1);
+            let (state, gathered) = self.prefetching(stacked, next, state, shift, |part, state| {
+                self.phase(&rest, part, &window, offset, state)
+            });
+            (self.change(next, (current, gathered.clone()), state), gathered)
+        };
+        if is_looped(options) {
+            let mut room = Vec::new();
+            if self.keeps() {
+                room = Kept::room(options.repeats, &second);
+                for (repeat, weights) in kept.iter().enumerate() {
+                    room = keep(&room, weights, Number::Known(repeat));
+                }
+            }
+            let numbers = arange(DType::S32, options.repeats - 2) + 1.0;
+            let carry = (state, second, room);
+            let ((state, last, kept), ()) = scan(carry, numbers, |(state, current, kept), repeat| {
+                let repeat = Number::Traced(repeat);
+                let (state, next) = advance(repeat, state, current);
+                let kept = keep(&kept, &next, repeat.plus(1));
+                ((state, next, kept), ())
+            });
+            return (state, last, Kept::Stacked(kept).into_leaves());
+        }
+        let (mut state, mut current) = (state, second);
+        for repeat in 1..options.repeats - 1 {
+            (state, current) = advance(Number::Known(repeat), state, current);
+            if self.keeps() {
+                kept.push(current.clone());
+            }
+        }
+        (state, current, Kept::Separate(kept).into_leaves())
+    }
+
+    /// The phase in which stages change to a repeat.
+    fn change(
+        &self,
+        repeat: Number,
+        (before, after): (Vec<Tensor>, Vec<Tensor>),
+        state: State<Tensor>,
+    ) -> State<Tensor> {
+        let phase = inner_phase(self.options, WeightUse::Changing(0));
+        let repeat = repeat.tensor();
+        let offset = repeat * self.options.microbatches as f64;
+        self.phase(&phase, Part::Whole, &Window::Two { before, after, repeat }, offset, state)
+    }
+}

@@ -1,0 +1,214 @@
+//! What all stages do at once in an iteration: the user's layer, mapped over the stages.
+
+use super::PipelineOptions;
+use crate::autodiff::Halves;
+use crate::ir::{DType, Graph, TensorType};
+use crate::trace::{self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, refill, scan, vmap_with};
+
+/// The logical axis that runs over the stages in activations.
+pub(super) const STAGE: &str = "activation_stage";
+
+/// Which layer works on which part of the batch; both `s32[]`. Random numbers that depend on these, and on positions, are the same
+/// however the layers are run.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerPlace {
+    /// The number of the layer in the whole stack.
+    pub layer: Tensor,
+    /// The number of the microbatch.
+    pub microbatch: Tensor,
+}
+
+/// Everything that goes into an iteration of all stages.
+pub(super) struct StageInputs {
+    /// For each weight `[S, P, ..]` (without P if that is 1).
+    pub weights: Vec<Tensor>,
+    /// `[S, mb, ..]`.
+    pub x: Tensor,
+    /// For each tensor of rows `[S, mb, ..]`.
+    pub rows: Vec<Tensor>,
+    /// The number of each stage's first layer, `s32[S]`.
+    pub first_layer: Tensor,
+    /// The number of each stage's microbatch, `s32[S]`.
+    pub microbatch: Tensor,
+}
+
+impl StageInputs {
+    fn leaves(&self) -> Vec<Tensor> {
+        [&self.weights[..], &[self.x], &self.rows, &[self.first_layer, self.microbatch]].concat()
+    }
+}
+
+/// The traced function of an iteration, from [`StageInputs`] to activations `[S, mb, ..]` and auxiliary values `[S, ..]`.
+pub(super) struct StageFunction {
+    graph: Graph,
+    /// Outer tensors that the layer uses.
+    pub(super) captured: Vec<Tensor>,
+    /// Where the activations stand among the graph's inputs: after captured tensors and weights.
+    x_position: usize,
+    place: Place,
+}
+
+/// What an iteration leaves for its backward pass, beside the activations that it began with.
+pub(super) struct Iteration {
+    /// Activations `[S, mb, ..]`.
+    pub(super) y: Tensor,
+    /// Auxiliary values `[S, ..]`.
+    pub(super) aux: Vec<Tensor>,
+    /// What its backward pass needs.
+    pub(super) residuals: Vec<Tensor>,
+}
+
+impl StageFunction {
+    /// Traces the layer, once for all iterations; `example` has the types of what an iteration gets. No function if that
+    /// fails, which has been noted.
+    pub(super) fn trace<W, X, A>(
+        options: &PipelineOptions,
+        (weights, rows): (&W, &X),
+        example: &StageInputs,
+        place: Place,
+        layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
+    ) -> (Option<StageFunction>, A)
+    where
+        W: Tree<Leaf = Tensor>,
+        X: Tree<Leaf = Tensor>,
+        A: Tree<Leaf = Tensor>,
+    {
+        let weight_count = example.weights.len();
+        let mut shape = None;
+        let traced = trace::graph_of("stages", &example.leaves(), place, |inputs| {
+            let mapped = VmapOptions { size: Some(options.stages), ..VmapOptions::default() }.named(STAGE);
+            vmap_with(mapped, inputs.to_vec(), |inputs| {
+                let mut inputs = inputs.into_iter();
+                let weights = refill(weights, &mut inputs.by_ref().take(weight_count));
+                let x = refill(&example.x, &mut inputs);
+                let rows = refill(rows, &mut inputs);
+                let (layer_number, microbatch) = refill(&(example.x, example.x), &mut inputs);
+                let number = LayerPlace { layer: layer_number, microbatch };
+                let (x, aux) = one_stage(options, x, weights, rows, number, &layer);
+                let mut results = vec![x];
+                results.extend(aux.leaves());
+                shape = Some(aux);
+                results
+            })
+        });
+        let stage = traced.map(|(graph, captured)| {
+            let x_position = captured.len() + weight_count;
+            StageFunction { graph, captured, x_position, place }
+        });
+        let Some(aux) = shape else { trace::unreachable_body() };
+        (stage, aux)
+    }
+
+    /// The types of the auxiliary values.
+    pub(super) fn aux_types(&self) -> impl Iterator<Item = &TensorType> {
+        self.graph.output_types().skip(1)
+    }
+
+    /// The type of the activations after the layers.
+    pub(super) fn output_type(&self) -> Option<&TensorType> {
+        self.graph.output_types().next()
+    }
+
+    /// Differentiates it, with respect to weights and activations.
+    pub(super) fn differentiate(&self) -> Option<Halves> {
+        let active: Vec<bool> = (0..self.graph.inputs().len())
+            .map(|input| (self.captured.len()..=self.x_position).contains(&input))
+            .collect();
+        trace::differentiate(&self.graph, &active)
+    }
+
+    /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured` stands for the
+    /// outer tensors that the layer uses.
+    pub(super) fn run(&self, halves: Option<&Halves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
+        let graph = halves.map_or(&self.graph, Halves::forward);
+        let arguments = [captured, &inputs.leaves()].concat();
+        let mut results = trace::inline(graph, &arguments, self.place).into_iter();
+        let count = self.graph.outputs().len() - 1;
+        let y = refill(&inputs.x, &mut results);
+        let aux = results.by_ref().take(count).collect();
+        let mut residuals: Vec<Tensor> = results.collect();
+        if halves.is_some_and(|halves| self.reads_x(halves)) {
+            residuals.push(inputs.x);
+        }
+        Iteration { y, aux, residuals }
+    }
+
+    fn reads_x(&self, halves: &Halves) -> bool {
+        halves.reads_input(self.x_position)
+    }
+
+    /// The types of [`Iteration::residuals`].
+    pub(super) fn residual_types(&self, halves: &Halves) -> Vec<TensorType> {
+        let x = self.graph.input_types().nth(self.x_position).filter(|_| self.reads_x(halves));
+        halves.residual_types().chain(x).cloned().collect()
+    }
+
+    /// The cotangents of the weights and of the activations that an iteration began with. Of `inputs`, the activations are not
+    /// looked at: they are among the residuals.
+    pub(super) fn run_back(
+        &self,
+        halves: &Halves,
+        captured: &[Tensor],
+        inputs: StageInputs,
+        iteration: Iteration,
+    ) -> (Vec<Tensor>, Tensor) {
+        let Iteration { y, aux, mut residuals } = iteration;
+        let x = if self.reads_x(halves) { residuals.pop().unwrap_or(y) } else { y };
+        let inputs = StageInputs { x, ..inputs };
+        let cotangents = [&[y], &aux[..]].concat();
+        let arguments = halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);
+        let results = trace::inline(halves.backward(), &arguments, self.place);
+        let gradients = |input: usize| halves.active().iter().position(|&active| active == input).map(|at| results[at]);
+        let weights = (captured.len()..self.x_position).zip(&inputs.weights);
+        let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
+        (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))
+    }
+}
+
+/// The layers of one stage, one after the other; auxiliary values are added up.
+fn one_stage<W, X, A>(
+    options: &PipelineOptions,
+    x: Tensor,
+    weights: W,
+    rows: X,
+    first: LayerPlace,
+    layer: &impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
+) -> (Tensor, A)
+where
+    W: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    A: Tree<Leaf = Tensor>,
+{
+    let row_leaves = rows.leaves();
+    let one_layer = |x: Tensor, weights: W, number: Tensor| {
+        let again = refill(&rows, &mut row_leaves.iter().copied());
+        let inputs = (x, weights, again, [number, first.microbatch]);
+        checkpoint(options.remat.clone(), inputs, |(x, weights, rows, [layer_number, microbatch])| {
+            layer(x, weights, rows, LayerPlace { layer: layer_number, microbatch })
+        })
+    };
+    let count = options.layers_per_stage;
+    if count == 1 {
+        return one_layer(x, weights, first.layer);
+    }
+    let leaves = weights.leaves();
+    if options.scan_layers {
+        let (x, aux) = scan(x, (weights, arange(DType::S32, count)), |x, (weights, number)| {
+            one_layer(x, weights, first.layer + number)
+        });
+        let sums: Vec<Tensor> = aux.leaves().into_iter().map(|aux| aux.sum(0)).collect();
+        return (x, refill(&aux, &mut sums.into_iter()));
+    }
+    let of_layer = |index: usize| {
+        let mut own = leaves.iter().map(|weight| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]));
+        refill(&weights, &mut own)
+    };
+    let (mut x, mut total) = one_layer(x, of_layer(0), first.layer);
+    for index in 1..count {
+        let number = first.layer + index as f64;
+        let (next, aux) = one_layer(x, of_layer(index), number);
+        let mut sums = total.leaves().into_iter().zip(aux.leaves()).map(|(total, aux)| total + aux);
+        (x, total) = (next, refill(&aux, &mut sums));
+    }
+    (x, total)
+}

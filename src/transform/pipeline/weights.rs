@@ -1,0 +1,260 @@
+//! Where an iteration's weights come from, and where their cotangents go.
+
+use super::stage::STAGE;
+use super::{PipelineOptions, WeightPlan};
+use crate::ir::{AxisNames, DType, Name};
+use crate::ops::WithAxes;
+use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, iota, label, vmap_with};
+
+/// Mesh axes that split weights at rest only: before use, weights are gathered over them.
+const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
+
+/// The logical axis of experts. Their weights stay split over the mesh axis `expert`: tokens come to them.
+const EXPERTS: &str = "exp";
+
+/// The stacked weights of a pipeline: what is known of all of them.
+pub(super) struct Weights<'a> {
+    pub(super) options: &'a PipelineOptions,
+    /// For each weight, the logical names of its dimensions without that of repeats.
+    names: Vec<AxisNames>,
+    place: Place,
+}
+
+/// The weights that a phase uses; each tensor has the dimensions `[S, P, ..]`.
+#[derive(Clone, Debug)]
+pub(super) enum Window {
+    /// Those of one repeat.
+    One(Vec<Tensor>),
+    /// Of the repeat that ends and of that which begins.
+    Two {
+        /// Those of the repeat before.
+        before: Vec<Tensor>,
+        /// Those of the repeat that begins.
+        after: Vec<Tensor>,
+        /// The repeat that begins, `s32[]`.
+        repeat: Tensor,
+    },
+    /// Of all repeats: `[R, S, P, ..]`.
+    All(Vec<Tensor>),
+}
+
+/// A number that is known when tracing, or is computed: `s32[]`.
+#[derive(Clone, Copy)]
+pub(super) enum Number {
+    Known(usize),
+    Traced(Tensor),
+}
+
+impl Number {
+    /// This number and another; the sum must not be negative.
+    pub(super) fn plus(self, other: i32) -> Number {
+        match self {
+            Number::Known(number) => Number::Known(number.saturating_add_signed(other as isize)),
+            Number::Traced(number) => Number::Traced(number + f64::from(other)),
+        }
+    }
+
+    /// As a tensor.
+    pub(super) fn tensor(self) -> Tensor {
+        match self {
+            Number::Known(number) => full(DType::S32, [], number as f64),
+            Number::Traced(number) => number,
+        }
+    }
+}
+
+/// Per-stage numbers of an iteration, `s32[S]` all.
+#[derive(Clone, Copy)]
+pub(super) struct Items {
+    /// Which stages are at work, `pred[S]`.
+    pub(super) active: Tensor,
+    /// The repeat, in range.
+    pub(super) repeat: Tensor,
+    /// The microbatch, in range.
+    pub(super) microbatch: Tensor,
+}
+
+impl<'a> Weights<'a> {
+    /// `names` are those of all dimensions of each stacked weight.
+    pub(super) fn new(options: &'a PipelineOptions, names: &[AxisNames], place: Place) -> Weights<'a> {
+        let first = usize::from(options.repeats > 1);
+        let names = names.iter().map(|names| names.iter().skip(first).copied().collect()).collect();
+        Weights { options, names, place }
+    }
+
+    /// The logical names of the weights of one repeat, or of all.
+    fn names(&self, weight: usize, all: bool) -> AxisNames {
+        let repeats = all.then(|| Name::new("circular_repeats"));
+        repeats.into_iter().chain(self.names[weight].iter().copied()).collect()
+    }
+
+    /// The same weights, whole on all devices but for stages, tensors and experts; the first of them is the weight of this number.
+    pub(super) fn gather(&self, weights: &[Tensor], first: usize, all: bool) -> Vec<Tensor> {
+        let gather = |(index, &weight): (usize, &Tensor)| label(weight, self.whole(first + index, all), self.place);
+        weights.iter().enumerate().map(gather).collect()
+    }
+
+    /// The names of a weight that lies as it is used.
+    fn whole(&self, weight: usize, all: bool) -> WithAxes {
+        let names = self.names(weight, all);
+        let experts = names.contains(&Name::new(EXPERTS));
+        let gathered = GATHERED.iter().filter(|axis| !(experts && **axis == "expert"));
+        WithAxes { gathered: gathered.map(|axis| Name::new(axis)).collect(), ..WithAxes::new(names) }
+    }
+
+    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are.
+    pub(super) fn scatter(&self, sums: Vec<Tensor>, all: bool) -> Vec<Tensor> {
+        let scatter = |(index, sum): (usize, Tensor)| {
+            // The sum lies as the weight does where it is used: else it would be scattered term by term.
+            let partial = WithAxes { keeps_partial: true, ..self.whole(index, all) };
+            let sum = label(sum, partial, self.place);
+            label(sum, WithAxes::new(self.names(index, all)), self.place)
+        };
+        sums.into_iter().enumerate().map(scatter).collect()
+    }
+
+    /// Stacked weights that every phase is given: gathered, if all are gathered once.
+    pub(super) fn before_phases(&self, stacked: Vec<Tensor>) -> Vec<Tensor> {
+        match self.options.weights {
+            WeightPlan::GatherOnce => self.gather(&stacked, 0, self.options.repeats > 1),
+            _ => stacked,
+        }
+    }
+
+    /// The weights of a repeat as they are in the stack.
+    pub(super) fn at_rest(&self, stacked: &[Tensor], repeat: Number) -> Vec<Tensor> {
+        let own = |weight: &Tensor| match (self.options.repeats, repeat) {
+            (1, _) => *weight,
+            (_, Number::Known(repeat)) => weight.slice(0, repeat..repeat + 1).reshape(&weight.dims()[1..]),
+            (_, Number::Traced(repeat)) => weight.dynamic_index(0, repeat),
+        };
+        stacked.iter().map(own).collect()
+    }
+
+    /// The weights of a repeat, from [`Weights::before_phases`]: gathered, if that is done repeat by repeat.
+    pub(super) fn of_repeat(&self, stacked: &[Tensor], repeat: Number) -> Vec<Tensor> {
+        let weights = self.at_rest(stacked, repeat);
+        if self.options.weights.slides() { self.gather(&weights, 0, false) } else { weights }
+    }
+
+    /// The weights of an iteration, `[S, P, ..]`. Those that are gathered per iteration wait for `x`, its activations: a gather that
+    /// is the same in all iterations would be moved in front of their loop.
+    pub(super) fn of_iteration(&self, window: &Window, items: &Items, x: Tensor) -> Vec<Tensor> {
+        let weights: Vec<Tensor> = match window {
+            Window::One(weights) => weights.clone(),
+            Window::Two { before, after, repeat } => {
+                let is_after = self.is_after(items, *repeat);
+                let choose = |(&before, &after): (&Tensor, &Tensor)| per_stage(is_after, after).select(after, before);
+                before.iter().zip(after).map(choose).collect()
+            }
+            Window::All(weights) => weights.iter().map(|weight| pick(*weight, items.repeat)).collect(),
+        };
+        match self.options.weights {
+            WeightPlan::PerIteration => {
+                let mut waiting = barrier(&[&[x], &weights[..]].concat(), self.place);
+                self.gather(&waiting.split_off(1), 0, false)
+            }
+            _ => weights,
+        }
+    }
+
+    fn is_after(&self, items: &Items, repeat: Tensor) -> Tensor {
+        items.repeat.equal(repeat.broadcast_like(items.repeat, []))
+    }
+
+    /// Zeros, to which the cotangents of these weights are added.
+    pub(super) fn no_sums(&self, weights: &[Tensor]) -> Vec<Vec<Tensor>> {
+        vec![weights.iter().map(|weight| weight.zeros_like()).collect()]
+    }
+
+    /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if it is no
+    /// number.
+    pub(super) fn add(
+        &self,
+        sums: &[Vec<Tensor>],
+        window: &Window,
+        items: &Items,
+        (cotangents, has_bubbles): (Vec<Tensor>, bool),
+    ) -> Vec<Vec<Tensor>> {
+        let cotangents = match self.options.weights {
+            WeightPlan::PerIteration => self.scatter(cotangents, false),
+            _ => cotangents,
+        };
+        let add = |sums: &[Tensor], mask: Option<Tensor>| -> Vec<Tensor> {
+            let add = |(&sum, &ct): (&Tensor, &Tensor)| match mask {
+                Some(mask) => sum + per_stage(mask, ct).select(ct, 0.0),
+                None => sum + ct,
+            };
+            sums.iter().zip(&cotangents).map(add).collect()
+        };
+        match window {
+            Window::One(_) => vec![add(&sums[0], has_bubbles.then_some(items.active))],
+            Window::Two { repeat, .. } => {
+                let is_after = self.is_after(items, *repeat);
+                vec![add(&sums[0], Some(!is_after & items.active)), add(&sums[1], Some(is_after & items.active))]
+            }
+            Window::All(_) => {
+                let count = self.options.repeats;
+                let numbers = iota(DType::S32, [count, self.options.stages], 0);
+                let here = numbers.equal(items.repeat.broadcast_like(numbers, [1]));
+                let here = here & items.active.broadcast_like(here, [1]);
+                let add = |(&sum, &ct): (&Tensor, &Tensor)| {
+                    let axes: Vec<i32> = (1..sum.rank() as i32).collect();
+                    let everywhere = ct.broadcast_like(sum, &axes[..]);
+                    sum + here.broadcast_like(sum, [0, 1]).select(everywhere, 0.0)
+                };
+                vec![sums[0].iter().zip(&cotangents).map(add).collect()]
+            }
+        }
+    }
+
+    /// The cotangents of the stacked weights, `[R, S, P, ..]`: from those of each repeat, as far as they were added up apart, and those
+    /// of all.
+    pub(super) fn stack(&self, by_repeat: Vec<RepeatSums>, all: Option<Vec<Tensor>>) -> Vec<Tensor> {
+        let repeats = self.options.repeats;
+        let joined = (0..self.names.len()).map(|weight| {
+            let parts: Vec<Tensor> = by_repeat.iter().map(|sums| sums.of(weight, repeats > 1)).collect();
+            let own = if parts.len() > 1 { concatenate(&parts, 0) } else { parts[0] };
+            all.as_ref().map_or(own, |all| own + all[weight])
+        });
+        let joined = joined.collect();
+        match self.options.weights {
+            WeightPlan::GatherOnce => self.scatter(joined, repeats > 1),
+            _ => joined,
+        }
+    }
+}
+
+/// Cotangents of the weights of one repeat, or of several in a row.
+pub(super) enum RepeatSums {
+    /// `[S, P, ..]`.
+    One(Vec<Tensor>),
+    /// `[repeats, S, P, ..]`.
+    Several(Vec<Tensor>),
+}
+
+impl RepeatSums {
+    fn of(&self, weight: usize, stacked: bool) -> Tensor {
+        match self {
+            RepeatSums::One(sums) if stacked => sums[weight].expand(0),
+            RepeatSums::One(sums) | RepeatSums::Several(sums) => sums[weight],
+        }
+    }
+}
+
+/// `[S]` as a mask over `like` `[S, ..]`.
+pub(super) fn per_stage(mask: Tensor, like: Tensor) -> Tensor {
+    mask.broadcast_like(like, [0])
+}
+
+/// For each stage its part of `[N, S, ..]`, by its own position `s32[S]`.
+fn pick(stacked: Tensor, positions: Tensor) -> Tensor {
+    let options = VmapOptions::default().inputs([Some(1), Some(0)]).named(STAGE);
+    vmap_with(options, (stacked, positions), |(stacked, position)| stacked.dynamic_index(0, position))
+}
+
+/// For each stage its part of `[S, N, ..]`, by its own position `s32[S]`.
+pub(super) fn pick_own(stacked: Tensor, positions: Tensor) -> Tensor {
+    let options = VmapOptions::default().named(STAGE);
+    vmap_with(options, (stacked, positions), |(stacked, position)| stacked.dynamic_index(0, position))
+}

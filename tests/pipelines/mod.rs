@@ -1,0 +1,216 @@
+//! Small pipelines, and the same layers one after the other.
+
+// Each test file uses a part of it.
+#![allow(dead_code)]
+
+use std::fmt;
+
+use meshloom::ir::DType::{F32, S32};
+use meshloom::ir::{Literal, Name};
+use meshloom::ops::RematPolicy;
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, Tensor, TensorSpec, einsum, value_and_grad};
+use meshloom::transform::pipeline::{LayerPlace, PipelineInput, PipelineOptions, StackedWeights, pipeline};
+
+use crate::support::numbers;
+
+pub const LENGTH: usize = 4;
+pub const EMBED: usize = 16;
+pub const HIDDEN: usize = 32;
+
+/// The logical names of activations within a pipeline.
+pub const STREAM: [&str; 3] = ["activation_batch", "activation_length", "activation_embed"];
+
+/// The rules of MaxText's pipelines, as far as these layers go.
+pub const RULES: &[(&str, &[&str])] = &[
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["data", "fsdp"]),
+    ("batch", &["stage", "data", "fsdp"]),
+    ("activation_mlp", &["tensor"]),
+    ("activation_length", &[]),
+    ("activation_embed", &[]),
+    ("embed", &["fsdp"]),
+    ("mlp", &["tensor"]),
+    ("norm", &[]),
+    ("layers", &["stage"]),
+    ("layers_per_stage", &[]),
+    ("circular_repeats", &[]),
+];
+
+meshloom::tree! {
+    /// One layer: a norm's scale and two matrices.
+    pub struct Layer<T> {
+        pub scale: T,
+        pub up: T,
+        pub down: T,
+    }
+
+    /// What a program takes.
+    pub struct Inputs<T> {
+        pub layers: Layer<T>,
+        pub x: T,
+        pub positions: T,
+        pub target: T,
+    }
+}
+
+/// A pipeline over a mesh.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub options: PipelineOptions,
+    /// Rows of a microbatch.
+    pub rows: usize,
+    pub mesh: String,
+    /// Whether a layer applied to zeros, as in bubbles, is no number.
+    pub poisonous: bool,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PipelineOptions { stages, repeats, microbatches, layers_per_stage, weights, remat, .. } = &self.options;
+        let flags = [
+            ("delay", self.options.delay_forwarding),
+            ("unrolled iterations", !self.options.scan_iterations),
+            ("unrolled repeats", !self.options.scan_repeats),
+            ("unrolled layers", !self.options.scan_layers),
+            ("kept", self.options.keep_gathered),
+            ("poisonous", self.poisonous),
+        ];
+        write!(
+            f,
+            "S={stages} R={repeats} M={microbatches} P={layers_per_stage} mb={} {weights:?} {remat:?}",
+            self.rows
+        )?;
+        flags.iter().filter(|(_, set)| *set).try_for_each(|(name, _)| write!(f, ", {name}"))?;
+        write!(f, " on {}", self.mesh)
+    }
+}
+
+pub fn save(names: &[&str]) -> RematPolicy {
+    RematPolicy::Save(names.iter().map(|name| Name::new(name)).collect())
+}
+
+impl Case {
+    pub fn new(options: PipelineOptions, mesh: &str) -> Case {
+        let rows = (8 / options.stages).max(2);
+        Case { options, rows, mesh: mesh.to_owned(), poisonous: false }
+    }
+
+    pub fn mesh(&self) -> Mesh {
+        Mesh::parse(&self.mesh, 8).expect("a mesh")
+    }
+
+    pub fn rules(&self) -> RuleSets {
+        let rules = Rules::from_pairs(RULES).expect("rules");
+        RuleSets::uniform(rules.with_declared_axes(["data", "stage", "fsdp", "tensor"].map(str::to_owned)))
+    }
+
+    pub fn batch(&self) -> usize {
+        self.rows * self.options.microbatches
+    }
+
+    /// The types of a program's inputs.
+    pub fn specs(&self) -> Inputs<TensorSpec> {
+        let leading = self.options.leading_dims();
+        let weight = |dims: &[usize], names: &[&'static str]| {
+            let all: Vec<usize> = leading.iter().map(|(size, _)| *size).chain(dims.iter().copied()).collect();
+            let names: Vec<&str> = leading.iter().map(|(_, name)| *name).chain(names.iter().copied()).collect();
+            TensorSpec::new(F32, all).with_axes(&names)
+        };
+        let activations = || TensorSpec::new(F32, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
+        Inputs {
+            layers: Layer {
+                scale: weight(&[EMBED], &["norm"]),
+                up: weight(&[EMBED, HIDDEN], &["embed", "mlp"]),
+                down: weight(&[HIDDEN, EMBED], &["mlp", "embed"]),
+            },
+            x: activations(),
+            positions: TensorSpec::new(S32, [self.batch(), LENGTH]).with_axes(&["batch", ""]),
+            target: activations(),
+        }
+    }
+
+    pub fn literals(&self) -> Inputs<Literal> {
+        let mut seed = 0;
+        let specs = self.specs();
+        let mut floats = |spec: &TensorSpec, size: f64| {
+            seed += 1;
+            let values: Vec<f32> =
+                numbers(spec.ty.element_count(), seed).iter().map(|number| ((number - 0.6) * size) as f32).collect();
+            Literal::from_slice(&spec.ty.dims, &values).expect("as many elements")
+        };
+        let positions: Vec<i32> = (0..self.batch() * LENGTH).map(|index| (index * 7 % 11) as i32).collect();
+        Inputs {
+            layers: Layer {
+                scale: floats(&specs.layers.scale, 1.0),
+                up: floats(&specs.layers.up, 0.5),
+                down: floats(&specs.layers.down, 0.5),
+            },
+            x: floats(&specs.x, 1.0),
+            positions: Literal::from_slice(&[self.batch(), LENGTH], &positions).expect("as many elements"),
+            target: floats(&specs.target, 1.0),
+        }
+    }
+
+    fn layer(&self, x: Tensor, layer: &Layer<Tensor>, positions: Tensor, number: Tensor) -> (Tensor, Tensor) {
+        let norm = match self.poisonous {
+            true => x.square().mean(-1).rsqrt(),
+            false => (x.square().mean(-1) + 1e-5).rsqrt(),
+        };
+        let scale = layer.scale + number.convert(F32).broadcast_like(layer.scale, []) * 0.05;
+        let angle = positions.convert(F32) * 0.3;
+        let normal =
+            x * norm.broadcast_like(x, [0, 1]) * scale.broadcast_like(x, [2]) + angle.sin().broadcast_like(x, [0, 1]);
+        let hidden = einsum("bte,em->btm", &[normal, layer.up]).with_axes([
+            "activation_batch",
+            "activation_length",
+            "activation_mlp",
+        ]);
+        let hidden = hidden.tanh().named("hidden");
+        let y = x + einsum("btm,me->bte", &[hidden, layer.down]);
+        (y, hidden.square().sum(..) * 0.01)
+    }
+
+    fn loss(y: Tensor, aux: Tensor, target: Tensor) -> Tensor {
+        ((y - target).square().sum(..) + aux) * 0.1
+    }
+
+    /// Loss and gradients, with the layers in a pipeline.
+    pub fn pipelined(&self) -> Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>, TensorSpec))> {
+        let specs = self.specs();
+        let names = vec![specs.layers.scale.axes.clone(), specs.layers.up.axes.clone(), specs.layers.down.axes.clone()];
+        let function = Function::trace("pipelined", specs, |Inputs { layers, x, positions, target }| {
+            value_and_grad((layers, x), |(layers, x)| {
+                let stacked = StackedWeights { weights: layers, names };
+                let input = PipelineInput { x, names: STREAM.to_vec(), rows: positions };
+                let (y, aux) = pipeline(&self.options, stacked, input, |x, layer, positions, place: LayerPlace| {
+                    self.layer(x, &layer, positions, place.layer)
+                });
+                Case::loss(y.with_axes(["batch", "", ""]), aux, target)
+            })
+        });
+        function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    /// Loss and gradients, with the layers one after the other.
+    pub fn sequential(&self) -> Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>, TensorSpec))> {
+        let function = Function::trace("sequential", self.specs(), |Inputs { layers, x, positions, target }| {
+            value_and_grad((layers, x), |(layers, x)| {
+                let count = self.options.layers();
+                let leading = self.options.leading_dims().len();
+                let flat = |weight: Tensor| weight.reshape([&[count], &weight.dims()[leading..]].concat());
+                let flat = Layer { scale: flat(layers.scale), up: flat(layers.up), down: flat(layers.down) };
+                let (mut x, mut total) = (x, None);
+                for index in 0..count {
+                    let one = |weight: Tensor| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]);
+                    let layer = Layer { scale: one(flat.scale), up: one(flat.up), down: one(flat.down) };
+                    let number = meshloom::trace::full(S32, [], index as f64);
+                    let (y, aux) = self.layer(x, &layer, positions, number);
+                    (x, total) = (y, Some(total.map_or(aux, |total: Tensor| total + aux)));
+                }
+                Case::loss(x, total.expect("a layer"), target)
+            })
+        });
+        function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+}
