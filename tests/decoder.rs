@@ -72,6 +72,7 @@ impl Golden {
             compute_dtype: DType::F32,
             scan_layers,
             remat,
+            pipeline: None,
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
         }
@@ -103,7 +104,7 @@ impl Golden {
     fn params(&self, model: &DecoderConfig, what: &str) -> Decoder<Literal> {
         model.parameters().map(|path, param: &Param| {
             let path = path.to_string();
-            let literal = match path.strip_prefix("layers.").filter(|_| param.is_stacked) {
+            let literal = match path.strip_prefix("layers.").filter(|_| param.stacked_dims > 0) {
                 None => self.literal(&format!("{what}.{path}")),
                 Some(rest) => {
                     let layers = (0..model.layers).map(|layer| self.literal(&format!("{what}.layers.{layer}.{rest}")));

@@ -43,6 +43,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         compute_dtype: DType::F32,
         scan_layers,
         remat,
+        pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
     }

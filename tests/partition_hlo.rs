@@ -32,6 +32,7 @@ fn model() -> DecoderConfig {
         compute_dtype: DType::F32,
         scan_layers: true,
         remat: RematPolicy::None,
+        pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
     }

@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, AttentionMask, attention};
 use super::dropout::Dropout;
-use super::layout::{LOGITS, enter_block, leave_block, whole_rows};
+use super::layout::{Rows, STREAM, enter_block, leave_block, whole_rows};
 use super::loss::cross_entropy;
 use super::mlp::{Mlp, mlp};
 use super::norm::rms_norm;
@@ -10,6 +10,7 @@ use super::rotary::Rotary;
 use crate::ir::DType;
 use crate::ops::RematPolicy;
 use crate::trace::{Init, MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+use crate::transform::pipeline::{LayerPlace, PipelineInput, PipelineOptions, StackedWeights, pipeline};
 
 /// The shape of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +39,8 @@ pub struct DecoderConfig {
     pub scan_layers: bool,
     /// What the backward pass finds of a layer, and what it computes again.
     pub remat: RematPolicy,
+    /// How the layers are spread over stages; one after the other on all devices if they are not.
+    pub pipeline: Option<PipelineOptions>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean square in norms.
@@ -130,9 +133,16 @@ impl Batch<TensorSpec> {
     /// The logical axes of everything in a batch.
     pub const AXES: [&str; 2] = ["activation_batch", "activation_length"];
 
+    /// As [`Batch::AXES`], in front of a pipeline.
+    pub const AXES_OF_PIPELINE: [&str; 2] = [Rows::AROUND_PIPELINE.0, "activation_length"];
+
     /// The types of a batch of `batch` rows of `length` tokens.
     pub fn specs(batch: usize, length: usize) -> Batch<TensorSpec> {
-        let spec = |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&Self::AXES);
+        Batch::named_specs(batch, length, Self::AXES)
+    }
+
+    fn named_specs(batch: usize, length: usize, axes: [&str; 2]) -> Batch<TensorSpec> {
+        let spec = |dtype| TensorSpec::new(dtype, [batch, length]).with_axes(&axes);
         Batch {
             tokens: spec(DType::S32),
             targets: spec(DType::S32),
@@ -171,7 +181,10 @@ impl DecoderConfig {
                 down: matrix(&[hidden, embed], &["mlp", "embed"], hidden, residual),
             },
         };
-        let layers = if self.scan_layers {
+        let layers = if let Some(pipeline) = &self.pipeline {
+            let dims = pipeline.leading_dims();
+            Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked_over(&dims))))
+        } else if self.scan_layers {
             Layers::Stacked(Box::new(layer.map(|_, param| param.clone().stacked(self.layers))))
         } else {
             Layers::Separate(vec![layer; self.layers])
@@ -188,6 +201,17 @@ impl DecoderConfig {
             final_norm: norm(),
             head: (!self.tied_embeddings).then(|| matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0)),
         }
+    }
+
+    /// The types of a batch of `batch` rows of `length` tokens, split as this model wants them.
+    pub fn batch_specs(&self, batch: usize, length: usize) -> Batch<TensorSpec> {
+        let axes = if self.pipeline.is_some() { Batch::AXES_OF_PIPELINE } else { Batch::AXES };
+        Batch::named_specs(batch, length, axes)
+    }
+
+    /// How rows are split outside the layers.
+    fn rows(&self) -> Rows {
+        if self.pipeline.is_some() { Rows::AROUND_PIPELINE } else { Rows::LAYERS }
     }
 
     /// One layer: attention, then the feed-forward block, each added to the residual stream `x` `[batch, length, embed]`.
@@ -270,18 +294,50 @@ impl DecoderConfig {
         let x = scope("embedding", || {
             let table = whole_rows(params.embedding.convert(self.compute_dtype));
             // Where the vocabulary is split, each device has the rows of some tokens: a partial sum, as of a block.
-            leave_block(table.take(0, tokens))
+            self.rows().leave_block(table.take(0, tokens))
         });
+        if let (Some(pipeline), Layers::Stacked(layers)) = (&self.pipeline, &params.layers) {
+            let x = self.pipelined(pipeline, x, layers, (positions, segment_ids), dropout);
+            return self.head(params, x);
+        }
         let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
         let x = self.layer_stack_with(x, &params.layers, &rotary, mask, dropout);
+        self.head(params, x)
+    }
+
+    /// The layers as a pipeline. What drops depends on layer, microbatch and position within it.
+    fn pipelined(
+        &self,
+        options: &PipelineOptions,
+        x: Tensor,
+        layers: &DecoderLayer<Tensor>,
+        rows: (Tensor, Tensor),
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        let Layers::Stacked(declared) = self.parameters().layers else { return x };
+        let names = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
+        let stacked = StackedWeights { weights: layers.clone(), names };
+        let input = PipelineInput { x, names: STREAM.to_vec(), rows };
+        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (positions, segment_ids), place: LayerPlace| {
+            let rotary = scope("rotary", || Rotary::new(positions, self.head_dim, self.rope_theta));
+            let mask = scope("mask", || AttentionMask::causal(segment_ids));
+            let dropout = dropout.map(|dropout| dropout.at(place.layer).at(place.microbatch));
+            (self.layer_with(x, &layer, &rotary, mask, dropout), ())
+        };
+        let (x, ()) = scope("layers", || pipeline(options, stacked, input, layer));
+        self.rows().leave_block(x)
+    }
+
+    /// From the residual stream to the logits.
+    fn head(&self, params: &Decoder<Tensor>, x: Tensor) -> Tensor {
         scope("head", || {
-            let x = enter_block(rms_norm(x, params.final_norm, self.norm_epsilon));
+            let x = self.rows().enter_block(rms_norm(x, params.final_norm, self.norm_epsilon));
             let logits = match params.head {
                 Some(head) => einsum_with("bte,ev->btv", &[x, head.convert(x.dtype())], DType::F32),
                 None => einsum_with("bte,ve->btv", &[x, params.embedding.convert(x.dtype())], DType::F32),
             };
-            logits.with_axes(LOGITS)
+            self.rows().logits(logits)
         })
     }
 

@@ -13,8 +13,8 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
         let ty = &param.spec.ty;
         let path = path.to_string();
         let mut numbers = Vec::with_capacity(ty.element_count());
-        if param.is_stacked {
-            let count = ty.dims[0];
+        if param.stacked_dims > 0 {
+            let count: usize = ty.dims[..param.stacked_dims].iter().product();
             for layer in 0..count {
                 draw(param.init, &layer_path(&path, layer), seed, ty.element_count() / count, &mut numbers);
             }

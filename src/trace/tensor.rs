@@ -77,29 +77,37 @@ pub struct Param {
     pub spec: TensorSpec,
     /// First value.
     pub init: Init,
-    /// Whether the leading dimension runs over layers whose parameters are drawn one by one.
-    pub is_stacked: bool,
+    /// Number of leading dimensions that run over layers, the last fastest, whose parameters are drawn one by one.
+    pub stacked_dims: usize,
 }
 
 impl Param {
     /// A parameter with one axis name for each dimension.
     pub fn new(dtype: DType, dims: impl AsRef<[usize]>, axes: &[&str], init: Init) -> Param {
         let spec = TensorSpec { role: Role::Params, ..TensorSpec::new(dtype, dims).with_axes(axes) };
-        Param { spec, init, is_stacked: false }
+        Param { spec, init, stacked_dims: 0 }
     }
 
     /// This parameter of `count` layers in one tensor, with a leading dimension named `layers`.
     #[must_use]
-    pub fn stacked(mut self, count: usize) -> Param {
-        self.spec.ty.dims.insert(0, count);
-        self.spec.axes.insert(0, Name::new("layers"));
-        self.is_stacked = true;
+    pub fn stacked(self, count: usize) -> Param {
+        self.stacked_over(&[(count, "layers")])
+    }
+
+    /// As [`Param::stacked`], with several leading dimensions, each of this size and name.
+    #[must_use]
+    pub fn stacked_over(mut self, dims: &[(usize, &str)]) -> Param {
+        for &(size, name) in dims.iter().rev() {
+            self.spec.ty.dims.insert(0, size);
+            self.spec.axes.insert(0, Name::new(name));
+        }
+        self.stacked_dims += dims.len();
         self
     }
 
     /// Number of dimensions of one layer's parameter.
     pub fn unstacked_rank(&self) -> usize {
-        self.spec.ty.rank() - usize::from(self.is_stacked)
+        self.spec.ty.rank() - self.stacked_dims
     }
 }
 

@@ -103,7 +103,7 @@ impl TrainStep {
     pub fn trace_loss(&self) -> Result<Function<LossInput<TensorSpec>, TensorSpec>, Error> {
         let specs = LossInput {
             params: self.state().params.map(|_, param| param.spec.clone()),
-            batch: Batch::specs(self.batch, self.seq),
+            batch: self.model.batch_specs(self.batch, self.seq),
         };
         Function::trace("loss", specs, |LossInput { params, batch }| {
             let DropoutConfig { rate, seed } = self.dropout;
@@ -118,8 +118,10 @@ impl TrainStep {
     /// The model's sizes do not fit together.
     pub fn trace(&self) -> Result<StepFunction, Error> {
         let declared = self.state();
-        let specs =
-            StepInput { state: declared.map(|_, param| param.spec.clone()), batch: Batch::specs(self.batch, self.seq) };
+        let specs = StepInput {
+            state: declared.map(|_, param| param.spec.clone()),
+            batch: self.model.batch_specs(self.batch, self.seq),
+        };
         Function::trace("train_step", specs, |StepInput { state, batch }| {
             let DropoutConfig { rate, seed } = self.dropout;
             let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));

@@ -57,6 +57,8 @@ impl RunConfig {
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
             remat: self.remat_policy(),
+            // A config that has been read has none that cannot be.
+            pipeline: self.pipeline_options().ok().flatten(),
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
         }

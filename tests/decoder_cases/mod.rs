@@ -105,6 +105,7 @@ impl Variant {
             compute_dtype: DType::F32,
             scan_layers: self.scanned,
             remat: self.remat.clone(),
+            pipeline: None,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
         };

@@ -28,10 +28,12 @@ const AXES: &[&str] = &["data", "stage", "fsdp", "expert", "context", "tensor"];
 ///   Models", arXiv 2205.05198).
 /// - `context` splits activations along the sequence; keys and values are gathered for attention.
 /// - `expert` splits experts; in a dense model it does what `fsdp` does.
-/// - `stage` splits the batch, as long as nothing is pipelined.
+/// - `stage` splits stacked layers into the stages of a pipeline. Around the pipeline it splits the batch, before all other axes, as
+///   pipelines want it (`src/transform/pipeline`).
 pub const DECODER_RULES: &[PresetRule] = &[
-    ("activation_batch", &["data", "stage", "fsdp", "expert"]),
-    ("activation_embed_and_logits_batch", &["data", "stage", "fsdp", "expert"]),
+    ("activation_stage", &["stage"]),
+    ("activation_batch", &["data", "fsdp", "expert"]),
+    ("activation_embed_and_logits_batch", &["stage", "data", "fsdp", "expert"]),
     ("activation_length", &["context"]),
     ("activation_kv_length", &[]),
     ("activation_norm_length", &["context", "tensor"]),
@@ -42,7 +44,6 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_mlp", &["tensor"]),
     ("activation_vocab", &["tensor"]),
     ("activation_exp", &["expert"]),
-    ("activation_stage", &["stage"]),
     ("exp", &["expert"]),
     ("embed", &["fsdp", "expert"]),
     // The weights of experts have `expert` on another dimension.
@@ -53,7 +54,9 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("mlp", &["tensor"]),
     ("vocab", &["tensor"]),
     ("norm", &[]),
-    ("layers", &[]),
+    ("layers", &["stage"]),
+    ("layers_per_stage", &[]),
+    ("circular_repeats", &[]),
 ];
 
 /// What `decoder-all-reduce` has before [`DECODER_RULES`].

@@ -1,7 +1,7 @@
 //! What this version can run. Each feature that lands drops its line here.
 
 use super::error::{ConfigError, ConfigErrorKind, invalid};
-use super::{ModelFamily, Platform, RunConfig};
+use super::{ModelFamily, PipelineSchedule, Platform, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
@@ -21,7 +21,12 @@ impl RunConfig {
                 self.train.microbatches.to_string(),
                 "use train.microbatches = 1",
             ),
-            ("pipeline", self.pipeline.is_some(), "given".to_owned(), "drop the section [pipeline]"),
+            (
+                "pipeline.schedule",
+                self.pipeline.as_ref().is_some_and(|own| own.schedule == PipelineSchedule::OneForwardOneBackward),
+                quoted("1f1b"),
+                "use pipeline.schedule = \"gpipe\"",
+            ),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (
                 "target.platform",

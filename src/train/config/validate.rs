@@ -117,7 +117,10 @@ impl RunConfig {
 
     /// Checks that the rules can split a batch, so that its keys are named rather than an input of the program.
     fn validate_batch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
-        let names = Batch::<TensorSpec>::AXES.map(Some);
+        let names = match self.pipeline {
+            Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
+            None => Batch::<TensorSpec>::AXES.map(Some),
+        };
         let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
