@@ -147,6 +147,22 @@ def make_inputs(config, seed):
     return x, positions, segments
 
 
+def read_data(config, path):
+    """Weights and inputs from a file of their bytes, one after the other, as benches/pipeline.rs writes them."""
+    shapes = reference.flatten_shapes(layer_shapes(config))
+    leading = (config.repeats, config.stage, config.layers_per_stage)
+    tokens = (config.batch, config.seq)
+    with open(path, "rb") as file:
+
+        def read(shape, dtype=np.float32):
+            return np.fromfile(file, dtype, int(np.prod(shape))).reshape(shape)
+
+        order = ["attention_norm", *(f"attention.{name}" for name in ["wq", "wk", "wv", "wo"])]
+        order += ["mlp_norm", *(f"mlp.{name}" for name in ["gate", "up", "down"])]
+        weights = reference.unflatten({name: read(leading + shapes[name]) for name in order})
+        return weights, (read((*tokens, config.embed)), read(tokens, np.int32), read(tokens, np.int32))
+
+
 # The layers
 
 
@@ -428,11 +444,10 @@ def collectives(hlo_dump, text, config):
 class Runner:
     """The compiled step with its arguments on the devices."""
 
-    def __init__(self, pipeline):
+    def __init__(self, pipeline, data=None):
         config = pipeline.config
-        weights, inputs = pipeline.shardings()
-        self.weights = jax.device_put(make_weights(config, 0), weights)
-        self.inputs = jax.device_put(make_inputs(config, 0), inputs)
+        values = read_data(config, data) if data else (make_weights(config, 0), make_inputs(config, 0))
+        self.weights, self.inputs = jax.device_put(values, pipeline.shardings())
         step = pipeline.step()
         begin = time.perf_counter()
         lowered = step.lower(self.weights, self.inputs)
@@ -473,6 +488,7 @@ def main():
     parser.add_argument("--no-remat", action="store_true", help="keep all values that the backward pass needs")
     parser.add_argument("--unrolled", action="store_true", help="iterations and repeats each their own operations")
     parser.add_argument("--check", action="store_true", help="compare every variant with the layers in sequence")
+    parser.add_argument("--data", help="take weights and inputs from this file (see read_data)")
     parser.add_argument("--hlo", help="write the compiled HLO text to this file")
     parser.add_argument("--hlo-dump", help="meshloom's hlo-dump, to count the collectives")
     parser.add_argument("--steps", type=int, default=0, help="timed steps, one line each")
@@ -486,7 +502,7 @@ def main():
     if arguments.variant == "plain":
         config = config.not_circular()
     pipeline = Pipeline(config, config.mesh(), arguments.variant, not arguments.no_remat, not arguments.unrolled)
-    runner = Runner(pipeline)
+    runner = Runner(pipeline, arguments.data)
     text = runner.compiled.as_text() if arguments.hlo or arguments.hlo_dump else ""
     if arguments.hlo:
         Path(arguments.hlo).write_text(text)
