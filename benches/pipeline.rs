@@ -20,6 +20,7 @@ use anyhow::{Context, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
 use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
+use meshloom::hlo::parse::parse;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
 use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, initialize};
@@ -236,7 +237,7 @@ fn start_jax_in(
     let options = ["--config", case.name, "--variant", variant, "--data", &path(&data), "--hlo", &path(&module)];
     let (jax, ready) = Jax::start("pipeline.py", &options.map(str::to_owned))?;
     let ready: Ready = serde_json::from_str(&ready).context("what JAX says when it is ready")?;
-    let module = meshloom::hlo::parse::parse(&std::fs::read_to_string(&module)?)?;
+    let module = parse(&std::fs::read_to_string(&module)?)?.hlo_module.context("a module")?;
     let figures = Figures {
         frontend_seconds: ready.lower_seconds,
         compile_seconds: ready.compile_seconds,
