@@ -329,6 +329,20 @@ impl DecoderConfig {
         self.rows().leave_block(x)
     }
 
+    /// The same model with its layers one after the other, and parameters of this one for it.
+    pub fn without_pipeline(&self, params: &Decoder<Tensor>) -> (DecoderConfig, Decoder<Tensor>) {
+        let (Some(pipeline), Layers::Stacked(layers)) = (&self.pipeline, &params.layers) else {
+            return (self.clone(), params.clone());
+        };
+        let leading = pipeline.leading_dims().len();
+        let flat = layers.map(|_, weight| {
+            let dims = weight.dims();
+            weight.reshape([&[self.layers], dims.get(leading..).unwrap_or(&[])].concat())
+        });
+        let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };
+        (model, Decoder { layers: Layers::Stacked(Box::new(flat)), ..params.clone() })
+    }
+
     /// From the residual stream to the logits.
     fn head(&self, params: &Decoder<Tensor>, x: Tensor) -> Tensor {
         scope("head", || {

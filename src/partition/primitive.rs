@@ -7,7 +7,7 @@ use super::walk::Walk;
 use super::{Fallback, PartitionContext};
 use crate::error::Error;
 use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
-use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, ReduceKind};
+use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, ReduceKind};
 use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, is_made_anywhere, resolve, spec_of};
 
 /// Types of an op's operands or results.
@@ -130,7 +130,7 @@ impl Walk<'_, '_> {
         let unreduced = |index: usize| -> Option<&[MeshAxis]> {
             let value = node.operands()[index];
             match self.versions(value) {
-                [(_, spec)] if !spec.unreduced().is_empty() && self.use_count(value) == 1 => Some(spec.unreduced()),
+                [(_, spec)] if !spec.unreduced().is_empty() && self.is_passed_on(value) => Some(spec.unreduced()),
                 _ => None,
             }
         };
@@ -165,6 +165,37 @@ impl Walk<'_, '_> {
                 (!clash).then(|| Carried { axes: axes.into(), operands: SmallVec::from_slice(&[index]) })
             }
         }
+    }
+
+    /// Whether a partial sum is needed in one place only: it has a single reader, or each of its readers takes some elements of it
+    /// and zeros for the others, so that they are added up here or there.
+    fn is_passed_on(&self, value: Value) -> bool {
+        let takes_some = |node: NodeRef<'_>| {
+            let other = match node.operands() {
+                &[_, on_true, on_false] if on_true == value => on_false,
+                &[_, on_true, on_false] if on_false == value => on_true,
+                _ => return false,
+            };
+            matches!(node.op(), Op::Select(_)) && is_zero(self.graph, other)
+        };
+        let mut left = self.use_count(value);
+        if left == 1 {
+            return true;
+        }
+        let Some(maker) = self.graph.defining_node(value) else { return false };
+        // Readers stand after the maker, most of them near it.
+        for node in self.graph.nodes().skip(maker.id.index() + 1) {
+            let reads = node.operands().iter().filter(|&&operand| operand == value).count() as u32;
+            if reads > 0 && !takes_some(node) {
+                return false;
+            }
+            left -= reads;
+            if left == 0 {
+                return true;
+            }
+        }
+        // What is left is an output.
+        false
     }
 
     /// Whether a sum is best scattered before the op: the result is to be split over all axes that a single operand is partial

@@ -44,7 +44,8 @@ impl Sampler {
             last: TensorSpec::new(DType::S32, []),
         };
         let function = Function::trace("next_token", input, |input| {
-            let logits = model.logits(&input.params, input.tokens, input.segment_ids, input.positions);
+            let (model, params) = model.without_pipeline(&input.params);
+            let logits = model.logits(&params, input.tokens, input.segment_ids, input.positions);
             let zero = input.last.zeros_like();
             logits.dynamic_slice(&[zero, input.last, zero], [1, 1, model.vocab]).reshape([model.vocab])
         })?;

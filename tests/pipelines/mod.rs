@@ -92,12 +92,14 @@ pub fn save(names: &[&str]) -> RematPolicy {
 
 impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
-        let rows = (8 / options.stages).max(2);
+        // As many as the mesh has parts for, but for that of stages.
+        let rows = 8;
         Case { options, rows, mesh: mesh.to_owned(), poisonous: false }
     }
 
     pub fn mesh(&self) -> Mesh {
-        Mesh::parse(&self.mesh, 8).expect("a mesh")
+        let devices = self.mesh.split(',').filter_map(|axis| axis.split_once('=')?.1.parse::<usize>().ok()).product();
+        Mesh::parse(&self.mesh, devices).expect("a mesh")
     }
 
     pub fn rules(&self) -> RuleSets {

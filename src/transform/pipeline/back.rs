@@ -35,34 +35,26 @@ impl Backward<'_> {
         if options.repeats == 1 {
             let sums = weights.no_sums(&last);
             let (state, sums) = self.phase(begin, Part::Whole, &Window::One(last), (state, sums));
-            return (state, weights.stack(vec![self.repeat_done(sums.concat())], None));
+            return (state, weights.stack(vec![self.repeat_done(sums.concat())]));
         }
         if options.weights.slides() {
             return self.sliding((begin, end), last, state);
         }
         let first = self.of_repeat(Number::Known(0));
-        let sums = weights.no_sums(&last);
-        let (mut state, mut last_sums) = self.phase(end, Part::Whole, &Window::One(last.clone()), (state, sums));
-        let mut first_sums = weights.no_sums(&first);
-        let mut all = None;
+        let mut sums = weights.no_sums_of_all(&first);
         let between = self.machine.between(self.stacked, (&first, &last));
-        for phase in &phases[1..phases.len() - 1] {
-            let sums = match between {
-                Window::All(_) => weights.no_sums(self.stacked),
-                _ => [first_sums.clone(), last_sums.clone()].concat(),
+        let mut state = state;
+        for phase in phases.iter().rev() {
+            let (window, of) = match phase.weights {
+                WeightUse::One(0) => (Window::One(first.clone()), 0..1),
+                WeightUse::One(repeat) => (Window::One(last.clone()), repeat..repeat + 1),
+                WeightUse::Changing(_) | WeightUse::Any => (between.clone(), 0..options.repeats),
             };
-            let (before, mut sums) = self.phase(phase, Part::Whole, &between, (state, sums));
+            let (before, added) = self.phase(phase, Part::Whole, &window, (state, sums[of.clone()].to_vec()));
             state = before;
-            match sums.len() {
-                1 => all = sums.pop(),
-                _ => (last_sums, first_sums) = (sums.split_off(1), sums),
-            }
+            sums.splice(of, added);
         }
-        let (state, first_sums) = self.phase(begin, Part::Whole, &Window::One(first.clone()), (state, first_sums));
-        let nothing = weights.no_sums(&first).concat();
-        let mut by_repeat = vec![nothing; options.repeats];
-        (by_repeat[0], by_repeat[options.repeats - 1]) = (first_sums.concat(), last_sums.concat());
-        (state, weights.stack(by_repeat.into_iter().map(RepeatSums::One).collect(), all))
+        (state, weights.stack(sums.into_iter().map(RepeatSums::One).collect()))
     }
 
     /// The iterations of a part of a phase, the last first.
@@ -161,7 +153,7 @@ impl Backward<'_> {
         let (state, sums) = self.phase(begin, Part::Whole, &Window::One(current), (state, sums));
         by_repeat.push(self.repeat_done(sums.concat()));
         by_repeat.reverse();
-        (state, weights.stack(by_repeat, None))
+        (state, weights.stack(by_repeat))
     }
 
     /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one, reduced.

@@ -4,7 +4,7 @@ use super::stage::STAGE;
 use super::{PipelineOptions, WeightPlan};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, iota, label, vmap_with};
+use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with};
 
 /// Mesh axes that split weights at rest only: before use, weights are gathered over them.
 const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
@@ -167,6 +167,11 @@ impl<'a> Weights<'a> {
         vec![weights.iter().map(|weight| weight.zeros_like()).collect()]
     }
 
+    /// Zeros, to which the cotangents of the weights of every repeat are added.
+    pub(super) fn no_sums_of_all(&self, of_repeat: &[Tensor]) -> Vec<Vec<Tensor>> {
+        vec![of_repeat.iter().map(|weight| weight.zeros_like()).collect(); self.options.repeats]
+    }
+
     /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if it is no
     /// number.
     pub(super) fn add(
@@ -194,28 +199,20 @@ impl<'a> Weights<'a> {
                 vec![add(&sums[0], Some(!is_after & items.active)), add(&sums[1], Some(is_after & items.active))]
             }
             Window::All(_) => {
-                let count = self.options.repeats;
-                let numbers = iota(DType::S32, [count, self.options.stages], 0);
-                let here = numbers.equal(items.repeat.broadcast_like(numbers, [1]));
-                let here = here & items.active.broadcast_like(here, [1]);
-                let add = |(&sum, &ct): (&Tensor, &Tensor)| {
-                    let axes: Vec<i32> = (1..sum.rank() as i32).collect();
-                    let everywhere = ct.broadcast_like(sum, &axes[..]);
-                    sum + here.broadcast_like(sum, [0, 1]).select(everywhere, 0.0)
+                let of_repeat = |(repeat, sums): (usize, &Vec<Tensor>)| {
+                    add(sums, Some(items.repeat.equal(repeat as f64) & items.active))
                 };
-                vec![sums[0].iter().zip(&cotangents).map(add).collect()]
+                sums.iter().enumerate().map(of_repeat).collect()
             }
         }
     }
 
-    /// The cotangents of the stacked weights, `[R, S, P, ..]`: from those of each repeat, as far as they were added up apart, and those
-    /// of all.
-    pub(super) fn stack(&self, by_repeat: Vec<RepeatSums>, all: Option<Vec<Tensor>>) -> Vec<Tensor> {
+    /// The cotangents of the stacked weights, `[R, S, P, ..]`, from those of each repeat.
+    pub(super) fn stack(&self, by_repeat: Vec<RepeatSums>) -> Vec<Tensor> {
         let repeats = self.options.repeats;
         let joined = (0..self.names.len()).map(|weight| {
             let parts: Vec<Tensor> = by_repeat.iter().map(|sums| sums.of(weight, repeats > 1)).collect();
-            let own = if parts.len() > 1 { concatenate(&parts, 0) } else { parts[0] };
-            all.as_ref().map_or(own, |all| own + all[weight])
+            if parts.len() > 1 { concatenate(&parts, 0) } else { parts[0] }
         });
         let joined = joined.collect();
         match self.options.weights {
