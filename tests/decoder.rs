@@ -75,6 +75,7 @@ impl Golden {
             pipeline: None,
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         }
     }
 

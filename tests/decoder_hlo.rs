@@ -8,7 +8,7 @@ use insta::{Settings, assert_snapshot};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary};
+use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -46,6 +46,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
+        parts: Default::default(),
     }
 }
 
@@ -65,7 +66,8 @@ fn layer_input(model: &DecoderConfig) -> LayerInput<TensorSpec> {
 
 fn run_layers(model: &DecoderConfig, layers: &Layers<Tensor>, input: &LayerInput<Tensor>) -> Tensor {
     let rotary = Rotary::new(input.positions, model.head_dim, model.rope_theta);
-    model.layer_stack(input.x, layers, &rotary, AttentionMask::causal(input.segment_ids))
+    let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(input.segment_ids) };
+    model.layer_stack(input.x, layers, rows, None).0
 }
 
 fn layer_forward(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {

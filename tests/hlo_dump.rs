@@ -422,3 +422,74 @@ fn a_config_and_a_foreign_module_are_compiled() {
     }
     check_refused(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:4"], "is for 8 devices");
 }
+
+const PIPELINE: &[&str] =
+    &["plan", "examples/configs/default.toml", "--set", "mesh.axes=stage=2,fsdp=4", "--set", "remat.policy=full"];
+
+#[test]
+fn plans_are_compared() {
+    let arguments = [PIPELINE, &["--set", "pipeline.repeats=2", "--chip", "v5e"]].concat();
+    let printed = prints(&arguments);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines[0].contains("(stage=2,fsdp=4): 4 layers on 2 stages, 4 microbatches"), "{printed}");
+    let configured: Vec<&&str> = lines.iter().filter(|line| line.starts_with('*')).collect();
+    assert_eq!(configured.len(), 1, "{printed}");
+    let words: Vec<&str> = configured[0].split_whitespace().collect();
+    assert_eq!(words[..6], ["*", "bsw", "circular", "2", "1", "11.1"], "{printed}");
+    assert!(words.ends_with(&["fits"]), "{printed}");
+    for plan in ["per-iteration", "gather-once, kept", "bsw-split", "gpipe", "1f1b"] {
+        assert!(printed.contains(plan), "{plan}: {printed}");
+    }
+    // The picture of the configured one.
+    assert!(lines.contains(&"9 iterations = 8 real + 1 bubbles (11.1 %)"), "{printed}");
+    assert!(lines.contains(&"stage 1      . 0:0 0:1 0:2 0:3 1:0 1:1 1:2 1:3"), "{printed}");
+    assert!(lines.contains(&"weights 1    ~   ~   ~   ~   =   =   =   =   ="), "{printed}");
+    // A chip that is too small: a device of half of one.
+    let large = [PIPELINE, &["--set", "pipeline.repeats=2", "--set", "model.vocab=50000000", "--chip", "v5e"]].concat();
+    assert!(prints(&large).contains("does not fit"));
+}
+
+#[test]
+fn plans_as_json() {
+    let json = run(&[PIPELINE, &["--set", "pipeline.repeats=2", "--json"]].concat()).json();
+    assert_eq!(json["schema"], "hlo-dump/plan/1");
+    assert_eq!((&json["mesh"], &json["layers"]), (&"stage=2,fsdp=4".into(), &4.into()));
+    assert_eq!(json["chip_bytes"], Value::Null);
+    let plans = json["plans"].as_array().expect("a list");
+    let own: Vec<&Value> = plans.iter().filter(|plan| plan["configured"] == true).collect();
+    assert_eq!(own.len(), 1);
+    assert_eq!((&own[0]["weights"], &own[0]["counts"]["gathers_forward"]), (&"bsw".into(), &2.into()));
+    // A microbatch of 4 rows, one on each device of fsdp, of 256 tokens, 256 wide: 9 + 8 times there, and as often back.
+    let permutes = own[0]["traffic"].as_array().expect("a list").iter().find(|it| it["kind"] == "collective-permute");
+    assert_eq!(permutes.expect("permutes")["bytes"], 2 * 17 * 256 * 256 * 4);
+    assert_eq!(json["timeline"]["columns"].as_array().expect("a list").len(), 18);
+    assert!(own[0]["peak"].as_u64() > own[0]["memory"]["stash"].as_u64());
+}
+
+#[test]
+fn long_schedules_are_folded() {
+    let long =
+        [PIPELINE, &["--set", "pipeline.repeats=2", "--set", "train.batch=256", "--set", "pipeline.microbatches=64"]]
+            .concat();
+    let folded = prints(&long);
+    assert!(folded.contains('…') && folded.contains("--schedule shows all"));
+    let whole = prints(&[&long[..], &["--schedule"]].concat());
+    assert!(!whole.contains('…') && whole.contains("1:63"));
+}
+
+#[test]
+fn what_cannot_be_planned() {
+    let says = |arguments: &[&str], expected: &[&str]| {
+        let ran = run(arguments);
+        assert_eq!((ran.status, ran.out.as_str()), (2, ""), "{arguments:?}");
+        for expected in expected {
+            assert!(ran.err.contains(expected), "{arguments:?}: {}", ran.err);
+        }
+    };
+    says(&["plan", "examples/configs/default.toml"], &["no pipeline to plan", "--set mesh.axes=stage=2"]);
+    says(PIPELINE, &["needs a section [pipeline]"]);
+    says(&[PIPELINE, &["--set", "pipeline.repeats=3"]].concat(), &["model.layers is 4", "2 * 3 * 1 = 6"]);
+    says(&[PIPELINE, &["--set", "pipeline.microbatches=3"]].concat(), &["pipeline.microbatches is 3", "use 2 or 4"]);
+    says(&[PIPELINE, &["--set", "pipeline.repeats=2", "--chip", "v9"]].concat(), &["no chip is called \"v9\""]);
+    says(&["plan", "no/such.toml"], &["cannot read the config"]);
+}

@@ -35,6 +35,7 @@ fn model() -> DecoderConfig {
         pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
+        parts: Default::default(),
     }
 }
 

@@ -76,6 +76,16 @@ fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPl
     PipelineOptions { stages, repeats, microbatches, weights, ..PipelineOptions::default() }
 }
 
+/// The same with the schedule 1F1B.
+fn in_one_loop(options: PipelineOptions) -> PipelineOptions {
+    let weights = match options.weights {
+        WeightPlan::PerIteration => WeightPlan::GatherOnce,
+        plan => plan,
+    };
+    let schedule = Schedule::OneForwardOneBackward;
+    PipelineOptions { repeats: 1, delay_forwarding: false, schedule, weights, ..options }
+}
+
 /// A random pipeline, three in five of them with a sliding window.
 fn random_case(random: &mut Random) -> Case {
     let stages = [1, 2, 3, 4, 8][random.below(5)];
@@ -96,13 +106,17 @@ fn random_case(random: &mut Random) -> Case {
         microbatches,
         layers_per_stage: 1 + random.below(2),
         weights: PLANS[[0, 0, 1, 2, 3][random.below(5)]],
-        schedule: if repeats == 1 { Schedule::Gpipe } else { Schedule::Circular },
+        schedule: Schedule::Circular,
         delay_forwarding,
         scan_iterations: flag(random),
         scan_repeats: flag(random),
         scan_layers: flag(random),
         keep_gathered: random.below(3) == 0,
         remat,
+    };
+    let options = match random.below(2) {
+        0 if repeats == 1 => in_one_loop(options),
+        _ => options,
     };
     let meshes = meshes(stages);
     let mesh = meshes[random.below(meshes.len())];
@@ -135,6 +149,19 @@ fn a_sliding_window_over_three_and_more_stages() {
 }
 
 #[test]
+fn one_forward_one_backward() {
+    for stages in [1, 2, 3, 4, 8] {
+        for rounds in [1, 2, 3] {
+            for layers_per_stage in [1, 2] {
+                let plain = options(stages, 1, rounds * stages, WeightPlan::SlidingWindow);
+                let options = in_one_loop(PipelineOptions { layers_per_stage, ..plain });
+                check(&Case { poisonous: rounds == 2, ..Case::new(options, meshes(stages)[0]) });
+            }
+        }
+    }
+}
+
+#[test]
 fn random_pipelines() {
     let count = std::env::var("PIPELINE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
     let mut random = Random(6);
@@ -160,5 +187,6 @@ fn on_eight_devices() {
         for weights in [WeightPlan::SlidingWindow, WeightPlan::PerIteration] {
             check_compiled(&Case::new(options(stages, 3, 2 * stages, weights), mesh));
         }
+        check_compiled(&Case::new(in_one_loop(options(stages, 1, 2 * stages, WeightPlan::SlidingWindow)), mesh));
     }
 }

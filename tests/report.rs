@@ -91,6 +91,26 @@ fn the_pipeline_is_drawn() {
     }
 }
 
+fn config_page(overrides: &[&str]) -> String {
+    let set = overrides.iter().flat_map(|text| ["--set", text]);
+    page(&["examples/configs/default.toml"].into_iter().chain(set).collect::<Vec<_>>())
+}
+
+/// Of a run config, the schedule is known.
+#[test]
+fn the_schedule_of_a_config_is_drawn() {
+    let page = config_page(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "remat.policy=full"]);
+    let cells = |class: &str| page.matches(&format!("<rect class=\"{class}\"")).count();
+    // 4 microbatches through 2 stages in 2 repeats, there and back, with one bubble of each stage each way.
+    assert_eq!((cells("forward"), cells("backward"), cells("bubble")), (16, 16, 4));
+    // Both repeats are gathered each way; of one each way, while the other runs.
+    assert_eq!((cells("whole"), cells("gather"), cells("scatter")), (4, 2, 2));
+    assert!(!page.contains("Inferred."));
+    assert!(page.contains("<title>stage 1, iteration 5, forward: microbatch 0 in repeat 1</title>"));
+    assert!(page.contains("<title>stage 0, iteration 8, backward: bubble</title>"));
+    assert!(page.contains("of which <b>1 bubbles</b> (11.1 %)"));
+}
+
 #[test]
 fn names_of_a_program_are_no_markup() {
     let hostile = "</script><script>document.title='bad'</script><img src=x onerror=alert(1)>";
@@ -236,7 +256,8 @@ fn found(document: &str) -> serde_json::Value {
 fn a_browser_shows_every_section() {
     let Some(browser) = browser("a_browser_shows_every_section") else { return };
     let sections = ["step", "collectives", "memory", "cost", "graph", "shardings"];
-    for (page, pipeline) in [(pipeline_page(), true), (page(&["examples/configs/fsdp8.toml"]), false)] {
+    let own = config_page(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "remat.policy=full"]);
+    for (page, pipeline) in [(pipeline_page(), true), (own, true), (page(&["examples/configs/fsdp8.toml"]), false)] {
         let (document, console) = opened(
             &browser,
             &page,

@@ -335,7 +335,7 @@ fn the_name_of_the_batch_comes_before_declared_names() {
     let names: Vec<Vec<String>> = graph
         .nodes()
         .filter_map(|node| match node.op() {
-            Op::WithAxes(axes) => Some(axes.0.iter().map(|name| name.text()).collect()),
+            Op::WithAxes(axes) => Some(axes.names.iter().map(|name| name.text()).collect()),
             _ => None,
         })
         .collect();

@@ -30,6 +30,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
             pipeline: None,
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         },
         optimizer: AdamW::default(),
         schedule: WarmupCosine { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01 },

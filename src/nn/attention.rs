@@ -82,9 +82,15 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, mask: A
     let value = gather_keys(project(params.wv, KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
-    let scores = einsum_with("bkgtd,bksd->bkgts", &[query, key], DType::F32);
-    let weights = masked_softmax(scores, mask, (head_dim as f64).powf(-0.5), dtype);
-    let mixed = einsum("bkgts,bksd->bkgtd", &[weights, value]);
+    let mixed = attend(query, key, value, mask, (head_dim as f64).powf(-0.5));
     let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY).named("attention_mixed");
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
+}
+
+/// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, queries, head_dim]`, keys `[batch, kv_heads, keys, head_dim]` and
+/// values `[batch, kv_heads, keys, value_dim]` give `[batch, kv_heads, groups, queries, value_dim]`. Scores and softmax in `f32`.
+pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scale: f64) -> Tensor {
+    let scores = einsum_with("bkgtd,bksd->bkgts", &[query, key], DType::F32);
+    let weights = masked_softmax(scores, mask, scale, query.dtype());
+    einsum("bkgts,bksd->bkgtd", &[weights, value])
 }

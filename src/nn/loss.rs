@@ -10,9 +10,17 @@ use crate::trace::{Tensor, custom_vjp, iota};
 /// `f32`. No gradient flows into the weights. The target's logit is picked by comparing positions rather than by a
 /// gather, so a sharded vocabulary never has to come together.
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    let losses = token_losses(logits, targets);
-    let total = weights.sum(..).maximum(1.0).stop_gradient();
-    (losses * weights.stop_gradient()).sum(..) / total
+    weighted_cross_entropy(logits, targets, weights) / total_weight(weights)
+}
+
+/// What a weighted mean over these weights is divided by: their sum, or 1 if that is less.
+pub(super) fn total_weight(weights: Tensor) -> Tensor {
+    weights.sum(..).maximum(1.0).stop_gradient()
+}
+
+/// The sum of the cross entropies of all tokens, each times its weight.
+pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
+    (token_losses(logits, targets) * weights.stop_gradient()).sum(..)
 }
 
 /// Cross entropy of each token. The backward pass is `softmax - one-hot`, from the logits and their logsumexp alone.

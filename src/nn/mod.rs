@@ -6,21 +6,30 @@
 //! bring it along as a custom VJP: it saves fewer and smaller values.
 
 mod attention;
+mod batch_split;
 mod decoder;
 mod dropout;
 mod init;
+mod latent;
+mod layer;
 mod layout;
 mod loss;
 mod mlp;
+mod moe;
 mod norm;
+mod pipelined;
 mod rotary;
 
 pub use attention::{Attention, AttentionMask, attention, masked_softmax};
-pub use decoder::{Batch, Decoder, DecoderConfig, DecoderLayer, Layers};
+pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
 pub use init::initialize;
 pub(crate) use init::uniform;
+pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
+pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
+pub(crate) use layout::STREAM;
 pub use loss::cross_entropy;
 pub use mlp::{Mlp, mlp, swiglu};
+pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
 pub use norm::rms_norm;
 pub use rotary::{Rotary, rotate};

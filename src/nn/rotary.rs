@@ -21,6 +21,11 @@ impl Rotary {
         let angles = positions.convert(DType::F32).expand(-1).broadcast_to(dims) * frequencies.broadcast_to(dims);
         Rotary { cos: angles.cos(), sin: angles.sin() }
     }
+
+    /// The same with cosines and sines replaced.
+    pub(super) fn map(&self, f: impl Fn(Tensor) -> Tensor) -> Rotary {
+        Rotary { cos: f(self.cos), sin: f(self.sin) }
+    }
 }
 
 /// Rotates `x` `[batch, heads, length, head_dim]`: element `i` of the first half of the last dimension with element `i`

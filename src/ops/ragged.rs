@@ -13,7 +13,7 @@ use super::{
     one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
+use crate::batching::{BatchContext, batch_in_front};
 use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId, proto};
 use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
@@ -34,13 +34,20 @@ impl RaggedMode {
 }
 
 /// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of a
-/// signed integer type, all operands with `batch_count` further leading dimensions.
+/// signed integer type.
+///
+/// All operands and the result have `batch_count` further leading dimensions. After those, everything but the matrices `[g,k,n]` has
+/// `block_count` dimensions more: blocks of rows, each divided into groups by sizes of its own, that share the matrices. So
+/// `Rows` is `[*batch,*blocks,m,k], [*batch,g,k,n], [*batch,*blocks,g] -> [*batch,*blocks,m,n]`, and `Contracted` sums over the blocks. They are the
+/// prefix dimensions of XLA's instruction (`RaggedDotDimensionNumbers`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedDot {
     /// Which dimension the groups divide.
     pub mode: RaggedMode,
     /// Number of leading dimensions that run in step in all operands and the result.
     pub batch_count: usize,
+    /// Number of dimensions after those that the matrices do not have.
+    pub block_count: usize,
     /// Element type of the result and of the accumulation.
     pub dtype: DType,
     /// Precision of the multiplications.
@@ -50,6 +57,7 @@ pub struct RaggedDot {
 /// The sizes of the dimensions of a ragged dot.
 struct Sizes {
     batch: Dims,
+    blocks: Dims,
     rows: usize,
     inner: usize,
     columns: usize,
@@ -57,22 +65,34 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn dims(&self, own: &[usize]) -> Dims {
+    /// Of matrices.
+    fn of_batch(&self, own: &[usize]) -> Dims {
         self.batch.iter().chain(own).copied().collect()
+    }
+
+    /// Of everything else.
+    fn of_blocks(&self, own: &[usize]) -> Dims {
+        self.batch.iter().chain(&self.blocks).chain(own).copied().collect()
     }
 }
 
 impl RaggedDot {
     fn sizes(&self, operands: &[&TensorType]) -> Sizes {
-        let b = self.batch_count;
+        let (b, r) = (self.batch_count, self.leading_count());
         let last = operands[1].rank() - 1;
         Sizes {
             batch: Dims::from_slice(&operands[0].dims[..b]),
-            rows: operands[0].dims[b],
-            inner: operands[0].dims[b + 1],
+            blocks: Dims::from_slice(&operands[0].dims[b..r]),
+            rows: operands[0].dims[r],
+            inner: operands[0].dims[r + 1],
             columns: operands[1].dims[last],
-            groups: operands[2].dims[b],
+            groups: operands[2].dims[r],
         }
+    }
+
+    /// Number of dimensions before those of the rows.
+    fn leading_count(&self) -> usize {
+        self.batch_count + self.block_count
     }
 
     /// The same op in another mode and type.
@@ -96,7 +116,8 @@ impl Primitive for RaggedDot {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
-        let (lhs, rhs, groups, b) = (operands[0], operands[1], operands[2], self.batch_count);
+        let (lhs, rhs, groups) = (operands[0], operands[1], operands[2]);
+        let (b, r) = (self.batch_count, self.leading_count());
         if !lhs.dtype.is_float() || !self.dtype.is_float() {
             let expected = format!("a floating-point type that can be accumulated in {}", self.dtype);
             return Err(TypeError::DType { operand: 0, expected, found: lhs.dtype });
@@ -106,22 +127,22 @@ impl Primitive for RaggedDot {
             let expected = "a signed integer type".to_owned();
             return Err(TypeError::DType { operand: 2, expected, found: groups.dtype });
         }
-        let rhs_rank = if self.mode == RaggedMode::Rows { b + 3 } else { b + 2 };
-        for (operand, (ty, rank)) in [(lhs, b + 2), (rhs, rhs_rank), (groups, b + 1)].into_iter().enumerate() {
+        let rhs_rank = if self.mode == RaggedMode::Rows { b + 3 } else { r + 2 };
+        for (operand, (ty, rank)) in [(lhs, r + 2), (rhs, rhs_rank), (groups, r + 1)].into_iter().enumerate() {
             if ty.rank() != rank {
                 return Err(TypeError::Rank { operand, expected: rank.to_string(), found: ty.rank() });
             }
         }
         let sizes = self.sizes(operands);
-        expect_dims(2, groups, &sizes.dims(&[sizes.groups]))?;
-        let (rhs_dims, result) = match self.mode {
-            RaggedMode::Rows => ([sizes.groups, sizes.inner, sizes.columns].to_vec(), vec![sizes.rows, sizes.columns]),
-            RaggedMode::Contracted => {
-                ([sizes.rows, sizes.columns].to_vec(), vec![sizes.groups, sizes.inner, sizes.columns])
-            }
+        expect_dims(2, groups, &sizes.of_blocks(&[sizes.groups]))?;
+        let matrices = sizes.of_batch(&[sizes.groups, sizes.inner, sizes.columns]);
+        let columns = sizes.of_blocks(&[sizes.rows, sizes.columns]);
+        let (rhs_dims, dims) = match self.mode {
+            RaggedMode::Rows => (matrices, columns),
+            RaggedMode::Contracted => (columns, matrices),
         };
-        expect_dims(1, rhs, &sizes.dims(&rhs_dims))?;
-        Ok(one(TensorType { dtype: self.dtype, dims: sizes.dims(&result) }))
+        expect_dims(1, rhs, &rhs_dims)?;
+        Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -163,30 +184,51 @@ impl Primitive for RaggedDot {
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         use FactorKind::{Parallel, Reduction, Replicated};
         let mut rule = FactorRule::empty(operands, results);
-        let b = self.batch_count;
+        let (b, r) = (self.batch_count, self.leading_count());
         for dim in 0..b {
             rule.add(operands[0].dims[dim], Parallel, &[(0, dim), (1, dim), (2, dim)], &[(0, dim)]);
+        }
+        for dim in b..r {
+            let size = operands[0].dims[dim];
+            match self.mode {
+                RaggedMode::Rows => rule.add(size, Parallel, &[(0, dim), (2, dim)], &[(0, dim)]),
+                RaggedMode::Contracted => {
+                    rule.add(size, Reduction(ReduceKind::Sum), &[(0, dim), (1, dim), (2, dim)], &[])
+                }
+            };
         }
         let Sizes { rows, inner, columns, groups, .. } = self.sizes(operands);
         match self.mode {
             RaggedMode::Rows => {
-                rule.add(rows, Replicated, &[(0, b)], &[(0, b)]);
-                rule.add(groups, Replicated, &[(1, b), (2, b)], &[]);
-                rule.add(inner, Reduction(ReduceKind::Sum), &[(0, b + 1), (1, b + 1)], &[]);
-                rule.add(columns, Parallel, &[(1, b + 2)], &[(0, b + 1)]);
+                rule.add(rows, Replicated, &[(0, r)], &[(0, r)]);
+                rule.add(groups, Replicated, &[(1, b), (2, r)], &[]);
+                rule.add(inner, Reduction(ReduceKind::Sum), &[(0, r + 1), (1, b + 1)], &[]);
+                rule.add(columns, Parallel, &[(1, b + 2)], &[(0, r + 1)]);
             }
             RaggedMode::Contracted => {
-                rule.add(rows, Replicated, &[(0, b), (1, b)], &[]);
-                rule.add(groups, Replicated, &[(2, b)], &[(0, b)]);
-                rule.add(inner, Parallel, &[(0, b + 1)], &[(0, b + 1)]);
-                rule.add(columns, Parallel, &[(1, b + 1)], &[(0, b + 2)]);
+                rule.add(rows, Replicated, &[(0, r), (1, r)], &[]);
+                rule.add(groups, Replicated, &[(2, r)], &[(0, b)]);
+                rule.add(inner, Parallel, &[(0, r + 1)], &[(0, b + 1)]);
+                rule.add(columns, Parallel, &[(1, r + 1)], &[(0, b + 2)]);
             }
         }
         rule
     }
 
+    /// Matrices that all examples share are not repeated: an example is then one more block of rows.
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(RaggedDot { batch_count: self.batch_count + 1, ..self.clone() })
+        if self.mode == RaggedMode::Contracted || context.is_batched(1) {
+            return context.all(RaggedDot { batch_count: self.batch_count + 1, ..self.clone() });
+        }
+        let b = self.batch_count;
+        let [rows, sizes] = [context.aligned(0)?, context.aligned(2)?];
+        let rows = batch_behind(context.builder, rows, b)?;
+        let sizes = batch_behind(context.builder, sizes, b)?;
+        let op = RaggedDot { block_count: self.block_count + 1, ..self.clone() };
+        let product = context.builder.push1(op, &[rows, context.operand(1), sizes])?;
+        let product = batch_in_front(context.builder, product, b)?;
+        context.push_result(product, true);
+        Ok(())
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
@@ -200,22 +242,23 @@ impl Primitive for RaggedDot {
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operand_types: Vec<TensorType> = (0..3).map(|index| context.operand_type(index).clone()).collect();
         let sizes = self.sizes(&operand_types.iter().collect::<Vec<_>>());
-        let b = self.batch_count;
-        let masked_type =
-            TensorType { dtype: operand_types[0].dtype, dims: sizes.dims(&[sizes.groups, sizes.rows, sizes.inner]) };
+        let (b, r) = (self.batch_count, self.leading_count());
+        let dims = sizes.of_blocks(&[sizes.groups, sizes.rows, sizes.inner]);
+        let masked_type = TensorType { dtype: operand_types[0].dtype, dims };
         let mask = self.membership(context, &masked_type, &operand_types[2]);
-        let batch: Vec<usize> = (0..b).collect();
-        let mapping = [&batch[..], &[b + 1, b + 2]].concat();
+        let mapping: Vec<usize> = (0..r).chain([r + 1, r + 2]).collect();
         let lhs = context.operand_id(0);
         let rows = context.broadcast(&masked_type, lhs, &mapping);
         let zero = context.number(masked_type.dtype, 0.0);
         let zeros = context.repeat(&masked_type, zero);
         let masked = context.instruction("select", &masked_type, &[mask, rows, zeros]);
         let rhs = context.operand_id(1);
+        let batch: Vec<usize> = (0..b).collect();
+        let blocks: Vec<usize> = (b..r).collect();
         let i64s = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect::<Vec<i64>>();
         let (lhs_contract, rhs_contract) = match self.mode {
-            RaggedMode::Rows => (i64s(&[b, b + 2]), i64s(&[b, b + 1])),
-            RaggedMode::Contracted => (i64s(&[b + 1]), i64s(&[b])),
+            RaggedMode::Rows => (i64s(&[r, r + 2]), i64s(&[b, b + 1])),
+            RaggedMode::Contracted => (i64s(&[&blocks[..], &[r + 1]].concat()), i64s(&[&blocks[..], &[r]].concat())),
         };
         let numbers = proto::DotDimensionNumbers {
             lhs_contracting_dimensions: lhs_contract,
@@ -234,19 +277,26 @@ impl Primitive for RaggedDot {
 impl RaggedDot {
     /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
     fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
-        let b = self.batch_count;
+        let r = self.leading_count();
         let ends = cumulative_sum(context, sizes);
         let own = context.operand_id(2);
         let starts = context.instruction("subtract", sizes, &[ends, own]);
         let wide = masked.with_dtype(sizes.dtype);
-        let positions = context.positions(&wide, b + 1);
-        let mapping: Vec<usize> = (0..=b).collect();
+        let positions = context.positions(&wide, r + 1);
+        let mapping: Vec<usize> = (0..=r).collect();
         let starts = context.broadcast(&wide, starts, &mapping);
         let ends = context.broadcast(&wide, ends, &mapping);
         let after = context.compare("LE", "SIGNED", &wide, [starts, positions]);
         let before = context.compare("LT", "SIGNED", &wide, [positions, ends]);
         context.instruction("and", &masked.with_dtype(DType::Pred), &[after, before])
     }
+}
+
+/// `value`, whose leading dimension is the batch, with that dimension behind `count` others.
+fn batch_behind(builder: &mut GraphBuilder, value: Value, count: usize) -> Result<Value, OpError> {
+    let rank = builder.ty(value).rank();
+    let order: SmallVec<[usize; 6]> = (1..=count).chain([0]).chain(count + 1..rank).collect();
+    builder.transpose(value, &order)
 }
 
 /// The inclusive cumulative sum of operand 2 along its last dimension, as a window that reaches back to the start.

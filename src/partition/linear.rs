@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::{Graph, TensorType, Value};
-use crate::ops::{BinaryKind, Op, ReduceKind, UnaryKind};
+use crate::ops::{BinaryKind, Op, ReduceKind, ScatterKind, UnaryKind};
 
 /// Operands that an op is linear in.
 pub(super) enum Linear {
@@ -37,6 +37,12 @@ pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
         | Op::StopGradient(_)
         | Op::DynamicSlice(_) => together(&[0]),
         Op::Select(_) => together(&[1, 2]),
+        // Rows that come together: routed tokens, or gradients of a gather.
+        Op::Scatter(op)
+            if op.kind == ScatterKind::Add && operands[2].element_count() >= operands[0].element_count() =>
+        {
+            together(&[0, 2])
+        }
         Op::Concatenate(_) => Linear::Together((0..operands.len()).collect()),
         // To fewer bits, the sum of the rounded parts is not the rounded sum.
         Op::Convert(op) if is_widening(operands[0], op.0) => together(&[0]),

@@ -78,7 +78,7 @@ pub fn ragged_dot_with(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtyp
 }
 
 fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType, place: Place) -> Tensor {
-    let op = RaggedDot { mode: RaggedMode::Rows, batch_count: 0, dtype, precision: Precision::Default };
+    let op = RaggedDot { mode: RaggedMode::Rows, batch_count: 0, block_count: 0, dtype, precision: Precision::Default };
     apply(op, &[rows, matrices, group_sizes], place)
 }
 

@@ -323,7 +323,7 @@ impl Tensor {
         apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping }, &[self], place)
     }
 
-    pub(super) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
+    pub(crate) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
         if self.value == context::POISON {
             return self;
         }

@@ -18,10 +18,12 @@
 //! different meshes can be compared line by line.
 
 mod ahead;
+mod alternatives;
 pub mod config;
 pub mod data;
 pub mod metrics;
 pub mod parameters;
+mod prediction;
 pub mod sample;
 mod stage;
 pub mod step;
@@ -29,5 +31,7 @@ pub mod tokenizer;
 mod trainer;
 
 pub use ahead::StepAhead;
+pub use alternatives::{Alternative, RefusedAlternative};
+pub use prediction::{LayerCost, PipelineMemory, PipelinePrediction, Traffic};
 pub use stage::Stage;
 pub use trainer::Trainer;

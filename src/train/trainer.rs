@@ -61,6 +61,7 @@ impl RunConfig {
             pipeline: self.pipeline_options().ok().flatten(),
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
+            parts: self.layer_parts(),
         }
     }
 

@@ -108,6 +108,7 @@ impl Variant {
             pipeline: None,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         };
         let step = TrainStep {
             model,

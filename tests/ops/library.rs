@@ -172,7 +172,36 @@ fn threefry_gives_the_published_vectors() {
 }
 
 fn ragged(mode: RaggedMode, batch_count: usize, dtype: DType) -> RaggedDot {
-    RaggedDot { mode, batch_count, dtype, precision: Precision::Default }
+    RaggedDot { mode, batch_count, block_count: 0, dtype, precision: Precision::Default }
+}
+
+/// With one dimension of blocks.
+fn ragged_blocks(mode: RaggedMode, batch_count: usize, dtype: DType) -> RaggedDot {
+    RaggedDot { block_count: 1, ..ragged(mode, batch_count, dtype) }
+}
+
+/// A ragged dot of two blocks, from those of each.
+fn grouped_product_of_blocks(mode: RaggedMode, operands: &[Tensor; 3]) -> Tensor {
+    let block = |operand: &Tensor, block: usize| {
+        let size = operand.values.len() / 2;
+        Tensor::new(operand.ty.dtype, &operand.dims()[1..], &operand.values[block * size..][..size])
+    };
+    let [lhs, rhs, sizes] = operands;
+    let dtype = lhs.ty.dtype;
+    let each = [0, 1].map(|index| {
+        let own = if mode == RaggedMode::Rows { rhs.clone() } else { block(rhs, index) };
+        grouped_product(mode, dtype, &block(lhs, index), &own, &block(sizes, index))
+    });
+    match mode {
+        RaggedMode::Rows => {
+            let values = [&each[0].values[..], &each[1].values].concat();
+            Tensor::new(dtype, &[&[2], each[0].dims()].concat(), &values)
+        }
+        RaggedMode::Contracted => {
+            let sums: Vec<f64> = each[0].values.iter().zip(&each[1].values).map(|(x, y)| x + y).collect();
+            Tensor::new(dtype, each[0].dims(), &sums)
+        }
+    }
 }
 
 /// A ragged dot without batch dimensions, by loops.
@@ -215,12 +244,18 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
         RaggedMode::Rows => entry
             .accept(op(F32), "f32[6,3] f32[4,3,2] s32[4] -> f32[6,2]")
             .accept(ragged(mode, 1, F32), "bf16[5,6,3] bf16[5,4,3,2] s32[5,4] -> f32[5,6,2]")
+            .accept(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[4,3,2] s32[5,4] -> f32[5,6,2]")
+            .accept(ragged_blocks(mode, 1, F32), "f32[7,5,6,3] f32[7,4,3,2] s32[7,5,4] -> f32[7,5,6,2]")
+            .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,4,3,2] s32[5,4]", "operand 1 must have 3 dimensions")
             .reject(op(F32), "f32[6,3] f32[4,5,2] s32[4]", "dimension 1 of operand 1 must have size 3, found 5")
             .reject(op(F32), "f32[6,3] f32[4,3,2] s32[5]", "dimension 0 of operand 1 must have size 5, found 4")
             .reject(op(F32), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2"),
         RaggedMode::Contracted => entry
             .accept(op(F32), "f32[6,3] f32[6,2] s32[4] -> f32[4,3,2]")
             .accept(ragged(mode, 1, F32), "f32[5,6,3] f32[5,6,2] s32[5,4] -> f32[5,4,3,2]")
+            .accept(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,6,2] s32[5,4] -> f32[4,3,2]")
+            .accept(ragged_blocks(mode, 1, F32), "f32[7,5,6,3] f32[7,5,6,2] s32[7,5,4] -> f32[7,4,3,2]")
+            .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[6,2] s32[5,4]", "operand 1 must have 3 dimensions")
             .reject(op(F32), "f32[6,3] f32[5,2] s32[4]", "dimension 0 of operand 1 must have size 6, found 5"),
     };
     entry = entry
@@ -253,7 +288,23 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
     }
     let batched = |dims: &[usize]| f64s(&[&[2], dims].concat());
     let sizes = Tensor::new(S32, &[2, 4], &[1.0, 2.0, 0.0, 3.0, 2.0, 0.0, 1.0, 1.0]);
-    entry.gradient(ragged(mode, 1, F64), &[batched(&[6, 3]), batched(rhs_dims), sizes]).with_vjp_snapshot()
+    // Blocks of rows share the matrices; of columns there are as many as of rows.
+    let of_blocks = |x: Tensor, y: Tensor| if mode == RaggedMode::Rows { x } else { y };
+    for dtype in [F32, BF16] {
+        let rhs = of_blocks(whole(dtype, rhs_dims), whole(dtype, &[2, 6, 2]));
+        let operands = [whole(dtype, &[2, 6, 3]), rhs, sizes.clone()];
+        let expected = grouped_product_of_blocks(mode, &operands);
+        entry = entry.run(ragged_blocks(mode, 0, dtype), &operands, [expected], 0.0);
+    }
+    let rhs = of_blocks(f64s(rhs_dims), batched(rhs_dims));
+    entry = entry.gradient(ragged_blocks(mode, 0, F64), &[batched(&[6, 3]), rhs, sizes.clone()]);
+    let twice = |dims: &[usize]| f64s(&[&[2, 2], dims].concat());
+    let rhs = of_blocks(batched(rhs_dims), twice(rhs_dims));
+    let all_sizes = Tensor::new(S32, &[2, 2, 4], &[sizes.values.clone(), sizes.values.clone()].concat());
+    entry
+        .gradient(ragged_blocks(mode, 1, F64), &[twice(&[6, 3]), rhs, all_sizes])
+        .gradient(ragged(mode, 1, F64), &[batched(&[6, 3]), batched(rhs_dims), sizes])
+        .with_vjp_snapshot()
 }
 
 fn convolve(op: &Convolution, input: &Tensor, kernel: &Tensor, dtype: DType) -> Tensor {

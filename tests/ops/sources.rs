@@ -93,7 +93,7 @@ pub fn stop_gradient() -> Entry {
 }
 
 pub fn with_axes() -> Entry {
-    let op = |names: &[&str]| WithAxes(names.iter().map(|name| Name::new(name)).collect());
+    let op = |names: &[&str]| WithAxes::new(names.iter().map(|name| Name::new(name)).collect());
     identity(Entry::new("with_axes"), op(&["batch", ""]))
         .accept(op(&["", ""]), "f32[2,3] -> f32[2,3]")
         .reject(op(&["batch"]), "f32[2,3]", "operand 0 must have 1 (one for each of the axes [\"batch\"]) dimensions")

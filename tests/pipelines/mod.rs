@@ -9,12 +9,14 @@ use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Literal, Name};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Tensor, TensorSpec, einsum, value_and_grad};
-use meshloom::transform::pipeline::{LayerPlace, PipelineInput, PipelineOptions, StackedWeights, pipeline};
+use meshloom::trace::{Function, Tensor, TensorSpec, Tree, einsum, value_and_grad};
+use meshloom::transform::pipeline::{
+    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline_with_loss,
+};
 
 use crate::support::numbers;
 
-pub const LENGTH: usize = 4;
+pub const LENGTH: usize = 8;
 pub const EMBED: usize = 16;
 pub const HIDDEN: usize = 32;
 
@@ -28,6 +30,7 @@ pub const RULES: &[(&str, &[&str])] = &[
     ("batch", &["stage", "data", "fsdp"]),
     ("activation_mlp", &["tensor"]),
     ("activation_length", &[]),
+    ("activation_logits_length", &["stage"]),
     ("activation_embed", &[]),
     ("embed", &["fsdp"]),
     ("mlp", &["tensor"]),
@@ -48,11 +51,18 @@ meshloom::tree! {
     /// What a program takes.
     pub struct Inputs<T> {
         pub layers: Layer<T>,
+        pub head: T,
         pub x: T,
         pub positions: T,
         pub target: T,
     }
 }
+
+/// What an auxiliary value counts in the loss.
+const PENALTY: f64 = 0.1;
+
+/// Loss and gradients.
+pub type Program = Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>, TensorSpec, TensorSpec))>;
 
 /// A pipeline over a mesh.
 #[derive(Clone, Debug)]
@@ -75,6 +85,7 @@ impl fmt::Display for Case {
             ("unrolled layers", !self.options.scan_layers),
             ("kept", self.options.keep_gathered),
             ("poisonous", self.poisonous),
+            ("1f1b", self.options.schedule == Schedule::OneForwardOneBackward),
         ];
         write!(
             f,
@@ -126,6 +137,7 @@ impl Case {
                 up: weight(&[EMBED, HIDDEN], &["embed", "mlp"]),
                 down: weight(&[HIDDEN, EMBED], &["mlp", "embed"]),
             },
+            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(&["embed", "mlp"]),
             x: activations(),
             positions: TensorSpec::new(S32, [self.batch(), LENGTH]).with_axes(&["batch", ""]),
             target: activations(),
@@ -148,6 +160,7 @@ impl Case {
                 up: floats(&specs.layers.up, 0.5),
                 down: floats(&specs.layers.down, 0.5),
             },
+            head: floats(&specs.head, 0.5),
             x: floats(&specs.x, 1.0),
             positions: Literal::from_slice(&[self.batch(), LENGTH], &positions).expect("as many elements"),
             target: floats(&specs.target, 1.0),
@@ -173,31 +186,39 @@ impl Case {
         (y, hidden.square().sum(..) * 0.01)
     }
 
-    fn loss(y: Tensor, aux: Tensor, target: Tensor) -> Tensor {
-        ((y - target).square().sum(..) + aux) * 0.1
+    fn loss(y: Tensor, head: Tensor, target: Tensor) -> Tensor {
+        (einsum("btm,me->bte", &[y, head]) - target).square().sum(..) * PENALTY
     }
 
     /// Loss and gradients, with the layers in a pipeline.
-    pub fn pipelined(&self) -> Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>, TensorSpec))> {
+    pub fn pipelined(&self) -> Program {
         let specs = self.specs();
-        let names = vec![specs.layers.scale.axes.clone(), specs.layers.up.axes.clone(), specs.layers.down.axes.clone()];
-        let function = Function::trace("pipelined", specs, |Inputs { layers, x, positions, target }| {
-            value_and_grad((layers, x), |(layers, x)| {
+        let names = specs.layers.leaves().into_iter().map(|spec| spec.axes).collect();
+        let names_of_head = vec![specs.head.axes.clone()];
+        let length = if LENGTH.is_multiple_of(self.options.stages) { "activation_logits_length" } else { "" };
+        let function = Function::trace("pipelined", specs, |Inputs { layers, head, x, positions, target }| {
+            value_and_grad((layers, head, x), |(layers, head, x)| {
                 let stacked = StackedWeights { weights: layers, names };
-                let input = PipelineInput { x, names: STREAM.to_vec(), rows: positions };
-                let (y, aux) = pipeline(&self.options, stacked, input, |x, layer, positions, place: LayerPlace| {
+                let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, target) };
+                let loss = PipelineLoss {
+                    weights: StackedWeights { weights: head, names: names_of_head },
+                    names: vec!["activation_batch", length, ""],
+                    penalties: vec![PENALTY],
+                };
+                let layer = |x, layer: Layer<Tensor>, (positions, _): (Tensor, Tensor), place: LayerPlace| {
                     self.layer(x, &layer, positions, place.layer)
-                });
-                Case::loss(y.with_axes(["batch", "", ""]), aux, target)
+                };
+                let of_loss = |y, head, (_, target)| Case::loss(y, head, target);
+                pipeline_with_loss(&self.options, stacked, input, layer, loss, of_loss).0
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))
     }
 
     /// Loss and gradients, with the layers one after the other.
-    pub fn sequential(&self) -> Function<Inputs<TensorSpec>, (TensorSpec, (Layer<TensorSpec>, TensorSpec))> {
-        let function = Function::trace("sequential", self.specs(), |Inputs { layers, x, positions, target }| {
-            value_and_grad((layers, x), |(layers, x)| {
+    pub fn sequential(&self) -> Program {
+        let function = Function::trace("sequential", self.specs(), |Inputs { layers, head, x, positions, target }| {
+            value_and_grad((layers, head, x), |(layers, head, x)| {
                 let count = self.options.layers();
                 let leading = self.options.leading_dims().len();
                 let flat = |weight: Tensor| weight.reshape([&[count], &weight.dims()[leading..]].concat());
@@ -210,7 +231,7 @@ impl Case {
                     let (y, aux) = self.layer(x, &layer, positions, number);
                     (x, total) = (y, Some(total.map_or(aux, |total: Tensor| total + aux)));
                 }
-                Case::loss(x, total.expect("a layer"), target)
+                Case::loss(x, head, target) + total.expect("a layer") * PENALTY
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))

@@ -61,6 +61,8 @@ pub enum Command {
     Explain(Explain),
     /// What changed between two programs, by meaning: renumbering is no difference
     Diff(Diff),
+    /// Which pipelines a run config could have: bubbles, bytes, memory, and the schedule as a picture
+    Plan(Plan),
     /// All of it on one page that needs no network
     Report(Report),
     /// Compile for hardware that need not be here
@@ -285,6 +287,22 @@ pub struct Diff {
     /// At most so many rows of each table; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 30)]
     pub limit: usize,
+}
+
+#[derive(Args)]
+pub struct Plan {
+    /// A run config with a section [pipeline]
+    #[arg(value_name = "CONFIG")]
+    pub config: PathBuf,
+    /// Overrides one key of the config; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
+    pub set: Vec<String>,
+    /// Holds the peak against this chip's memory; without, against that of target.topology
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+    /// The whole schedule, however long it is
+    #[arg(long)]
+    pub schedule: bool,
 }
 
 #[derive(Args)]

@@ -15,6 +15,7 @@ mod folder;
 mod input;
 mod memory;
 mod output;
+mod plan;
 mod replication;
 mod report;
 mod show;
@@ -63,6 +64,7 @@ fn run(arguments: Arguments) -> Result<Outcome> {
         Command::Cost(cost) => cost::run(&cost, json)?,
         Command::Explain(explain) => explain::run(&explain, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
+        Command::Plan(plan) => plan::run(&plan, json)?,
         Command::Report(report) => report::run(&report, json)?,
         Command::Compile(compile) => compile::run(&compile, json)?,
         Command::Check(check) => return check::run(&check, json),

@@ -36,6 +36,8 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_embed_and_logits_batch", &["stage", "data", "fsdp", "expert"]),
     ("activation_length", &["context"]),
     ("activation_kv_length", &[]),
+    // A pipeline's loss, microbatch by microbatch.
+    ("activation_logits_length", &["context", "stage"]),
     ("activation_norm_length", &["context", "tensor"]),
     ("activation_embed", &[]),
     ("activation_heads", &["tensor"]),
@@ -44,8 +46,18 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_mlp", &["tensor"]),
     ("activation_vocab", &["tensor"]),
     ("activation_exp", &["expert"]),
+    // Where routed experts work, the tokens of all devices along `expert` come together.
+    ("activation_batch_no_exp_moe", &["data", "fsdp"]),
+    ("activation_norm_length_moe", &["context"]),
+    ("activation_embed_moe", &[]),
     ("exp", &["expert"]),
+    ("embed_no_exp_moe", &["fsdp"]),
     ("embed", &["fsdp", "expert"]),
+    // The compressed widths of latent attention: where the other dimension of a matrix has the axes already, it is whole.
+    ("q_lora", &["fsdp", "expert"]),
+    ("q_lora", &[]),
+    ("kv_lora", &["fsdp", "expert"]),
+    ("kv_lora", &[]),
     // The weights of experts have `expert` on another dimension.
     ("embed", &["fsdp"]),
     ("heads", &["tensor"]),

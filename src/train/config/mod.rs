@@ -6,6 +6,7 @@
 //! it this version can run.
 
 mod error;
+mod family;
 mod pipeline;
 mod rules;
 mod sections;

@@ -48,6 +48,28 @@ section! {
         dropout: f64 = 0.0,
         /// Whether the layers are one loop over stacked weights, or each its own nodes.
         scan_layers: bool = true,
+        /// Mixtral, Deepseek: number of routed experts.
+        experts: usize = 8,
+        /// Mixtral, Deepseek: how many of them each token goes through.
+        experts_per_token: usize = 2,
+        /// Mixtral, Deepseek: inner width of one expert.
+        moe_mlp: usize = 384,
+        /// Mixtral, Deepseek: weight of the load-balance loss.
+        load_balance_weight: f64 = 0.01,
+        /// Deepseek: experts that every token goes through besides.
+        shared_experts: usize = 1,
+        /// Deepseek: what the weights of a token's experts add up to.
+        routed_scaling_factor: f64 = 1.0,
+        /// Deepseek: width of the vector that queries are made of; 0 for none.
+        q_lora: usize = 128,
+        /// Deepseek: width of the vector that keys and values are made of.
+        kv_lora: usize = 64,
+        /// Deepseek: width of the part of a head that positions turn; `head_dim` is that of the other part.
+        rope_head_dim: usize = 16,
+        /// Deepseek: width of a head's values.
+        v_head_dim: usize = 32,
+        /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
+        batch_split: bool = false,
     }
 }
 

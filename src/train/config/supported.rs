@@ -1,31 +1,25 @@
 //! What this version can run. Each feature that lands drops its line here.
 
 use super::error::{ConfigError, ConfigErrorKind, invalid};
-use super::{ModelFamily, PipelineSchedule, Platform, RunConfig};
+use super::{ModelFamily, Platform, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 5] = [
+        let checks: [(&str, bool, String, &str); 4] = [
             (
                 "model.family",
-                self.model.family != ModelFamily::Llama,
+                self.model.family == ModelFamily::Gemma2,
                 quoted(self.model.family.name()),
-                "use model.family = \"llama\"",
+                "use model.family = \"llama\", \"mixtral\" or \"deepseek\"",
             ),
             (
                 "train.microbatches",
                 self.train.microbatches > 1,
                 self.train.microbatches.to_string(),
                 "use train.microbatches = 1",
-            ),
-            (
-                "pipeline.schedule",
-                self.pipeline.as_ref().is_some_and(|own| own.schedule == PipelineSchedule::OneForwardOneBackward),
-                quoted("1f1b"),
-                "use pipeline.schedule = \"gpipe\"",
             ),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (

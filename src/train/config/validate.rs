@@ -34,6 +34,7 @@ impl RunConfig {
     fn validate_on_mesh(&self) -> Checked {
         let mesh = self.mesh()?;
         self.validate_rules(&mesh)?;
+        self.validate_experts_on(&mesh)?;
         self.validate_pipeline(axis_size(&mesh, "stage"))?;
         self.validate_diloco(axis_size(&mesh, "diloco"))
     }
@@ -61,6 +62,7 @@ impl RunConfig {
             return Err(invalid("model.vocab", model.vocab, reason));
         }
         within("model.dropout", model.dropout, 0.0..1.0)?;
+        self.validate_family()?;
         for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
             if text.is_empty() {
                 return Err(invalid(key, text, "it must not be empty; give the path of a file"));
@@ -210,7 +212,7 @@ fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Checke
 }
 
 /// Reads only check that numbers are finite; NaN, which a changed config may hold, is in no range.
-fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
+pub(super) fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
     match range.contains(&value) {
         true => Ok(()),
         false if range.end.is_infinite() => Err(invalid(key, value, &format!("it must be at least {}", range.start))),

@@ -6,9 +6,9 @@
 
 use super::iteration::{Machine, State};
 use super::run::{Kept, Part, inner_phase, is_looped};
+use super::stage::StageHalves;
 use super::weights::{Number, RepeatSums, Window};
 use super::{Phase, WeightUse};
-use crate::autodiff::Halves;
 use crate::ir::DType;
 use crate::trace::{ScanOptions, Tensor, arange, scan_with};
 
@@ -18,7 +18,7 @@ type Back = (State<Tensor>, Vec<Vec<Tensor>>);
 /// A backward pass.
 pub(super) struct Backward<'a> {
     pub(super) machine: &'a Machine<'a>,
-    pub(super) halves: &'a Halves,
+    pub(super) halves: &'a StageHalves,
     /// The stacked weights, gathered if all are gathered once.
     pub(super) stacked: &'a [Tensor],
     /// The gathered weights of every repeat, if they have been kept.
@@ -87,7 +87,7 @@ impl Backward<'_> {
     /// Runs a part of the pass and, meanwhile, gets the weights of a repeat.
     fn prefetching(&self, repeat: Number, back: Back, run: impl Fn(Part, Back) -> Back) -> (Back, Vec<Tensor>) {
         match &self.kept {
-            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift, run),
+            None => self.machine.prefetching(self.stacked, repeat, back, |(state, _)| state.shift(), run),
             Some(kept) => (run(Part::Whole, back), kept.of_repeat(repeat)),
         }
     }

@@ -13,10 +13,9 @@
 //! The seeds (maxtext.layers.pipeline) move three buffers in every iteration. Here `shift` comes round to the first stage by itself, so
 //! nothing moves to `waiting`, which holds no more than waits at a time; and `io` moves in the first and last M iterations only.
 
-use super::stage::{Iteration, StageFunction, StageInputs};
+use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::weights::{Items, Weights, Window, per_stage, pick_own};
 use super::{Phase, PipelineOptions};
-use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, TensorType};
 use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, iota, label, zeros};
@@ -39,12 +38,19 @@ crate::tree! {
     }
 }
 
+impl State<Tensor> {
+    /// What each stage receives.
+    pub(super) fn shift(&mut self) -> &mut Tensor {
+        &mut self.shift
+    }
+}
+
 /// What all iterations have in common.
 pub(super) struct Machine<'a> {
     pub(super) options: &'a PipelineOptions,
     pub(super) stage: &'a StageFunction,
     /// Under differentiation.
-    pub(super) halves: Option<&'a Halves>,
+    pub(super) halves: Option<&'a StageHalves>,
     pub(super) weights: &'a Weights<'a>,
     /// The logical names of activations `[S, mb, ..]`.
     pub(super) names: &'a AxisNames,
@@ -55,7 +61,7 @@ pub(super) struct Machine<'a> {
 }
 
 /// Number of slots of `io`.
-fn slots(options: &PipelineOptions) -> usize {
+pub(super) fn slots(options: &PipelineOptions) -> usize {
     options.microbatches / options.stages
 }
 
@@ -97,27 +103,31 @@ impl Machine<'_> {
         State { aux, stash, ..self.empty(io) }
     }
 
-    fn named(&self, activations: Tensor) -> Tensor {
+    pub(super) fn named(&self, activations: Tensor) -> Tensor {
         label(activations, WithAxes::new(self.names.clone()), self.place)
     }
 
     /// What each stage works on.
-    fn items(&self, iteration: Tensor) -> Items {
-        let &PipelineOptions { stages, microbatches, repeats, .. } = self.options;
+    pub(super) fn items(&self, iteration: Tensor) -> Items {
+        let stage = iota(DType::S32, [self.options.stages], 0);
+        self.items_of(iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64)
+    }
+
+    /// What it is to work on these items, microbatches of all repeats counted on: `s32[S]`.
+    pub(super) fn items_of(&self, item: Tensor) -> Items {
+        let &PipelineOptions { microbatches, repeats, .. } = self.options;
         let count = microbatches * repeats;
-        let stage = iota(DType::S32, [stages], 0);
-        let item = iteration.broadcast_like(stage, []) - stage * self.options.delay() as f64;
         let active = item.greater_equal(0.0) & item.less(count as f64);
         let inside = item.clamp(0.0, (count - 1) as f64);
         let (repeat, microbatch) = match repeats {
-            1 => (stage.zeros_like(), inside),
+            1 => (inside.zeros_like(), inside),
             _ => (inside / microbatches as f64, inside % microbatches as f64),
         };
         Items { active, repeat, microbatch }
     }
 
     /// What the stages get beside activations and weights.
-    fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
+    pub(super) fn inputs(&self, items: &Items, weights: Vec<Tensor>, x: Tensor) -> StageInputs {
         let &PipelineOptions { stages, layers_per_stage, .. } = self.options;
         let part = items.repeat * stages as f64 + iota(DType::S32, [stages], 0);
         StageInputs {
@@ -129,7 +139,7 @@ impl Machine<'_> {
         }
     }
 
-    fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
+    pub(super) fn is_stage(&self, stage: usize, like: Tensor) -> Tensor {
         per_stage(iota(DType::S32, [self.options.stages], 0).equal(stage as f64), like)
     }
 
@@ -141,7 +151,7 @@ impl Machine<'_> {
     }
 
     /// Results, one stage on; from the last to the first if microbatches go round.
-    fn rotate(&self, results: Tensor) -> Tensor {
+    pub(super) fn rotate(&self, results: Tensor) -> Tensor {
         match self.options.repeats {
             1 => self.named(results.pad(0, 1, -1, 0.0)),
             _ => self.named(results.roll(0, 1)),
@@ -149,7 +159,7 @@ impl Machine<'_> {
     }
 
     /// The transpose of [`Machine::rotate`].
-    fn rotate_back(&self, cotangent: Tensor) -> Tensor {
+    pub(super) fn rotate_back(&self, cotangent: Tensor) -> Tensor {
         match self.options.repeats {
             1 => self.named(cotangent.pad(0, -1, 1, 0.0)),
             _ => self.named(cotangent.roll(0, -1)),
@@ -202,7 +212,7 @@ impl Machine<'_> {
     /// weights' cotangents with those of this iteration.
     pub(super) fn run_back(
         &self,
-        (halves, phase): (&Halves, &Phase),
+        (halves, phase): (&StageHalves, &Phase),
         window: &Window,
         iteration: Tensor,
         (state, sums): (State<Tensor>, Vec<Vec<Tensor>>),

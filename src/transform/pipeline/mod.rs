@@ -12,17 +12,23 @@
 //! | `weights` | what is gathered when, and where cotangents of weights are added up and scattered |
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
+//! | `timeline` | the schedule as data, to be looked at and counted |
+//! | `one_f_one_b` | forwards and backwards in one loop, of which the loss is a part |
+//! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
 //! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as MaxText has them (maxtext.layers.pipeline), PipeDream-Flush's
 //! 1F1B (Narayanan et al., arXiv 2104.04473).
 
 mod back;
 mod iteration;
+mod one_f_one_b;
 mod options;
 mod phases;
 mod run;
 mod stage;
+mod timeline;
 mod weights;
+mod with_loss;
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -30,14 +36,16 @@ use std::panic::Location;
 pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::LayerPlace;
+pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
+pub(crate) use weights::{EXPERTS, GATHERED};
+pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;
 use iteration::{Machine, State};
 use run::Kept;
-use stage::{StageFunction, StageInputs};
-use weights::Weights;
+use stage::{StageFunction, StageHalves, StageInputs};
+use weights::{Weights, in_types_of};
 
-use crate::autodiff::Halves;
 use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
@@ -102,25 +110,11 @@ where
     X: Tree<Leaf = Tensor>,
     A: Tree<Leaf = Tensor>,
 {
-    if let Err(problem) = check(options, stacked, input) {
-        let failed = trace::fail(problem, place);
-        // Only the structure of what the layer returns is of use any more.
-        let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
-        let rows = refill(&input.rows, &mut input.rows.leaves().into_iter());
-        let (_, aux) = layer(input.x, weights, rows, LayerPlace { layer: failed, microbatch: failed });
-        return (failed, refill(&aux, &mut std::iter::empty()));
-    }
-    let names: AxisNames = [stage::STAGE].iter().chain(&input.names).map(|name| Name::new(name)).collect();
-    let example = example(options, &stacked.weights, input);
-    let (stage, aux) = StageFunction::trace(options, (&stacked.weights, &input.rows), &example, place, layer);
-    let checked = stage.and_then(|stage| match check_stage(&stage, example.x) {
-        Ok(()) => Some(stage),
-        Err(problem) => {
-            trace::fail(problem, place);
-            None
-        }
-    });
-    let Some(stage) = checked else { return (input.x, refill(&aux, &mut std::iter::empty())) };
+    let (stage, aux) = match trace_stage(options, stacked, input, layer, place) {
+        (Some(stage), aux) => (stage, aux),
+        (None, aux) => return (input.x, refill(&aux, &mut std::iter::empty())),
+    };
+    let names = stage_names(&input.names);
     let weights = Weights::new(options, &stacked.names, place);
     let program = Program { options, stage: &stage, weights: &weights, names: &names, place };
     // From here on, no line is the user's but that of the call.
@@ -131,6 +125,43 @@ where
         (out_of_slots(options, io, input.x), sums)
     });
     (x, refill(&aux, &mut sums.into_iter()))
+}
+
+/// The logical names of activations, stages first.
+fn stage_names(names: &[&str]) -> AxisNames {
+    [stage::STAGE].iter().chain(names).map(|name| Name::new(name)).collect()
+}
+
+/// Checks everything and traces the layer. No function after an error, which has been noted.
+fn trace_stage<W, X, A>(
+    options: &PipelineOptions,
+    stacked: &StackedWeights<W>,
+    input: &PipelineInput<X>,
+    layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
+    place: Place,
+) -> (Option<StageFunction>, A)
+where
+    W: Tree<Leaf = Tensor>,
+    X: Tree<Leaf = Tensor>,
+    A: Tree<Leaf = Tensor>,
+{
+    if let Err(problem) = check(options, stacked, input) {
+        let failed = trace::fail(problem, place);
+        // Only the structure of what the layer returns is of use any more.
+        let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
+        let rows = refill(&input.rows, &mut input.rows.leaves().into_iter());
+        return (None, layer(input.x, weights, rows, LayerPlace { layer: failed, microbatch: failed }).1);
+    }
+    let example = example(options, &stacked.weights, input);
+    let (stage, aux) = StageFunction::trace(options, (&stacked.weights, &input.rows), &example, place, layer);
+    let checked = stage.and_then(|stage| match check_stage(&stage, example.x) {
+        Ok(()) => Some(stage),
+        Err(problem) => {
+            trace::fail(problem, place);
+            None
+        }
+    });
+    (checked, aux)
 }
 
 /// Checks the options, and that weights and input are as they say.
@@ -252,11 +283,15 @@ fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor) -> Tensor {
     io.transpose(&order[..]).reshape(x.dims())
 }
 
+/// Rows by microbatches, `[M, mb, ..]`.
+fn by_microbatch(options: &PipelineOptions, rows: Tensor) -> Tensor {
+    let split = split_rows(options, rows);
+    split.reshape([&[options.microbatches], &split.dims()[2..]].concat())
+}
+
 /// Rows `[S, M, mb, ..]`, of which every stage has all.
 fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor, place: Place) -> Tensor {
-    let split = split_rows(options, rows);
-    let dims = split.dims();
-    let all = split.reshape([&[options.microbatches], &dims[2..]].concat());
+    let all = by_microbatch(options, rows);
     let everywhere: Vec<usize> = [&[options.stages], &all.dims()[..]].concat();
     let axes: Vec<i32> = (1..everywhere.len() as i32).collect();
     let spread = all.broadcast_like(zeros(all.dtype(), &everywhere), &axes[..]);
@@ -280,7 +315,7 @@ type Inputs = [Vec<Tensor>; 4];
 impl Program<'_> {
     /// Results in slots, and sums of auxiliary values; with the backward pass written out by hand.
     fn differentiable(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
-        let halves: RefCell<Option<Halves>> = RefCell::new(None);
+        let halves: RefCell<Option<StageHalves>> = RefCell::new(None);
         custom_vjp(
             inputs,
             |[weights, io, rows, captured]| {
@@ -309,32 +344,38 @@ impl Program<'_> {
                 // Without halves, an error has been noted.
                 let Some(halves) = halves.as_ref() else { return [zeros(&weights), vec![io], others.0, others.1] };
                 let machine = self.machine(None, rows, captured);
-                let (weights, kept) = self.weights_again(weights, kept, io);
+                let (io, weights, kept) = self.weights_again(weights, kept, io);
                 let aux = aux.iter().map(|&aux| self.of_each_stage(aux)).collect();
                 let state = machine.start_back(io, aux, stash);
                 let (state, sums) = Backward { machine: &machine, halves, stacked: &weights, kept }.run(state);
-                [sums, vec![state.io], others.0, others.1]
+                [in_types_of(&weights, sums), vec![state.io], others.0, others.1]
             },
         )
     }
 
     /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not gathered before the
     /// cotangents are there: nor is it the same gather as the forward pass's.
-    fn weights_again(&self, weights: Vec<Tensor>, kept: Vec<Tensor>, io: Tensor) -> (Vec<Tensor>, Option<Kept>) {
+    fn weights_again(
+        &self,
+        weights: Vec<Tensor>,
+        kept: Vec<Tensor>,
+        io: Tensor,
+    ) -> (Tensor, Vec<Tensor>, Option<Kept>) {
         if kept.is_empty() {
-            let waiting = trace::barrier(&[&[io], &weights[..]].concat(), self.place).split_off(1);
-            return (self.weights.before_phases(waiting), None);
+            let mut together = trace::barrier(&[&[io], &weights[..]].concat(), self.place);
+            let weights = together.split_off(1);
+            return (together[0], self.weights.before_phases(weights), None);
         }
         match self.options.weights {
-            WeightPlan::GatherOnce => (kept, None),
+            WeightPlan::GatherOnce => (io, kept, None),
             _ => {
                 let kept = Kept::from_leaves(self.options, weights.len(), &kept);
-                (weights, Some(kept))
+                (io, weights, Some(kept))
             }
         }
     }
 
-    fn machine<'b>(&'b self, halves: Option<&'b Halves>, rows: Vec<Tensor>, captured: Vec<Tensor>) -> Machine<'b> {
+    fn machine<'b>(&'b self, halves: Option<&'b StageHalves>, rows: Vec<Tensor>, captured: Vec<Tensor>) -> Machine<'b> {
         let &Program { options, stage, weights, names, place } = self;
         let rows = rows.into_iter().map(|rows| rows_of_stages(options, names, rows, place)).collect();
         Machine { options, stage, halves, weights, names, captured, rows, place }

@@ -6,10 +6,12 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use super::{PipelineOptions, Schedule};
 
 /// What one stage works on in one iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Task {
     /// The microbatch.
     pub microbatch: usize,

@@ -122,13 +122,13 @@ impl Machine<'_> {
     }
 
     /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second waits for the
-    /// first half of the phase. `shift` is a part of the state that is not there before.
+    /// first half of the phase: `shift` is a part of the state that is not there before, and that the second half needs.
     pub(super) fn prefetching<S>(
         &self,
         stacked: &[Tensor],
         repeat: Number,
         state: S,
-        shift: impl Fn(&S) -> Tensor,
+        shift: impl Fn(&mut S) -> &mut Tensor,
         run: impl Fn(Part, S) -> S,
     ) -> (S, Vec<Tensor>) {
         if self.options.weights != WeightPlan::SplitSlidingWindow {
@@ -138,8 +138,11 @@ impl Machine<'_> {
         let weights = self.weights.at_rest(stacked, repeat);
         let cut = halfway(&weights);
         let first = self.weights.gather(&weights[..cut], 0, false);
-        let state = run(Part::First, state);
-        let waiting = barrier(&[&[shift(&state)], &weights[cut..]].concat(), self.place).split_off(1);
+        let mut state = run(Part::First, state);
+        let shift = shift(&mut state);
+        let mut together = barrier(&[&[*shift], &weights[cut..]].concat(), self.place);
+        let waiting = together.split_off(1);
+        *shift = together[0];
         let second = self.weights.gather(&waiting, cut, false);
         (run(Part::Second, state), [first, second].concat())
     }
@@ -190,9 +193,8 @@ impl Machine<'_> {
     ) -> (State<Tensor>, Vec<Tensor>, Vec<Tensor>) {
         let options = self.options;
         let zero = Number::Known(0).tensor();
-        let shift = |state: &State<Tensor>| state.shift;
         let window = Window::One(first.clone());
-        let (state, second) = self.prefetching(stacked, Number::Known(1), state, shift, |part, state| {
+        let (state, second) = self.prefetching(stacked, Number::Known(1), state, State::shift, |part, state| {
             self.phase(begin, part, &window, zero, state)
         });
         let mut kept = Vec::new();
@@ -205,7 +207,7 @@ impl Machine<'_> {
             let offset = repeat.tensor() * options.microbatches as f64;
             let window = Window::One(current.clone());
             let next = repeat.plus(1);
-            let (state, gathered) = self.prefetching(stacked, next, state, shift, |part, state| {
+            let (state, gathered) = self.prefetching(stacked, next, state, State::shift, |part, state| {
                 self.phase(&rest, part, &window, offset, state)
             });
             (self.change(next, (current, gathered.clone()), state), gathered)

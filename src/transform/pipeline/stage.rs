@@ -3,7 +3,7 @@
 use super::PipelineOptions;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
-use crate::trace::{self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, refill, scan, vmap_with};
+use crate::trace::{self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, refill, scan, vmap_with, zeros};
 
 /// The logical axis that runs over the stages in activations.
 pub(super) const STAGE: &str = "activation_stage";
@@ -38,24 +38,53 @@ impl StageInputs {
     }
 }
 
-/// The traced function of an iteration, from [`StageInputs`] to activations `[S, mb, ..]` and auxiliary values `[S, ..]`.
-pub(super) struct StageFunction {
-    graph: Graph,
-    /// Outer tensors that the layer uses.
-    pub(super) captured: Vec<Tensor>,
-    /// Where the activations stand among the graph's inputs: after captured tensors and weights.
-    x_position: usize,
-    place: Place,
-}
-
 /// What an iteration leaves for its backward pass, beside the activations that it began with.
 pub(super) struct Iteration {
     /// Activations `[S, mb, ..]`.
     pub(super) y: Tensor,
     /// Auxiliary values `[S, ..]`.
     pub(super) aux: Vec<Tensor>,
-    /// What its backward pass needs.
+    /// What its backward pass needs, `[S, ..]` all.
     pub(super) residuals: Vec<Tensor>,
+}
+
+/// The traced function of an iteration, from [`StageInputs`] to activations `[S, mb, ..]` and auxiliary values `[S, ..]`.
+pub(super) struct StageFunction {
+    /// The layers of one stage: outer tensors that they use, then [`StageInputs`] without stages.
+    one: Graph,
+    /// The same, mapped over the stages.
+    all: Graph,
+    /// Outer tensors that the layer uses.
+    pub(super) captured: Vec<Tensor>,
+    /// Where the activations stand among the graph's inputs: after captured tensors and weights.
+    x_position: usize,
+    stages: usize,
+    place: Place,
+}
+
+/// The halves of the derivative of a [`StageFunction`].
+pub(super) struct StageHalves {
+    /// Of one stage.
+    halves: Halves,
+    /// The forward half, mapped over the stages.
+    forward: Graph,
+    /// The backward half, mapped over the stages.
+    backward: Graph,
+}
+
+/// A graph mapped over the stages. `shared` says of each input whether all stages have the same.
+fn over_stages(one: &Graph, shared: &[bool], stages: usize, place: Place) -> Option<Graph> {
+    let input = |(ty, shared): (&TensorType, &bool)| match shared {
+        true => zeros(ty.dtype, &ty.dims),
+        false => zeros(ty.dtype, [&[stages], &ty.dims[..]].concat()),
+    };
+    let examples: Vec<Tensor> = one.input_types().zip(shared).map(input).collect();
+    let axes: Vec<Option<i32>> = shared.iter().map(|shared| (!shared).then_some(0)).collect();
+    let options = VmapOptions { size: Some(stages), ..VmapOptions::default() }.inputs(axes).named(STAGE);
+    let mapped = trace::graph_of("stages", &examples, place, |inputs| {
+        vmap_with(options, inputs.to_vec(), |inputs| trace::inline(one, &inputs, place))
+    });
+    mapped.map(|(graph, _)| graph)
 }
 
 impl StageFunction {
@@ -74,56 +103,63 @@ impl StageFunction {
         A: Tree<Leaf = Tensor>,
     {
         let weight_count = example.weights.len();
+        let examples: Vec<Tensor> =
+            example.leaves().into_iter().map(|tensor| zeros(tensor.dtype(), &tensor.dims()[1..])).collect();
         let mut shape = None;
-        let traced = trace::graph_of("stages", &example.leaves(), place, |inputs| {
-            let mapped = VmapOptions { size: Some(options.stages), ..VmapOptions::default() }.named(STAGE);
-            vmap_with(mapped, inputs.to_vec(), |inputs| {
-                let mut inputs = inputs.into_iter();
-                let weights = refill(weights, &mut inputs.by_ref().take(weight_count));
-                let x = refill(&example.x, &mut inputs);
-                let rows = refill(rows, &mut inputs);
-                let (layer_number, microbatch) = refill(&(example.x, example.x), &mut inputs);
-                let number = LayerPlace { layer: layer_number, microbatch };
-                let (x, aux) = one_stage(options, x, weights, rows, number, &layer);
-                let mut results = vec![x];
-                results.extend(aux.leaves());
-                shape = Some(aux);
-                results
-            })
-        });
-        let stage = traced.map(|(graph, captured)| {
-            let x_position = captured.len() + weight_count;
-            StageFunction { graph, captured, x_position, place }
+        let traced = trace::graph_of("layers", &examples, place, |inputs| {
+            let mut inputs = inputs.iter().copied();
+            let weights = refill(weights, &mut inputs.by_ref().take(weight_count));
+            let x = refill(&example.x, &mut inputs);
+            let rows = refill(rows, &mut inputs);
+            let (layer_number, microbatch) = refill(&(example.x, example.x), &mut inputs);
+            let number = LayerPlace { layer: layer_number, microbatch };
+            let (x, aux) = one_stage(options, x, weights, rows, number, &layer);
+            let mut results = vec![x];
+            results.extend(aux.leaves());
+            shape = Some(aux);
+            results
         });
         let Some(aux) = shape else { trace::unreachable_body() };
+        let stage = traced.and_then(|(one, captured)| {
+            let x_position = captured.len() + weight_count;
+            let shared: Vec<bool> = (0..one.inputs().len()).map(|input| input < captured.len()).collect();
+            let all = over_stages(&one, &shared, options.stages, place)?;
+            Some(StageFunction { one, all, captured, x_position, stages: options.stages, place })
+        });
         (stage, aux)
     }
 
     /// The types of the auxiliary values.
     pub(super) fn aux_types(&self) -> impl Iterator<Item = &TensorType> {
-        self.graph.output_types().skip(1)
+        self.all.output_types().skip(1)
     }
 
     /// The type of the activations after the layers.
     pub(super) fn output_type(&self) -> Option<&TensorType> {
-        self.graph.output_types().next()
+        self.all.output_types().next()
     }
 
     /// Differentiates it, with respect to weights and activations.
-    pub(super) fn differentiate(&self) -> Option<Halves> {
-        let active: Vec<bool> = (0..self.graph.inputs().len())
-            .map(|input| (self.captured.len()..=self.x_position).contains(&input))
-            .collect();
-        trace::differentiate(&self.graph, &active)
+    pub(super) fn differentiate(&self) -> Option<StageHalves> {
+        let captured = self.captured.len();
+        let inputs = 0..self.one.inputs().len();
+        let active: Vec<bool> = inputs.clone().map(|input| (captured..=self.x_position).contains(&input)).collect();
+        let halves = trace::differentiate(&self.one, &active)?;
+        let shared: Vec<bool> = inputs.map(|input| input < captured).collect();
+        let forward = over_stages(halves.forward(), &shared, self.stages, self.place)?;
+        let residuals = vec![false; halves.residual_types().count()];
+        let read = halves.arguments(&shared, &residuals, &vec![false; self.one.outputs().len()]);
+        let backward = over_stages(halves.backward(), &read, self.stages, self.place)?;
+        Some(StageHalves { halves, forward, backward })
     }
 
     /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured` stands for the
     /// outer tensors that the layer uses.
-    pub(super) fn run(&self, halves: Option<&Halves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
-        let graph = halves.map_or(&self.graph, Halves::forward);
+    pub(super) fn run(&self, halves: Option<&StageHalves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
+        let graph = halves.map_or(&self.all, |halves| &halves.forward);
         let arguments = [captured, &inputs.leaves()].concat();
         let mut results = trace::inline(graph, &arguments, self.place).into_iter();
-        let count = self.graph.outputs().len() - 1;
+        let count = self.all.outputs().len() - 1;
         let y = refill(&inputs.x, &mut results);
         let aux = results.by_ref().take(count).collect();
         let mut residuals: Vec<Tensor> = results.collect();
@@ -133,21 +169,21 @@ impl StageFunction {
         Iteration { y, aux, residuals }
     }
 
-    fn reads_x(&self, halves: &Halves) -> bool {
-        halves.reads_input(self.x_position)
+    fn reads_x(&self, halves: &StageHalves) -> bool {
+        halves.halves.reads_input(self.x_position)
     }
 
     /// The types of [`Iteration::residuals`].
-    pub(super) fn residual_types(&self, halves: &Halves) -> Vec<TensorType> {
-        let x = self.graph.input_types().nth(self.x_position).filter(|_| self.reads_x(halves));
-        halves.residual_types().chain(x).cloned().collect()
+    pub(super) fn residual_types(&self, halves: &StageHalves) -> Vec<TensorType> {
+        let x = self.all.input_types().nth(self.x_position).filter(|_| self.reads_x(halves));
+        halves.forward.output_types().skip(self.all.outputs().len()).chain(x).cloned().collect()
     }
 
     /// The cotangents of the weights and of the activations that an iteration began with. Of `inputs`, the activations are not
     /// looked at: they are among the residuals.
     pub(super) fn run_back(
         &self,
-        halves: &Halves,
+        halves: &StageHalves,
         captured: &[Tensor],
         inputs: StageInputs,
         iteration: Iteration,
@@ -156,9 +192,10 @@ impl StageFunction {
         let x = if self.reads_x(halves) { residuals.pop().unwrap_or(y) } else { y };
         let inputs = StageInputs { x, ..inputs };
         let cotangents = [&[y], &aux[..]].concat();
-        let arguments = halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);
-        let results = trace::inline(halves.backward(), &arguments, self.place);
-        let gradients = |input: usize| halves.active().iter().position(|&active| active == input).map(|at| results[at]);
+        let arguments = halves.halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);
+        let results = trace::inline(&halves.backward, &arguments, self.place);
+        let active = halves.halves.active();
+        let gradients = |input: usize| active.iter().position(|&active| active == input).map(|at| results[at]);
         let weights = (captured.len()..self.x_position).zip(&inputs.weights);
         let weights = weights.map(|(input, weight)| gradients(input).unwrap_or_else(|| weight.zeros_like())).collect();
         (weights, gradients(self.x_position).unwrap_or_else(|| x.zeros_like()))

@@ -4,13 +4,13 @@ use super::stage::STAGE;
 use super::{PipelineOptions, WeightPlan};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with};
+use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with, zeros};
 
 /// Mesh axes that split weights at rest only: before use, weights are gathered over them.
-const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
+pub(crate) const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
 
 /// The logical axis of experts. Their weights stay split over the mesh axis `expert`: tokens come to them.
-const EXPERTS: &str = "exp";
+pub(crate) const EXPERTS: &str = "exp";
 
 /// The stacked weights of a pipeline: what is known of all of them.
 pub(super) struct Weights<'a> {
@@ -164,12 +164,12 @@ impl<'a> Weights<'a> {
 
     /// Zeros, to which the cotangents of these weights are added.
     pub(super) fn no_sums(&self, weights: &[Tensor]) -> Vec<Vec<Tensor>> {
-        vec![weights.iter().map(|weight| weight.zeros_like()).collect()]
+        vec![weights.iter().map(|&weight| no_sum(weight)).collect()]
     }
 
     /// Zeros, to which the cotangents of the weights of every repeat are added.
     pub(super) fn no_sums_of_all(&self, of_repeat: &[Tensor]) -> Vec<Vec<Tensor>> {
-        vec![of_repeat.iter().map(|weight| weight.zeros_like()).collect(); self.options.repeats]
+        vec![of_repeat.iter().map(|&weight| no_sum(weight)).collect(); self.options.repeats]
     }
 
     /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if it is no
@@ -187,8 +187,8 @@ impl<'a> Weights<'a> {
         };
         let add = |sums: &[Tensor], mask: Option<Tensor>| -> Vec<Tensor> {
             let add = |(&sum, &ct): (&Tensor, &Tensor)| match mask {
-                Some(mask) => sum + per_stage(mask, ct).select(ct, 0.0),
-                None => sum + ct,
+                Some(mask) => sum + per_stage(mask, ct).select(ct, 0.0).convert(sum.dtype()),
+                None => sum + ct.convert(sum.dtype()),
             };
             sums.iter().zip(&cotangents).map(add).collect()
         };
@@ -237,6 +237,21 @@ impl RepeatSums {
             RepeatSums::One(sums) | RepeatSums::Several(sums) => sums[weight],
         }
     }
+}
+
+/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose what is added to it, so it is one of `f32`.
+pub(super) fn no_sum(weight: Tensor) -> Tensor {
+    let dtype = match weight.dtype() {
+        DType::F64 => DType::F64,
+        dtype if dtype.is_float() => DType::F32,
+        dtype => dtype,
+    };
+    zeros(dtype, weight.dims())
+}
+
+/// Sums of cotangents in the types of what they are cotangents of.
+pub(super) fn in_types_of(weights: &[Tensor], sums: Vec<Tensor>) -> Vec<Tensor> {
+    sums.into_iter().zip(weights).map(|(sum, weight)| sum.convert(weight.dtype())).collect()
 }
 
 /// `[S]` as a mask over `like` `[S, ..]`.

@@ -15,11 +15,13 @@ pub mod html;
 mod lanes;
 mod pipeline;
 mod shardings;
+mod timeline;
 
 use std::fmt::Write;
 
 use anyhow::{Context, Result};
 use meshloom::hlo::analysis::Chip;
+use meshloom::transform::pipeline::Timeline;
 use serde::Serialize;
 
 use self::html::escape;
@@ -63,6 +65,8 @@ pub struct Report {
     pub mesh: Vec<(String, usize)>,
     /// Figures at the top.
     pub figures: Vec<Figure>,
+    /// The schedule of the pipeline, where the input says it.
+    pub timeline: Option<Timeline>,
     /// Pipelines that the program's loops look like.
     pub pipelines: Vec<Pipeline>,
     /// One step by estimated time; none without a chip whose rates are known.

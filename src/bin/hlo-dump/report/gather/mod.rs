@@ -13,6 +13,7 @@ use meshloom::hlo::analysis::{
 };
 use meshloom::partition::Amount;
 use meshloom::sharding::Mesh;
+use meshloom::transform::pipeline::Timeline;
 
 use super::{CollectiveRow, CostRow, Figure, Limit, Report, StepLanes};
 use crate::input::Loaded;
@@ -33,6 +34,7 @@ pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
         subtitle: format!("{}: {}", loaded.name, loaded.title()),
         mesh: loaded.mesh.as_ref().map(axes_of).unwrap_or_default(),
         figures: figures(loaded, chip, &cost, &collectives, peak, lanes.as_ref()),
+        timeline: timeline(loaded),
         pipelines: pipelines::pipelines(&walk, &collectives),
         lanes,
         collectives: collectives.entries.iter().map(collective_row).collect(),
@@ -42,6 +44,12 @@ pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
         shardings: shardings::rows(loaded),
         notes: mesh_note(loaded).into_iter().chain(notes(&cost)).chain(memory_note).collect(),
     }
+}
+
+/// What the run config says of its pipeline.
+fn timeline(loaded: &Loaded) -> Option<Timeline> {
+    let options = loaded.run.as_ref()?.config.pipeline_options().ok()??;
+    Some(Timeline::of(&options))
 }
 
 fn axes_of(mesh: &Mesh) -> Vec<(String, usize)> {

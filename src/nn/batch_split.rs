@@ -1,0 +1,118 @@
+//! A decoder layer in two halves of the batch, whose steps stand in turns in the program.
+//!
+//! What one half sends waits for nothing that the other computes, so a plugin that runs collectives beside products can hide them:
+//!
+//! | first half | second half |
+//! |---|---|
+//! | attention | |
+//! | **dispatch** | attention |
+//! | experts | **dispatch** |
+//! | **combine** | experts |
+//! | shared experts | **combine** |
+//!
+//! In the backward pass the halves are as independent, but it goes through one after the other: there an exchange stands beside products of
+//! the other half for a scheduler that moves it, as those of GPU and TPU do. A half takes every second row, since neighbouring
+//! rows lie on one device: no row moves. Both use the same weights, which are gathered once. The load-balance loss is the mean of the
+//! halves', which is the layer's, as it is a mean over rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
+//! `deepseek_batchsplit`.
+
+use super::layer::{DecoderLayer, FeedForward, LayerLoss, RowInputs};
+use super::moe::{Moe, add_shared, combine, dispatch, route, run_experts};
+use super::norm::rms_norm;
+use super::rotary::Rotary;
+use super::{AttentionMask, DecoderConfig, Dropout};
+use crate::trace::{Tensor, full, scope, stack};
+
+/// One half of what a layer reads.
+struct Half {
+    x: Tensor,
+    rotary: Rotary,
+    mask: AttentionMask,
+    /// For each block what the elements that it adds are multiplied by.
+    kept: Option<[Tensor; 2]>,
+}
+
+/// See [`DecoderConfig::layer`].
+pub(super) fn layer(
+    config: &DecoderConfig,
+    x: Tensor,
+    params: &DecoderLayer<Tensor>,
+    rows: RowInputs<'_>,
+    dropout: Option<Dropout>,
+) -> (Tensor, LayerLoss) {
+    let halves = cut(x, rows, dropout);
+    match &params.mlp {
+        FeedForward::Routed(experts) => routed_layer(config, &halves, params, experts),
+        FeedForward::Dense(_) => {
+            let attended = halves.each_ref().map(|half| half.attention(config, params));
+            let [first, second] = [0, 1].map(|half| {
+                config.feed_forward_block(attended[half], params, &|block, added| halves[half].drop(block, added)).0
+            });
+            (joined(first, second), None)
+        }
+    }
+}
+
+/// The steps of a layer with routed experts, in the order of the table above.
+fn routed_layer(
+    config: &DecoderConfig,
+    [first, second]: &[Half; 2],
+    params: &DecoderLayer<Tensor>,
+    experts: &Moe<Tensor>,
+) -> (Tensor, LayerLoss) {
+    let routed = &config.parts.routed;
+    let send = |x: Tensor| {
+        let normal = rms_norm(x, params.mlp_norm, config.norm_epsilon);
+        let routing = route(normal, experts.router, routed);
+        (normal, dispatch(normal, &routing), routing.load_balance_loss)
+    };
+    let x = first.attention(config, params);
+    let (normal, sent, loss) = scope("mlp", || send(x));
+    let other_x = second.attention(config, params);
+    scope("mlp", || {
+        let (other_normal, other_sent, other_loss) = send(other_x);
+        let made = combine(run_experts(&sent, experts, routed));
+        let other_made = combine(run_experts(&other_sent, experts, routed));
+        let done = x + first.drop(1, add_shared(normal, made, experts));
+        let other_done = other_x + second.drop(1, add_shared(other_normal, other_made, experts));
+        (joined(done, other_done), Some((loss + other_loss) * 0.5))
+    })
+}
+
+impl Half {
+    fn attention(&self, config: &DecoderConfig, params: &DecoderLayer<Tensor>) -> Tensor {
+        let rows = RowInputs { rotary: &self.rotary, mask: self.mask };
+        config.attention_block(self.x, params, rows, &|block, added| self.drop(block, added))
+    }
+
+    fn drop(&self, block: u32, added: Tensor) -> Tensor {
+        self.kept.map_or(added, |kept| added * kept[block as usize])
+    }
+}
+
+/// What a layer reads, in halves. What drops is drawn for the whole, so that it is the same as in a layer that is not cut.
+fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
+    let kept = dropout.map(|dropout| [0, 1].map(|block| dropout.at(block).apply(full(x.dtype(), x.dims(), 1.0))));
+    [0, 1].map(|half| Half {
+        x: every_second(x, half),
+        rotary: rows.rotary.map(|angles| every_second(angles, half)),
+        mask: AttentionMask(every_second(rows.mask.0, half)),
+        kept: kept.map(|kept| kept.map(|kept| every_second(kept, half))),
+    })
+}
+
+/// Every second row from `first` on.
+fn every_second(x: Tensor, first: usize) -> Tensor {
+    let mut dims = x.dims();
+    dims[0] /= 2;
+    let half = dims.clone();
+    dims.insert(1, 2);
+    x.reshape(dims).slice(1, first..first + 1).reshape(half)
+}
+
+/// Rows in turns from one and the other.
+fn joined(first: Tensor, second: Tensor) -> Tensor {
+    let mut dims = first.dims();
+    dims[0] *= 2;
+    stack(&[first, second], 1).reshape(dims)
+}

@@ -1,0 +1,102 @@
+//! Multi-head latent attention: keys and values of all heads are made of one narrow vector for each token.
+
+use super::attention::{AttentionMask, attend};
+use super::layout::{ALL_LATENTS, LATENT, QUERY};
+use super::norm::rms_norm;
+use super::rotary::{Rotary, rotate};
+use crate::trace::{Tensor, concatenate, einsum};
+
+crate::tree! {
+    /// Parameters of [`latent_attention`].
+    pub struct LatentAttention<T> {
+        /// How queries are made.
+        pub query: LatentQuery<T>,
+        /// `[embed, kv_lora]`: the narrow vector that keys and values are made of.
+        pub wkv_a: T,
+        /// `[embed, rope_head_dim]`: the part of keys that is turned by position, which all heads share.
+        pub wk_rope: T,
+        /// `[kv_lora]`.
+        pub kv_norm: T,
+        /// `[kv_lora, heads, nope_head_dim + v_head_dim]`.
+        pub wkv_b: T,
+        /// `[heads, v_head_dim, embed]`.
+        pub wo: T,
+    }
+
+    /// How queries are made: of a narrow vector, if the first two are there.
+    pub struct LatentQuery<T> {
+        /// `[embed, q_lora]`.
+        pub wq_a: Option<T>,
+        /// `[q_lora]`.
+        pub q_norm: Option<T>,
+        /// `[q_lora, heads, nope_head_dim + rope_head_dim]`; `[embed, ..]` without the narrow vector.
+        pub wq_b: T,
+    }
+}
+
+/// The sizes of latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// Width of the narrow vector that queries are made of; 0 for none.
+    pub q_lora: usize,
+    /// Width of the narrow vector that keys and values are made of.
+    pub kv_lora: usize,
+    /// Width of the part of a head's queries and keys that does not turn by position.
+    pub nope_head_dim: usize,
+    /// Width of the part that does; even.
+    pub rope_head_dim: usize,
+    /// Width of a head's values.
+    pub v_head_dim: usize,
+}
+
+/// Latent attention over `x` `[batch, length, embed]`, in the form for training: keys and values are made for all heads. `rotary` is of
+/// `rope_head_dim`. Scores and softmax in `f32`, the rest in the type of `x`.
+///
+/// Where the sequence is split, it is the narrow vectors that are gathered along it; each device makes keys and values of them.
+///
+/// Source: DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1.
+pub fn latent_attention(
+    x: Tensor,
+    params: &LatentAttention<Tensor>,
+    rotary: &Rotary,
+    mask: AttentionMask,
+    epsilon: f64,
+) -> Tensor {
+    let dtype = x.dtype();
+    let [batch, length, _] = x.shape();
+    let [heads, v_head_dim, _] = params.wo.shape();
+    let query = queries(x, &params.query, epsilon);
+    let rope = params.wk_rope.dim(-1);
+    let nope = query.dim(-1).saturating_sub(rope);
+    let query = concatenate(&[query.slice(-1, ..nope), rotate(query.slice(-1, nope..), rotary)], -1);
+
+    let narrow = rms_norm(einsum("bte,er->btr", &[x, params.wkv_a.convert(dtype)]), params.kv_norm, epsilon);
+    let shared = einsum("bte,er->btr", &[x, params.wk_rope.convert(dtype)]);
+    let turned = rotate(shared.expand(1), rotary).reshape([batch, length, rope]);
+    let gather = |x: Tensor| x.with_axes_each_way(&ALL_LATENTS, &LATENT);
+    let (narrow, turned) = (gather(narrow), gather(turned));
+    let made = einsum("bsr,rhd->bhsd", &[narrow, params.wkv_b.convert(dtype)]);
+    // Each device sees what its own queries ask of all keys: for the way back that is scattered along the sequence.
+    let made = made.with_axes_each_way(&ALL_HEADS, &QUERY);
+    let turned = turned.expand(1).broadcast_to([batch, heads, length, rope]);
+    let key = concatenate(&[made.slice(-1, ..nope), turned], -1);
+    let value = made.slice(-1, nope..);
+
+    // Every query head has its own keys: groups of one.
+    let mixed = attend(query.expand(2), key, value, mask, ((nope + rope) as f64).powf(-0.5));
+    let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY).named("attention_mixed");
+    einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
+}
+
+/// Keys and values of all positions, `[batch, heads, length, width]`.
+const ALL_HEADS: [&str; 4] = ["activation_batch", "activation_heads", "activation_kv_length", "activation_kv"];
+
+/// `[batch, heads, length, nope_head_dim + rope_head_dim]`.
+fn queries(x: Tensor, params: &LatentQuery<Tensor>, epsilon: f64) -> Tensor {
+    let dtype = x.dtype();
+    let source = match (params.wq_a, params.q_norm) {
+        (Some(down), Some(norm)) => rms_norm(einsum("bte,er->btr", &[x, down.convert(dtype)]), norm, epsilon),
+        _ => x,
+    };
+    einsum("btr,rhd->bhtd", &[source, params.wq_b.convert(dtype)]).with_axes(QUERY)
+}

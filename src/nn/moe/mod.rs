@@ -1,0 +1,107 @@
+//! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and all go through those
+//! that are shared.
+//!
+//! No token is ever dropped and no expert has a capacity: the choices of a row's tokens are sorted by expert, and grouped products
+//! ([`ragged_dot`](crate::trace::ragged_dot)) work on groups of any size. The block is four steps, so that a layer can put other work
+//! between them ([`batch_split`](super::DecoderConfig)):
+//!
+//! | step | what it does | what moves |
+//! |---|---|---|
+//! | [`route`] | scores, choices, load-balance loss | nothing |
+//! | [`dispatch`] | tokens, choices and weights to where experts are | an all-gather of tokens along the axes of the experts |
+//! | [`run_experts`] | each group of experts works on the tokens that chose it | nothing |
+//! | [`combine`] | the groups' results are added up where the tokens came from | a reduce-scatter along the same axes |
+//!
+//! Why these collectives, and what they cost beside others, is in `docs/experts.md`.
+
+mod experts;
+mod router;
+
+pub use experts::{Dispatched, combine, dispatch, run_experts};
+pub use router::{Routing, Scoring, route};
+
+use super::layout::{enter_block, leave_block};
+use super::mlp::{Mlp, mlp};
+use crate::trace::Tensor;
+
+crate::tree! {
+    /// Parameters of [`moe`].
+    pub struct Moe<T> {
+        /// `[embed, experts]`: the router.
+        pub router: T,
+        /// `[experts, embed, moe_mlp]`.
+        pub gate: T,
+        /// `[experts, embed, moe_mlp]`.
+        pub up: T,
+        /// `[experts, moe_mlp, embed]`.
+        pub down: T,
+        /// The experts that every token goes through, as one block.
+        pub shared: Option<Mlp<T>>,
+    }
+}
+
+/// The shape of a block of routed experts. By default there are none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeConfig {
+    /// Number of routed experts.
+    pub experts: usize,
+    /// How many of them each token goes through.
+    pub experts_per_token: usize,
+    /// Inner width of one expert.
+    pub mlp: usize,
+    /// Number of experts that every token goes through besides; their inner width is this times `mlp`.
+    pub shared_experts: usize,
+    /// How scores come of the router's logits.
+    pub scoring: Scoring,
+    /// Whether the weights of a token's experts add up to `weight_scale`.
+    pub normalize_weights: bool,
+    /// What weights are multiplied by.
+    pub weight_scale: f64,
+    /// Factor of the load-balance loss.
+    pub load_balance_weight: f64,
+    /// Groups into which experts are cut; a divisor of `experts`. The result does not depend on it. It is the dimension by which experts
+    /// are spread over devices: the size of the mesh axes of `activation_exp`, or a multiple.
+    pub expert_groups: usize,
+    /// Parts into which a row's tokens are cut, each sorted for itself; a divisor of the length. The result does not depend on it. It is
+    /// the dimension by which a sequence is spread over devices: the size of the mesh axes of `activation_norm_length_moe`, or a multiple.
+    pub sequence_parts: usize,
+}
+
+impl Default for MoeConfig {
+    fn default() -> MoeConfig {
+        MoeConfig {
+            experts: 0,
+            experts_per_token: 2,
+            mlp: 0,
+            shared_experts: 0,
+            scoring: Scoring::Softmax,
+            normalize_weights: true,
+            weight_scale: 1.0,
+            load_balance_weight: 0.01,
+            expert_groups: 1,
+            sequence_parts: 1,
+        }
+    }
+}
+
+/// Routed experts over `x` `[batch, length, embed]`, which is part of the residual stream; all in the type of `x`, but for the router in `f32`.
+/// Returns what the block adds to the stream, and the load-balance loss (a scalar `f32`, see [`Routing`]).
+///
+/// An expert computes `down(silu(gate(x)) * up(x))`; a token's result is the sum over its experts, weighted.
+///
+/// Source: Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538; Jiang et al., "Mixtral of Experts", arXiv 2401.04088;
+/// without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
+pub fn moe(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
+    let routing = route(x, params.router, config);
+    let dispatched = dispatch(x, &routing);
+    let routed = combine(run_experts(&dispatched, params, config));
+    (add_shared(x, routed, params), routing.load_balance_loss)
+}
+
+/// What the routed experts made of `x`, with what the shared ones make of it.
+pub fn add_shared(x: Tensor, routed: Tensor, params: &Moe<Tensor>) -> Tensor {
+    match &params.shared {
+        Some(shared) => routed + leave_block(mlp(enter_block(x), shared)),
+        None => routed,
+    }
+}

@@ -1,0 +1,127 @@
+//! A decoder whose layers are a pipeline.
+//!
+//! Embedding, head and loss stand around it, where stages split the batch as further data parallelism. With the schedule 1F1B head and
+//! loss are in its loop, and stages split the sequence of each microbatch for them.
+
+use super::attention::AttentionMask;
+use super::decoder::Head;
+use super::layer::{DecoderLayer, LayerLoss, RowInputs};
+use super::layout::{Rows, STREAM};
+use super::loss::{total_weight, weighted_cross_entropy};
+use super::rotary::Rotary;
+use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
+use crate::ir::AxisNames;
+use crate::trace::{MapTree, Tensor, Tree, scope};
+use crate::transform::pipeline::{
+    LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
+};
+
+/// Positions and segments of rows.
+type Sequence = (Tensor, Tensor);
+
+impl DecoderConfig {
+    /// All layers over `x` `[batch, length, embed]` as a pipeline, and the mean of their own losses; none if they are no pipeline.
+    pub(super) fn pipelined_layers(
+        &self,
+        params: &Decoder<Tensor>,
+        x: Tensor,
+        rows: Sequence,
+        dropout: Option<Dropout>,
+    ) -> Option<(Tensor, LayerLoss)> {
+        let (options, stacked) = self.stacked_layers(params)?;
+        let input = PipelineInput { x, names: STREAM.to_vec(), rows };
+        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, rows: Sequence, place: LayerPlace| {
+            self.layer_of_pipeline(x, &layer, rows, place, dropout)
+        };
+        let (x, losses) = scope("layers", || pipeline(options, stacked, input, layer));
+        let mean = losses.map(|losses| losses / (self.layers * options.microbatches) as f64);
+        Some((self.rows().leave_block(x), mean))
+    }
+
+    /// The loss, where it is a part of the pipeline.
+    pub(super) fn loss_in_pipeline(
+        &self,
+        params: &Decoder<Tensor>,
+        batch: &Batch<Tensor>,
+        dropout: Option<Dropout>,
+    ) -> Option<Tensor> {
+        let (options, stacked) = self.stacked_layers(params)?;
+        if options.schedule != Schedule::OneForwardOneBackward {
+            return None;
+        }
+        let x = self.embed(params, batch.tokens);
+        // Each microbatch adds its part of the mean.
+        let total = total_weight(batch.weights);
+        let weights = batch.weights / total.broadcast_like(batch.weights, []);
+        let rows = ((batch.positions, batch.segment_ids), (batch.targets, weights));
+        let input = PipelineInput { x, names: STREAM.to_vec(), rows };
+        let declared = Head::of(&self.parameters()).leaves();
+        let head = StackedWeights {
+            weights: Head::of(params),
+            names: declared.into_iter().map(|param| param.spec.axes).collect(),
+        };
+        let penalty = self.parts.routed.load_balance_weight / (self.layers * options.microbatches) as f64;
+        let loss = PipelineLoss {
+            weights: head,
+            names: Rows::OF_MICROBATCH.stream().to_vec(),
+            // Only routed experts have a loss of their own.
+            penalties: vec![penalty],
+        };
+        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (rows, _): (Sequence, Sequence), place: LayerPlace| {
+            self.layer_of_pipeline(x, &layer, rows, place, dropout)
+        };
+        let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, (targets, weights)): (Sequence, Sequence)| {
+            let logits = self.head(&head, x, Rows::OF_MICROBATCH);
+            scope("loss", || weighted_cross_entropy(logits, targets, weights))
+        };
+        Some(scope("layers", || pipeline_with_loss(options, stacked, input, layer, loss, of_microbatch).0))
+    }
+
+    /// The form of the pipeline and its weights, if there is one.
+    fn stacked_layers(
+        &self,
+        params: &Decoder<Tensor>,
+    ) -> Option<(&PipelineOptions, StackedWeights<DecoderLayer<Tensor>>)> {
+        let (Some(options), Layers::Stacked(layers)) = (&self.pipeline, &params.layers) else { return None };
+        let Layers::Stacked(declared) = self.parameters().layers else { return None };
+        let declared = declared.leaves();
+        let mut params = declared.iter();
+        // What a layer works with has fewer bits, so less is gathered. It uses vectors, and the router, as they are.
+        let weights = MapTree::map(&**layers, |path, &weight: &Tensor| {
+            let is_matrix = params.next().is_some_and(|param| param.unstacked_rank() > 1);
+            let is_used_so = is_matrix && !path.to_string().ends_with("router");
+            if is_used_so { weight.convert(self.compute_dtype) } else { weight }
+        });
+        let names: Vec<AxisNames> = declared.iter().map(|param| param.spec.axes.clone()).collect();
+        Some((options, StackedWeights { weights, names }))
+    }
+
+    /// A layer, which makes of rows what it needs. What drops depends on layer, microbatch and position within it.
+    fn layer_of_pipeline(
+        &self,
+        x: Tensor,
+        layer: &DecoderLayer<Tensor>,
+        (positions, segment_ids): Sequence,
+        place: LayerPlace,
+        dropout: Option<Dropout>,
+    ) -> (Tensor, LayerLoss) {
+        let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
+        let mask = scope("mask", || AttentionMask::causal(segment_ids));
+        let dropout = dropout.map(|dropout| dropout.at(place.layer).at(place.microbatch));
+        self.layer(x, layer, RowInputs { rotary: &rotary, mask }, dropout)
+    }
+
+    /// The same model with its layers one after the other, and the parameters of this one for it.
+    pub fn without_pipeline(&self, params: &Decoder<Tensor>) -> (DecoderConfig, Decoder<Tensor>) {
+        let (Some(pipeline), Layers::Stacked(layers)) = (&self.pipeline, &params.layers) else {
+            return (self.clone(), params.clone());
+        };
+        let leading = pipeline.leading_dims().len();
+        let flat = layers.map(|_, weight| {
+            let dims = weight.dims();
+            weight.reshape([&[self.layers], dims.get(leading..).unwrap_or(&[])].concat())
+        });
+        let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };
+        (model, Decoder { layers: Layers::Stacked(Box::new(flat)), ..params.clone() })
+    }
+}

@@ -1,0 +1,282 @@
+//! The schedule of a pipeline, to be looked at and counted: what every stage does in every iteration, and when the weights of each repeat
+//! are at hand. A function of the options alone; nothing is traced.
+//!
+//! Time is counted in columns. With [`Schedule::Gpipe`] and [`Schedule::Circular`] the iterations of the forward pass come first, then
+//! those of the backward pass, the last iteration first. With [`Schedule::OneForwardOneBackward`] a column has both.
+//!
+//! ```
+//! # use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightPlan};
+//! let options = PipelineOptions { stages: 2, microbatches: 2, repeats: 2, ..PipelineOptions::default() };
+//! let timeline = Timeline::of(&options);
+//! assert_eq!(timeline.counts.bubble_fraction, 1.0 / 5.0);
+//! assert_eq!(timeline.counts.gathers_forward, 2);
+//! println!("{timeline}");
+//! ```
+
+mod picture;
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::{PipelineOptions, Schedule, Task, WeightPlan, WeightUse};
+
+/// What every stage does, and when weights are gathered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Timeline {
+    /// S.
+    pub stages: usize,
+    /// R.
+    pub repeats: usize,
+    /// M.
+    pub microbatches: usize,
+    /// D.
+    pub delay: usize,
+    /// The order of work, by name.
+    pub schedule: &'static str,
+    /// When weights are gathered, by name.
+    pub weights: &'static str,
+    /// What happens, in order.
+    pub columns: Vec<Column>,
+    /// When the weights of which repeats are whole on each device. None if they are gathered in every iteration.
+    pub windows: Vec<WeightWindow>,
+    /// When the gradients of which repeats are reduced and scattered. None if they are in every iteration.
+    pub scatters: Vec<Scatter>,
+    /// Sums over all of it.
+    pub counts: Counts,
+}
+
+/// What all stages do at one time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Column {
+    /// The iteration; in a backward pass that of the forward pass which it undoes.
+    pub iteration: usize,
+    /// For each stage the work of the forward pass, none in a bubble; empty where there is no forward pass.
+    pub forward: Vec<Option<Task>>,
+    /// For each stage the work of the backward pass, which in the same column comes after that of the forward pass.
+    pub backward: Vec<Option<Task>>,
+}
+
+/// The time for which the gathered weights of some repeats are alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WeightWindow {
+    /// The repeats.
+    pub repeats: Range<usize>,
+    /// The columns behind which the gather can hide: none needs its result. Empty where the next column waits for it.
+    pub gather: Range<usize>,
+    /// The columns during which the weights are there.
+    pub alive: Range<usize>,
+}
+
+/// The reduction of the gradient of some repeats, from sums of each device to the part that each keeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Scatter {
+    /// The repeats.
+    pub repeats: Range<usize>,
+    /// The column before which it can begin; the number of columns if it comes after all.
+    pub column: usize,
+}
+
+/// Sums over a schedule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Counts {
+    /// Iterations of the forward pass; with 1F1B, of both.
+    pub iterations: usize,
+    /// Those of them in which a stage has work: M R.
+    pub real_iterations: usize,
+    /// The others: D (S - 1); with 1F1B, 2 (S - 1).
+    pub bubble_iterations: usize,
+    /// The part of all iterations that are bubbles, of each stage.
+    pub bubble_fraction: f64,
+    /// How often a device gathers its part of a weight of one repeat, in the forward pass.
+    pub gathers_forward: usize,
+    /// In the backward pass.
+    pub gathers_backward: usize,
+    /// How often the gradient of a weight of one repeat is reduced and scattered.
+    pub scatters: usize,
+    /// How often a microbatch moves from stage to stage, forwards and backwards: collective-permutes that run, each of one microbatch.
+    pub permutes: usize,
+    /// For each stage, how many microbatches (of any repeat) it has at most of which the forward pass is done and the backward pass is not.
+    pub alive: Vec<usize>,
+    /// Iterations whose inputs are kept for the backward pass, bubbles included.
+    pub stashed_iterations: usize,
+    /// How many repeats have gathered weights at the same time, at most; with weights gathered per iteration, those of one repeat are there
+    /// during an iteration.
+    pub gathered_repeats: usize,
+}
+
+impl Timeline {
+    /// The schedule of a pipeline, whose options are [valid](PipelineOptions::validate).
+    pub fn of(options: &PipelineOptions) -> Timeline {
+        let columns = columns(options);
+        let (windows, scatters) = weights(options, columns.len());
+        let counts = counts(options, &columns, &windows);
+        Timeline {
+            stages: options.stages,
+            repeats: options.repeats,
+            microbatches: options.microbatches,
+            delay: options.delay(),
+            schedule: options.schedule.name(),
+            weights: options.weights.name(),
+            columns,
+            windows,
+            scatters,
+            counts,
+        }
+    }
+
+    /// The first column of the backward pass, where that comes after the forward pass.
+    pub fn turn(&self) -> Option<usize> {
+        self.columns.iter().position(|column| column.forward.is_empty())
+    }
+}
+
+fn is_interleaved(options: &PipelineOptions) -> bool {
+    options.schedule == Schedule::OneForwardOneBackward
+}
+
+fn columns(options: &PipelineOptions) -> Vec<Column> {
+    let forward = |iteration| (0..options.stages).map(|stage| options.task(iteration, stage)).collect();
+    if is_interleaved(options) {
+        let backward =
+            |iteration, stage| options.backward_task(iteration, stage).map(|microbatch| Task { microbatch, repeat: 0 });
+        let column = |iteration| Column {
+            iteration,
+            forward: forward(iteration),
+            backward: (0..options.stages).map(|stage| backward(iteration, stage)).collect(),
+        };
+        return (0..options.microbatches + 2 * (options.stages - 1)).map(column).collect();
+    }
+    let there = (0..options.iterations()).map(|iteration| Column {
+        iteration,
+        forward: forward(iteration),
+        backward: Vec::new(),
+    });
+    let back = (0..options.iterations()).rev().map(|iteration| Column {
+        iteration,
+        forward: Vec::new(),
+        backward: forward(iteration),
+    });
+    there.chain(back).collect()
+}
+
+/// When weights are gathered and released, and gradients scattered.
+fn weights(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<Scatter>) {
+    let all = 0..options.repeats;
+    let once = |alive: Range<usize>| WeightWindow { repeats: all.clone(), gather: alive.start..alive.start, alive };
+    let turn = columns / 2;
+    match options.weights {
+        WeightPlan::PerIteration => (Vec::new(), Vec::new()),
+        _ if is_interleaved(options) => (vec![once(0..columns)], vec![Scatter { repeats: all, column: columns }]),
+        WeightPlan::GatherOnce => {
+            let windows =
+                if options.keep_gathered { vec![once(0..columns)] } else { vec![once(0..turn), once(turn..columns)] };
+            (windows, vec![Scatter { repeats: all, column: columns }])
+        }
+        WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow => sliding(options, columns),
+    }
+}
+
+/// The sliding window: each repeat is gathered while the one before still runs, forwards and, in reverse, backwards.
+fn sliding(options: &PipelineOptions, columns: usize) -> (Vec<WeightWindow>, Vec<Scatter>) {
+    let phases = options.phases();
+    let mirrored = |range: &Range<usize>| columns - range.end..columns - range.start;
+    let spans: Vec<RepeatSpan> = (0..options.repeats).map(|repeat| RepeatSpan::of(repeat, &phases)).collect();
+    let mut windows = Vec::new();
+    for (repeat, span) in spans.iter().enumerate() {
+        let gather = phases.iter().find(|phase| phase.prefetches == Some(repeat)).map(|phase| phase.iterations.clone());
+        let gather = gather.unwrap_or(0..0);
+        let end = if options.keep_gathered { columns - span.used.start } else { span.used.end };
+        windows.push(WeightWindow { repeats: repeat..repeat + 1, alive: gather.start..end, gather });
+    }
+    if !options.keep_gathered {
+        for (repeat, span) in spans.iter().enumerate().rev() {
+            let used = mirrored(&span.used);
+            // During the rest of the repeat after it, which is that repeat's own.
+            let gather = spans.get(repeat + 1).map_or(used.start..used.start, |next| mirrored(&next.own));
+            windows.push(WeightWindow { repeats: repeat..repeat + 1, alive: gather.start..used.end, gather });
+        }
+    }
+    let scatter = |repeat: usize| Scatter { repeats: repeat..repeat + 1, column: mirrored(&spans[repeat].used).end };
+    (windows, (0..options.repeats).rev().map(scatter).collect())
+}
+
+/// The iterations of the forward pass that use the weights of a repeat.
+struct RepeatSpan {
+    /// Any stage.
+    used: Range<usize>,
+    /// All stages at work.
+    own: Range<usize>,
+}
+
+impl RepeatSpan {
+    fn of(repeat: usize, phases: &[super::Phase]) -> RepeatSpan {
+        let uses = |weights: WeightUse| match weights {
+            WeightUse::One(own) => own == repeat,
+            WeightUse::Changing(to) => to == repeat || to == repeat + 1,
+            WeightUse::Any => true,
+        };
+        let mut used = phases.iter().filter(|phase| uses(phase.weights)).map(|phase| phase.iterations.clone());
+        let first = used.next().unwrap_or(0..0);
+        let end = used.last().map_or(first.end, |last| last.end);
+        let own = phases.iter().find(|phase| phase.weights == WeightUse::One(repeat));
+        RepeatSpan { used: first.start..end, own: own.map_or(first.clone(), |phase| phase.iterations.clone()) }
+    }
+}
+
+fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow]) -> Counts {
+    let interleaved = is_interleaved(options);
+    let iterations = if interleaved { columns.len() } else { options.iterations() };
+    let real_iterations = options.microbatches * options.repeats;
+    let bubble_iterations = iterations - real_iterations;
+    let turn = if interleaved { columns.len() } else { options.iterations() };
+    let gathers = |backward: bool| match options.weights {
+        WeightPlan::PerIteration if backward || !interleaved => options.iterations(),
+        _ => {
+            let these = windows.iter().filter(|window| (window.alive.start >= turn) == backward);
+            these.map(|window| window.repeats.len()).sum()
+        }
+    };
+    let at_once =
+        |column: usize| windows.iter().filter(|it| it.alive.contains(&column)).map(|it| it.repeats.len()).sum();
+    Counts {
+        iterations,
+        real_iterations,
+        bubble_iterations,
+        bubble_fraction: bubble_iterations as f64 / iterations as f64,
+        gathers_forward: gathers(false),
+        gathers_backward: gathers(true),
+        scatters: if options.weights == WeightPlan::PerIteration { options.iterations() } else { options.repeats },
+        permutes: permutes(options, iterations),
+        alive: (0..options.stages).map(|stage| alive(columns, stage)).collect(),
+        stashed_iterations: if interleaved { 2 * options.stages - 1 } else { iterations },
+        gathered_repeats: (0..columns.len()).map(at_once).max().unwrap_or(0).max(1),
+    }
+}
+
+/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well. With 1F1B each
+/// iteration hands on activations and gradients, and one slot has inputs and what becomes of them.
+fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
+    if options.stages == 1 {
+        return 0;
+    }
+    if is_interleaved(options) {
+        return 3 * iterations;
+    }
+    let moving = options.phases().into_iter().filter(|phase| phase.takes_inputs || phase.gives_outputs);
+    2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())
+}
+
+/// The most microbatches of which a stage has done the forward pass and not the backward pass. Within a column, forward comes first.
+fn alive(columns: &[Column], stage: usize) -> usize {
+    let (mut now, mut most) = (0, 0);
+    for column in columns {
+        now += usize::from(column.forward.get(stage).is_some_and(Option::is_some));
+        most = most.max(now);
+        now -= usize::from(column.backward.get(stage).is_some_and(Option::is_some));
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+//! What is predicted of a pipeline is what its lowered train step moves, and about what it needs.
+
+// A test says what it found by panicking.
+#![allow(clippy::panic)]
+
+use meshloom::partition::{Amount, CollectiveKind, Ledger, Memory};
+use meshloom::train::config::RunConfig;
+use meshloom::train::{PipelinePrediction, Traffic};
+
+const MODEL: &[&str] = &[
+    "model.layers=8",
+    "model.embed=64",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=16",
+    "model.mlp=128",
+    "model.seq=32",
+    "train.batch=32",
+    "remat.policy=full",
+    "pipeline.microbatches=4",
+];
+
+/// Embedding and head, whole: what else is gathered and scattered over `fsdp`, in the type that is computed in.
+fn outside(config: &RunConfig) -> u64 {
+    let tables = if config.model.tied_embeddings { 1 } else { 2 };
+    let elements = config.model.vocab * config.model.embed * tables;
+    (elements * config.model.compute_dtype.byte_count()) as u64
+}
+
+fn config(overrides: &[&str]) -> RunConfig {
+    let overrides: Vec<String> = MODEL.iter().chain(overrides).map(|&text| text.to_owned()).collect();
+    RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
+}
+
+fn predicted(prediction: &PipelinePrediction, kind: CollectiveKind, axis: &str) -> u64 {
+    let these = |it: &&Traffic| it.kind == kind && it.axes == [axis];
+    prediction.traffic.iter().filter(these).map(|it| it.bytes).sum()
+}
+
+fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
+    let found = ledger.kind(kind).over_exactly(&[axis]);
+    found.iter().unwrap().fold(Amount::Exactly(0), |sum, it| {
+        let times = it.executions.bound().unwrap_or_else(|| panic!("{} runs an unknown number of times", it.name));
+        sum.plus(Amount::Exactly(it.bytes * times))
+    })
+}
+
+/// Bytes over `stage` and `fsdp` to the byte; memory within `bound`, of its own.
+fn check(overrides: &[&str], bound: f64) {
+    let config = config(overrides);
+    let prediction = config.predict_pipeline().unwrap().unwrap();
+    let (_, lowered) = config.lower_train_step().unwrap();
+    let ledger = lowered.collectives();
+    let mut wrong = Vec::new();
+    let mut expect = |kind, axis, outside: u64| {
+        let (expected, found) = (predicted(&prediction, kind, axis) + outside, moved(&ledger, kind, axis));
+        if found != expected {
+            wrong.push(format!("{kind} over {axis}: predicted {expected}, found {found}"));
+        }
+    };
+    let mesh = config.mesh().unwrap();
+    let size = |name| mesh.axis(name).map_or(1, |axis| mesh.size(axis)) as u64;
+    if size("stage") > 1 {
+        expect(CollectiveKind::CollectivePermute, "stage", 0);
+    }
+    if size("fsdp") > 1 {
+        let outside = outside(&config) / size("tensor");
+        expect(CollectiveKind::AllGather, "fsdp", outside / size("fsdp"));
+        expect(CollectiveKind::ReduceScatter, "fsdp", outside);
+    }
+    assert!(wrong.is_empty(), "{overrides:?}: {wrong:#?}\n{ledger}");
+    let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &lowered.aliases);
+    let error = prediction.memory.peak() as f64 / memory.peak as f64 - 1.0;
+    println!("{overrides:?}: memory {error:+.3} of {}: {:?}", memory.peak, prediction.memory);
+    assert!(error.abs() <= bound, "{overrides:?}: memory off by {error:+.3}: {:?}\n{memory}", prediction.memory);
+}
+
+const BOUND: f64 = 0.35;
+
+#[test]
+fn every_plan() {
+    for weights in ["per-iteration", "gather-once", "bsw", "bsw-split"] {
+        let weights = format!("pipeline.weights={weights}");
+        for keep in ["pipeline.keep_gathered=false", "pipeline.keep_gathered=true"] {
+            check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", &weights, keep], BOUND);
+        }
+    }
+}
+
+#[test]
+fn every_shape() {
+    let shapes: &[&[&str]] = &[
+        // One repeat, of one layer and of several.
+        &["mesh.axes=stage=8", "pipeline.repeats=1", "pipeline.microbatches=8", "pipeline.schedule=gpipe"],
+        &["mesh.axes=stage=4,fsdp=2", "pipeline.repeats=2"],
+        &[
+            "mesh.axes=stage=4,fsdp=2",
+            "pipeline.repeats=2",
+            "pipeline.microbatches=8",
+            "pipeline.delay_forwarding=true",
+        ],
+        &["mesh.axes=stage=2,data=2,fsdp=2", "pipeline.repeats=4", "pipeline.scan_repeats=false"],
+        // Without stages, but in repeats.
+        &["mesh.axes=data=2,fsdp=4", "pipeline.repeats=8"],
+        // Bubbles run layers: what they send within themselves is not looked at here.
+        &["mesh.axes=stage=2,fsdp=2,tensor=2", "pipeline.repeats=4"],
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", "model.tied_embeddings=true"],
+    ];
+    shapes.iter().for_each(|shape| check(shape, BOUND));
+}
+
+#[test]
+fn several_layers_per_stage() {
+    check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "pipeline.layers_per_stage=2"], BOUND);
+    check(
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "pipeline.layers_per_stage=2", "model.scan_layers=false"],
+        BOUND,
+    );
+}
+
+#[test]
+fn one_forward_one_backward() {
+    let schedule = "pipeline.schedule=1f1b";
+    check(
+        &[
+            "mesh.axes=stage=4,fsdp=2",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=2",
+            "pipeline.microbatches=8",
+            schedule,
+        ],
+        BOUND,
+    );
+    check(
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "model.layers=2", "pipeline.microbatches=8", schedule],
+        BOUND,
+    );
+}
+
+/// The layers' own weights, whatever they are: those of experts keep the axis that splits experts.
+#[test]
+fn routed_experts() {
+    let experts = ["model.family=mixtral", "mesh.axes=stage=2,fsdp=2,expert=2", "pipeline.repeats=4"];
+    let config = config(&experts);
+    let prediction = config.predict_pipeline().unwrap().unwrap();
+    let (_, lowered) = config.lower_train_step().unwrap();
+    assert_eq!(
+        moved(&lowered.collectives(), CollectiveKind::CollectivePermute, "stage"),
+        predicted(&prediction, CollectiveKind::CollectivePermute, "stage")
+    );
+    let (experts, others) = (["fsdp"], ["fsdp", "expert"]);
+    for axes in [&experts[..], &others] {
+        let of = |it: &&Traffic| it.kind == CollectiveKind::AllGather && it.axes == axes;
+        assert!(prediction.traffic.iter().any(|it| of(&it) && it.what == "weights"), "{axes:?}: {prediction:#?}");
+    }
+}
+
+#[test]
+fn half_precision() {
+    check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", "model.compute_dtype=bf16"], BOUND);
+}
+
+#[test]
+fn other_remat() {
+    for policy in ["none", "dots"] {
+        check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", &format!("remat.policy={policy}")], BOUND);
+    }
+}
