@@ -224,12 +224,7 @@ fn start_jax(case: &Case, variant: &str, inputs: &Inputs<Literal>) -> anyhow::Re
     found
 }
 
-fn start_jax_in(
-    folder: &Path,
-    case: &Case,
-    variant: &str,
-    inputs: &Inputs<Literal>,
-) -> anyhow::Result<(Jax, Figures)> {
+fn start_jax_in(folder: &Path, case: &Case, variant: &str, inputs: &Inputs<Literal>) -> anyhow::Result<(Jax, Figures)> {
     let [data, module]: [PathBuf; 2] = ["inputs.bin", "compiled.txt"].map(|name| folder.join(name));
     let bytes: Vec<u8> = inputs.leaves().iter().flat_map(|literal| literal.bytes().to_vec()).collect();
     std::fs::write(&data, bytes)?;

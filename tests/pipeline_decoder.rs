@@ -116,7 +116,11 @@ fn over(mesh: &'static str, pipeline: &[&'static str]) -> Vec<&'static str> {
 fn llama() {
     let expected = expected(&[]);
     for pipeline in [SLIDING, ONCE, DEEP, ONE_LOOP] {
-        for mesh in ["mesh.axes=stage=2,data=2,fsdp=2", "mesh.axes=stage=2,fsdp=2,tensor=2", "mesh.axes=stage=2,fsdp=2,context=2"] {
+        for mesh in [
+            "mesh.axes=stage=2,data=2,fsdp=2",
+            "mesh.axes=stage=2,fsdp=2,tensor=2",
+            "mesh.axes=stage=2,fsdp=2,context=2",
+        ] {
             check(&[], &over(mesh, pipeline), &expected);
         }
     }
