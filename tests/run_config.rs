@@ -3,6 +3,7 @@
 use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
+use meshloom::pjrt::DebugValue;
 use meshloom::train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 
@@ -53,6 +54,38 @@ fn example_configs() {
         config.check_supported().unwrap();
         assert_eq!(config.mesh().unwrap().to_string(), mesh);
         assert_eq!(config.model, RunConfig::default().model);
+    }
+}
+
+#[test]
+fn compiler_options_have_types() {
+    let options = ["flag=true", "number=-3", "share=0.5", "name=a=b"];
+    let config = read("", &[&format!("target.compiler_options={options:?}")]);
+    let expected = [
+        ("flag", DebugValue::Bool(true)),
+        ("name", DebugValue::Text("a=b".to_owned())),
+        ("number", DebugValue::Int(-3)),
+        ("share", DebugValue::Float(0.5)),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value)).into();
+    assert_eq!(config.compiler_options().unwrap(), expected);
+}
+
+#[test]
+fn pipeline_example_configs() {
+    for (name, mesh, layers) in
+        [("pipeline-bsw", "stage=2,data=2,fsdp=2", 4), ("pipeline-4-stages", "stage=4,fsdp=2", 8)]
+    {
+        let config = RunConfig::load(example(name), &[]).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.mesh().unwrap().to_string(), mesh);
+        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
+    }
+    // Those for a topology do not fit the devices at hand; their mesh is checked with as many as the topology has.
+    for (name, devices, layers) in [("llama-70b-v5p", 128, 80)] {
+        let config = RunConfig::load(example(name), &[]).unwrap().on_devices(devices).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
     }
 }
 
@@ -269,6 +302,7 @@ fn wrong_types() {
     assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
     assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list, or with override"#);
     assert_snapshot!(check("[remat]\nnames = [\"a\", 1]", &[]), @r#"run.toml:2:9: remat.names is ["a", 1] (an array), but must be an array of strings"#);
+    assert_snapshot!(check("[target]\ncompiler_options = [\"fast\"]", &[]), @r#"run.toml:2:20: target.compiler_options is "fast": it must be name=value, as in xla_cpu_enable_fast_math=true"#);
     assert_snapshot!(check("[model\nlayers = 4", &[]), @"run.toml:1:7: this is not TOML: unclosed table, expected `]`");
     assert_snapshot!(check("[model]\nlayers = 4\nlayers = 5", &[]), @"run.toml:3:1: this is not TOML: duplicate key");
 }

@@ -1,8 +1,11 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
+use std::collections::BTreeMap;
+
 use super::error::{ConfigError, invalid, invalid_described};
 use super::{DilocoConfig, RematPolicy, RuleSource, RunConfig};
 use crate::nn::Batch;
+use crate::pjrt::DebugValue;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 use crate::trace::TensorSpec;
 
@@ -16,8 +19,25 @@ impl RunConfig {
         self.validate_train()?;
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
+        self.compiler_options()?;
         // With a topology the devices are those of the topology, which its plugin knows: then `on_devices` goes on.
         if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
+    }
+
+    /// The options that `target.compiler_options` gives the plugin's compiler, by name.
+    ///
+    /// # Errors
+    /// One is not `name=value`.
+    pub fn compiler_options(&self) -> Result<BTreeMap<String, DebugValue>, ConfigError> {
+        let named = |option: &String| match option.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), DebugValue::parse(value))),
+            _ => Err(invalid(
+                "target.compiler_options",
+                option,
+                "it must be name=value, as in xla_cpu_enable_fast_math=true",
+            )),
+        };
+        self.target.compiler_options.iter().map(named).collect()
     }
 
     /// This config for a topology that turned out to have so many devices.
