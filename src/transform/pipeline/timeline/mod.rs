@@ -218,7 +218,7 @@ impl RepeatSpan {
         };
         let mut used = phases.iter().filter(|phase| uses(phase.weights)).map(|phase| phase.iterations.clone());
         let first = used.next().unwrap_or(0..0);
-        let end = used.last().map_or(first.end, |last| last.end);
+        let end = used.next_back().map_or(first.end, |last| last.end);
         let own = phases.iter().find(|phase| phase.weights == WeightUse::One(repeat));
         RepeatSpan { used: first.start..end, own: own.map_or(first.clone(), |phase| phase.iterations.clone()) }
     }
@@ -231,7 +231,7 @@ fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow
     let bubble_iterations = iterations - real_iterations;
     let turn = if interleaved { columns.len() } else { options.iterations() };
     let gathers = |backward: bool| match options.weights {
-        WeightPlan::PerIteration if backward || !interleaved => options.iterations(),
+        WeightPlan::PerIteration => options.iterations(),
         _ => {
             let these = windows.iter().filter(|window| (window.alive.start >= turn) == backward);
             these.map(|window| window.repeats.len()).sum()
