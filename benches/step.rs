@@ -9,62 +9,12 @@
 //! seconds of each side, and the ratio ours / JAX of both. `MESHLOOM_BENCH_SET` holds config overrides for our side,
 //! separated by commas.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+mod shared;
 
-use anyhow::{Context, bail};
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
 use meshloom::train::Trainer;
 use meshloom::train::config::RunConfig;
-
-/// JAX's side, answering one line for each step.
-struct Jax {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Jax {
-    fn start(options: &[String]) -> anyhow::Result<(Jax, f64)> {
-        let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/jax/step.py");
-        let mut child = Command::new(python)
-            .arg(script)
-            .arg("--serve")
-            .args(options)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("no pipes") };
-        let mut jax = Jax { child, input, output: BufReader::new(output) };
-        let ready = jax.line()?;
-        let seconds = ready.strip_prefix("ready ").context("JAX did not start; is it installed?")?;
-        Ok((jax, seconds.trim().parse()?))
-    }
-
-    fn line(&mut self) -> anyhow::Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line)
-    }
-
-    fn step(&mut self) -> anyhow::Result<f64> {
-        writeln!(self.input, "step")?;
-        let line = self.line()?;
-        let seconds = line.split_whitespace().next().context("JAX has ended")?;
-        Ok(seconds.parse()?)
-    }
-}
-
-impl Drop for Jax {
-    fn drop(&mut self) {
-        // It ends by itself at the end of its input; a process that is gone already cannot be killed again.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use shared::jax::Jax;
 
 fn smallest_and_median(mut seconds: Vec<f64>) -> (f64, f64) {
     seconds.sort_by(f64::total_cmp);
@@ -90,9 +40,9 @@ fn main() -> anyhow::Result<()> {
         1e3 * trainer.lower_seconds(),
         trainer.compile_seconds()
     );
-    let mut jax = match Jax::start(options) {
+    let mut jax = match Jax::start("step.py", options) {
         Ok((jax, seconds)) => {
-            println!("JAX {}: lowered and compiled in {seconds:.2} s", options.join(" "));
+            println!("JAX {}: compiled in {seconds} s", options.join(" "));
             Some(jax)
         }
         Err(error) => {
@@ -107,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     for _ in 0..rounds {
         ours.push(trainer.step()?.step_seconds);
         if let Some(jax) = &mut jax {
-            theirs.push(jax.step()?);
+            theirs.push(jax.step()?.0);
         }
     }
     let (own_smallest, own_median) = smallest_and_median(ours);

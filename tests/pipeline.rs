@@ -120,7 +120,7 @@ fn random_case(random: &mut Random) -> Case {
     };
     let meshes = meshes(stages);
     let mesh = meshes[random.below(meshes.len())];
-    Case { poisonous: random.below(4) == 0, ..Case::new(options, mesh) }
+    Case { poisonous: random.below(4) == 0, dropout: random.below(4) == 0, ..Case::new(options, mesh) }
 }
 
 #[test]
@@ -179,6 +179,19 @@ fn bubbles_leave_no_trace() {
             check(&Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") });
         }
     }
+}
+
+/// Random numbers depend on layer, microbatch and position alone, in both passes.
+#[test]
+fn dropout() {
+    for weights in PLANS {
+        for (repeats, layers_per_stage) in [(1, 2), (3, 1)] {
+            let options = PipelineOptions { layers_per_stage, ..options(4, repeats, 8, weights) };
+            check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
+        }
+    }
+    let options = in_one_loop(options(4, 1, 8, WeightPlan::SlidingWindow));
+    check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
 }
 
 #[test]

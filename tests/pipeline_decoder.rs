@@ -7,12 +7,12 @@
 mod eight_devices;
 mod support;
 
-use eight_devices::relative_error;
-use meshloom::compile::{LowerOptions, lower};
+use eight_devices::{client, relative_error};
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
 use meshloom::nn::Batch;
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
+use meshloom::train::config::{ModelFamily, RunConfig};
 use meshloom::train::step::StepInput;
 use support::interpret::interpret;
 use support::spmd::run_local;
@@ -41,9 +41,8 @@ policy = "full"
 
 /// A config with these keys set.
 fn config(settings: &[&str]) -> RunConfig {
-    let mut overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-    overrides.sort();
-    RunConfig::parse(MODEL, &overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+    let overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
+    RunConfig::from_toml_with(MODEL, "run.toml", &overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
 }
 
 fn batch(config: &RunConfig) -> Batch<Literal> {
@@ -63,25 +62,31 @@ fn batch(config: &RunConfig) -> Batch<Literal> {
     }
 }
 
+fn run_compiled(lowered: &Lowered, inputs: &Vec<Literal>) -> Vec<Literal> {
+    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
+    let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    outputs.iter().map(|output| output.get().expect("a result")).collect()
+}
+
 /// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
 fn step(config: &RunConfig) -> Vec<(String, Literal)> {
     let step = config.train_step();
     let function = step.trace().unwrap_or_else(|error| panic!("{error}"));
     let inputs = StepInput { state: step.initialize(7), batch: batch(config) }.leaves();
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let outputs = if mesh.device_count() == 1 {
-        let lowered = lower(function.graph(), &LowerOptions::default()).expect("it lowers");
-        interpret(&lowered.graph, &inputs)
-    } else {
-        let options = LowerOptions {
-            sharding: Some((&mesh, &rules)),
-            explicit: true,
-            deny_replication: true,
-            ..LowerOptions::default()
-        };
-        let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
-        let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else { panic!("no local program") };
-        run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}"))
+    let options = LowerOptions {
+        sharding: (mesh.device_count() > 1).then_some((&mesh, &rules)),
+        explicit: true,
+        deny_replication: true,
+        ..LowerOptions::default()
+    };
+    let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
+    // The interpreter, which is faster than compiling, knows no sort.
+    let outputs = match (&lowered.local, &lowered.local_mesh) {
+        _ if config.model.family != ModelFamily::Llama => run_compiled(&lowered, &inputs),
+        (Some(local), Some(mesh)) => run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}")),
+        _ => interpret(&lowered.graph, &inputs),
     };
     let paths = function.graph().output_info().iter().map(|info| info.path.to_string());
     paths.zip(outputs).filter(|(path, _)| !path.contains(".params.") && !path.starts_with("state.params")).collect()
@@ -128,6 +133,38 @@ fn llama() {
     check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=gpipe"]), &expected);
 }
 
+/// Rules of the shape of MaxText's for pipelines (pipeline-large-moe), from a file.
+#[test]
+fn rules_from_a_file() {
+    let family = ["model.family=mixtral", "rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = expected(&["model.family=mixtral"]);
+    check(&family, &over("mesh.axes=data=2,stage=2,fsdp=2", SLIDING), &expected);
+    let dense = ["rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = self::expected(&[]);
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&dense, &over("mesh.axes=stage=2,fsdp=2,tensor=2", pipeline), &expected);
+    }
+}
+
+/// Masks are drawn by layer, microbatch and position: the same however the layers of so many stages are run.
+#[test]
+fn dropout() {
+    let settings = ["model.dropout=0.3"];
+    let first = step(&config(&[&settings[..], &over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)].concat()));
+    let others = [
+        over("mesh.axes=stage=2,fsdp=4", DEEP),
+        over("mesh.axes=stage=2,fsdp=2,tensor=2", ONCE),
+        over("mesh.axes=stage=2,data=2,fsdp=2", ONE_LOOP),
+    ];
+    for pipeline in others {
+        check(&settings, &pipeline, &first);
+    }
+    let without = step(&config(&over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)));
+    let loss =
+        |found: &[(String, Literal)]| found.iter().find(|(path, _)| path == "loss").map(|(_, loss)| loss.clone());
+    assert_ne!(loss(&first), loss(&without));
+}
+
 #[test]
 fn tied_embeddings() {
     let tied = ["model.tied_embeddings=true"];
@@ -149,9 +186,9 @@ fn mixtral() {
 /// Latent attention, shared and routed experts, each layer in two halves of the microbatch.
 #[test]
 fn deepseek_in_halves() {
-    let family = ["model.family=deepseek"];
+    let family = ["model.family=deepseek", "train.batch=32"];
     let expected = expected(&family);
-    let halves = ["model.family=deepseek", "model.batch_split=true"];
+    let halves = ["model.family=deepseek", "train.batch=32", "model.batch_split=true"];
     for pipeline in [SLIDING, ONE_LOOP] {
         check(&halves, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
     }

@@ -3,6 +3,7 @@
 use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
+use meshloom::pjrt::DebugValue;
 use meshloom::train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 
@@ -57,6 +58,38 @@ fn example_configs() {
 }
 
 #[test]
+fn compiler_options_have_types() {
+    let options = ["flag=true", "number=-3", "share=0.5", "name=a=b"];
+    let config = read("", &[&format!("target.compiler_options={options:?}")]);
+    let expected = [
+        ("flag", DebugValue::Bool(true)),
+        ("name", DebugValue::Text("a=b".to_owned())),
+        ("number", DebugValue::Int(-3)),
+        ("share", DebugValue::Float(0.5)),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value)).into();
+    assert_eq!(config.compiler_options().unwrap(), expected);
+}
+
+#[test]
+fn pipeline_example_configs() {
+    for (name, mesh, layers) in
+        [("pipeline-bsw", "stage=2,data=2,fsdp=2", 4), ("pipeline-4-stages", "stage=4,fsdp=2", 8)]
+    {
+        let config = RunConfig::load(example(name), &[]).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.mesh().unwrap().to_string(), mesh);
+        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
+    }
+    // Those for a topology do not fit the devices at hand; their mesh is checked with as many as the topology has.
+    for (name, devices, layers) in [("llama-70b-v5p", 128, 80)] {
+        let config = RunConfig::load(example(name), &[]).unwrap().on_devices(devices).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
+    }
+}
+
+#[test]
 fn round_trip() {
     assert_snapshot!(check("", &[]), @r#"
     [model]
@@ -74,6 +107,17 @@ fn round_trip() {
     compute_dtype = "f32"
     dropout = 0.0
     scan_layers = true
+    experts = 8
+    experts_per_token = 2
+    moe_mlp = 384
+    load_balance_weight = 0.01
+    shared_experts = 1
+    routed_scaling_factor = 1.0
+    q_lora = 128
+    kv_lora = 64
+    rope_head_dim = 16
+    v_head_dim = 32
+    batch_split = false
 
     [data]
     text = "examples/data/austen.txt"
@@ -232,14 +276,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
 }
 
 #[test]
@@ -258,6 +302,7 @@ fn wrong_types() {
     assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
     assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list, or with override"#);
     assert_snapshot!(check("[remat]\nnames = [\"a\", 1]", &[]), @r#"run.toml:2:9: remat.names is ["a", 1] (an array), but must be an array of strings"#);
+    assert_snapshot!(check("[target]\ncompiler_options = [\"fast\"]", &[]), @r#"run.toml:2:20: target.compiler_options is "fast": it must be name=value, as in xla_cpu_enable_fast_math=true"#);
     assert_snapshot!(check("[model\nlayers = 4", &[]), @"run.toml:1:7: this is not TOML: unclosed table, expected `]`");
     assert_snapshot!(check("[model]\nlayers = 4\nlayers = 5", &[]), @"run.toml:3:1: this is not TOML: duplicate key");
 }
@@ -368,7 +413,7 @@ fn pipeline_options() {
 #[test]
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
-    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama""#);
+    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
     assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
     assert_snapshot!(check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2"]), @"pipeline is given: not built yet; drop the section [pipeline]");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");

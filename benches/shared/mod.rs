@@ -3,6 +3,8 @@
 // Each bench uses a part of it.
 #![allow(dead_code)]
 
+pub mod jax;
+
 use meshloom::ir::DType;
 use meshloom::nn::DecoderConfig;
 use meshloom::ops::RematPolicy;
@@ -25,6 +27,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
             compute_dtype: DType::F32,
             scan_layers,
             remat,
+            pipeline: None,
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
             parts: Default::default(),

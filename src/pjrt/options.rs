@@ -31,6 +31,14 @@ pub enum DebugValue {
     Float(f64),
 }
 
+impl DebugValue {
+    /// The value that a text stands for: of the first type that it reads as.
+    pub fn parse(text: &str) -> DebugValue {
+        let number = || text.parse().map(DebugValue::Int).or_else(|_| text.parse().map(DebugValue::Float));
+        text.parse().map(DebugValue::Bool).or_else(|_| number()).unwrap_or_else(|_| DebugValue::Text(text.to_owned()))
+    }
+}
+
 /// How to compile a module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompileOptions {

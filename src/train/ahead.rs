@@ -7,7 +7,7 @@ use crate::Error;
 use crate::compile::Lowered;
 use crate::hlo::GroupFormat;
 use crate::pjrt::ahead_of_time::{self, CompiledAhead, DescribedTopology, Settings};
-use crate::pjrt::{DeviceDescription, Topology};
+use crate::pjrt::{CompileOptions, DeviceDescription, Topology};
 use crate::sharding::Mesh;
 use crate::trace::Tree;
 
@@ -46,7 +46,8 @@ impl StepAhead {
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
-        let options = lowered.options_on(&places)?;
+        let debug_options = config.compiler_options()?;
+        let options = CompileOptions { debug_options, ..lowered.options_on(&places)? };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
     }

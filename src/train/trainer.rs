@@ -15,7 +15,7 @@ use crate::hlo::{Annotation, GroupFormat};
 use crate::ir::Literal;
 use crate::nn::{Batch, DecoderConfig};
 use crate::optim::{AdamW, WarmupCosine};
-use crate::pjrt::{Array, Client};
+use crate::pjrt::{Array, Client, CompileOptions};
 use crate::sharding::{Mesh, ShardingTable};
 use crate::trace::Tree;
 
@@ -155,7 +155,9 @@ impl Trainer {
         let (_, lowered) = config.lower_train_step_for(groups)?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
-        let program = lowered.compile(client)?;
+        let debug_options = config.compiler_options()?;
+        let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
+        let program = lowered.compile_with(client, &options)?;
         let compile_seconds = start.elapsed().as_secs_f64();
         let step = config.train_step();
         let seed = config.train.seed;

@@ -9,6 +9,7 @@ mod eight_devices;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod ahead;
 mod config;
 mod golden;
 mod halves;

@@ -67,3 +67,16 @@ fn weights_of_experts_are_gathered_along_fsdp_alone() {
     assert_eq!(fsdp.backward().kind(ReduceScatter).bytes().unwrap(), 3 * 2 * weight);
     assert_eq!(fsdp.kind(AllReduce).count().unwrap(), 0);
 }
+
+/// With one group on a mesh that splits experts, their weights have to be gathered: it works, and is named.
+#[test]
+fn one_group_of_split_experts_is_a_named_fallback() {
+    let specs = (stream(ROWS), parameters(ROWS.embed, &experts(8, 2)));
+    let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &experts(8, 2)));
+    let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
+    let (mesh, rules) = (Mesh::parse("fsdp=4,expert=2", 8).expect("a mesh"), rules(&[]));
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+    let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(lowered.fallbacks.len(), 3, "{:?}", lowered.fallbacks);
+    assert!(lowered.fallbacks.iter().all(|fallback| fallback.to_string().contains("ragged-dot")), "{:?}", lowered.fallbacks);
+}

@@ -7,9 +7,10 @@ use std::fmt;
 
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Literal, Name};
+use meshloom::nn::dropout;
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Tensor, TensorSpec, Tree, einsum, value_and_grad};
+use meshloom::trace::{Function, Key, Tensor, TensorSpec, Tree, einsum, value_and_grad};
 use meshloom::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline_with_loss,
 };
@@ -73,6 +74,8 @@ pub struct Case {
     pub mesh: String,
     /// Whether a layer applied to zeros, as in bubbles, is no number.
     pub poisonous: bool,
+    /// Whether hidden values drop out, by layer and microbatch.
+    pub dropout: bool,
 }
 
 impl fmt::Display for Case {
@@ -85,6 +88,7 @@ impl fmt::Display for Case {
             ("unrolled layers", !self.options.scan_layers),
             ("kept", self.options.keep_gathered),
             ("poisonous", self.poisonous),
+            ("dropout", self.dropout),
             ("1f1b", self.options.schedule == Schedule::OneForwardOneBackward),
         ];
         write!(
@@ -105,7 +109,7 @@ impl Case {
     pub fn new(options: PipelineOptions, mesh: &str) -> Case {
         // As many as the mesh has parts for, but for that of stages.
         let rows = 8;
-        Case { options, rows, mesh: mesh.to_owned(), poisonous: false }
+        Case { options, rows, mesh: mesh.to_owned(), poisonous: false, dropout: false }
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -130,6 +134,9 @@ impl Case {
             let names: Vec<&str> = leading.iter().map(|(_, name)| *name).chain(names.iter().copied()).collect();
             TensorSpec::new(F32, all).with_axes(&names)
         };
+        // Behind the pipeline it is whole everywhere, so that all gathers are of the layers.
+        let in_one_loop = self.options.schedule == Schedule::OneForwardOneBackward;
+        let head = if in_one_loop { &["embed", "mlp"] } else { &["", ""] };
         let activations = || TensorSpec::new(F32, [self.batch(), LENGTH, EMBED]).with_axes(&["batch", "", ""]);
         Inputs {
             layers: Layer {
@@ -137,7 +144,7 @@ impl Case {
                 up: weight(&[EMBED, HIDDEN], &["embed", "mlp"]),
                 down: weight(&[HIDDEN, EMBED], &["mlp", "embed"]),
             },
-            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(&["embed", "mlp"]),
+            head: TensorSpec::new(F32, [EMBED, EMBED]).with_axes(head),
             x: activations(),
             positions: TensorSpec::new(S32, [self.batch(), LENGTH]).with_axes(&["batch", ""]),
             target: activations(),
@@ -167,7 +174,8 @@ impl Case {
         }
     }
 
-    fn layer(&self, x: Tensor, layer: &Layer<Tensor>, positions: Tensor, number: Tensor) -> (Tensor, Tensor) {
+    fn layer(&self, x: Tensor, layer: &Layer<Tensor>, positions: Tensor, place: LayerPlace) -> (Tensor, Tensor) {
+        let number = place.layer;
         let norm = match self.poisonous {
             true => x.square().mean(-1).rsqrt(),
             false => (x.square().mean(-1) + 1e-5).rsqrt(),
@@ -182,6 +190,10 @@ impl Case {
             "activation_mlp",
         ]);
         let hidden = hidden.tanh().named("hidden");
+        let hidden = match self.dropout {
+            true => dropout(hidden, 0.4, Key::new(5).fold_in(number).fold_in(place.microbatch)),
+            false => hidden,
+        };
         let y = x + einsum("btm,me->bte", &[hidden, layer.down]);
         (y, hidden.square().sum(..) * 0.01)
     }
@@ -206,13 +218,23 @@ impl Case {
                     penalties: vec![PENALTY],
                 };
                 let layer = |x, layer: Layer<Tensor>, (positions, _): (Tensor, Tensor), place: LayerPlace| {
-                    self.layer(x, &layer, positions, place.layer)
+                    self.layer(x, &layer, positions, place)
                 };
                 let of_loss = |y, head, (_, target)| Case::loss(y, head, target);
                 pipeline_with_loss(&self.options, stacked, input, layer, loss, of_loss).0
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    /// The rows of a microbatch: `s (M/S) + j` has those at `s (B/S) + row (M/S) + j`.
+    fn rows_of(&self, all: Tensor, microbatch: usize) -> Tensor {
+        let PipelineOptions { stages, microbatches, .. } = self.options;
+        let slots = microbatches / stages;
+        let (stage, slot) = (microbatch / slots, microbatch % slots);
+        let cut = all.reshape([&[stages, self.rows, slots], &all.dims()[1..]].concat());
+        let own = cut.slice(0, stage..stage + 1).slice(2, slot..slot + 1);
+        own.reshape([&[self.rows], &all.dims()[1..]].concat())
     }
 
     /// Loss and gradients, with the layers one after the other.
@@ -223,15 +245,22 @@ impl Case {
                 let leading = self.options.leading_dims().len();
                 let flat = |weight: Tensor| weight.reshape([&[count], &weight.dims()[leading..]].concat());
                 let flat = Layer { scale: flat(layers.scale), up: flat(layers.up), down: flat(layers.down) };
-                let (mut x, mut total) = (x, None);
-                for index in 0..count {
-                    let one = |weight: Tensor| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]);
-                    let layer = Layer { scale: one(flat.scale), up: one(flat.up), down: one(flat.down) };
-                    let number = meshloom::trace::full(S32, [], index as f64);
-                    let (y, aux) = self.layer(x, &layer, positions, number);
-                    (x, total) = (y, Some(total.map_or(aux, |total: Tensor| total + aux)));
+                let number = |number: usize| meshloom::trace::full(S32, [], number as f64);
+                let (mut loss, mut total): (Option<Tensor>, Option<Tensor>) = (None, None);
+                for microbatch in 0..self.options.microbatches {
+                    let own = |rows: Tensor| self.rows_of(rows, microbatch);
+                    let (mut x, positions) = (own(x), own(positions));
+                    for index in 0..count {
+                        let one = |weight: Tensor| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]);
+                        let layer = Layer { scale: one(flat.scale), up: one(flat.up), down: one(flat.down) };
+                        let place = LayerPlace { layer: number(index), microbatch: number(microbatch) };
+                        let (y, aux) = self.layer(x, &layer, positions, place);
+                        (x, total) = (y, Some(total.map_or(aux, |total| total + aux)));
+                    }
+                    let own_loss = Case::loss(x, head, own(target));
+                    loss = Some(loss.map_or(own_loss, |loss| loss + own_loss));
                 }
-                Case::loss(x, head, target) + total.expect("a layer") * PENALTY
+                loss.expect("a microbatch") + total.expect("a layer") * PENALTY
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))

@@ -110,9 +110,16 @@ impl RuleFile {
         Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
     }
 
-    /// The rules, with the axes that the file declares.
+    /// The rules, with the axes that the file declares. If `stage` is one of them, it has the stages of pipelines, whether or not there is
+    /// a rule for them: MaxText names the mesh axis where it maps layers over the stages.
     pub fn into_rules(self, strict: bool) -> Result<Rules, ShardingError> {
-        Ok(Rules::new(self.rules, strict)?.with_declared_axes(self.mesh_axes.unwrap_or_default()))
+        let (mut rules, declared) = (self.rules, self.mesh_axes.unwrap_or_default());
+        let (name, axis) = ("activation_stage", "stage");
+        if declared.iter().any(|own| own == axis) && !rules.iter().any(|rule| rule.name == name) {
+            let origin = "its mesh_axes".to_owned();
+            rules.insert(0, Rule { name: name.to_owned(), axes: vec![axis.to_owned()], origin });
+        }
+        Ok(Rules::new(rules, strict)?.with_declared_axes(declared))
     }
 }
 

@@ -1,8 +1,11 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
+use std::collections::BTreeMap;
+
 use super::error::{ConfigError, invalid, invalid_described};
 use super::{DilocoConfig, RematPolicy, RuleSource, RunConfig};
 use crate::nn::Batch;
+use crate::pjrt::DebugValue;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 use crate::trace::TensorSpec;
 
@@ -16,8 +19,25 @@ impl RunConfig {
         self.validate_train()?;
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
+        self.compiler_options()?;
         // With a topology the devices are those of the topology, which its plugin knows: then `on_devices` goes on.
         if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
+    }
+
+    /// The options that `target.compiler_options` gives the plugin's compiler, by name.
+    ///
+    /// # Errors
+    /// One is not `name=value`.
+    pub fn compiler_options(&self) -> Result<BTreeMap<String, DebugValue>, ConfigError> {
+        let named = |option: &String| match option.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), DebugValue::parse(value))),
+            _ => Err(invalid(
+                "target.compiler_options",
+                option,
+                "it must be name=value, as in xla_cpu_enable_fast_math=true",
+            )),
+        };
+        self.target.compiler_options.iter().map(named).collect()
     }
 
     /// This config for a topology that turned out to have so many devices.
@@ -126,7 +146,7 @@ impl RunConfig {
         let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
-        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
+        let Err(ShardingError::Rule { problem }) = resolved else { return self.validate_microbatch(mesh, rules) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
         Err(invalid(
@@ -137,6 +157,23 @@ impl RunConfig {
                  rules.uneven = true"
             ),
         ))
+    }
+
+    /// Checks that the rules can split the rows of a pipeline's microbatch.
+    fn validate_microbatch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
+        let Some(pipeline) = &self.pipeline else { return Ok(()) };
+        let rows = self.train.batch / (self.train.microbatches * pipeline.microbatches).max(1);
+        let names = [Some("activation_stage"), Some("activation_batch")];
+        let dims = [axis_size(mesh, "stage"), rows];
+        let resolved = rules.compute.resolve(mesh, "microbatch", &names, &dims, &mut Vec::new());
+        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
+        let RuleProblem::NotDivisible { dim: 1, parts, rule, mesh, .. } = *problem else { return Ok(()) };
+        let reason = format!(
+            "a microbatch of train.batch = {} has {rows} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+             the mesh {mesh:?}",
+            self.train.batch
+        );
+        Err(invalid("pipeline.microbatches", pipeline.microbatches, &reason))
     }
 
     fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {

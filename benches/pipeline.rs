@@ -1,0 +1,361 @@
+//! meshloom's pipeline against the same one in JAX, partitioned by XLA (benches/jax/pipeline.py), over eight CPU devices: the gradient
+//! of a mean square through eight or four Llama-like layers, from the same weights and inputs.
+//!
+//! ```text
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline             # both configs, all plans, three rounds
+//! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline -- 10 B bsw  # ten rounds of one
+//! ```
+//!
+//! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4 microbatches; both two
+//! repeats, everything rematerialized. JAX's process steps in turn with ours, so that both see the same machine; ratios are
+//! ours / JAX's. What moves is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO
+//! here, trace and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
+
+mod shared;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
+use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
+use meshloom::hlo::parse::parse;
+use meshloom::ir::DType::{F32, S32};
+use meshloom::ir::{AxisNames, Literal};
+use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, initialize};
+use meshloom::ops::RematPolicy;
+use meshloom::pjrt::{Array, Client};
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, Tree, value_and_grad};
+use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, WeightPlan, pipeline};
+use serde::Deserialize;
+use shared::jax::Jax;
+use shared::median;
+
+const DEVICES: usize = 8;
+const MIB: f64 = (1 << 20) as f64;
+
+const MICROBATCH: usize = 4;
+const LENGTH: usize = 256;
+const EMBED: usize = 512;
+
+const BATCH_AXES: [&str; 3] = ["activation_embed_and_logits_batch", "activation_length", "activation_embed"];
+const STREAM: [&str; 3] = ["activation_batch", "activation_norm_length", "activation_embed"];
+
+meshloom::tree! {
+    struct Inputs<T> {
+        layers: DecoderLayer<T>,
+        x: T,
+        positions: T,
+        segments: T,
+    }
+
+    struct Outputs<T> {
+        loss: T,
+        gradients: DecoderLayer<T>,
+    }
+}
+
+/// A mesh and a schedule.
+struct Case {
+    name: &'static str,
+    mesh: &'static str,
+    stages: usize,
+    microbatches: usize,
+}
+
+const CASES: [Case; 2] = [
+    Case { name: "A", mesh: "stage=4,data=1,fsdp=2", stages: 4, microbatches: 8 },
+    Case { name: "B", mesh: "stage=2,data=2,fsdp=2", stages: 2, microbatches: 4 },
+];
+
+/// A plan, its name in run configs, and what benches/jax/pipeline.py calls it.
+const PLANS: [(WeightPlan, &str, &str); 4] = [
+    (WeightPlan::PerIteration, "per-iteration", "circular"),
+    (WeightPlan::GatherOnce, "gather-once", "once"),
+    (WeightPlan::SlidingWindow, "bsw", "window"),
+    (WeightPlan::SplitSlidingWindow, "bsw-split", "window"),
+];
+
+impl Case {
+    fn model(&self, weights: WeightPlan) -> DecoderConfig {
+        let pipeline = PipelineOptions {
+            stages: self.stages,
+            repeats: 2,
+            microbatches: self.microbatches,
+            weights,
+            ..PipelineOptions::default()
+        };
+        DecoderConfig {
+            layers: pipeline.layers(),
+            embed: EMBED,
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 64,
+            mlp: 1536,
+            vocab: 256,
+            tied_embeddings: false,
+            param_dtype: F32,
+            compute_dtype: F32,
+            scan_layers: true,
+            remat: RematPolicy::Full,
+            pipeline: Some(pipeline),
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        }
+    }
+
+    fn declared(&self, weights: WeightPlan) -> anyhow::Result<Inputs<Param>> {
+        let Layers::Stacked(layers) = self.model(weights).parameters().layers else {
+            anyhow::bail!("a pipeline's layers are stacked")
+        };
+        let rows = MICROBATCH * self.microbatches;
+        let of_tokens = || Param::new(S32, [rows, LENGTH], &BATCH_AXES[..2], Init::Constant(0.0));
+        let x = Param::new(F32, [rows, LENGTH, EMBED], &BATCH_AXES, Init::Normal(1.0));
+        Ok(Inputs { layers: *layers, x, positions: of_tokens(), segments: of_tokens() })
+    }
+
+    /// Drawn weights and activations, in rows of two packed segments.
+    fn values(&self, weights: WeightPlan) -> anyhow::Result<Inputs<Literal>> {
+        let rows = MICROBATCH * self.microbatches;
+        let boundary = |row: usize| 1 + (row * 37) % (LENGTH - 1);
+        let tokens = |value: fn(usize, usize) -> usize| {
+            let numbers: Vec<i32> =
+                (0..rows * LENGTH).map(|at| value(at % LENGTH, boundary(at / LENGTH)) as i32).collect();
+            Literal::from_slice(&[rows, LENGTH], &numbers).context("as many as there are tokens")
+        };
+        let positions = tokens(|at, boundary| if at < boundary { at } else { at - boundary })?;
+        let segments = tokens(|at, boundary| 1 + usize::from(at >= boundary))?;
+        Ok(Inputs { positions, segments, ..initialize(&self.declared(weights)?, 0) })
+    }
+
+    /// The loss and its gradients, of all weights.
+    fn trace(&self, weights: WeightPlan) -> anyhow::Result<Function<Inputs<TensorSpec>, Outputs<TensorSpec>>> {
+        let model = self.model(weights);
+        let options = model.pipeline.clone().unwrap_or_default();
+        let declared = self.declared(weights)?;
+        let names: Vec<AxisNames> = declared.layers.leaves().into_iter().map(|param| param.spec.axes).collect();
+        let specs = declared.map(|_, param| param.spec.clone());
+        let function = Function::trace("pipeline", specs, |Inputs { layers, x, positions, segments }| {
+            let (loss, gradients) = value_and_grad(layers, |weights| {
+                let stacked = StackedWeights { weights, names };
+                let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
+                let (y, ()) = pipeline(&options, stacked, input, |x, layer, (positions, segments), _| {
+                    let rotary = Rotary::new(positions, model.head_dim, model.rope_theta);
+                    (model.layer(x, &layer, &rotary, AttentionMask::causal(segments)), ())
+                });
+                y.with_axes(BATCH_AXES).square().mean(..)
+            });
+            Outputs { loss, gradients }
+        });
+        Ok(function?)
+    }
+}
+
+/// What both sides are compared by.
+struct Figures {
+    frontend_seconds: f64,
+    compile_seconds: f64,
+    temporary_bytes: f64,
+    collectives: ModuleCollectives,
+}
+
+/// Our program with its inputs on the devices.
+struct Ours {
+    compiled: CompiledFunction<Inputs<TensorSpec>, Outputs<TensorSpec>>,
+    inputs: Inputs<Array>,
+    figures: Figures,
+}
+
+impl Ours {
+    fn new(case: &Case, weights: WeightPlan, client: &Client) -> anyhow::Result<Ours> {
+        let mesh = Mesh::parse(case.mesh, DEVICES)?;
+        let rules = RuleSets::uniform(Rules::preset("decoder", false)?);
+        let options = LowerOptions {
+            sharding: Some((&mesh, &rules)),
+            explicit: true,
+            deny_replication: true,
+            ..LowerOptions::default()
+        };
+        let start = Instant::now();
+        let function = case.trace(weights)?;
+        lower(function.graph(), &options)?;
+        let frontend_seconds = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let compiled = compile(&function, client, &options)?;
+        let compile_seconds = start.elapsed().as_secs_f64();
+        let inputs = compiled.put(&case.values(weights)?)?;
+        let executable = compiled.program().executable();
+        let module = executable.optimized_hlo()?.decode()?;
+        let figures = Figures {
+            frontend_seconds,
+            compile_seconds,
+            temporary_bytes: executable.memory_stats()?.temporary as f64,
+            collectives: collectives(&module, Devices::partitioned(DEVICES)).along(&mesh),
+        };
+        Ok(Ours { compiled, inputs, figures })
+    }
+
+    /// One step: its seconds and loss.
+    fn step(&self) -> anyhow::Result<(f64, f64)> {
+        let start = Instant::now();
+        let Outputs { loss, gradients } = self.compiled.run(&self.inputs)?;
+        gradients.leaves().iter().try_for_each(Array::block_until_ready)?;
+        let loss = loss.get()?.to_f64_vec();
+        Ok((start.elapsed().as_secs_f64(), loss.first().copied().unwrap_or(f64::NAN)))
+    }
+}
+
+/// What JAX's script says when it is ready.
+#[derive(Deserialize)]
+struct Ready {
+    lower_seconds: f64,
+    compile_seconds: f64,
+    temp_bytes: f64,
+}
+
+/// JAX's process, on the same inputs.
+fn start_jax(case: &Case, variant: &str, inputs: &Inputs<Literal>) -> anyhow::Result<(Jax, Figures)> {
+    let folder = std::env::temp_dir().join(format!("meshloom-bench-pipeline-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let found = start_jax_in(&folder, case, variant, inputs);
+    std::fs::remove_dir_all(&folder)?;
+    found
+}
+
+fn start_jax_in(folder: &Path, case: &Case, variant: &str, inputs: &Inputs<Literal>) -> anyhow::Result<(Jax, Figures)> {
+    let [data, module]: [PathBuf; 2] = ["inputs.bin", "compiled.txt"].map(|name| folder.join(name));
+    let bytes: Vec<u8> = inputs.leaves().iter().flat_map(|literal| literal.bytes().to_vec()).collect();
+    std::fs::write(&data, bytes)?;
+    let path = |path: &Path| path.display().to_string();
+    let options = ["--config", case.name, "--variant", variant, "--data", &path(&data), "--hlo", &path(&module)];
+    let (jax, ready) = Jax::start("pipeline.py", &options.map(str::to_owned))?;
+    let ready: Ready = serde_json::from_str(&ready).context("what JAX says when it is ready")?;
+    let module = parse(&std::fs::read_to_string(&module)?)?.hlo_module.context("a module")?;
+    let figures = Figures {
+        frontend_seconds: ready.lower_seconds,
+        compile_seconds: ready.compile_seconds,
+        temporary_bytes: ready.temp_bytes,
+        collectives: collectives(&module, Devices::partitioned(DEVICES)).along(&Mesh::parse(case.mesh, DEVICES)?),
+    };
+    Ok((jax, figures))
+}
+
+/// Seconds of steps, taken in turns. The first of each side is left out: memory is touched for the first time.
+fn alternate(ours: &Ours, jax: &mut Option<Jax>, rounds: usize) -> anyhow::Result<[Vec<f64>; 2]> {
+    let mut seconds = [Vec::new(), Vec::new()];
+    for round in 0..=rounds {
+        let (own, loss) = ours.step()?;
+        let other = jax.as_mut().map(Jax::step).transpose()?;
+        if let Some((_, expected)) = other {
+            let error = (loss - expected).abs() / expected.abs();
+            ensure!(error <= 1e-5, "the losses are {loss} and JAX's {expected}");
+        }
+        if round > 0 {
+            seconds[0].push(own);
+            seconds[1].extend(other.map(|(seconds, _)| seconds));
+        }
+    }
+    Ok(seconds)
+}
+
+fn moved(found: &ModuleCollectives) -> f64 {
+    found.moved_bytes().bound().map_or(f64::NAN, |bytes| bytes as f64)
+}
+
+fn table_of(header: &[&str], right: std::ops::Range<usize>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(header);
+    for column in right {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// A figure of both sides, and the ratio.
+fn row(what: &str, ours: f64, theirs: Option<f64>, unit: f64, digits: usize) -> [String; 4] {
+    let show = |value: f64| format!("{:.digits$}", value / unit);
+    let ratio = theirs.map_or("-".to_owned(), |theirs| format!("{:.4}", ours / theirs));
+    [what.to_owned(), show(ours), theirs.map_or("-".to_owned(), show), ratio]
+}
+
+fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: &[Vec<f64>; 2]) {
+    let mut table = table_of(&["", "meshloom", "JAX", "ratio"], 1..4);
+    let figures: [(&str, fn(&Figures) -> f64, f64, usize); 4] = [
+        ("frontend, ms", |figures| figures.frontend_seconds, 1e-3, 1),
+        ("compile, s", |figures| figures.compile_seconds, 1.0, 2),
+        ("temporaries, MiB", |figures| figures.temporary_bytes, MIB, 1),
+        ("moved, MiB", |figures| moved(&figures.collectives), MIB, 1),
+    ];
+    for (what, figure, unit, digits) in figures {
+        table.add_row(row(what, figure(ours), jax.map(figure), unit, digits));
+    }
+    let theirs = (!other.is_empty()).then(|| median(other));
+    table.add_row(row("step (median), s", median(own), theirs, 1.0, 3));
+    println!("{table}");
+}
+
+/// Kind and axes of a collective.
+fn label(entry: &ModuleCollective) -> String {
+    let parts = entry.axes.iter().flatten().map(ToString::to_string);
+    format!("{} over {}", entry.kind.name(), parts.collect::<Vec<_>>().join(","))
+}
+
+/// What moves, by kind and axes: instructions in loops and outside, executions, bytes sent.
+fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
+    let sides: Vec<&ModuleCollectives> = std::iter::once(ours).chain(jax).map(|side| &side.collectives).collect();
+    let mut labels: Vec<String> = sides.iter().flat_map(|side| side.entries.iter().map(label)).collect();
+    labels.sort();
+    labels.dedup();
+    let mut table = table_of(&["moved MiB (in loops + outside, executed)", "meshloom", "JAX"], 1..3);
+    for wanted in labels {
+        let cells = sides.iter().map(|side| {
+            let entries: Vec<_> = side.entries.iter().filter(|entry| label(entry) == wanted).collect();
+            let in_loops = entries.iter().filter(|entry| entry.loop_depth > 0).count();
+            let executed: u64 = entries.iter().filter_map(|entry| entry.executions.bound()).sum();
+            let bytes: u64 = entries.iter().filter_map(|entry| entry.total_moved_bytes().bound()).sum();
+            format!("{:.2} ({in_loops} + {}, {executed})", bytes as f64 / MIB, entries.len() - in_loops)
+        });
+        table.add_row(std::iter::once(wanted.clone()).chain(cells));
+    }
+    println!("{table}");
+}
+
+fn measure(case: &Case, plan: &(WeightPlan, &str, &str), rounds: usize, client: &Client) -> anyhow::Result<()> {
+    let &(weights, name, variant) = plan;
+    println!("\n{}, {}: {name}, JAX's {variant}", case.name, case.mesh);
+    let ours = Ours::new(case, weights, client)?;
+    let (mut jax, figures) = match start_jax(case, variant, &case.values(weights)?) {
+        Ok((jax, figures)) => (Some(jax), Some(figures)),
+        Err(error) => {
+            println!("JAX is left out: {error:#}");
+            (None, None)
+        }
+    };
+    let seconds = alternate(&ours, &mut jax, rounds)?;
+    print_figures(&ours.figures, figures.as_ref(), &seconds);
+    print_collectives(&ours.figures, figures.as_ref());
+    Ok(())
+}
+
+fn main() -> anyhow::Result<()> {
+    // `cargo bench` adds `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let rounds = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(3).max(1);
+    let asked = |known: &[&str], name: &str| {
+        let mut chosen = arguments.iter().filter(|argument| known.contains(&argument.as_str())).peekable();
+        chosen.peek().is_none() || chosen.any(|argument| argument == name)
+    };
+    let (cases, plans) = (CASES.map(|case| case.name), PLANS.map(|(_, name, _)| name));
+    let client = Client::cpu(DEVICES)?;
+    for case in CASES.iter().filter(|case| asked(&cases, case.name)) {
+        for plan in PLANS.iter().filter(|(_, name, _)| asked(&plans, name)) {
+            measure(case, plan, rounds, &client)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+//! A script of benches/jax that runs one step for each line it is sent, so that its steps and ours can take turns.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, bail};
+
+/// JAX's side, answering one line for each step.
+pub struct Jax {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Jax {
+    /// Starts a script with `--serve`; also returns what it says when it is ready. `MESHLOOM_BENCH_PYTHON` names the Python.
+    pub fn start(script: &str, options: &[String]) -> anyhow::Result<(Jax, String)> {
+        let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/jax").join(script);
+        let mut child = Command::new(python)
+            .arg(script)
+            .arg("--serve")
+            .args(options)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("no pipes") };
+        let mut jax = Jax { child, input, output: BufReader::new(output) };
+        let ready = jax.line()?;
+        let ready = ready.strip_prefix("ready ").context("JAX did not start; is it installed?")?;
+        Ok((jax, ready.trim().to_owned()))
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line)
+    }
+
+    /// One step: its seconds and loss.
+    pub fn step(&mut self) -> anyhow::Result<(f64, f64)> {
+        writeln!(self.input, "step")?;
+        let line = self.line()?;
+        let (seconds, loss) = line.trim().split_once(' ').context("JAX has ended")?;
+        Ok((seconds.parse()?, loss.parse()?))
+    }
+}
+
+impl Drop for Jax {
+    fn drop(&mut self) {
+        // It ends by itself at the end of its input; a process that is gone already cannot be killed again.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
