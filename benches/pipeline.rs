@@ -23,7 +23,7 @@ use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, coll
 use meshloom::hlo::parse::parse;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, initialize};
+use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, LayerParts, Layers, Rotary, RowInputs, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -100,6 +100,7 @@ impl Case {
             compute_dtype: F32,
             scan_layers: true,
             remat: RematPolicy::Full,
+            parts: LayerParts::default(),
             pipeline: Some(pipeline),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
@@ -143,7 +144,8 @@ impl Case {
                 let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
                 let (y, ()) = pipeline(&options, stacked, input, |x, layer, (positions, segments), _| {
                     let rotary = Rotary::new(positions, model.head_dim, model.rope_theta);
-                    (model.layer(x, &layer, &rotary, AttentionMask::causal(segments)), ())
+                    let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(segments) };
+                    (model.layer(x, &layer, rows, None).0, ())
                 });
                 y.with_axes(BATCH_AXES).square().mean(..)
             });

@@ -172,8 +172,8 @@ impl Walk<'_, '_> {
     fn is_passed_on(&self, value: Value) -> bool {
         let takes_some = |node: NodeRef<'_>| {
             let other = match node.operands() {
-                &[_, on_true, on_false] if on_true == value => on_false,
-                &[_, on_true, on_false] if on_false == value => on_true,
+                [_, on_true, on_false] if *on_true == value => *on_false,
+                [_, on_true, on_false] if *on_false == value => *on_true,
                 _ => return false,
             };
             matches!(node.op(), Op::Select(_)) && is_zero(self.graph, other)

@@ -207,16 +207,15 @@ where
     if batch == 0 || !batch.is_multiple_of(options.microbatches) {
         return Err(PipelineError::Batch { batch, microbatches: options.microbatches }.into());
     }
-    let rows = input.rows.leaves().into_iter().zip(input.rows.paths());
-    for (rows, path) in rows.filter(|(rows, _)| rows.dims().first() != Some(&batch)) {
-        let what = format!("the rows {path:?} of a pipeline");
-        return mismatch(
-            what,
+    let mut rows = input.rows.leaves().into_iter().zip(input.rows.paths());
+    match rows.find(|(rows, _)| rows.dims().first() != Some(&batch)) {
+        None => Ok(()),
+        Some((rows, path)) => mismatch(
+            format!("the rows {path:?} of a pipeline"),
             format!("a leading dimension of {batch}, as the activations have"),
             rows.ty().to_string(),
-        );
+        ),
     }
-    Ok(())
 }
 
 /// Checks what a layer does with activations, and what else it uses.
