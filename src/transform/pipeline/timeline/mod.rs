@@ -231,7 +231,7 @@ fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow
     let bubble_iterations = iterations - real_iterations;
     let turn = if interleaved { columns.len() } else { options.iterations() };
     let gathers = |backward: bool| match options.weights {
-        WeightPlan::PerIteration if backward || !interleaved => options.iterations(),
+        WeightPlan::PerIteration => options.iterations(),
         _ => {
             let these = windows.iter().filter(|window| (window.alive.start >= turn) == backward);
             these.map(|window| window.repeats.len()).sum()
