@@ -78,5 +78,9 @@ fn one_group_of_split_experts_is_a_named_fallback() {
     let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(lowered.fallbacks.len(), 3, "{:?}", lowered.fallbacks);
-    assert!(lowered.fallbacks.iter().all(|fallback| fallback.to_string().contains("ragged-dot")), "{:?}", lowered.fallbacks);
+    assert!(
+        lowered.fallbacks.iter().all(|fallback| fallback.to_string().contains("ragged-dot")),
+        "{:?}",
+        lowered.fallbacks
+    );
 }
