@@ -80,8 +80,7 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
     let choices = part * config.experts_per_token;
     let tokens = dispatched.tokens.reshape([batch, parts, part, embed]);
     let [experts, weights] = [dispatched.experts, dispatched.weights].map(|x| x.reshape([batch, parts, choices]));
-    let run = |group: Group, experts: Tensor| {
-        let rows = (tokens, experts, weights);
+    let run = |group: Group, rows: (Tensor, Tensor, Tensor)| {
         let by_batch = VmapOptions::default().named(GATHERED_TOKENS[0]);
         vmap_with(by_batch, rows, |rows| {
             let by_part = VmapOptions::default().named(GATHERED_TOKENS[1]);
@@ -89,18 +88,21 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
         })
     };
     let results = if groups == 1 {
-        run(Group { gate, up, down }, experts)
+        run(Group { gate, up, down }, (tokens, experts, weights))
     } else {
         let per_group = config.experts / groups;
         let cut = |weight: Tensor| {
             let [_, rows, columns] = weight.shape();
             weight.reshape([groups, per_group, rows, columns])
         };
+        // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some lookups in a
+        // tensor that only the positions have one more dimension than.
+        let copied = |x: Tensor| x.expand(0).broadcast_to([&[groups][..], &x.dims()].concat());
         let first = arange(DType::S32, groups) * per_group as f64;
         let by_group = VmapOptions::default().named("activation_exp");
-        let inputs = (cut(gate), cut(up), cut(down), first);
-        let results = vmap_with(by_group, inputs, |(gate, up, down, first)| {
-            run(Group { gate, up, down }, experts - first.broadcast_to(experts.dims()))
+        let inputs = ((cut(gate), cut(up), cut(down), first), (copied(tokens), copied(weights)));
+        let results = vmap_with(by_group, inputs, |((gate, up, down, first), (tokens, weights))| {
+            run(Group { gate, up, down }, (tokens, experts - first.broadcast_to(experts.dims()), weights))
         });
         results.sum(0)
     };
