@@ -114,10 +114,8 @@ fn several_layers_per_stage() {
     check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "pipeline.layers_per_stage=2"], BOUND);
 }
 
-/// The layers of a stage one by one: the backward pass finds slices of the gathered weights in the stash, and sums of their gradients are
-/// reduced in every iteration.
+/// The layers of a stage one by one.
 #[test]
-#[ignore = "a defect: gradients of weights are reduced over fsdp in every iteration"]
 fn several_unrolled_layers_per_stage() {
     let unrolled = "model.scan_layers=false";
     check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=2", "pipeline.layers_per_stage=2", unrolled], BOUND);

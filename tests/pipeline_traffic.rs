@@ -14,7 +14,7 @@ use insta::{Settings, assert_snapshot};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Node, Value};
-use meshloom::ops::Op;
+use meshloom::ops::{Op, RematPolicy};
 use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use pipelines::{Case, EMBED, HIDDEN, LENGTH};
@@ -79,6 +79,17 @@ fn a_sliding_window_moves_each_weight_once_a_repeat() {
     }
 }
 
+#[test]
+fn several_layers_of_a_stage_move_together() {
+    for scan_layers in [true, false] {
+        for (repeats, remat) in [(2, RematPolicy::Full), (3, RematPolicy::None), (2, RematPolicy::Dots)] {
+            let plain = options(4, repeats, 8, WeightPlan::SlidingWindow);
+            let options = PipelineOptions { layers_per_stage: 2, scan_layers, remat, ..plain };
+            check_sliding(&Case::new(options, "stage=4,fsdp=2"), repeats as u64);
+        }
+    }
+}
+
 fn check_sliding(case: &Case, repeats: u64) {
     let ledger = ledger(case);
     let over_fsdp = |kind| ledger.kind(kind).over("fsdp");
@@ -90,7 +101,7 @@ fn check_sliding(case: &Case, repeats: u64) {
     assert_eq!(executions(&scatters), 2 * repeats, "{case}:\n{ledger}");
     for moved in gathers.iter().expect("gathers").chain(scatters.iter().expect("scatters")) {
         let whole = if moved.kind == CollectiveKind::AllGather { 2 } else { 1 };
-        assert_eq!(moved.bytes * whole, MATRIX, "{case}:\n{ledger}");
+        assert_eq!(moved.bytes * whole, MATRIX * case.options.layers_per_stage as u64, "{case}:\n{ledger}");
         // Repeats may be a loop, iterations are one inside of it.
         assert!(moved.loop_depth <= usize::from(case.options.repeats > 3), "{case}:\n{ledger}");
     }
@@ -98,7 +109,10 @@ fn check_sliding(case: &Case, repeats: u64) {
     let reduced = over_fsdp(CollectiveKind::AllReduce);
     for reduced in reduced.iter().into_iter().flatten() {
         let of_loss = (EMBED * EMBED * 4) as u64;
-        assert!(reduced.bytes <= repeats * EMBED as u64 * 4 || reduced.bytes == of_loss, "{case}:\n{ledger}");
+        assert!(
+            reduced.bytes <= repeats * (case.options.layers_per_stage * EMBED) as u64 * 4 || reduced.bytes == of_loss,
+            "{case}:\n{ledger}"
+        );
         assert!(reduced.loop_depth <= usize::from(case.options.repeats > 3), "{case}:\n{ledger}");
     }
     check_permutes(case, &ledger);

@@ -275,6 +275,7 @@ fn is_cheap(node: NodeRef<'_>) -> bool {
     match node.op() {
         Op::Binary(binary) => !matches!(binary.0, BinaryKind::Power | BinaryKind::Remainder),
         Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
+        Op::Reshape(_) | Op::Slice(_) => true,
         Op::Splat(_) | Op::MoveTo(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
         Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
         _ => false,

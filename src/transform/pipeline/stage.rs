@@ -3,7 +3,9 @@
 use super::PipelineOptions;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
-use crate::trace::{self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, refill, scan, vmap_with, zeros};
+use crate::trace::{
+    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, refill, scan, stack, vmap_with, zeros,
+};
 
 /// The logical axis that runs over the stages in activations.
 pub(super) const STAGE: &str = "activation_stage";
@@ -202,6 +204,16 @@ impl StageFunction {
     }
 }
 
+/// The slices of the leading dimension. Their cotangents are put together again, rather than each padded and all added: so they can stay
+/// partial sums.
+fn unstack(stacked: Tensor, count: usize) -> Vec<Tensor> {
+    let apart = move |stacked: Tensor| -> Vec<Tensor> {
+        let dims = stacked.dims();
+        (0..count).map(|index| stacked.slice(0, index..index + 1).reshape(&dims[1..])).collect()
+    };
+    custom_vjp(stacked, apart, move |stacked| (apart(stacked), ()), |(), cotangents| stack(&cotangents, 0))
+}
+
 /// The layers of one stage, one after the other; auxiliary values are added up.
 fn one_stage<W, X, A>(
     options: &PipelineOptions,
@@ -236,10 +248,8 @@ where
         let sums: Vec<Tensor> = aux.leaves().into_iter().map(|aux| aux.sum(0)).collect();
         return (x, refill(&aux, &mut sums.into_iter()));
     }
-    let of_layer = |index: usize| {
-        let mut own = leaves.iter().map(|weight| weight.slice(0, index..index + 1).reshape(&weight.dims()[1..]));
-        refill(&weights, &mut own)
-    };
+    let apart: Vec<Vec<Tensor>> = leaves.iter().map(|&weight| unstack(weight, count)).collect();
+    let of_layer = |index: usize| refill(&weights, &mut apart.iter().map(|layers| layers[index]));
     let (mut x, mut total) = one_layer(x, of_layer(0), first.layer);
     for index in 1..count {
         let number = first.layer + index as f64;
