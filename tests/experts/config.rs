@@ -28,7 +28,8 @@ fn impossible_keys_are_refused() {
     check(&[deepseek, "model.rope_head_dim=5"], "it must be even, because rotary positions turn pairs");
     check(&[deepseek, "model.kv_lora=0"], "it must be at least 1");
     check(&[deepseek, "model.v_head_dim=0"], "it must be at least 1");
-    let odd = "train.batch / train.microbatches must be even to be split in two, but is 15";
+    let odd = "the rows of a microbatch (train.batch over train.microbatches and pipeline.microbatches) must be even to be \
+               split in two, but there are 15";
     check(&["mesh.axes=data=1", "target.devices=1", "train.batch=15", "model.batch_split=true"], odd);
 }
 
