@@ -291,7 +291,7 @@ pub struct Diff {
 
 #[derive(Args)]
 pub struct Plan {
-    /// A run config with a section [pipeline]
+    /// A run config with a section `[pipeline]`
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
     /// Overrides one key of the config; may be given more than once
