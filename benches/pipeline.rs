@@ -23,7 +23,7 @@ use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, coll
 use meshloom::hlo::parse::parse;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, LayerParts, Layers, Rotary, RowInputs, initialize};
+use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, RowInputs, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -100,10 +100,10 @@ impl Case {
             compute_dtype: F32,
             scan_layers: true,
             remat: RematPolicy::Full,
-            parts: LayerParts::default(),
             pipeline: Some(pipeline),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
+            parts: Default::default(),
         }
     }
 
@@ -162,6 +162,9 @@ struct Figures {
     temporary_bytes: f64,
     collectives: ModuleCollectives,
 }
+
+/// One of them.
+type Figure = fn(&Figures) -> f64;
 
 /// Our program with its inputs on the devices.
 struct Ours {
@@ -287,7 +290,7 @@ fn row(what: &str, ours: f64, theirs: Option<f64>, unit: f64, digits: usize) -> 
 
 fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: &[Vec<f64>; 2]) {
     let mut table = table_of(&["", "meshloom", "JAX", "ratio"], 1..4);
-    let figures: [(&str, fn(&Figures) -> f64, f64, usize); 4] = [
+    let figures: [(&str, Figure, f64, usize); 4] = [
         ("frontend, ms", |figures| figures.frontend_seconds, 1e-3, 1),
         ("compile, s", |figures| figures.compile_seconds, 1.0, 2),
         ("temporaries, MiB", |figures| figures.temporary_bytes, MIB, 1),

@@ -82,11 +82,9 @@ fn pipeline_example_configs() {
         assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
     }
     // Those for a topology do not fit the devices at hand; their mesh is checked with as many as the topology has.
-    for (name, devices, layers) in [("llama-70b-v5p", 128, 80)] {
-        let config = RunConfig::load(example(name), &[]).unwrap().on_devices(devices).unwrap();
-        config.check_supported().unwrap();
-        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
-    }
+    let config = RunConfig::load(example("llama-70b-v5p"), &[]).unwrap().on_devices(128).unwrap();
+    config.check_supported().unwrap();
+    assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), 80);
 }
 
 #[test]
