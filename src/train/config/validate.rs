@@ -56,6 +56,7 @@ impl RunConfig {
         self.validate_rules(&mesh)?;
         self.validate_experts_on(&mesh)?;
         self.validate_pipeline(axis_size(&mesh, "stage"))?;
+        self.validate_microbatch(&mesh)?;
         self.validate_diloco(axis_size(&mesh, "diloco"))
     }
 
@@ -146,7 +147,7 @@ impl RunConfig {
         let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
-        let Err(ShardingError::Rule { problem }) = resolved else { return self.validate_microbatch(mesh, rules) };
+        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
         Err(invalid(
@@ -160,8 +161,9 @@ impl RunConfig {
     }
 
     /// Checks that the rules can split the rows of a pipeline's microbatch.
-    fn validate_microbatch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
+    fn validate_microbatch(&self, mesh: &Mesh) -> Checked {
         let Some(pipeline) = &self.pipeline else { return Ok(()) };
+        let rules = self.rule_sets()?;
         let rows = self.train.batch / (self.train.microbatches * pipeline.microbatches).max(1);
         let names = [Some("activation_stage"), Some("activation_batch")];
         let dims = [axis_size(mesh, "stage"), rows];

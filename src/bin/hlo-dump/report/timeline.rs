@@ -72,11 +72,10 @@ fn legend(timeline: &Timeline) -> String {
 /// The columns that are drawn, of each pass.
 fn shown(timeline: &Timeline) -> Vec<Range<usize>> {
     let count = timeline.columns.len();
-    let passes = match timeline.turn() {
-        None => vec![0..count],
-        Some(turn) => vec![0..turn, turn..count],
-    };
-    passes.into_iter().map(|pass| pass.start..pass.end.min(pass.start + MOST_COLUMNS)).collect()
+    let starts = std::iter::once(0).chain(timeline.turn());
+    let ends = timeline.turn().into_iter().chain([count]);
+    let passes = starts.zip(ends).map(|(start, end)| start..end);
+    passes.map(|pass| pass.start..pass.end.min(pass.start + MOST_COLUMNS)).collect()
 }
 
 struct Drawing<'a> {
