@@ -233,6 +233,7 @@ fn round_trip() {
     platform = "cpu"
     devices = 8
     topology = ""
+    compiler_options = []
     "#);
 }
 
