@@ -83,7 +83,6 @@ fn one_axis() {
     check("data8", "data=8", "decoder");
     check("expert8", "expert=8", "decoder");
     check("fsdp8", "fsdp=8", "decoder");
-    check("stage8", "stage=8", "decoder");
     check("tensor8", "tensor=8", "decoder");
     check("tensor8_all_reduce", "tensor=8", "decoder-all-reduce");
 }

@@ -10,7 +10,9 @@ use crate::trace::{Tensor, custom_vjp, iota};
 /// `f32`. No gradient flows into the weights. The target's logit is picked by comparing positions rather than by a
 /// gather, so a sharded vocabulary never has to come together.
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    weighted_cross_entropy(logits, targets, weights) / total_weight(weights)
+    let losses = token_losses(logits, targets);
+    let total = total_weight(weights);
+    weighted(losses, weights) / total
 }
 
 /// What a weighted mean over these weights is divided by: their sum, or 1 if that is less.
@@ -20,7 +22,11 @@ pub(super) fn total_weight(weights: Tensor) -> Tensor {
 
 /// The sum of the cross entropies of all tokens, each times its weight.
 pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    (token_losses(logits, targets) * weights.stop_gradient()).sum(..)
+    weighted(token_losses(logits, targets), weights)
+}
+
+fn weighted(losses: Tensor, weights: Tensor) -> Tensor {
+    (losses * weights.stop_gradient()).sum(..)
 }
 
 /// Cross entropy of each token. The backward pass is `softmax - one-hot`, from the logits and their logsumexp alone.
