@@ -134,7 +134,7 @@ fn every_plan_with_every_number_of_repeats() {
     }
 }
 
-/// The known implementation hands lagging stages the wrong repeat from three stages on (shared/facts/anchors.md).
+/// The known implementation hands lagging stages the wrong repeat from three stages on.
 #[test]
 fn a_sliding_window_over_three_and_more_stages() {
     for stages in [3, 4, 8] {
