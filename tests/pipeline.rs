@@ -12,7 +12,7 @@ mod support;
 
 use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::ir::Literal;
+use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
@@ -35,10 +35,10 @@ fn meshes(stages: usize) -> &'static [&'static str] {
     }
 }
 
-fn lowered(case: &Case) -> Lowered {
+fn lowered(case: &Case, graph: &Graph) -> Lowered {
     let (mesh, rules) = (case.mesh(), case.rules());
     let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
-    let lowered = lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{case}: {error}"));
     assert!(lowered.fallbacks.is_empty(), "{case}: {:?}", lowered.fallbacks);
     lowered
 }
@@ -54,17 +54,19 @@ fn compare(case: &Case, found: &[Literal], expected: &[Literal]) {
 fn check(case: &Case) {
     let inputs = case.literals().leaves();
     let expected = interpret(case.sequential().graph(), &inputs);
-    let lowered = lowered(case);
+    compare(case, &interpret_local(case, &lowered(case, case.pipelined().graph()), &inputs), &expected);
+}
+
+fn interpret_local(case: &Case, lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
     let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else { panic!("{case}: no local program") };
-    let found = run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{case}: {error}"));
-    compare(case, &found, &expected);
+    run_local(local, mesh, inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
 /// As [`check`], on eight devices of the CPU plugin.
 fn check_compiled(case: &Case) {
     let inputs = case.literals();
     let expected = interpret(case.sequential().graph(), &inputs.leaves());
-    let lowered = lowered(case);
+    let lowered = lowered(case, case.pipelined().graph());
     let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{case}: {error}"));
     let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -177,6 +179,27 @@ fn bubbles_leave_no_trace() {
         for delay_forwarding in [false, true] {
             let options = PipelineOptions { delay_forwarding, ..options(4, 3, 8, weights) };
             check(&Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") });
+        }
+    }
+}
+
+/// Without a gradient, nothing is kept: and with 1F1B, the loss is taken when everything has gone through.
+#[test]
+fn forwards_alone() {
+    for repeats in [1, 2, 4] {
+        for weights in PLANS {
+            let circular = options(4, repeats, 8, weights);
+            let mut forms = vec![circular.clone()];
+            if repeats == 1 {
+                forms.push(in_one_loop(circular));
+            }
+            for options in forms {
+                let case = Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") };
+                let inputs = case.literals().leaves();
+                let expected = interpret(case.sequential().graph(), &inputs);
+                let found = interpret_local(&case, &lowered(&case, case.forwards().graph()), &inputs);
+                compare(&case, &found, &expected[..1]);
+            }
         }
     }
 }

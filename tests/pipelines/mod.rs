@@ -204,27 +204,36 @@ impl Case {
 
     /// Loss and gradients, with the layers in a pipeline.
     pub fn pipelined(&self) -> Program {
-        let specs = self.specs();
-        let names = specs.layers.leaves().into_iter().map(|spec| spec.axes).collect();
-        let names_of_head = vec![specs.head.axes.clone()];
-        let length = if LENGTH.is_multiple_of(self.options.stages) { "activation_logits_length" } else { "" };
-        let function = Function::trace("pipelined", specs, |Inputs { layers, head, x, positions, target }| {
+        let function = Function::trace("pipelined", self.specs(), |Inputs { layers, head, x, positions, target }| {
             value_and_grad((layers, head, x), |(layers, head, x)| {
-                let stacked = StackedWeights { weights: layers, names };
-                let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, target) };
-                let loss = PipelineLoss {
-                    weights: StackedWeights { weights: head, names: names_of_head },
-                    names: vec!["activation_batch", length, ""],
-                    penalties: vec![PENALTY],
-                };
-                let layer = |x, layer: Layer<Tensor>, (positions, _): (Tensor, Tensor), place: LayerPlace| {
-                    self.layer(x, &layer, positions, place)
-                };
-                let of_loss = |y, head, (_, target)| Case::loss(y, head, target);
-                pipeline_with_loss(&self.options, stacked, input, layer, loss, of_loss).0
+                self.pipelined_loss(Inputs { layers, head, x, positions, target })
             })
         });
         function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    /// The loss alone, with the layers in a pipeline.
+    pub fn forwards(&self) -> Function<Inputs<TensorSpec>, TensorSpec> {
+        let function = Function::trace("forwards", self.specs(), |inputs| self.pipelined_loss(inputs));
+        function.unwrap_or_else(|error| panic!("{self}: {error}"))
+    }
+
+    fn pipelined_loss(&self, Inputs { layers, head, x, positions, target }: Inputs<Tensor>) -> Tensor {
+        let specs = self.specs();
+        let names = specs.layers.leaves().into_iter().map(|spec| spec.axes).collect();
+        let length = if LENGTH.is_multiple_of(self.options.stages) { "activation_logits_length" } else { "" };
+        let stacked = StackedWeights { weights: layers, names };
+        let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, target) };
+        let loss = PipelineLoss {
+            weights: StackedWeights { weights: head, names: vec![specs.head.axes] },
+            names: vec!["activation_batch", length, ""],
+            penalties: vec![PENALTY],
+        };
+        let layer = |x, layer: Layer<Tensor>, (positions, _): (Tensor, Tensor), place: LayerPlace| {
+            self.layer(x, &layer, positions, place)
+        };
+        let of_loss = |y, head, (_, target)| Case::loss(y, head, target);
+        pipeline_with_loss(&self.options, stacked, input, layer, loss, of_loss).0
     }
 
     /// The rows of a microbatch: `s (M/S) + j` has those at `s (B/S) + row (M/S) + j`.

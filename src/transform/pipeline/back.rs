@@ -63,17 +63,15 @@ impl Backward<'_> {
     }
 
     fn phase_from(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, (state, sums): Back) -> Back {
-        // What the forward pass has kept is read, not carried; so are the cotangents of auxiliary values.
-        let (stash, aux) = (state.stash.clone(), state.aux.clone());
-        let carried = |state: State<Tensor>| State { stash: Vec::new(), aux: Vec::new(), ..state };
-        let carry = (carried(state), sums);
+        let (carried, read) = state.split();
+        let iterations = (part.of(phase, true), true);
         let (state, sums) =
-            self.machine.each_iteration((phase, part, true), offset, carry, |iteration, (state, sums)| {
-                let state = State { stash: stash.clone(), aux: aux.clone(), ..state };
-                let (state, sums) = self.machine.run_back((self.halves, phase), window, iteration, (state, sums));
-                (carried(state), sums)
+            self.machine.each_iteration(iterations, offset, (carried, sums), |iteration, (state, sums)| {
+                let back = (state.join(&read), sums);
+                let (state, sums) = self.machine.run_back((self.halves, phase), window, iteration, back);
+                (state.split().0, sums)
             });
-        (State { stash, aux, ..state }, sums)
+        (state.join(&read), sums)
     }
 
     /// The weights of a repeat, as the forward pass used them.
@@ -132,16 +130,15 @@ impl Backward<'_> {
         if is_looped(options) {
             let numbers = arange(DType::S32, options.repeats - 2) + 1.0;
             let reverse = ScanOptions { reverse: true, ..ScanOptions::default() };
-            let (stash, aux) = (state.stash.clone(), state.aux.clone());
-            let carried = |state: State<Tensor>| State { stash: Vec::new(), aux: Vec::new(), ..state };
-            let carry = (carried(state), sums, current);
+            let (carried, read) = state.split();
+            let carry = (carried, sums, current);
             let (carry, done) = scan_with(reverse, carry, numbers, |(state, sums, current), repeat| {
-                let state = State { stash: stash.clone(), aux: aux.clone(), ..state };
-                let (state, sums, current, done) = retreat(Number::Traced(repeat), (state, sums), current);
-                ((carried(state), sums, current), done)
+                let back = (state.join(&read), sums);
+                let (state, sums, current, done) = retreat(Number::Traced(repeat), back, current);
+                ((state.split().0, sums, current), done)
             });
             (state, sums, current) = carry;
-            state = State { stash, aux, ..state };
+            state = state.join(&read);
             by_repeat.push(RepeatSums::Several(done));
         } else {
             for repeat in (1..options.repeats - 1).rev() {

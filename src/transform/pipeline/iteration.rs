@@ -39,6 +39,17 @@ crate::tree! {
 }
 
 impl State<Tensor> {
+    /// What a backward pass carries, and what it only reads: what has been kept, and the cotangents of auxiliary values.
+    pub(super) fn split(self) -> (State<Tensor>, [Vec<Tensor>; 2]) {
+        let read = [self.stash, self.aux];
+        (State { stash: Vec::new(), aux: Vec::new(), ..self }, read)
+    }
+
+    /// The opposite of [`State::split`].
+    pub(super) fn join(self, [stash, aux]: &[Vec<Tensor>; 2]) -> State<Tensor> {
+        State { stash: stash.clone(), aux: aux.clone(), ..self }
+    }
+
     /// What each stage receives.
     pub(super) fn shift(&mut self) -> &mut Tensor {
         &mut self.shift

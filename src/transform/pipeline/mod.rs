@@ -41,7 +41,7 @@ pub(crate) use weights::{EXPERTS, GATHERED};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;
-use iteration::{Machine, State};
+use iteration::{Machine, State, slots};
 use run::Kept;
 use stage::{StageFunction, StageHalves, StageInputs};
 use weights::{Weights, in_types_of};
@@ -95,22 +95,7 @@ where
     A: Tree<Leaf = Tensor>,
 {
     let place = Location::caller();
-    traced(options, &stacked, &input, layer, place)
-}
-
-fn traced<W, X, A>(
-    options: &PipelineOptions,
-    stacked: &StackedWeights<W>,
-    input: &PipelineInput<X>,
-    layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
-    place: Place,
-) -> (Tensor, A)
-where
-    W: Tree<Leaf = Tensor>,
-    X: Tree<Leaf = Tensor>,
-    A: Tree<Leaf = Tensor>,
-{
-    let (stage, aux) = match trace_stage(options, stacked, input, layer, place) {
+    let (stage, aux) = match trace_stage(options, &stacked, &input, layer, place) {
         (Some(stage), aux) => (stage, aux),
         (None, aux) => return (input.x, refill(&aux, &mut std::iter::empty())),
     };
@@ -226,11 +211,16 @@ fn check_stage(stage: &StageFunction, x: Tensor) -> Result<(), TraceErrorKind> {
         let found = found.map(|ty| ty.to_string()).unwrap_or_default();
         return Err(TraceErrorKind::Mismatch { what, expected: expected.to_string(), found });
     }
-    match stage.captured.iter().find(|tensor| tensor.dtype().is_float()) {
+    check_captured(&stage.captured, "layer", "a weight")
+}
+
+/// Refuses outer tensors into which a gradient would have to flow; `instead` says what they should be.
+fn check_captured(captured: &[Tensor], closure: &str, instead: &str) -> Result<(), TraceErrorKind> {
+    match captured.iter().find(|tensor| tensor.dtype().is_float()) {
         None => Ok(()),
         Some(tensor) => Err(TraceErrorKind::Other(format!(
-            "the layer of a pipeline uses an outer tensor of type {}, into which no gradient could flow: make it a weight, or pass it \
-             as rows",
+            "the {closure} of a pipeline uses an outer tensor of type {}, into which no gradient could flow: make it {instead}, or pass \
+             it as rows",
             tensor.ty()
         ))),
     }
@@ -274,12 +264,18 @@ fn into_slots(options: &PipelineOptions, x: Tensor, names: &AxisNames, place: Pl
 
 /// Results as they have left a pipeline, `[S, M/S, mb, ..]`, as a batch like `x`.
 fn out_of_slots(options: &PipelineOptions, io: Tensor, x: Tensor) -> Tensor {
-    let slots = options.microbatches / options.stages;
     // With one repeat, results take the slots that inputs leave, and the first is ready after `lag` iterations.
-    let late = if options.repeats == 1 { options.lag() % slots } else { 0 };
-    let io = if late == 0 { io } else { io.roll(1, -(late as i64)) };
+    let io = if options.repeats == 1 { in_order(options, io, options.lag()) } else { io };
     let order: Vec<i32> = [0, 2, 1].into_iter().chain(3..io.rank() as i32).collect();
     io.transpose(&order[..]).reshape(x.dims())
+}
+
+/// `[S, M/S, mb, ..]`, the first slot of which was written `late` iterations after the first.
+fn in_order(options: &PipelineOptions, io: Tensor, late: usize) -> Tensor {
+    match late % slots(options) {
+        0 => io,
+        late => io.roll(1, -(late as i64)),
+    }
 }
 
 /// Rows by microbatches, `[M, mb, ..]`.
@@ -290,13 +286,22 @@ fn by_microbatch(options: &PipelineOptions, rows: Tensor) -> Tensor {
 
 /// Rows `[S, M, mb, ..]`, of which every stage has all.
 fn rows_of_stages(options: &PipelineOptions, names: &AxisNames, rows: Tensor, place: Place) -> Tensor {
-    let all = by_microbatch(options, rows);
-    let everywhere: Vec<usize> = [&[options.stages], &all.dims()[..]].concat();
-    let axes: Vec<i32> = (1..everywhere.len() as i32).collect();
-    let spread = all.broadcast_like(zeros(all.dtype(), &everywhere), &axes[..]);
-    let other = vec![Name::new(""); everywhere.len() - 3];
+    let spread = on_every_stage(options, by_microbatch(options, rows));
+    let other = vec![Name::new(""); spread.rank() - 3];
     let names = [&[names[0], Name::new(""), names[1]], &other[..]].concat();
     label(spread, WithAxes::new(names.into()), place)
+}
+
+/// `[..]` as `[S, ..]`.
+fn on_every_stage(options: &PipelineOptions, x: Tensor) -> Tensor {
+    let dims = [&[options.stages], &x.dims()[..]].concat();
+    let axes: Vec<i32> = (1..dims.len() as i32).collect();
+    x.broadcast_like(zeros(x.dtype(), &dims), &axes[..])
+}
+
+/// Zeros like these.
+fn zeros_of(tensors: &[Tensor]) -> Vec<Tensor> {
+    tensors.iter().map(|tensor| tensor.zeros_like()).collect()
 }
 
 /// A pipeline whose layer has been traced.
@@ -337,14 +342,13 @@ impl Program<'_> {
                 (results, [weights, rows, captured, kept, stash])
             },
             |[weights, rows, captured, kept, stash], (io, aux)| {
-                let zeros = |tensors: &[Tensor]| tensors.iter().map(|tensor| tensor.zeros_like()).collect();
-                let others = (zeros(&rows), zeros(&captured));
+                let others = (zeros_of(&rows), zeros_of(&captured));
                 let halves = halves.borrow();
                 // Without halves, an error has been noted.
-                let Some(halves) = halves.as_ref() else { return [zeros(&weights), vec![io], others.0, others.1] };
+                let Some(halves) = halves.as_ref() else { return [zeros_of(&weights), vec![io], others.0, others.1] };
                 let machine = self.machine(None, rows, captured);
                 let (io, weights, kept) = self.weights_again(weights, kept, io);
-                let aux = aux.iter().map(|&aux| self.of_each_stage(aux)).collect();
+                let aux = aux.iter().map(|&aux| on_every_stage(self.options, aux)).collect();
                 let state = machine.start_back(io, aux, stash);
                 let (state, sums) = Backward { machine: &machine, halves, stacked: &weights, kept }.run(state);
                 [in_types_of(&weights, sums), vec![state.io], others.0, others.1]
@@ -384,12 +388,5 @@ impl Program<'_> {
     fn results(&self, state: State<Tensor>) -> ((Tensor, Vec<Tensor>), Vec<Tensor>) {
         let sums = state.aux.iter().map(|aux| aux.sum(0)).collect();
         ((state.io, sums), state.stash)
-    }
-
-    /// `[..]` as `[S, ..]`.
-    fn of_each_stage(&self, aux: Tensor) -> Tensor {
-        let dims = [&[self.options.stages], &aux.dims()[..]].concat();
-        let axes: Vec<i32> = (1..dims.len() as i32).collect();
-        aux.broadcast_like(zeros(aux.dtype(), &dims), &axes[..])
     }
 }

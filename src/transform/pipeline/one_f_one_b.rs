@@ -11,12 +11,12 @@
 //! Source: PipeDream-Flush (Narayanan et al., arXiv 2104.04473), with both passes in step over all stages.
 
 use super::iteration::{Machine, slots};
-use super::stage::{Iteration, STAGE, StageHalves};
+use super::stage::{Iteration, StageHalves};
 use super::weights::{Items, Number, Window, no_sum, per_stage, pick_own};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Graph, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, arange, full, iota, label, scan, zeros};
+use crate::trace::{self, Place, Tensor, full, iota, label, zeros};
 
 crate::tree! {
     /// What is carried from iteration to iteration.
@@ -143,11 +143,9 @@ impl Pass<'_> {
             loss: zeros(self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype), []),
         };
         let count = options.microbatches + 2 * (options.stages - 1);
-        let state = if options.scan_iterations && count > 1 {
-            scan(state, arange(DType::S32, count), |state, iteration| (self.iteration(iteration, state), ())).0
-        } else {
-            (0..count).fold(state, |state, number| self.iteration(Number::Known(number).tensor(), state))
-        };
+        let state = machine.each_iteration((0..count, false), Number::Known(0).tensor(), state, |iteration, state| {
+            self.iteration(iteration, state)
+        });
         Found { loss: state.loss, aux: state.aux, weights: state.sums, io: state.io, loss_weights: state.loss_sums }
     }
 
@@ -239,7 +237,6 @@ impl Pass<'_> {
 
 /// Rows `[M, mb, ..]`, the same on every stage.
 pub(super) fn rows_of_all(names: &AxisNames, all: Tensor, place: Place) -> Tensor {
-    debug_assert_eq!(names[0], Name::new(STAGE));
     let other = vec![Name::new(""); all.rank() - 2];
     label(all, WithAxes::new([&[Name::new(""), names[1]], &other[..]].concat().into()), place)
 }

@@ -4,6 +4,8 @@
 //! nor the gather on it. Between the first phase and the last there are, for each repeat `r` but the first and last, the change to it
 //! and the rest of it, during which the weights of `r + 1` are gathered. As a loop, these carry the weights of one repeat.
 
+use std::ops::Range;
+
 use super::iteration::{Machine, State};
 use super::weights::{Number, Window};
 use super::{Phase, PipelineOptions, WeightPlan, WeightUse};
@@ -16,6 +18,19 @@ pub(super) enum Part {
     Whole,
     First,
     Second,
+}
+
+impl Part {
+    /// The iterations of this part of a phase that goes through them in order or in reverse.
+    pub(super) fn of(self, phase: &Phase, reverse: bool) -> Range<usize> {
+        let Range { start, end } = phase.iterations;
+        let middle = (start + end) / 2;
+        match (self, reverse) {
+            (Part::Whole, _) => start..end,
+            (Part::First, false) | (Part::Second, true) => start..middle,
+            (Part::First, true) | (Part::Second, false) => middle..end,
+        }
+    }
 }
 
 /// The gathered weights of every repeat, for a backward pass that does not gather again.
@@ -87,21 +102,14 @@ pub(super) fn inner_phase(options: &PipelineOptions, weights: WeightUse) -> Phas
 }
 
 impl Machine<'_> {
-    /// The iterations of a part of a phase, to which `offset` is added, in order or backwards.
+    /// These iterations, to the numbers of which `offset` is added, in order or in reverse.
     pub(super) fn each_iteration<S: Tree<Leaf = Tensor>>(
         &self,
-        (phase, part, reverse): (&Phase, Part, bool),
+        (iterations, reverse): (Range<usize>, bool),
         offset: Tensor,
         state: S,
         run: impl Fn(Tensor, S) -> S,
     ) -> S {
-        let std::ops::Range { start, end } = phase.iterations;
-        let middle = (start + end) / 2;
-        let iterations = match (part, reverse) {
-            (Part::Whole, _) => start..end,
-            (Part::First, false) | (Part::Second, true) => start..middle,
-            (Part::First, true) | (Part::Second, false) => middle..end,
-        };
         let first = offset + iterations.start as f64;
         if self.options.scan_iterations && iterations.len() > 1 {
             let options = ScanOptions { reverse, ..ScanOptions::default() };
@@ -116,7 +124,7 @@ impl Machine<'_> {
     }
 
     fn phase(&self, phase: &Phase, part: Part, window: &Window, offset: Tensor, state: State<Tensor>) -> State<Tensor> {
-        self.each_iteration((phase, part, false), offset, state, |iteration, state| {
+        self.each_iteration((part.of(phase, false), false), offset, state, |iteration, state| {
             self.run(phase, window, iteration, state)
         })
     }

@@ -6,8 +6,8 @@ use super::one_f_one_b::{Found, LossFunction, Pass, rows_of_all};
 use super::stage::StageFunction;
 use super::weights::{Number, Weights, Window, in_types_of};
 use super::{
-    LayerPlace, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch, into_slots,
-    out_of_slots, pipeline, stage_names, trace_stage,
+    LayerPlace, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch, check_captured,
+    in_order, into_slots, out_of_slots, pipeline, stage_names, trace_stage, zeros_of,
 };
 use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Name};
@@ -55,8 +55,7 @@ where
     let (x, aux) = pipeline(options, stacked, input, layer);
     let leaves = aux.leaves();
     let value = loss(x, head.weights.weights, rows);
-    let penalties = head.penalties.iter().zip(&leaves).map(|(&weight, aux)| aux.sum(..) * weight);
-    let value = penalties.fold(value, |value, penalty| value + penalty);
+    let value = penalized(value, &head.penalties, &leaves);
     let mut seen = leaves.iter().map(|aux| aux.stop_gradient());
     (value, refill(&aux, &mut seen))
 }
@@ -120,21 +119,16 @@ where
         vec![loss(x, weights, rows)]
     })?;
     let names: AxisNames = head.names.iter().map(|name| Name::new(name)).collect();
-    let found = graph.output_types().next().cloned();
-    let problem = match (captured.iter().find(|tensor| tensor.dtype().is_float()), found) {
-        (Some(tensor), _) => Some(TraceErrorKind::Other(format!(
-            "the loss of a pipeline uses an outer tensor of type {}, into which no gradient could flow: make it one of its weights, \
-             or pass it as rows",
-            tensor.ty()
-        ))),
-        (None, Some(ty)) if ty.rank() == 0 && ty.dtype.is_float() => None,
-        (None, found) => Some(TraceErrorKind::Mismatch {
-            what: "the loss of a pipeline".to_owned(),
-            expected: "a floating-point scalar".to_owned(),
-            found: found.map(|ty| ty.to_string()).unwrap_or_default(),
-        }),
-    };
-    if let Some(problem) = problem {
+    let checked =
+        check_captured(&captured, "loss", "one of its weights").and_then(|()| match graph.output_types().next() {
+            Some(ty) if ty.rank() == 0 && ty.dtype.is_float() => Ok(()),
+            found => Err(TraceErrorKind::Mismatch {
+                what: "the loss of a pipeline".to_owned(),
+                expected: "a floating-point scalar".to_owned(),
+                found: found.map(|ty| ty.to_string()).unwrap_or_default(),
+            }),
+        });
+    if let Err(problem) = checked {
         trace::fail(problem, place);
         return None;
     }
@@ -191,17 +185,11 @@ impl WithLoss<'_> {
             let of_one: Vec<Tensor> = rows.iter().map(|rows| rows.dynamic_index(0, microbatch)).collect();
             (sum + self.loss.value(&of_loss, x.dynamic_index(0, microbatch), &head, &of_one), ())
         });
-        (self.penalized(value, &sums), sums)
+        (penalized(value, self.penalties, &sums), sums)
     }
 
     fn loss_type(&self) -> DType {
         self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype)
-    }
-
-    fn penalized(&self, value: Tensor, sums: &[Tensor]) -> Tensor {
-        let penalties =
-            self.penalties.iter().zip(sums).map(|(&weight, sum)| sum.sum(..).convert(value.dtype()) * weight);
-        penalties.fold(value, |value, penalty| value + penalty)
     }
 
     /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the loss.
@@ -237,13 +225,11 @@ impl WithLoss<'_> {
         let Found { loss, aux, io, .. } = found;
         let sums: Vec<Tensor> = aux.iter().map(|aux| aux.sum(0)).collect();
         // Cotangents took the slots that inputs left: the first of them after 2 (S - 1) iterations.
-        let slots = options.microbatches / options.stages;
-        let late = 2 * (options.stages - 1) % slots;
-        let io = if late == 0 { io } else { io.roll(1, -(late as i64)) };
+        let io = in_order(options, io, 2 * (options.stages - 1));
         let of_weights = in_types_of(&weights, stages.scatter(found.weights, false));
         let of_head = in_types_of(&head, self.loss_weights.scatter(found.loss_weights, false));
         let gradients = [of_weights, vec![io], of_head];
-        (self.penalized(loss, &sums), sums, gradients)
+        (penalized(loss, self.penalties, &sums), sums, gradients)
     }
 
     /// For each auxiliary value, what its penalty's gradient is: `[S, ..]`.
@@ -253,6 +239,8 @@ impl WithLoss<'_> {
     }
 }
 
-fn zeros_of(tensors: &[Tensor]) -> Vec<Tensor> {
-    tensors.iter().map(|tensor| tensor.zeros_like()).collect()
+/// The loss with its penalties on sums of auxiliary values.
+fn penalized(loss: Tensor, penalties: &[f64], sums: &[Tensor]) -> Tensor {
+    let penalties = penalties.iter().zip(sums).map(|(&weight, sum)| sum.sum(..).convert(loss.dtype()) * weight);
+    penalties.fold(loss, |loss, penalty| loss + penalty)
 }
