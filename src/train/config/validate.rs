@@ -144,12 +144,21 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
+        let microbatches = self.train.microbatches.max(1);
+        let sizes = [("train.batch", self.train.batch / microbatches), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
+        if dim == 0 && microbatches > 1 {
+            let reason = format!(
+                "a microbatch of train.batch = {} has {size} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+                 the mesh {mesh:?}",
+                self.train.batch
+            );
+            return Err(invalid("train.microbatches", microbatches, &reason));
+        }
         Err(invalid(
             key,
             size,
