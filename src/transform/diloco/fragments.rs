@@ -221,7 +221,9 @@ impl Fragments {
         };
         let mut result = leaves.to_vec();
         for (index, part) in members.into_iter().zip(parts) {
-            result[index] = part;
+            if let Some(leaf) = result.get_mut(index) {
+                *leaf = part;
+            }
         }
         result
     }

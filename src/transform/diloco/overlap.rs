@@ -54,7 +54,7 @@ impl Diloco {
         O: Tree<Leaf = Tensor>,
     {
         let every = self.schedule().every();
-        let mut outputs = Vec::new();
+        let mut outputs: Option<O> = None;
         for SizeClass { fragments, layers } in self.fragments.size_classes() {
             // The slices for fragment f stand before step f k + tau, those of fragment 1 first.
             let batches = slices(&batches, (fragments.start - 1) * every..(fragments.end - 1) * every);
@@ -64,12 +64,11 @@ impl Diloco {
                 self.one_sync(state, batches, Cut::Layers { layers, fragment }, step)
             });
             state = next;
-            outputs.push(map_leaves(&output, join));
+            outputs = Some(behind(outputs, map_leaves(&output, join)));
         }
         let batches = slices(&batches, (self.schedule().fragment_count() - 1) * every..self.schedule().period());
         let (state, output) = self.one_sync(state, batches, Cut::Outside, step);
-        outputs.push(output);
-        (state, one_after_the_other(&outputs))
+        (state, behind(outputs, output))
     }
 
     /// The k steps until a fragment has come in, of which the last `tau` run while it is sent.
@@ -101,7 +100,7 @@ impl Diloco {
         let inner = inner.with_params(refill(&params, &mut applied.into_iter()));
         let outer = refill(&state.outer, &mut outer.concat().into_iter());
         let state = DilocoState { inner, outer, step: state.step + every as i32 };
-        (state, one_after_the_other(&[first, last]))
+        (state, behind(Some(first), last))
     }
 }
 
@@ -143,13 +142,10 @@ fn join(leaf: Tensor) -> Tensor {
     }
 }
 
-/// Stacks behind one another.
-fn one_after_the_other<T: Tree<Leaf = Tensor>>(stacks: &[T]) -> T {
-    let leaves: Vec<Vec<Tensor>> = stacks.iter().map(Tree::leaves).collect();
-    let (Some(first), Some(shape)) = (leaves.first(), stacks.first()) else { super::super::super::trace::unreachable_body() };
-    let joined = (0..first.len()).map(|index| {
-        let of_leaf: Vec<Tensor> = leaves.iter().map(|leaves| leaves[index]).collect();
-        concatenate(&of_leaf, 0)
-    });
-    refill(shape, &mut joined.collect::<Vec<_>>().into_iter())
+/// One stack behind another, if there is another.
+fn behind<T: Tree<Leaf = Tensor>>(first: Option<T>, second: T) -> T {
+    let Some(first) = first else { return second };
+    let pairs = first.leaves().into_iter().zip(second.leaves());
+    let joined: Vec<Tensor> = pairs.map(|(first, second)| concatenate(&[first, second], 0)).collect();
+    refill(&first, &mut joined.into_iter())
 }
