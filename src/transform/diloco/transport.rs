@@ -9,6 +9,7 @@ use super::fragments::PartLayout;
 use super::options::Transport;
 use crate::ir::{AxisNames, DType, Dims, Name};
 use crate::ops::WithAxes;
+use crate::sharding::Role;
 use crate::trace::{Place, Tensor, concatenate, label};
 
 /// The logical name of the dimension over replicas.
@@ -86,7 +87,7 @@ impl Sent<'_> {
         if let Some(replicas) = replicas {
             names.insert(self.at, Name::new(replicas));
         }
-        label(x, WithAxes::new(names), self.place)
+        label(x, WithAxes { role: Role::Params, ..WithAxes::new(names) }, self.place)
     }
 
     /// What all replicas have, on each of them.
