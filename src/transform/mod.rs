@@ -4,4 +4,5 @@
 //! everywhere.
 
 pub mod accumulate;
+pub mod diloco;
 pub mod pipeline;
