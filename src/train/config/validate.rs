@@ -145,12 +145,21 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let sizes = [("train.batch", self.rows_of_replica()), ("model.seq", self.model.seq)];
+        let microbatches = self.train.microbatches.max(1);
+        let sizes = [("train.batch", self.rows_of_replica() / microbatches), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
+        if dim == 0 && microbatches > 1 {
+            let reason = format!(
+                "a microbatch of train.batch = {} has {size} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+                 the mesh {mesh:?}",
+                self.train.batch
+            );
+            return Err(invalid("train.microbatches", microbatches, &reason));
+        }
         let (value, of) = match (key, self.replicas()) {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
             _ => (size, String::new()),
@@ -200,12 +209,17 @@ impl RunConfig {
         divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
         let rows = self.rows_of_replica();
         if !rows.is_multiple_of(self.train.microbatches) {
-            let reason = format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
+            let reason =
+                format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
             return Err(invalid("train.microbatches", self.train.microbatches, &reason));
         }
         positive("diloco.block", diloco.block)?;
         if !diloco.block.is_multiple_of(2) {
-            return Err(invalid("diloco.block", diloco.block, "it must be even: 4-bit integers are sent two in a byte"));
+            return Err(invalid(
+                "diloco.block",
+                diloco.block,
+                "it must be even: 4-bit integers are sent two in a byte",
+            ));
         }
         within("diloco.outer_lr", diloco.outer_lr, 0.0..f64::INFINITY)?;
         within("diloco.outer_momentum", diloco.outer_momentum, 0.0..1.0)?;
@@ -220,7 +234,9 @@ impl RunConfig {
             return Err(invalid("diloco.fragments", fragments, reason));
         }
         let (layers, of) = match &self.pipeline {
-            Some(pipeline) => (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are"),
+            Some(pipeline) => {
+                (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are")
+            }
             None => (self.model.layers, "model.layers, which is"),
         };
         if layers < fragments - 1 {
