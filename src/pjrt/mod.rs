@@ -64,6 +64,8 @@ pub use device::DeviceDescription;
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{Executable, ExecuteOptions};
 pub use layout::{ShardBox, ShardLayout};
+pub(crate) use buffer::HostCopy;
+pub(crate) use layout::{runs, shared_runs};
 pub use options::{CompileOptions, DebugValue};
 pub use plugin::Plugin;
 pub use profiler::{Profile, Profiler, ProfilerOptions};

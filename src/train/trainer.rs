@@ -28,14 +28,15 @@ const RATE_FLOOR: f64 = 0.1;
 
 /// A compiled train step, its state on the devices, and its data.
 pub struct Trainer {
-    step: TrainStep,
-    program: Program,
-    state: TrainState<Array>,
+    pub(super) config: RunConfig,
+    pub(super) step: TrainStep,
+    pub(super) program: Program,
+    pub(super) state: TrainState<Array>,
     tokenizer: Tokenizer,
     dataset: TextDataset,
     seed: u64,
-    steps_done: u64,
-    warnings: Vec<String>,
+    pub(super) steps_done: u64,
+    pub(super) warnings: Vec<String>,
     lower_seconds: f64,
     compile_seconds: f64,
 }
@@ -147,6 +148,15 @@ impl Trainer {
     /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
+        Trainer::start(config, client, |program, step| program.put(0, &step.initialize(config.train.seed)))
+    }
+
+    /// As [`Trainer::new`], with the state that a function gives for the compiled step.
+    pub(super) fn start(
+        config: &RunConfig,
+        client: &Client,
+        state: impl FnOnce(&Program, &TrainStep) -> Result<TrainState<Array>, Error>,
+    ) -> Result<Trainer, Error> {
         config.check_runnable()?;
         let tokenizer = config.load_tokenizer()?;
         let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
@@ -160,16 +170,16 @@ impl Trainer {
         let program = lowered.compile_with(client, &options)?;
         let compile_seconds = start.elapsed().as_secs_f64();
         let step = config.train_step();
-        let seed = config.train.seed;
-        let state = program.put(0, &step.initialize(seed))?;
+        let state = state(&program, &step)?;
         let warnings = lowered.warnings().collect();
         Ok(Trainer {
+            config: config.clone(),
             step,
             program,
             state,
             tokenizer,
             dataset,
-            seed,
+            seed: config.train.seed,
             steps_done: 0,
             warnings,
             lower_seconds,
