@@ -35,7 +35,9 @@ pub enum CheckpointError {
         step: u64,
     },
     /// A directory without checkpoints.
-    #[error("there is no checkpoint in {directory:?}; give a directory with folders such as step-00000120, or one of them")]
+    #[error(
+        "there is no checkpoint in {directory:?}; give a directory with folders such as step-00000120, or one of them"
+    )]
     None {
         /// The directory.
         directory: PathBuf,
@@ -115,7 +117,10 @@ pub enum CheckpointError {
         suggestion: String,
     },
     /// The checkpoint has values that the state lacks.
-    #[error("{folder:?} has {} that the run lacks; model and optimizer must be those of the run that wrote it", list(paths))]
+    #[error(
+        "{folder:?} has {} that the run lacks; model and optimizer must be those of the run that wrote it",
+        list(paths)
+    )]
     Unexpected {
         /// The checkpoint.
         folder: PathBuf,
@@ -123,7 +128,9 @@ pub enum CheckpointError {
         paths: Vec<String>,
     },
     /// A value of another type. Dimensions are those in a checkpoint, where all layers are one dimension.
-    #[error("{path} is {found} in {folder:?}, but {expected} in the run; the model must be that of the run that wrote it")]
+    #[error(
+        "{path} is {found} in {folder:?}, but {expected} in the run; the model must be that of the run that wrote it"
+    )]
     Type {
         /// The checkpoint.
         folder: PathBuf,
@@ -159,7 +166,9 @@ pub enum CheckpointError {
         dtype: DType,
     },
     /// Two values have one path, or one has none.
-    #[error("the path {path:?} does not name one value of the state; wrap the state in a `tree!` struct, a tuple or a vector")]
+    #[error(
+        "the path {path:?} does not name one value of the state; wrap the state in a `tree!` struct, a tuple or a vector"
+    )]
     Path {
         /// The path.
         path: String,
@@ -186,7 +195,10 @@ impl From<PjrtError> for CheckpointError {
 fn older(previous: &Option<PathBuf>) -> String {
     match previous {
         Some(previous) => {
-            format!("the one before it is {}: ask for it by name, or for a fallback (--resume-fallback)", previous.display())
+            format!(
+                "the one before it is {}: ask for it by name, or for a fallback (--resume-fallback)",
+                previous.display()
+            )
         }
         None => "there is no older one".to_owned(),
     }

@@ -153,7 +153,8 @@ pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
 
 /// Makes a directory and those above it, and waits until their names are on the disk.
 fn make_durable(path: &Path) -> Result<(), CheckpointError> {
-    let missing: Vec<&Path> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
     fs::create_dir_all(path).map_err(|source| failed("create", path, source))?;
     for made in missing {
         match made.parent() {

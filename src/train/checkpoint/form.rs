@@ -9,12 +9,15 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::CheckpointError;
-use crate::ir::{DType, TensorType};
+use crate::ir::{DType, Name, TensorType};
 use crate::pjrt::{ShardBox, ShardLayout, shared_runs};
 use crate::trace::{Param, Tree};
 
 /// The logical axis of replicas that train on their own.
 const REPLICA_AXIS: &str = "diloco";
+
+/// Those of layers.
+const LAYER_AXES: [&str; 3] = ["layers", "circular_repeats", "layers_per_stage"];
 
 /// A value of a state as a run holds it, and what it is in a checkpoint.
 #[derive(Clone, Debug)]
@@ -81,7 +84,13 @@ impl Leaf {
     fn new(path: &str, param: &Param) -> Leaf {
         let own_ty = param.spec.ty.clone();
         let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICA_AXIS);
-        let (path, layers) = match (layer_of(path), param.stacked_dims) {
+        // Behind a dimension of replicas the declaration does not say which are layers, but their names do.
+        let is_layer = |name: &&Name| LAYER_AXES.contains(&name.text().as_str());
+        let stacked = match has_replicas {
+            true => param.spec.axes.iter().skip(1).take_while(is_layer).count(),
+            false => param.stacked_dims,
+        };
+        let (path, layers) = match (layer_of(path), stacked) {
             (Some((path, layer)), 0) => (path, Layers::One(layer)),
             (_, 0) => (path.to_owned(), Layers::None),
             (_, count) => (path.to_owned(), Layers::Stacked(count)),
@@ -139,16 +148,16 @@ impl Leaf {
         };
         match self.layers {
             Layers::None => vec![Segment { stored, local }],
-            Layers::One(layer) => vec![Segment {
-                stored: with_layers(&stored, layer..layer + 1),
-                local: with_layers(&local, 0..1),
-            }],
+            Layers::One(layer) => {
+                vec![Segment { stored: with_layers(&stored, layer..layer + 1), local: with_layers(&local, 0..1) }]
+            }
             Layers::Stacked(_) => {
                 // Numbers of layers are places in a row-major value of one byte a layer.
                 let numbers = |dims: &[usize]| TensorType::new(DType::U8, &dims[layers.clone()]);
                 let (all, own) = (numbers(layout.value_dims()), numbers(&sizes));
                 let runs = shared_runs((&all, &stored[layers.clone()]), (&own, &local[layers.clone()]));
-                let segment = |(from, to)| Segment { stored: with_layers(&stored, from), local: with_layers(&local, to) };
+                let segment =
+                    |(from, to)| Segment { stored: with_layers(&stored, from), local: with_layers(&local, to) };
                 runs.map(segment).collect()
             }
         }

@@ -116,7 +116,8 @@ impl StoredLeaf {
             let possible = piece.start.len() == piece.dims.len() && piece.start.iter().zip(&piece.dims).all(fits);
             (end <= file.bytes && possible).then(|| piece.shard())
         };
-        let boxes = self.pieces.iter().map(|each| piece(each).ok_or_else(|| format!("the piece {each:?} is not possible")));
+        let boxes =
+            self.pieces.iter().map(|each| piece(each).ok_or_else(|| format!("the piece {each:?} is not possible")));
         let boxes = boxes.collect::<Result<Vec<_>, _>>()?;
         // Each piece is no larger than its file, but there may be any number of them.
         let elements = |dims: &[usize]| dims.iter().product::<usize>();

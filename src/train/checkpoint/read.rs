@@ -156,7 +156,11 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::load`].
-    pub fn load_on_host<T>(&self, declared: &T, prefix: &str) -> Result<<T as MapTree<Literal>>::Mapped, CheckpointError>
+    pub fn load_on_host<T>(
+        &self,
+        declared: &T,
+        prefix: &str,
+    ) -> Result<<T as MapTree<Literal>>::Mapped, CheckpointError>
     where
         T: Tree<Leaf = Param> + MapTree<Literal>,
     {
@@ -288,7 +292,9 @@ impl Copy {
 fn check_directory(path: &Path) -> Result<(), CheckpointError> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(()),
-        Ok(_) => Err(CheckpointError::Foreign { path: path.to_owned(), reason: "it is a file, not a folder".to_owned() }),
+        Ok(_) => {
+            Err(CheckpointError::Foreign { path: path.to_owned(), reason: "it is a file, not a folder".to_owned() })
+        }
         Err(source) => Err(CheckpointError::Read { path: path.to_owned(), source }),
     }
 }

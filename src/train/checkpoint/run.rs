@@ -86,7 +86,8 @@ fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
     };
     let mut warnings = Vec::new();
     for section in SECTIONS {
-        let keys = |table: &toml::Table| table.get(section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
+        let keys =
+            |table: &toml::Table| table.get(section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
         let (saved, own) = (keys(&saved), keys(&own));
         let names: std::collections::BTreeSet<&String> = saved.keys().chain(own.keys()).collect();
         for name in names {

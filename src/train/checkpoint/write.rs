@@ -54,7 +54,8 @@ fn fill(folder: &Path, about: About, snapshot: Snapshot, tell: &Observer) -> Res
     }
     let mut file = HashedFile::create(&folder.join(MANIFEST))?;
     let manifest = Manifest::new(about, stored, leaves);
-    let text = serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
+    let text =
+        serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
     file.write(&text)?;
     sums += &file.finish(MANIFEST, tell)?;
     let mut file = HashedFile::create(&folder.join(SUMS))?;

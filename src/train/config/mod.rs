@@ -21,9 +21,9 @@ use std::path::Path;
 pub use error::{ConfigError, ConfigErrorKind, Place};
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    CheckpointConfig, DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication, TargetConfig,
-    TrainConfig,
+    CheckpointConfig, DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig,
+    PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication,
+    TargetConfig, TrainConfig,
 };
 
 use crate::sharding::{Mesh, RuleSets};
