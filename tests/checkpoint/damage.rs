@@ -195,8 +195,8 @@ const CASES: &[(&str, Change, &str, &str)] = &[
     (
         "a file twice",
         |folder| edit_manifest(folder, SHARD, "shard-00002-of-00008.safetensors"),
-        "",
-        "bytes, but was written with",
+        MANIFEST,
+        "\"shard-00002-of-00008.safetensors\" is not the name of one of its files",
     ),
     (
         "an absurd length",

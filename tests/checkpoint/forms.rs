@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::ir::{DType, Literal, Name, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, ShardBox, ShardLayout};
 use meshloom::trace::{Init, Param, Path, Tree};
 use meshloom::train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Start};
@@ -217,8 +217,11 @@ fn layers_come_back_in_any_form() {
 
 #[test]
 fn replicas_are_a_dimension_of_their_own() {
-    let with = |replicas: usize, layers: &[(usize, &str)]| Stacked {
-        layers: Weights { up: layer().stacked_over(layers).stacked_over(&[(replicas, "diloco")]) },
+    let with = |replicas: usize, layers: &[(usize, &str)]| {
+        let mut up = layer().stacked_over(layers);
+        up.spec.ty.dims.insert(0, replicas);
+        up.spec.axes.insert(0, Name::new("diloco"));
+        Stacked { layers: Weights { up } }
     };
     let directory = tempfile::tempdir().expect("a folder");
     let declared = with(2, &[(LAYERS, "layers")]);

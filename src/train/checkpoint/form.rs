@@ -9,15 +9,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::CheckpointError;
-use crate::ir::{DType, Name, TensorType};
+use crate::ir::{DType, TensorType};
 use crate::pjrt::{ShardBox, ShardLayout, shared_runs};
 use crate::trace::{Param, Tree};
 
 /// The logical axis of replicas that train on their own.
 const REPLICA_AXIS: &str = "diloco";
-
-/// Those of layers.
-const LAYER_AXES: [&str; 3] = ["layers", "circular_repeats", "layers_per_stage"];
 
 /// A value of a state as a run holds it, and what it is in a checkpoint.
 #[derive(Clone, Debug)]
@@ -84,13 +81,7 @@ impl Leaf {
     fn new(path: &str, param: &Param) -> Leaf {
         let own_ty = param.spec.ty.clone();
         let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICA_AXIS);
-        // Behind a dimension of replicas the declaration does not say which are layers, but their names do.
-        let is_layer = |name: &&Name| LAYER_AXES.contains(&name.text().as_str());
-        let stacked = match has_replicas {
-            true => param.spec.axes.iter().skip(1).take_while(is_layer).count(),
-            false => param.stacked_dims,
-        };
-        let (path, layers) = match (layer_of(path), stacked) {
+        let (path, layers) = match (layer_of(path), param.stacked_dims) {
             (Some((path, layer)), 0) => (path, Layers::One(layer)),
             (_, 0) => (path.to_owned(), Layers::None),
             (_, count) => (path.to_owned(), Layers::Stacked(count)),
