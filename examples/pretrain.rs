@@ -197,17 +197,17 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     let start = Instant::now();
     let mut last = None;
     while trainer.steps_done() < steps {
-        let metrics = trainer.step()?;
-        if let Some(file) = &mut metrics_file {
-            file.write(&metrics)?;
+        for metrics in trainer.steps(steps - trainer.steps_done())? {
+            if let Some(file) = &mut metrics_file {
+                file.write(&metrics)?;
+            }
+            progress.update(&metrics);
+            last = Some(metrics);
         }
-        progress.update(&metrics);
-        if let Some(checkpointer) = &mut checkpointer
-            && (checkpointer.is_due(metrics.step) || metrics.step == steps)
-        {
+        let done = trainer.steps_done();
+        if let Some(checkpointer) = checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
             trainer.save_checkpoint(checkpointer)?;
         }
-        last = Some(metrics);
     }
     progress.finish();
     checkpointer.map(Checkpointer::finish).transpose()?;

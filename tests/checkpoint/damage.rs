@@ -190,8 +190,18 @@ const CASES: &[(&str, Change, &str, &str)] = &[
         SUMS,
         "it has no line for shard-00003-of-00008.safetensors",
     ),
-    ("a file outside", |folder| edit_manifest(folder, SHARD, "../../secret"), "../../secret", "it is missing"),
-    ("an absolute file", |folder| edit_manifest(folder, SHARD, "/etc/passwd"), "/etc/passwd", "but was written with"),
+    (
+        "a file outside",
+        |folder| edit_manifest(folder, SHARD, "../../secret"),
+        MANIFEST,
+        "\"../../secret\" is not the name of one of its files",
+    ),
+    (
+        "an absolute file",
+        |folder| edit_manifest(folder, SHARD, "/etc/passwd"),
+        MANIFEST,
+        "\"/etc/passwd\" is not the name of one of its files",
+    ),
     (
         "a file twice",
         |folder| edit_manifest(folder, SHARD, "shard-00002-of-00008.safetensors"),

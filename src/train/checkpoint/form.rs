@@ -12,9 +12,7 @@ use super::CheckpointError;
 use crate::ir::{DType, TensorType};
 use crate::pjrt::{ShardBox, ShardLayout, shared_runs};
 use crate::trace::{Param, Tree};
-
-/// The logical axis of replicas that train on their own.
-const REPLICA_AXIS: &str = "diloco";
+use crate::transform::diloco::REPLICAS;
 
 /// A value of a state as a run holds it, and what it is in a checkpoint.
 #[derive(Clone, Debug)]
@@ -80,7 +78,7 @@ pub(super) fn leaves<T: Tree<Leaf = Param>>(declared: &T, prefix: &str) -> Resul
 impl Leaf {
     fn new(path: &str, param: &Param) -> Leaf {
         let own_ty = param.spec.ty.clone();
-        let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICA_AXIS);
+        let has_replicas = param.spec.axes.first().is_some_and(|name| name.text() == REPLICAS);
         let (path, layers) = match (layer_of(path), param.stacked_dims) {
             (Some((path, layer)), 0) => (path, Layers::One(layer)),
             (_, 0) => (path.to_owned(), Layers::None),

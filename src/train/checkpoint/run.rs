@@ -2,17 +2,18 @@
 
 use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
 use crate::Error;
-use crate::pjrt::Client;
+use crate::pjrt::{Array, Client};
 use crate::trace::{MapTree, Tree};
 use crate::train::Trainer;
 use crate::train::config::RunConfig;
-use crate::train::step::{TrainState, TrainStep};
+use crate::train::run::RunState;
 
 /// The sections whose keys say what is computed, so that another value makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 4] = ["model.scan_layers", "model.batch_split", "train.microbatches", "train.steps_per_call"];
+const FREE_KEYS: [&str; 5] =
+    ["model.scan_layers", "model.batch_split", "train.microbatches", "train.steps_per_call", "diloco.check_replicas"];
 
 impl Trainer {
     /// As [`Trainer::new`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and microbatches may be
@@ -21,7 +22,7 @@ impl Trainer {
     /// # Errors
     /// Those of [`Trainer::new`]; or the checkpoint's values are not those of the config's model: the error names the first.
     pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
-        let declared = config.train_step().state();
+        let declared = config.state()?;
         // Before anything is compiled.
         checkpoint.check(&declared)?;
         let mut trainer = Trainer::start(config, client, |program, _| {
@@ -51,7 +52,7 @@ impl Trainer {
     /// # Errors
     /// As there.
     pub fn save_checkpoint(&self, checkpointer: &mut Checkpointer) -> Result<(), Error> {
-        let TrainStep { batch, seq, .. } = self.step;
+        let (batch, seq) = (self.config.train.batch, self.config.model.seq);
         let about = About {
             step: self.steps_done,
             seed: self.config.train.seed,
@@ -65,8 +66,8 @@ impl Trainer {
 }
 
 /// The state counts its steps as well: both must say the same.
-fn check_step(checkpoint: &Checkpoint, state: &TrainState<crate::pjrt::Array>) -> Result<(), Error> {
-    let found = state.step.get()?.to_f64_vec().first().copied();
+fn check_step(checkpoint: &Checkpoint, state: &RunState<Array>) -> Result<(), Error> {
+    let found = state.step().get()?.to_f64_vec().first().copied();
     let step = checkpoint.about().step;
     if found == Some(step as f64) {
         return Ok(());
