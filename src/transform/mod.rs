@@ -3,4 +3,5 @@
 //! Transforms work on traced functions, in global view: none knows a device. What lies where is said by logical axis names, as
 //! everywhere.
 
+pub mod diloco;
 pub mod pipeline;
