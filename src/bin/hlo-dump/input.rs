@@ -13,6 +13,7 @@ use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
 use meshloom::train::config::RunConfig;
+use meshloom::transform::diloco::Schedule;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -65,6 +66,16 @@ impl Loaded {
 
     pub fn device_count(&self) -> u64 {
         self.devices.replicas.saturating_mul(self.devices.partitions)
+    }
+
+    /// Train steps in one execution of the program.
+    pub fn steps_per_execution(&self) -> u64 {
+        1
+    }
+
+    /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
+    pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
+        Ok(None)
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.

@@ -123,6 +123,7 @@ pub struct ModuleCollectives {
     /// all of an instruction's.
     pub merged: bool,
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
+    #[serde(skip)]
     pub conditionals: Vec<Conditional>,
 }
 

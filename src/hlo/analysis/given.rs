@@ -6,7 +6,7 @@
 
 use super::collectives::ModuleCollective;
 pub use super::values::KnownInput;
-use super::values::Values;
+use super::values::{ANY_ITERATION, Values};
 use super::walk::{Via, Walk};
 use crate::partition::{Amount, Bounds, Branch, sum};
 

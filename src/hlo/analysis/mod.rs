@@ -14,6 +14,7 @@
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as the module states it. |
 //! | [`source`] | The source line and the scope of an instruction. |
+//! | [`traffic`](mod@traffic) | What crosses an axis at each step. |
 //! | [`trip_count`] | How often a loop runs. |
 //! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
 
@@ -31,6 +32,7 @@ pub mod scopes;
 pub mod shardings;
 mod size;
 pub mod source;
+pub mod traffic;
 pub mod trip_count;
 mod values;
 pub mod walk;
@@ -52,4 +54,5 @@ pub use memory::{
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
 pub use source::{SourceLine, Sources};
+pub use traffic::{StepTraffic, Traffic, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};
