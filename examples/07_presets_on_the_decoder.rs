@@ -32,7 +32,7 @@ const RUNS: [(&str, &str); 9] = [
     ("tensor=8", "decoder-all-reduce"),
     ("context=8", "decoder"),
     ("expert=8", "decoder"),
-    ("stage=8", "decoder"),
+    ("replica=2,fsdp=4", "decoder"),
     ("data=2,fsdp=2,tensor=2", "decoder"),
     ("fsdp=2,context=2,tensor=2", "decoder"),
 ];

@@ -97,6 +97,7 @@ impl Golden {
             clip_norm: self.setting("train.clip_norm"),
             batch: self.setting("train.batch"),
             seq: self.setting("model.seq"),
+            microbatches: 1,
             dropout: DropoutConfig::default(),
         }
     }

@@ -93,6 +93,7 @@ fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
         clip_norm: 1.0,
         batch: BATCH,
         seq: LENGTH,
+        microbatches: 1,
         dropout: DropoutConfig::default(),
     };
     let function = step.trace().expect("it traces");

@@ -37,6 +37,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
         clip_norm: 1.0,
         batch: 4,
         seq: 8192,
+        microbatches: 1,
         dropout: DropoutConfig::default(),
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::graph::{Graph, NodeRef, PortInfo};
 use crate::ops::Op;
+use crate::sharding::Role;
 
 /// How a graph is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,8 +205,19 @@ fn write_attributes(out: &mut String, op: &Op) -> fmt::Result {
         Op::Splat(op) => write!(out, " {}", op.number()),
         Op::Transpose(op) => write!(out, " {{{:?}}}", op.permutation),
         Op::While(op) => write!(out, " {{invariants={}}}", op.invariant_count),
-        Op::WithAxes(op) if op.gathered.is_empty() => write!(out, " {:?}", op.names),
-        Op::WithAxes(op) => write!(out, " {:?} gathered={:?}", op.names, op.gathered),
+        Op::WithAxes(op) => {
+            write!(out, " {:?}", op.names)?;
+            if !op.gathered.is_empty() {
+                write!(out, " gathered={:?}", op.gathered)?;
+            }
+            if op.keeps_partial {
+                out.write_str(" partial")?;
+            }
+            match op.role {
+                Role::Compute => Ok(()),
+                role => write!(out, " role={role:?}"),
+            }
+        }
         Op::Checkpoint(op) => write!(out, " {{{:?}}}", op.policy),
         // These have no attributes, or show them in their types.
         Op::Barrier(_)

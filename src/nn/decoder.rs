@@ -4,7 +4,7 @@ use super::attention::AttentionMask;
 use super::dropout::Dropout;
 use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
 use super::layout::{Rows, whole_rows};
-use super::loss::cross_entropy;
+use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
@@ -289,13 +289,27 @@ impl DecoderConfig {
 
     /// As [`DecoderConfig::loss`], with dropout in the layers.
     pub fn loss_with(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>, dropout: Option<Dropout>) -> Tensor {
-        if let Some(loss) = self.loss_in_pipeline(params, batch, dropout) {
+        self.loss_of_part(params, batch, scope("loss", || WholeBatch::of(batch.weights)), dropout)
+    }
+
+    /// What some rows of a batch add to the loss of the whole: however the rows are split, the cross entropies of the parts add up to that
+    /// of the batch, whatever the tokens weigh. The load-balance loss of routed experts, which is no sum over tokens, is the mean
+    /// of the parts' own.
+    pub fn loss_of_part(
+        &self,
+        params: &Decoder<Tensor>,
+        part: &Batch<Tensor>,
+        whole: WholeBatch,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        if let Some(loss) = self.loss_in_pipeline(params, part, whole, dropout) {
             return loss;
         }
-        let (logits, layer_loss) = self.logits_with(params, batch.tokens, batch.segment_ids, batch.positions, dropout);
+        let (logits, layer_loss) = self.logits_with(params, part.tokens, part.segment_ids, part.positions, dropout);
         scope("loss", || {
-            let loss = cross_entropy(logits, batch.targets, batch.weights);
-            layer_loss.map_or(loss, |layer_loss| loss + layer_loss * self.parts.routed.load_balance_weight)
+            let loss = weighted_cross_entropy(logits, part.targets, part.weights) / whole.weight;
+            let balance = self.parts.routed.load_balance_weight / whole.parts as f64;
+            layer_loss.map_or(loss, |layer_loss| loss + layer_loss * balance)
         })
     }
 }

@@ -10,14 +10,23 @@ use crate::trace::{Tensor, custom_vjp, iota};
 /// `f32`. No gradient flows into the weights. The target's logit is picked by comparing positions rather than by a
 /// gather, so a sharded vocabulary never has to come together.
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    let losses = token_losses(logits, targets);
-    let total = total_weight(weights);
-    weighted(losses, weights) / total
+    weighted_cross_entropy(logits, targets, weights) / WholeBatch::of(weights).weight
 }
 
-/// What a weighted mean over these weights is divided by: their sum, or 1 if that is less.
-pub(super) fn total_weight(weights: Tensor) -> Tensor {
-    weights.sum(..).maximum(1.0).stop_gradient()
+/// What the loss of some rows must know of the batch they are of.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeBatch {
+    /// What the weighted mean over its tokens is divided by: the sum of their weights, or 1 if that is less.
+    pub weight: Tensor,
+    /// Into how many parts it is cut.
+    pub parts: usize,
+}
+
+impl WholeBatch {
+    /// A batch with these weights, in one part.
+    pub fn of(weights: Tensor) -> WholeBatch {
+        WholeBatch { weight: weights.sum(..).maximum(1.0).stop_gradient(), parts: 1 }
+    }
 }
 
 /// The sum of the cross entropies of all tokens, each times its weight.

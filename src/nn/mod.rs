@@ -28,7 +28,7 @@ pub(crate) use init::uniform;
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
 pub(crate) use layout::STREAM;
-pub use loss::cross_entropy;
+pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
 pub use norm::rms_norm;

@@ -7,7 +7,7 @@ use super::attention::AttentionMask;
 use super::decoder::Head;
 use super::layer::{DecoderLayer, LayerLoss, RowInputs};
 use super::layout::{Rows, STREAM};
-use super::loss::{total_weight, weighted_cross_entropy};
+use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::rotary::Rotary;
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::{AxisNames, DType};
@@ -43,6 +43,7 @@ impl DecoderConfig {
         &self,
         params: &Decoder<Tensor>,
         batch: &Batch<Tensor>,
+        whole: WholeBatch,
         dropout: Option<Dropout>,
     ) -> Option<Tensor> {
         let (options, stacked) = self.stacked_layers(params)?;
@@ -51,8 +52,7 @@ impl DecoderConfig {
         }
         let x = self.embed(params, batch.tokens);
         // Each microbatch adds its part of the mean.
-        let total = total_weight(batch.weights);
-        let weights = batch.weights / total.broadcast_like(batch.weights, []);
+        let weights = batch.weights / whole.weight.broadcast_like(batch.weights, []);
         let rows = ((batch.positions, batch.segment_ids), (batch.targets, weights));
         let input = PipelineInput { x, names: STREAM.to_vec(), rows };
         let declared = Head::of(&self.parameters()).leaves();
@@ -60,7 +60,7 @@ impl DecoderConfig {
             weights: Head::of(params),
             names: declared.into_iter().map(|param| param.spec.axes).collect(),
         };
-        let penalty = self.parts.routed.load_balance_weight / (self.layers * options.microbatches) as f64;
+        let penalty = self.parts.routed.load_balance_weight / (self.layers * options.microbatches * whole.parts) as f64;
         let loss = PipelineLoss {
             weights: head,
             names: Rows::OF_MICROBATCH.stream().to_vec(),

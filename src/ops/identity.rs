@@ -7,7 +7,7 @@ use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::ir::{AxisNames, Name, TensorType, Value, Values};
 use crate::partition::PartitionContext;
-use crate::sharding::Spec;
+use crate::sharding::{Role, Spec};
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
 /// computation on the operands themselves (HLO's `opt-barrier`).
@@ -91,12 +91,14 @@ pub struct WithAxes {
     pub gathered: AxisNames,
     /// As in [`Reshard`].
     pub keeps_partial: bool,
+    /// Whose rules decide.
+    pub role: Role,
 }
 
 impl WithAxes {
-    /// Names by which the rules in force alone decide.
+    /// Names by which the rules in force alone decide, those for [`Role::Compute`].
     pub fn new(names: AxisNames) -> WithAxes {
-        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false }
+        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false, role: Role::Compute }
     }
 }
 

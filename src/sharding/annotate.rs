@@ -172,7 +172,7 @@ impl Pass<'_> {
         }
         let names = texts(axes);
         let found = &mut self.diagnostics;
-        let mut assigned = self.rules.compute.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
+        let mut assigned = self.rules.get(op.role).assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
         let mesh = self.mesh;
         let gathered: Vec<String> = texts(&op.gathered);
         let kept = |axis: &MeshAxis| !gathered.iter().any(|name| name == mesh.name(*axis));

@@ -4,9 +4,11 @@ use rustc_hash::FxHashMap;
 
 use crate::Error;
 use crate::ir::{DType, Literal};
-use crate::nn::{Batch, Decoder, DecoderConfig, Dropout, initialize};
+use crate::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
 use crate::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
-use crate::trace::{Function, Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, scope, value_and_grad};
+use crate::sharding::Role;
+use crate::trace::{Function, Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, scope};
+use crate::transform::accumulate::{in_role, value_and_grad_in_parts};
 
 crate::tree! {
     /// Everything that a step reads and replaces.
@@ -61,6 +63,8 @@ pub struct TrainStep {
     pub batch: usize,
     /// Tokens of a row.
     pub seq: usize,
+    /// Parts of a batch that are worked on one after the other, their gradients added up; must divide `batch`.
+    pub microbatches: usize,
     /// What is dropped of the activations.
     pub dropout: DropoutConfig,
 }
@@ -123,24 +127,41 @@ impl TrainStep {
             batch: self.model.batch_specs(self.batch, self.seq),
         };
         Function::trace("train_step", specs, |StepInput { state, batch }| {
-            let DropoutConfig { rate, seed } = self.dropout;
-            let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));
-            let (loss, gradients) =
-                value_and_grad(state.params.clone(), |params| self.model.loss_with(&params, &batch, dropout));
+            let (loss, gradients) = self.loss_and_gradients(&declared.params, &state, batch);
             scope("optimizer", || {
+                // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
+                let gradients = in_role(&declared.params, &gradients, Role::Optimizer);
                 let grad_norm = global_norm(&gradients);
                 let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
                 let rate = self.schedule.rate(state.step);
                 let (params, optimizer) = self.optimizer.update(
                     &declared.params,
-                    &state.params,
+                    &in_role(&declared.params, &state.params, Role::Optimizer),
                     &clipped,
                     &state.optimizer,
                     state.step,
                     rate,
                 );
+                let params = in_role(&declared.params, &params, Role::Params);
                 StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
             })
+        })
+    }
+
+    /// The loss of a batch and its gradient, microbatch by microbatch.
+    fn loss_and_gradients(
+        &self,
+        declared: &Decoder<Param>,
+        state: &TrainState<Tensor>,
+        batch: Batch<Tensor>,
+    ) -> (Tensor, Decoder<Tensor>) {
+        let DropoutConfig { rate, seed } = self.dropout;
+        let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));
+        let whole = scope("loss", || WholeBatch { parts: self.microbatches, ..WholeBatch::of(batch.weights) });
+        let params = state.params.clone();
+        value_and_grad_in_parts(self.microbatches, declared, params, batch, |params, part, number| {
+            let dropout = dropout.map(|dropout| number.map_or(dropout, |number| dropout.at(number)));
+            self.model.loss_of_part(&params, &part, whole, dropout)
         })
     }
 }

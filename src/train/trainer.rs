@@ -80,6 +80,7 @@ impl RunConfig {
             clip_norm: train.clip_norm,
             batch: train.batch,
             seq: self.model.seq,
+            microbatches: train.microbatches,
             dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
         }
     }

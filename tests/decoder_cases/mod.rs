@@ -118,6 +118,7 @@ impl Variant {
             clip_norm: 1.0,
             batch,
             seq: length,
+            microbatches: 1,
             dropout: DropoutConfig { rate: if self.dropout { 0.1 } else { 0.0 }, seed: 3 },
         };
         let numbers = |f: &dyn Fn(usize) -> usize| {

@@ -88,9 +88,14 @@ impl Rules {
         Rules::new(pairs.iter().enumerate().map(rule).collect(), true)
     }
 
-    /// A preset by name; see [`PRESETS`].
+    /// A preset by name, see [`PRESETS`], for what is not optimizer state.
     pub fn preset(name: &str, strict: bool) -> Result<Rules, ShardingError> {
-        presets::preset(name).map(|(rules, declared)| Rules { rules, strict, uneven: false, declared })
+        Rules::preset_for(Role::Compute, name, strict)
+    }
+
+    /// The rules of a preset for a role.
+    pub fn preset_for(role: Role, name: &str, strict: bool) -> Result<Rules, ShardingError> {
+        presets::preset(name, role).map(|(rules, declared)| Rules { rules, strict, uneven: false, declared })
     }
 
     /// The same rules, which may name these mesh axes whether or not a mesh has them.
@@ -205,6 +210,16 @@ impl RuleSets {
     /// The same rules for every role.
     pub fn uniform(rules: Rules) -> RuleSets {
         RuleSets { params: rules.clone(), compute: rules.clone(), optimizer: rules }
+    }
+
+    /// A preset by name, see [`PRESETS`]: optimizer state is split over `replica` too.
+    pub fn preset(name: &str, strict: bool) -> Result<RuleSets, ShardingError> {
+        let rules = |role| Rules::preset_for(role, name, strict);
+        Ok(RuleSets {
+            params: rules(Role::Params)?,
+            compute: rules(Role::Compute)?,
+            optimizer: rules(Role::Optimizer)?,
+        })
     }
 
     /// The rules of a role.

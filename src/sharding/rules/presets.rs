@@ -1,6 +1,6 @@
 //! Rules that work out of the box.
 
-use super::Rule;
+use super::{Role, Rule};
 use crate::sharding::ShardingError;
 use crate::suggest::did_you_mean;
 
@@ -11,16 +11,19 @@ pub type PresetRule = (&'static str, &'static [&'static str]);
 pub const PRESETS: &[(&str, &str)] = &[
     (
         "decoder",
-        "any of the axes data, stage, fsdp, expert, context and tensor, with sequence-parallel norms over tensor",
+        "any of the axes diloco, replica, data, stage, fsdp, expert, context and tensor, with sequence-parallel norms over tensor",
     ),
     ("decoder-all-reduce", "as decoder, but with the residual stream whole on every device of tensor"),
 ];
 
 /// The mesh axes that presets know. Those that a mesh lacks are as if of size 1.
-const AXES: &[&str] = &["data", "stage", "fsdp", "expert", "context", "tensor"];
+const AXES: &[&str] = &["diloco", "replica", "data", "stage", "fsdp", "expert", "context", "tensor"];
 
 /// The `decoder` preset.
 ///
+/// - `diloco` splits the replicas of DiLoCo (`src/transform/diloco`).
+/// - `replica` splits the batch, and optimizer state where `fsdp` does: as the minor part, so that a gradient that is added up over
+///   `replica` is scattered where it stands. Parameters are whole along it.
 /// - `data` splits the batch.
 /// - `fsdp` splits the batch, and the width of every matrix: weights are gathered where they are used.
 /// - `tensor` splits heads, mlp and vocabulary of weights and activations (Shoeybi et al., "Megatron-LM", arXiv 1909.08053),
@@ -31,9 +34,10 @@ const AXES: &[&str] = &["data", "stage", "fsdp", "expert", "context", "tensor"];
 /// - `stage` splits stacked layers into the stages of a pipeline. Around the pipeline it splits the batch, before all other axes, as
 ///   pipelines want it (`src/transform/pipeline`).
 pub const DECODER_RULES: &[PresetRule] = &[
+    ("diloco", &["diloco"]),
     ("activation_stage", &["stage"]),
-    ("activation_batch", &["data", "fsdp", "expert"]),
-    ("activation_embed_and_logits_batch", &["stage", "data", "fsdp", "expert"]),
+    ("activation_batch", &["replica", "data", "fsdp", "expert"]),
+    ("activation_embed_and_logits_batch", &["stage", "replica", "data", "fsdp", "expert"]),
     ("activation_length", &["context"]),
     ("activation_kv_length", &[]),
     // A pipeline's loss, microbatch by microbatch.
@@ -47,7 +51,7 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("activation_vocab", &["tensor"]),
     ("activation_exp", &["expert"]),
     // Where routed experts work, the tokens of all devices along `expert` come together.
-    ("activation_batch_no_exp_moe", &["data", "fsdp"]),
+    ("activation_batch_no_exp_moe", &["replica", "data", "fsdp"]),
     ("activation_norm_length_moe", &["context"]),
     ("activation_embed_moe", &[]),
     ("exp", &["expert"]),
@@ -74,8 +78,12 @@ pub const DECODER_RULES: &[PresetRule] = &[
 /// What `decoder-all-reduce` has before [`DECODER_RULES`].
 const ALL_REDUCE: &[PresetRule] = &[("activation_norm_length", &["context"])];
 
-/// The rules of a preset, and the mesh axes that it knows.
-pub(super) fn preset(name: &str) -> Result<(Vec<Rule>, Vec<String>), ShardingError> {
+/// The axis that splits optimizer state further than parameters, and the names that it does not split where they are parameters.
+const REPLICA: &str = "replica";
+const WIDTHS: &[&str] = &["embed_no_exp_moe", "embed", "q_lora", "kv_lora", "norm"];
+
+/// The rules of a preset for a role, and the mesh axes that it knows.
+pub(super) fn preset(name: &str, role: Role) -> Result<(Vec<Rule>, Vec<String>), ShardingError> {
     let names = || PRESETS.iter().map(|(name, _)| *name);
     let Some(name) = names().find(|known| *known == name) else {
         let suggestion = did_you_mean(name, names());
@@ -83,10 +91,16 @@ pub(super) fn preset(name: &str) -> Result<(Vec<Rule>, Vec<String>), ShardingErr
         return Err(ShardingError::UnknownPreset { name: name.to_owned(), suggestion, known });
     };
     let first = if name == "decoder-all-reduce" { ALL_REDUCE } else { &[] };
-    let rule = |&(logical, axes): &PresetRule| Rule {
-        name: logical.to_owned(),
-        axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
-        origin: format!("preset {name}"),
+    let rule = |&(logical, axes): &PresetRule| {
+        // The rules of a width with none are for where its axes are taken: then so is this one.
+        let is_split_further =
+            role == Role::Optimizer && WIDTHS.contains(&logical) && (!axes.is_empty() || logical == "norm");
+        let further = is_split_further.then_some(&REPLICA);
+        Rule {
+            name: logical.to_owned(),
+            axes: axes.iter().chain(further).map(|&axis| axis.to_owned()).collect(),
+            origin: format!("preset {name}"),
+        }
     };
     let rules = first.iter().chain(DECODER_RULES).map(rule).collect();
     Ok((rules, AXES.iter().map(|&axis| axis.to_owned()).collect()))

@@ -3,7 +3,7 @@
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
 use super::value::{Refusal, Section, Value};
-use crate::sharding::{Mesh, PRESETS, Rule, RuleFile, RuleSets, Rules, ShardingError};
+use crate::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ impl RulesConfig {
             ("uneven", self.uneven.write()),
         ];
         let mut sections = vec![("rules", own)];
-        for (name, role) in self.roles() {
+        for (_, name, role) in self.roles() {
             let source = role.source.iter().map(write_source);
             let first = (!role.overrides.is_empty()).then(|| ("override", role.overrides.write()));
             let keys: Vec<_> = source.chain(first).collect();
@@ -138,38 +138,43 @@ impl RulesConfig {
 
     /// The rules themselves.
     pub(super) fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
-        let rules = |(name, role): (&str, &RoleRules)| {
-            let rules = match &role.source {
-                Some(source) => source.rules(name, self.strict)?,
-                None => self.source.rules("rules", self.strict)?,
+        let rules = |(role, name, own): (Role, &str, &RoleRules)| {
+            let rules = match &own.source {
+                Some(source) => source.rules(name, role, self.strict)?,
+                None => self.source.rules("rules", role, self.strict)?,
             };
             let rules = first(rules, "rules", &self.overrides)?;
-            first(rules, name, &role.overrides).map(|rules| rules.with_uneven(self.uneven))
+            first(rules, name, &own.overrides).map(|rules| rules.with_uneven(self.uneven))
         };
         let [params, compute, optimizer] = self.roles();
         Ok(RuleSets { params: rules(params)?, compute: rules(compute)?, optimizer: rules(optimizer)? })
     }
 
-    fn roles(&self) -> [(&'static str, &RoleRules); 3] {
-        [("rules.params", &self.params), ("rules.compute", &self.compute), ("rules.optimizer", &self.optimizer)]
+    fn roles(&self) -> [(Role, &'static str, &RoleRules); 3] {
+        [
+            (Role::Params, "rules.params", &self.params),
+            (Role::Compute, "rules.compute", &self.compute),
+            (Role::Optimizer, "rules.optimizer", &self.optimizer),
+        ]
     }
 
     /// Every source with the section it stands in.
     pub(super) fn sources(&self) -> impl Iterator<Item = (&'static str, &RuleSource)> {
-        let roles = self.roles().into_iter().filter_map(|(name, role)| Some((name, role.source.as_ref()?)));
+        let roles = self.roles().into_iter().filter_map(|(_, name, role)| Some((name, role.source.as_ref()?)));
         std::iter::once(("rules", &self.source)).chain(roles)
     }
 
     /// Every list of overrides with the section it stands in.
     fn all_overrides(&self) -> impl Iterator<Item = (&'static str, &Vec<RuleEntry>)> {
-        let roles = self.roles().into_iter().map(|(name, role)| (name, &role.overrides));
+        let roles = self.roles().into_iter().map(|(_, name, role)| (name, &role.overrides));
         std::iter::once(("rules", &self.overrides)).chain(roles)
     }
 
     /// The first key whose rules fail against the mesh in the same way, and what to call its value.
     pub(super) fn faulty_key(&self, mesh: &Mesh, error: &ShardingError) -> (String, String) {
         let fails = |rules: Rules| rules.check_mesh(mesh).err().as_ref() == Some(error);
-        let source = self.sources().find(|(name, source)| source.rules(name, self.strict).is_ok_and(fails));
+        let source =
+            self.sources().find(|(name, source)| source.rules(name, Role::Compute, self.strict).is_ok_and(fails));
         if let Some((name, source)) = source {
             return (format!("{name}.{}", source.key()), source.describe());
         }
@@ -223,11 +228,11 @@ impl RuleSource {
         }
     }
 
-    pub(super) fn rules(&self, section: &str, strict: bool) -> Result<Rules, ConfigError> {
+    pub(super) fn rules(&self, section: &str, role: Role, strict: bool) -> Result<Rules, ConfigError> {
         let key = format!("{section}.{}", self.key());
         match self {
             RuleSource::Preset(name) => {
-                Rules::preset(name, strict).map_err(|error| error::invalid(&key, name, &error.to_string()))
+                Rules::preset_for(role, name, strict).map_err(|error| error::invalid(&key, name, &error.to_string()))
             }
             RuleSource::List(entries) => Rules::new(rules_of(&key, entries), strict)
                 .map_err(|error| error::invalid_described(&key, self.describe(), &error.to_string())),

@@ -8,18 +8,12 @@ impl RunConfig {
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 4] = [
+        let checks: [(&str, bool, String, &str); 3] = [
             (
                 "model.family",
                 self.model.family == ModelFamily::Gemma2,
                 quoted(self.model.family.name()),
                 "use model.family = \"llama\", \"mixtral\" or \"deepseek\"",
-            ),
-            (
-                "train.microbatches",
-                self.train.microbatches > 1,
-                self.train.microbatches.to_string(),
-                "use train.microbatches = 1",
             ),
             ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (

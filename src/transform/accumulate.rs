@@ -1,0 +1,95 @@
+//! Gradient accumulation: the gradient of a sum over the parts of a batch, one part after the other.
+//!
+//! The parts are a scan that carries the sum of the gradients so far, in `f32`. Each part's gradient lies as the parameters do; over mesh axes
+//! that do not split its parameter it stays a partial sum, as each device has it, and so does the sum. So nothing crosses such an axis
+//! in the loop, however many parts there are: whoever uses the sum resolves it, once. With the axis `replica` this is partially sharded
+//! data parallelism: what the literature keeps as one gradient buffer for each replica is here one sum that is not complete yet
+//! ([`Spec::unreduced`](crate::sharding::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and scattered part
+//! by part: a whole one for each device is what such axes are there to avoid.
+//!
+//! Part `j` of `n` has the rows `j`, `n + j`, `2 n + j`, ..: each device has rows of every part, and none moves.
+
+use std::panic::Location;
+
+use crate::error::TraceErrorKind;
+use crate::ir::{AxisNames, DType};
+use crate::ops::WithAxes;
+use crate::sharding::Role;
+use crate::trace::{Param, Place, Tensor, Tree, arange, fail, label, refill, scan, scope, value_and_grad, zeros};
+
+/// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
+///
+/// `loss` gets the parameters, the rows of a part and the part's number (`u32`), and returns a scalar. Every leaf of `batch` has the rows as
+/// its leading dimension. `declared` are the declarations of `params`, in the same order. With one part there is no loop, and the
+/// number is none; gradients then have the parameters' types, else `f32`.
+///
+/// # Errors
+/// In the trace: `parts` does not divide the rows.
+#[track_caller]
+pub fn value_and_grad_in_parts<P, B>(
+    parts: usize,
+    declared: &impl Tree<Leaf = Param>,
+    params: P,
+    batch: B,
+    loss: impl FnOnce(P, B, Option<Tensor>) -> Tensor,
+) -> (Tensor, P)
+where
+    P: Tree<Leaf = Tensor> + Clone,
+    B: Tree<Leaf = Tensor> + Clone,
+{
+    let place = Location::caller();
+    let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
+    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part of it is sent.
+    let partial = |sums: &P| {
+        let label = |(sum, names): (Tensor, &AxisNames)| {
+            let at_rest = WithAxes { role: Role::Params, ..WithAxes::new(names.clone()) };
+            label(sum, WithAxes { keeps_partial: true, ..at_rest }, place)
+        };
+        scope("gradients", || refill(sums, &mut sums.leaves().into_iter().zip(&names).map(label)))
+    };
+    if parts <= 1 {
+        let (value, gradients) = value_and_grad(params, |params| loss(params, batch, None));
+        return (value, partial(&gradients));
+    }
+    let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
+    let stacked = refill(&batch, &mut rows.into_iter());
+    let nothing = refill(&params, &mut params.leaves().iter().map(|param| zeros(DType::F32, param.dims())));
+    let start = (zeros(DType::F32, []), nothing);
+    let ((value, sums), ()) = scope("microbatches", || {
+        scan(start, (stacked, arange(DType::U32, parts)), |(total, sums), (part, number)| {
+            let (value, gradients) = value_and_grad(params.clone(), |params| loss(params, part, Some(number)));
+            let gradients = partial(&gradients);
+            let add = |(sum, gradient): (Tensor, Tensor)| sum + gradient.convert(DType::F32);
+            let sums = refill(&sums, &mut sums.leaves().into_iter().zip(gradients.leaves()).map(add));
+            ((total + value.convert(DType::F32), sums), ())
+        })
+    });
+    (value, partial(&sums))
+}
+
+/// Rows `[n * parts, ..]` as parts `[parts, n, ..]`.
+fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
+    let dims = rows.dims();
+    let Some((&count, other)) = dims.split_first().filter(|&(&count, _)| count.is_multiple_of(parts)) else {
+        let kind = TraceErrorKind::Mismatch {
+            what: "the rows of a batch in parts".to_owned(),
+            expected: format!("a leading dimension that is a multiple of {parts}"),
+            found: rows.ty().to_string(),
+        };
+        return fail(kind, place);
+    };
+    let apart = rows.reshape([&[count / parts, parts], other].concat());
+    let order: Vec<i32> = [1, 0].into_iter().chain(2..2 + other.len() as i32).collect();
+    apart.transpose(&order[..])
+}
+
+/// Values that lie as their parameters, or the optimizer's state of them, do by the rules of a role. A gradient that is a partial sum is
+/// resolved by it: reduced and scattered where its dimensions are split further, else added up on all devices.
+#[track_caller]
+pub fn in_role<P: Tree<Leaf = Tensor>>(declared: &impl Tree<Leaf = Param>, values: &P, role: Role) -> P {
+    let place = Location::caller();
+    let values_and_names = values.leaves().into_iter().zip(declared.leaves());
+    let mut labelled =
+        values_and_names.map(|(value, param)| label(value, WithAxes { role, ..WithAxes::new(param.spec.axes) }, place));
+    refill(values, &mut labelled)
+}
