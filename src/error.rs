@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::ir::{Origin, TensorType};
+use crate::transform::diloco::DilocoError;
 use crate::transform::pipeline::PipelineError;
 
 /// Everything that can go wrong in meshloom.
@@ -42,6 +43,9 @@ pub enum Error {
     /// The metrics file could not be written.
     #[error(transparent)]
     Metrics(#[from] crate::train::metrics::MetricsError),
+    /// The caller's fault: there can be no such DiLoCo run.
+    #[error(transparent)]
+    Diloco(#[from] DilocoError),
     /// The caller's fault: a pass to leave out that does not exist.
     #[error("there is no pass `{name}`{suggestion}; the passes are listed in `compile::PASSES`")]
     UnknownPass {

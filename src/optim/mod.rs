@@ -21,6 +21,8 @@
 
 mod adamw;
 mod schedule;
+mod sgd;
 
 pub use adamw::{AdamW, AdamWState, clip_by_global_norm, global_norm};
 pub use schedule::WarmupCosine;
+pub use sgd::Sgd;

@@ -126,25 +126,29 @@ impl TrainStep {
             state: declared.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
         };
-        Function::trace("train_step", specs, |StepInput { state, batch }| {
-            let (loss, gradients) = self.loss_and_gradients(&declared.params, &state, batch);
-            scope("optimizer", || {
-                // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
-                let gradients = in_role(&declared.params, &gradients, Role::Optimizer);
-                let grad_norm = global_norm(&gradients);
-                let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
-                let rate = self.schedule.rate(state.step);
-                let (params, optimizer) = self.optimizer.update(
-                    &declared.params,
-                    &in_role(&declared.params, &state.params, Role::Optimizer),
-                    &clipped,
-                    &state.optimizer,
-                    state.step,
-                    rate,
-                );
-                let params = in_role(&declared.params, &params, Role::Params);
-                StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
-            })
+        Function::trace("train_step", specs, |input| self.apply(&declared.params, input))
+    }
+
+    /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations.
+    pub(super) fn apply(&self, declared: &Decoder<Param>, input: StepInput<Tensor>) -> StepOutput<Tensor> {
+        let StepInput { state, batch } = input;
+        let (loss, gradients) = self.loss_and_gradients(declared, &state, batch);
+        scope("optimizer", || {
+            // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
+            let gradients = in_role(declared, &gradients, Role::Optimizer);
+            let grad_norm = global_norm(&gradients);
+            let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
+            let rate = self.schedule.rate(state.step);
+            let (params, optimizer) = self.optimizer.update(
+                declared,
+                &in_role(declared, &state.params, Role::Optimizer),
+                &clipped,
+                &state.optimizer,
+                state.step,
+                rate,
+            );
+            let params = in_role(declared, &params, Role::Params);
+            StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
         })
     }
 

@@ -1,0 +1,303 @@
+//! Which parameters, and which layers of them, a fragment holds.
+//!
+//! Fragment 0 holds all parameters that are not stacked over layers, the others the layers: in turns or block by block. Under a
+//! pipeline the leading dimensions are repeats, stages and layers of a stage. The stages are spread over devices, so they are never
+//! cut: a fragment holds the same share of each stage's layers, which are counted repeat by repeat.
+
+use std::ops::Range;
+
+use super::options::{DilocoError, DilocoOptions, LayerOrder, Transport};
+use super::schedule::Fragment;
+use super::transport::payload_bytes;
+use crate::ir::{AxisNames, DType, Dims, Name};
+use crate::trace::{Param, Tensor, Tree, arange, map, scan};
+
+/// What the declarations of parameters do not say of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Of the leading dimensions over layers, the one that runs over the stages of a pipeline.
+    pub stage_dim: Option<usize>,
+    /// For each parameter, into how many parts each of its dimensions is cut: blocks of numbers that share a scale stay within
+    /// one. Empty: into one.
+    pub parts: Vec<Vec<usize>>,
+}
+
+/// A parameter as it is declared.
+#[derive(Clone, Debug)]
+pub(super) struct Leaf {
+    /// Names of its dimensions; as many, or none.
+    pub(super) names: AxisNames,
+    pub(super) dims: Dims,
+    /// Parts of its dimensions.
+    pub(super) parts: Vec<usize>,
+    /// Number of leading dimensions over layers.
+    stacked_dims: usize,
+}
+
+/// How the parameters are cut into fragments.
+#[derive(Clone, Debug)]
+pub struct Fragments {
+    pub(super) leaves: Vec<Leaf>,
+    /// P; none if everything syncs at once.
+    count: Option<usize>,
+    order: LayerOrder,
+    /// Of the leading dimensions, those that are cut, with their sizes.
+    cut_dims: Vec<(usize, usize)>,
+    /// The product of their sizes: layers that are cut, of each stage if there are any.
+    layers: usize,
+}
+
+/// Layer fragments of one size, and how many layers each holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SizeClass {
+    pub(super) fragments: Range<usize>,
+    pub(super) layers: usize,
+}
+
+/// A fragment as a program sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cut {
+    /// All parameters.
+    Whole,
+    /// Those outside the layers.
+    Outside,
+    /// So many layers of this fragment, an `s32[]`.
+    Layers { layers: usize, fragment: Tensor },
+}
+
+impl Cut {
+    pub(super) fn is_by_layers(self) -> bool {
+        matches!(self, Cut::Layers { .. })
+    }
+}
+
+impl Fragments {
+    /// Cuts parameters as the options say.
+    ///
+    /// # Errors
+    /// There are no stacked layers to cut, or they do not divide as the options want.
+    pub fn new(
+        options: &DilocoOptions,
+        params: &impl Tree<Leaf = Param>,
+        layout: &Layout,
+    ) -> Result<Fragments, DilocoError> {
+        let leaf = |(index, param): (usize, Param)| {
+            let rank = param.spec.ty.rank();
+            let parts = layout.parts.get(index).filter(|parts| parts.len() == rank);
+            Leaf {
+                names: param.spec.axes,
+                dims: param.spec.ty.dims,
+                parts: parts.cloned().unwrap_or_else(|| vec![1; rank]),
+                stacked_dims: param.stacked_dims,
+            }
+        };
+        let leaves: Vec<Leaf> = params.leaves().into_iter().enumerate().map(leaf).collect();
+        let Some(streaming) = options.streaming else {
+            return Ok(Fragments { leaves, count: None, order: LayerOrder::default(), cut_dims: Vec::new(), layers: 0 });
+        };
+        let stack = common_stack(&leaves, &params.paths())?;
+        let kept = |(dim, _): &(usize, usize)| Some(*dim) != layout.stage_dim;
+        let cut_dims: Vec<(usize, usize)> = stack.into_iter().enumerate().filter(kept).collect();
+        let layers = cut_dims.iter().map(|(_, size)| size).product();
+        let fragments = streaming.fragments;
+        let of = if layout.stage_dim.is_some() { " of each stage" } else { "" };
+        if layers < fragments - 1 {
+            return Err(DilocoError::TooFewLayers { layers, of, fragments });
+        }
+        if !streaming.uneven && !layers.is_multiple_of(fragments - 1) {
+            return Err(DilocoError::Layers { layers, of, fragments });
+        }
+        Ok(Fragments { leaves, count: Some(fragments), order: streaming.order, cut_dims, layers })
+    }
+
+    /// The layers of a fragment, in order; under a pipeline those of each stage, counted repeat by repeat. None for fragment 0
+    /// and for a number that no fragment has.
+    pub fn layers_of(&self, fragment: Fragment) -> Vec<usize> {
+        let (Fragment::Part(number), Some(count)) = (fragment, self.count) else { return (0..self.layers).collect() };
+        if number == 0 || number >= count {
+            return Vec::new();
+        }
+        let (cuts, index) = (count - 1, number - 1);
+        match self.order {
+            LayerOrder::Interleaved => (index..self.layers).step_by(cuts).collect(),
+            LayerOrder::Sequential => {
+                let (size, longer) = (self.layers / cuts, self.layers % cuts);
+                let start = index * size + index.min(longer);
+                (start..start + size + usize::from(index < longer)).collect()
+            }
+        }
+    }
+
+    /// Whether the parameter, by its place in the tree, is in that fragment, as a whole or by some of its layers.
+    pub fn holds(&self, fragment: Fragment, param: usize) -> bool {
+        match fragment {
+            Fragment::Whole => param < self.leaves.len(),
+            Fragment::Part(number) => self.leaves.get(param).is_some_and(|leaf| leaf.is_layer() == (number > 0)),
+        }
+    }
+
+    /// Bytes that a replica sends of each parameter when this fragment syncs, over all its devices.
+    pub fn payload_bytes(&self, fragment: Fragment, transport: Transport, block: usize) -> Vec<usize> {
+        let layers = self.layers_of(fragment).len();
+        let bytes = |(index, leaf): (usize, &Leaf)| {
+            let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| *cut == dim);
+            let kept = leaf.dims.iter().enumerate().filter(|(dim, _)| !is_cut(*dim)).map(|(_, &size)| size);
+            let (leading, kept) = match fragment {
+                Fragment::Part(1..) => (Some(layers), kept.collect()),
+                _ => (None, leaf.dims.clone()),
+            };
+            let dims: Dims = leading.into_iter().chain(kept).collect();
+            let layout = self.part_layout(leading.is_some(), leaf);
+            if self.holds(fragment, index) { payload_bytes(transport, block, &dims, &layout) } else { 0 }
+        };
+        self.leaves.iter().enumerate().map(bytes).collect()
+    }
+
+    /// Layer fragments by size, the larger first. None if everything syncs at once.
+    pub(super) fn size_classes(&self) -> Vec<SizeClass> {
+        let Some(count) = self.count else { return Vec::new() };
+        let (size, longer) = (self.layers / (count - 1), self.layers % (count - 1));
+        let classes = [
+            SizeClass { fragments: 1..longer + 1, layers: size + 1 },
+            SizeClass { fragments: longer + 1..count, layers: size },
+        ];
+        classes.into_iter().filter(|class| !class.fragments.is_empty()).collect()
+    }
+
+    pub(super) fn is_streaming(&self) -> bool {
+        self.count.is_some()
+    }
+
+    /// The numbers of a fragment's layers, `s32[layers]`.
+    fn layer_numbers(&self, layers: usize, fragment: Tensor) -> Tensor {
+        let cuts = self.count.map_or(1, |count| count - 1);
+        let index = fragment - 1;
+        let numbers = arange(DType::S32, layers);
+        match self.order {
+            LayerOrder::Interleaved => numbers * cuts as i32 + index,
+            LayerOrder::Sequential => {
+                let (size, longer) = (self.layers / cuts, self.layers % cuts);
+                numbers + (index * size as i32 + index.minimum(longer as i32))
+            }
+        }
+    }
+
+    /// The leaves that a fragment has a part in.
+    pub(super) fn members(&self, cut: Cut) -> impl Iterator<Item = (usize, &Leaf)> {
+        let within = move |(_, leaf): &(usize, &Leaf)| match cut {
+            Cut::Whole => true,
+            Cut::Outside => !leaf.is_layer(),
+            Cut::Layers { .. } => leaf.is_layer(),
+        };
+        self.leaves.iter().enumerate().filter(within)
+    }
+
+    /// The parts of the fragment: of those leaves that it has a part in. `leading` dimensions stand before those declared. Layers
+    /// come as a dimension of their own in front of all, and the dimensions that they are cut from are gone.
+    pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
+        let members: Vec<Tensor> = self.members(cut).filter_map(|(index, _)| leaves.get(index).copied()).collect();
+        let Cut::Layers { layers, fragment } = cut else { return members };
+        map(self.layer_numbers(layers, fragment), |number| {
+            members.iter().map(|&leaf| self.layer(leaf, number, leading)).collect::<Vec<_>>()
+        })
+    }
+
+    /// The leaves with the parts of a fragment replaced.
+    pub(super) fn put(&self, cut: Cut, leaves: &[Tensor], parts: Vec<Tensor>, leading: usize) -> Vec<Tensor> {
+        let members: Vec<usize> = self.members(cut).map(|(index, _)| index).collect();
+        let parts = match cut {
+            Cut::Whole | Cut::Outside => parts,
+            Cut::Layers { layers, fragment } => {
+                let before: Vec<Tensor> = members.iter().filter_map(|&index| leaves.get(index).copied()).collect();
+                let numbers = self.layer_numbers(layers, fragment);
+                let replace = |leaves: Vec<Tensor>, (number, layers): (Tensor, Vec<Tensor>)| {
+                    let pairs = leaves.into_iter().zip(layers);
+                    let after: Vec<Tensor> =
+                        pairs.map(|(leaf, layer)| self.with_layer(leaf, layer, number, leading)).collect();
+                    (after, ())
+                };
+                scan(before, (numbers, parts), replace).0
+            }
+        };
+        let mut result = leaves.to_vec();
+        for (index, part) in members.into_iter().zip(parts) {
+            if let Some(leaf) = result.get_mut(index) {
+                *leaf = part;
+            }
+        }
+        result
+    }
+
+    /// Where a layer is, and the size of what is there: 1 along the dimensions that are cut.
+    fn place(&self, leaf: Tensor, number: Tensor, leading: usize) -> (Vec<Tensor>, Dims) {
+        let mut sizes = leaf.dims();
+        let mut starts = vec![number.zeros_like(); sizes.len()];
+        let mut faster: usize = self.layers;
+        for &(dim, size) in &self.cut_dims {
+            faster /= size;
+            starts[leading + dim] = (number / faster as i32) % size as i32;
+            sizes[leading + dim] = 1;
+        }
+        (starts, sizes)
+    }
+
+    fn layer(&self, leaf: Tensor, number: Tensor, leading: usize) -> Tensor {
+        let (starts, sizes) = self.place(leaf, number, leading);
+        let is_cut = |dim: usize| self.cut_dims.iter().any(|(cut, _)| leading + cut == dim);
+        let kept: Dims = (0..sizes.len()).filter(|&dim| !is_cut(dim)).map(|dim| sizes[dim]).collect();
+        leaf.dynamic_slice(&starts, &sizes).reshape(&kept)
+    }
+
+    fn with_layer(&self, leaf: Tensor, layer: Tensor, number: Tensor, leading: usize) -> Tensor {
+        let (starts, sizes) = self.place(leaf, number, leading);
+        leaf.dynamic_update_slice(layer.reshape(&sizes), &starts)
+    }
+
+    /// The dimensions of a member's part: names and parts of those that are not cut, the layers' own in front.
+    pub(super) fn part_layout(&self, by_layers: bool, leaf: &Leaf) -> PartLayout {
+        let rank = leaf.dims.len();
+        let name = |dim: usize| leaf.names.get(dim).copied().unwrap_or_default();
+        let cut_dim = |dim: &usize| by_layers && self.cut_dims.iter().any(|(cut, _)| cut == dim);
+        let mut layout = PartLayout::default();
+        if by_layers {
+            layout.names.push(Name::default());
+            layout.parts.push(1);
+            layout.replica_dim = 1;
+        }
+        for dim in (0..rank).filter(|dim| !cut_dim(dim)) {
+            layout.names.push(name(dim));
+            layout.parts.push(leaf.parts[dim]);
+        }
+        layout
+    }
+}
+
+/// The dimensions of a parameter's part in a fragment, without the one over replicas.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartLayout {
+    /// The name of each.
+    pub(super) names: Vec<Name>,
+    /// Into how many parts each is cut.
+    pub(super) parts: Vec<usize>,
+    /// Where the dimension over replicas comes in, if there is one.
+    pub(super) replica_dim: usize,
+}
+
+impl Leaf {
+    fn is_layer(&self) -> bool {
+        self.stacked_dims > 0
+    }
+}
+
+/// The leading dimensions that all layers' parameters have.
+fn common_stack(leaves: &[Leaf], paths: &[String]) -> Result<Vec<usize>, DilocoError> {
+    let mut common: Option<Vec<usize>> = None;
+    for (leaf, path) in leaves.iter().zip(paths).filter(|(leaf, _)| leaf.is_layer()) {
+        let found = leaf.dims[..leaf.stacked_dims].to_vec();
+        let expected = common.get_or_insert_with(|| found.clone());
+        if *expected != found {
+            return Err(DilocoError::Stack { path: path.clone(), found, expected: expected.clone() });
+        }
+    }
+    common.ok_or(DilocoError::NoLayers)
+}

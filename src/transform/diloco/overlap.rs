@@ -1,0 +1,151 @@
+//! Several steps in one program.
+
+use std::panic::Location;
+
+use super::fragments::{Cut, SizeClass};
+use super::{Diloco, DilocoState, HasParams};
+use crate::trace::{Tensor, Tree, arange, concatenate, refill, scan, scope};
+
+/// A run's state within a trace.
+type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
+
+impl Diloco {
+    /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes: if the steps from a
+    /// sending to the application are all part of it, and all fragments are sent equally often.
+    ///
+    /// With k steps from sync to sync and `tau` of them from sending to applying, that is so for `0 < tau < k` and whole periods that
+    /// begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
+    pub fn overlaps(&self, steps: usize, done: usize) -> bool {
+        let (schedule, overlap) = (self.schedule(), self.schedule().overlap());
+        let fits = overlap > 0 && overlap < schedule.every();
+        fits && steps > 0 && steps.is_multiple_of(schedule.period()) && done % schedule.period() == overlap
+    }
+
+    /// As many steps as `batches` has slices along the leading dimension of its leaves, one after the other, each as
+    /// [`Diloco::step`]: right after any number of steps. Outputs are stacked.
+    #[track_caller]
+    pub fn steps<S, B, O>(&self, state: State<S>, batches: B, step: impl FnOnce(S, B) -> (S, O)) -> (State<S>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        scan(state, batches, |state, batch| self.step(state, batch, step))
+    }
+
+    /// The same steps, for a number of them and a start that [overlap](Diloco::overlaps): without conditionals, and with each
+    /// fragment's transfer beside the steps until it is needed. `step` is traced several times.
+    #[track_caller]
+    pub fn overlapped_steps<S, B, O>(&self, state: State<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        let period = self.schedule().period();
+        in_groups(period, batches, state, |state, batches| self.one_period(state, batches, step))
+    }
+
+    /// The layer fragments, in a loop for those of one size, then fragment 0.
+    fn one_period<S, B, O>(&self, mut state: State<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        let every = self.schedule().every();
+        let mut outputs: Option<O> = None;
+        for SizeClass { fragments, layers } in self.fragments.size_classes() {
+            // The slices for fragment f stand before step f k + tau, those of fragment 1 first.
+            let batches = slices(&batches, (fragments.start - 1) * every..(fragments.end - 1) * every);
+            let batches = map_leaves(&batches, |leaf| split(leaf, every));
+            let numbers = arange(crate::ir::DType::S32, fragments.len()) + fragments.start as i32;
+            let (next, output) = scan(state, (numbers, batches), |state, (fragment, batches)| {
+                self.one_sync(state, batches, Cut::Layers { layers, fragment }, step)
+            });
+            state = next;
+            outputs = Some(behind(outputs, map_leaves(&output, join)));
+        }
+        let batches = slices(&batches, (self.schedule().fragment_count() - 1) * every..self.schedule().period());
+        let (state, output) = self.one_sync(state, batches, Cut::Outside, step);
+        (state, behind(outputs, output))
+    }
+
+    /// The k steps until a fragment has come in, of which the last `tau` run while it is sent.
+    #[track_caller]
+    fn one_sync<S, B, O>(
+        &self,
+        state: State<S>,
+        batches: B,
+        cut: Cut,
+        step: &dyn Fn(S, B) -> (S, O),
+    ) -> (State<S>, O)
+    where
+        S: HasParams,
+        B: Tree<Leaf = Tensor>,
+        O: Tree<Leaf = Tensor>,
+    {
+        let place = Location::caller();
+        let every = self.schedule().every();
+        let before = every - self.schedule().overlap();
+        let run = |inner: S, batches: B| scan(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
+        let (inner, first) = run(state.inner, slices(&batches, 0..before));
+        let outer = [state.outer.params.leaves(), state.outer.momentum.leaves()];
+        let sent = inner.params().leaves();
+        let gradients = scope("diloco_send", || self.pseudo_gradients(cut, &outer[0], &sent, place));
+        let (inner, last) = run(inner, slices(&batches, before..every));
+        let outer = scope("diloco_send", || self.outer_update(cut, outer, gradients));
+        let params = inner.params();
+        let applied = scope("diloco_apply", || self.applied(cut, params.leaves(), &outer[0]));
+        let inner = inner.with_params(refill(&params, &mut applied.into_iter()));
+        let outer = refill(&state.outer, &mut outer.concat().into_iter());
+        let state = DilocoState { inner, outer, step: state.step + every as i32 };
+        (state, behind(Some(first), last))
+    }
+}
+
+/// A scan over groups of so many slices; without a loop if there is one.
+fn in_groups<C, B, O>(size: usize, batches: B, carry: C, f: impl FnOnce(C, B) -> (C, O)) -> (C, O)
+where
+    C: Tree<Leaf = Tensor>,
+    B: Tree<Leaf = Tensor>,
+    O: Tree<Leaf = Tensor>,
+{
+    if batches.leaves().first().is_none_or(|leaf| leaf.dims().first() == Some(&size)) {
+        return f(carry, batches);
+    }
+    let (carry, outputs) = scan(carry, map_leaves(&batches, |leaf| split(leaf, size)), f);
+    (carry, map_leaves(&outputs, join))
+}
+
+fn map_leaves<T: Tree<Leaf = Tensor>>(tree: &T, f: impl FnMut(Tensor) -> Tensor) -> T {
+    refill(tree, &mut tree.leaves().into_iter().map(f))
+}
+
+fn slices<T: Tree<Leaf = Tensor>>(tree: &T, range: std::ops::Range<usize>) -> T {
+    map_leaves(tree, |leaf| leaf.slice(0, range.clone()))
+}
+
+/// `[n size, ..]` as `[n, size, ..]`.
+fn split(leaf: Tensor, size: usize) -> Tensor {
+    let dims = leaf.dims();
+    let Some((&count, rest)) = dims.split_first() else { return leaf };
+    leaf.reshape([&[count / size, size], rest].concat())
+}
+
+/// `[n, size, ..]` as `[n size, ..]`.
+fn join(leaf: Tensor) -> Tensor {
+    let dims = leaf.dims();
+    match &dims[..] {
+        [count, size, rest @ ..] => leaf.reshape([&[count * size], rest].concat()),
+        _ => leaf,
+    }
+}
+
+/// One stack behind another, if there is another.
+fn behind<T: Tree<Leaf = Tensor>>(first: Option<T>, second: T) -> T {
+    let Some(first) = first else { return second };
+    let pairs = first.leaves().into_iter().zip(second.leaves());
+    let joined: Vec<Tensor> = pairs.map(|(first, second)| concatenate(&[first, second], 0)).collect();
+    refill(&first, &mut joined.into_iter())
+}
