@@ -12,8 +12,8 @@ use meshloom::hlo::read::{self, Form, ReadError};
 use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
-use meshloom::train::config::RunConfig;
-use meshloom::transform::diloco::Schedule;
+use meshloom::train::config::{DilocoConfig, RunConfig};
+use meshloom::transform::diloco::{DilocoOptions, Schedule, Streaming};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -75,7 +75,11 @@ impl Loaded {
 
     /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
     pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
-        Ok(None)
+        let Some(config) = self.run.as_ref().and_then(|run| run.config.diloco.as_ref()) else { return Ok(None) };
+        let DilocoConfig { replicas, sync_period, fragments, overlap_steps, .. } = *config;
+        let streaming = config.streaming.then(|| Streaming { fragments, overlap_steps, ..Streaming::default() });
+        let options = DilocoOptions { replicas, sync_period, streaming, ..DilocoOptions::default() };
+        Ok(Some((options.schedule()?, config.transport.name())))
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
