@@ -30,7 +30,7 @@ use meshloom::Error;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, Topology, worker};
 use meshloom::train::config::RunConfig;
-use meshloom::train::metrics::{MetricsWriter, Progress};
+use meshloom::train::metrics::{MetricsWriter, Progress, StepMetrics};
 use meshloom::train::parameters::LoadOptions;
 use meshloom::train::{StepAhead, Trainer};
 
@@ -164,13 +164,15 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     let mut progress = Progress::new(steps);
     let start = Instant::now();
     let mut last = None;
-    for _ in 0..steps {
-        let metrics = trainer.step()?;
-        if let Some(file) = &mut metrics_file {
-            file.write(&metrics)?;
+    while last.is_none_or(|last: StepMetrics| last.step < steps) && steps > 0 {
+        let done = last.map_or(0, |last| last.step);
+        for metrics in trainer.steps(steps - done)? {
+            if let Some(file) = &mut metrics_file {
+                file.write(&metrics)?;
+            }
+            progress.update(&metrics);
+            last = Some(metrics);
         }
-        progress.update(&metrics);
-        last = Some(metrics);
     }
     progress.finish();
     let Some(last) = last else { return Ok(()) };

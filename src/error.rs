@@ -43,6 +43,9 @@ pub enum Error {
     /// The metrics file could not be written.
     #[error(transparent)]
     Metrics(#[from] crate::train::metrics::MetricsError),
+    /// The machine's fault, or ours: what all replicas should have alike differs.
+    #[error(transparent)]
+    Replicas(#[from] crate::train::diloco::ReplicasDiffer),
     /// The caller's fault: there can be no such DiLoCo run.
     #[error(transparent)]
     Diloco(#[from] DilocoError),

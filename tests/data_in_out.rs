@@ -211,7 +211,7 @@ fn config(overrides: &[&str]) -> RunConfig {
 }
 
 fn host(trainer: &Trainer) -> Vec<Literal> {
-    trainer.state().params.leaves().iter().map(|array| array.get().expect("a value")).collect()
+    trainer.state().params().leaves().iter().map(|array| array.get().expect("a value")).collect()
 }
 
 /// Parameters trained on eight devices go to one device and back, bit for bit.
@@ -232,7 +232,7 @@ fn sharded_parameters_are_gathered_and_spread() {
     spread.load_parameters(&file, LoadOptions::default()).expect("loaded");
     assert_eq!(host(&spread), host(&trained));
     let layouts = |trainer: &Trainer| -> Vec<_> {
-        trainer.state().params.leaves().iter().map(|array| array.layout().clone()).collect()
+        trainer.state().params().leaves().iter().map(|array| array.layout().clone()).collect()
     };
     assert_eq!(layouts(&spread), layouts(&trained));
     let other = config(&["model.embed=64"]);

@@ -103,7 +103,7 @@ fn losses(overrides: &[&str]) -> Vec<f64> {
     let mut numbers: Vec<f64> =
         (0..3).flat_map(|_| trainer.step().map(|step| [step.loss, step.grad_norm]).expect("a step")).collect();
     let sum = |array: &Array| array.get().expect("a parameter").to_f64_vec().into_iter().sum::<f64>();
-    numbers.extend(trainer.state().params.leaves().iter().map(sum));
+    numbers.extend(trainer.state().params().leaves().iter().map(sum));
     numbers
 }
 

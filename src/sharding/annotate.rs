@@ -23,7 +23,7 @@ pub struct Annotated {
 
 /// Gives every input a spec by the rules of its role, and turns every `with-axes`, in regions too, into the reshard that
 /// the compute rules ask for. An output that shares its buffer with an input (`aliases` of (output, input)) gets that
-/// input's spec; the others are replicated.
+/// input's spec, one with names that of its names; the others are replicated.
 ///
 /// # Errors
 /// What [`Rules::resolve`](super::Rules::resolve) refuses, with the user's source line for a `with-axes`.
@@ -58,7 +58,13 @@ pub fn annotate(
     for (index, (info, ty)) in outputs.iter_mut().zip(graph.output_types()).enumerate() {
         let source = aliases.iter().find(|&&(output, _)| output == index).and_then(|&(_, input)| inputs.get(input));
         let spec = source.and_then(|input| input.spec.clone()).filter(|spec| spec.rank() == ty.rank());
-        info.spec = spec;
+        info.spec = match spec {
+            None if info.axes.len() == ty.rank() && ty.rank() > 0 => {
+                let (names, path) = (texts(&info.axes), info.path.to_string());
+                Some(rules.get(info.role).assign(mesh, &path, &optional(&names), &ty.dims, &mut pass.diagnostics)?.spec)
+            }
+            spec => spec,
+        };
     }
     annotated.set_output_info(outputs);
     let mut diagnostics: Vec<Diagnostic> = Vec::new();

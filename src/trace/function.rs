@@ -80,6 +80,19 @@ where
         &self.outputs
     }
 
+    /// The same function with logical axis names for an output, by which it is sharded; without, an output is whole on every device.
+    /// A path that no output has changes nothing, and so do names for an output that shares its buffer with an input.
+    #[must_use]
+    pub fn with_output_axes(self, path: &str, names: &[&str]) -> Function<I, O> {
+        let mut graph = Arc::unwrap_or_clone(self.graph);
+        let mut info = graph.output_info().to_vec();
+        for output in info.iter_mut().filter(|output| &*output.path == path) {
+            output.axes = names.iter().map(|name| crate::ir::Name::new(name)).collect();
+        }
+        graph.set_output_info(info);
+        Function { graph: Arc::new(graph), ..self }
+    }
+
     /// Calls the function inside another trace. It is emitted once, however often it is called.
     #[track_caller]
     pub fn call(&self, inputs: <I as MapTree<Tensor>>::Mapped) -> <O as MapTree<Tensor>>::Mapped {

@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::config::RunConfig;
-use super::step::aliases;
+use super::run::Calls;
+use super::step::{TrainStep, aliases};
 use crate::Error;
 use crate::compile::{LOCAL_PASSES, LowerOptions, Lowered, PASSES, lower};
 use crate::suggest::did_you_mean;
@@ -12,7 +13,7 @@ use crate::suggest::did_you_mean;
 /// A stage of a program. Each has what the one before has, and one thing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// The forward pass, as the closure was recorded.
+    /// The forward pass, as the closure was recorded: of one replica, if there are several.
     Traced,
     /// Forward pass, backward pass and update.
     Differentiated,
@@ -70,22 +71,21 @@ impl RunConfig {
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         self.check_supported()?;
-        let step = self.train_step();
         let none: Vec<&str> = PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name).collect();
         let as_it_is = LowerOptions { without: &none, explicit: false, ..self.lower_options() };
         match stage {
-            Stage::Traced => lower(step.trace_loss()?.graph(), &as_it_is),
+            Stage::Traced => lower(TrainStep { batch: self.rows_of_replica(), ..self.train_step() }.trace_loss()?.graph(), &as_it_is),
             Stage::Differentiated => {
-                let function = step.trace()?;
+                let function = self.trace_run(Calls::Single)?;
                 lower(function.graph(), &LowerOptions { aliases: aliases(&function), ..as_it_is })
             }
             Stage::Transformed => {
-                let function = step.trace()?;
+                let function = self.trace_run(Calls::Single)?;
                 let options = LowerOptions { aliases: aliases(&function), explicit: false, ..self.lower_options() };
                 lower(function.graph(), &options)
             }
             Stage::Sharded => {
-                let function = step.trace()?;
+                let function = self.trace_run(Calls::Single)?;
                 let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
                 let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
                 let aliases = aliases(&function);

@@ -7,12 +7,14 @@ use super::data::TextDataset;
 use super::metrics::StepMetrics;
 use super::parameters::{self, LoadOptions};
 use super::sample::Sampler;
-use super::step::{DropoutConfig, StepFunction, TrainState, TrainStep, aliases};
+use super::diloco::check_replicas;
+use super::run::{Calls, RunFunction, RunState, RunStep};
+use super::step::{DropoutConfig, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::compile::{LowerOptions, Lowered, Program, lower};
 use crate::hlo::{Annotation, GroupFormat};
-use crate::ir::Literal;
+use crate::ir::{DType, Literal, TensorType};
 use crate::nn::{Batch, DecoderConfig};
 use crate::optim::{AdamW, WarmupCosine};
 use crate::pjrt::{Array, Client, CompileOptions};
@@ -28,9 +30,14 @@ const RATE_FLOOR: f64 = 0.1;
 
 /// A compiled train step, its state on the devices, and its data.
 pub struct Trainer {
-    step: TrainStep,
+    step: RunStep,
     program: Program,
-    state: TrainState<Array>,
+    /// The program of several steps, and how many, if there is one.
+    several: Option<(usize, Program)>,
+    state: RunState<Array>,
+    /// Rows of a batch, over all replicas.
+    rows: usize,
+    checks_replicas: bool,
     tokenizer: Tokenizer,
     dataset: TextDataset,
     seed: u64,
@@ -89,7 +96,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
-    pub fn lower_train_step(&self) -> Result<(StepFunction, Lowered), Error> {
+    pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
         self.lower_train_step_for(GroupFormat::Lists)
     }
 
@@ -97,9 +104,17 @@ impl RunConfig {
     ///
     /// # Errors
     /// As there.
-    pub fn lower_train_step_for(&self, groups: GroupFormat) -> Result<(StepFunction, Lowered), Error> {
+    pub fn lower_train_step_for(&self, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
+        self.lower_run(Calls::Single, groups)
+    }
+
+    /// The program of one call of several steps lowered over the config's mesh; also the traced function.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn lower_run(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
         self.check_supported()?;
-        let function = self.train_step().trace()?;
+        let function = self.trace_run(calls)?;
         let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
         let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
         let options = LowerOptions { sharding, aliases: aliases(&function), groups, ..self.lower_options() };
@@ -153,21 +168,36 @@ impl Trainer {
         let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
         let start = Instant::now();
         let groups = GroupFormat::read_by(client.plugin().api_version());
+        let per_call = config.train.steps_per_call;
         let (_, lowered) = config.lower_train_step_for(groups)?;
+        let lowered_several = match per_call {
+            1 => None,
+            count => Some((count, config.lower_run(Calls::Several(count), groups)?.1)),
+        };
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let debug_options = config.compiler_options()?;
-        let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
-        let program = lowered.compile_with(client, &options)?;
+        let compile = |lowered: &Lowered| -> Result<Program, Error> {
+            let debug_options = debug_options.clone();
+            lowered.compile_with(client, &CompileOptions { debug_options, ..lowered.compile_options(client)? })
+        };
+        let program = compile(&lowered)?;
+        let several = match &lowered_several {
+            Some((count, lowered)) => Some((*count, compile(lowered)?)),
+            None => None,
+        };
         let compile_seconds = start.elapsed().as_secs_f64();
-        let step = config.train_step();
+        let step = config.run_step()?;
         let seed = config.train.seed;
         let state = program.put(0, &step.initialize(seed))?;
         let warnings = lowered.warnings().collect();
         Ok(Trainer {
             step,
             program,
+            several,
             state,
+            rows: config.train.batch,
+            checks_replicas: config.diloco.as_ref().is_some_and(|diloco| diloco.check_replicas),
             tokenizer,
             dataset,
             seed,
@@ -207,7 +237,7 @@ impl Trainer {
     }
 
     /// The state after the steps done so far.
-    pub fn state(&self) -> &TrainState<Array> {
+    pub fn state(&self) -> &RunState<Array> {
         &self.state
     }
 
@@ -226,7 +256,7 @@ impl Trainer {
     /// # Errors
     /// The plugin fails, or the file cannot be written.
     pub fn save_parameters(&self, file: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        parameters::save(file, &self.state.params)
+        parameters::save(file, self.state.params())
     }
 
     /// Replaces the present parameters by those of a safetensors file. The optimizer's state and the step stay.
@@ -235,45 +265,95 @@ impl Trainer {
     /// The file cannot be read, is damaged, or does not have the model's parameters: the error names the path.
     pub fn load_parameters(&mut self, file: impl AsRef<std::path::Path>, options: LoadOptions) -> Result<(), Error> {
         let client = self.program.executable().client();
-        self.state.params = parameters::load_like(file, &self.state.params, client, options)?;
-        Ok(())
+        let params = parameters::load_like(file, self.state.params(), client, options)?;
+        self.state.set_params(params, client)
     }
 
     /// Number of parameters.
     pub fn parameter_count(&self) -> usize {
-        self.state.params.leaves().iter().map(|param| param.ty().element_count()).sum()
+        self.state.params().leaves().iter().map(|param| param.ty().element_count()).sum()
     }
 
     /// Runs one step on the next batch and waits for its loss.
     ///
     /// # Errors
-    /// The plugin fails.
+    /// The plugin fails; or replicas differ that should not, where the config wants that checked.
     pub fn step(&mut self) -> Result<StepMetrics, Error> {
-        let start = Instant::now();
-        let (rows, seq) = (self.step.batch, self.step.seq);
-        let batch = self.dataset.batch(self.seed, self.steps_done, rows, seq)?;
-        let batch = Batch {
-            tokens: batch.tokens,
-            targets: batch.targets,
-            segment_ids: batch.segment_ids,
-            positions: batch.positions,
-            weights: batch.weights,
+        let metrics = self.call(Calls::Single)?;
+        // A call of one step has one.
+        Ok(metrics.into_iter().next().unwrap_or(StepMetrics::NONE))
+    }
+
+    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more than `most`.
+    /// Returns what came of each.
+    ///
+    /// # Errors
+    /// As of [`Trainer::step`].
+    pub fn steps(&mut self, most: u64) -> Result<Vec<StepMetrics>, Error> {
+        let calls = match &self.several {
+            Some((count, _)) if *count as u64 <= most => Calls::Several(*count),
+            _ => Calls::Single,
         };
+        match self.step.may_begin(calls, self.steps_done) {
+            true => self.call(calls),
+            false => self.call(Calls::Single),
+        }
+    }
+
+    fn call(&mut self, calls: Calls) -> Result<Vec<StepMetrics>, Error> {
+        let start = Instant::now();
+        let (program, count) = match (&self.several, calls) {
+            (Some((count, program)), Calls::Several(_)) => (program, *count),
+            _ => (&self.program, 1),
+        };
+        let calls = if count > 1 { calls } else { Calls::Single };
         let mut arguments = self.state.leaves();
-        let batch = self.program.put(arguments.len(), &batch)?;
+        let batch = program.put(arguments.len(), &self.batches(calls, count)?)?;
         arguments.extend(batch.leaves());
-        let outputs = self.program.run(&arguments.iter().collect::<Vec<_>>())?;
+        let outputs = program.run(&arguments.iter().collect::<Vec<_>>())?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
         let mut state = state.iter().cloned();
         let last = &metrics[0];
         // The step returns as many state leaves as it takes.
         self.state = self.state.rebuild(&mut || state.next().unwrap_or_else(|| last.clone()));
-        let number = |array: &Array| Ok::<f64, Error>(array.get()?.to_f64_vec().first().copied().unwrap_or(f64::NAN));
-        let (loss, grad_norm) = (number(&metrics[0])?, number(&metrics[1])?);
-        self.steps_done += 1;
-        let step_seconds = start.elapsed().as_secs_f64();
-        let tokens_per_second = (rows * seq) as f64 / step_seconds;
-        Ok(StepMetrics { step: self.steps_done, loss, grad_norm, tokens_per_second, step_seconds })
+        let [losses, norms] = [means(&metrics[0], count)?, means(&metrics[1], count)?];
+        let before = self.steps_done;
+        self.steps_done += count as u64;
+        if self.checks_replicas && self.step.syncs(before, self.steps_done) {
+            check_replicas(self.state.params())?;
+        }
+        let step_seconds = start.elapsed().as_secs_f64() / count as f64;
+        let tokens_per_second = (self.rows * self.step.of_replica().seq) as f64 / step_seconds;
+        let metrics = |(index, (loss, grad_norm))| StepMetrics {
+            step: before + 1 + index as u64,
+            loss,
+            grad_norm,
+            tokens_per_second,
+            step_seconds,
+        };
+        Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
+    }
+
+    /// The next batches, as a call takes them: of each step, of each replica, its rows.
+    fn batches(&self, calls: Calls, count: usize) -> Result<Batch<Literal>, Error> {
+        let (rows, TrainStep { batch: own_rows, seq, .. }) = (self.rows, self.step.of_replica());
+        let mut parts: [Vec<u8>; 5] = Default::default();
+        let mut dtypes = [DType::S32; 5];
+        for step in self.steps_done..self.steps_done + count as u64 {
+            let batch = self.dataset.batch(self.seed, step, rows, *seq)?;
+            let leaves = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
+            for ((part, dtype), leaf) in parts.iter_mut().zip(&mut dtypes).zip(leaves) {
+                part.extend_from_slice(leaf.bytes());
+                *dtype = leaf.ty().dtype;
+            }
+        }
+        let dims = [&self.step.leading_dims(calls)[..], &[*own_rows, *seq]].concat();
+        let mut leaves = parts.into_iter().zip(dtypes).map(|(bytes, dtype)| {
+            // As many bytes as the rows of all steps have.
+            Literal::from_bytes(TensorType::new(dtype, &dims), bytes).unwrap_or_else(|| Literal::scalar(0i32))
+        });
+        let mut next = || leaves.next().unwrap_or_else(|| Literal::scalar(0i32));
+        Ok(Batch { tokens: next(), targets: next(), segment_ids: next(), positions: next(), weights: next() })
     }
 
     /// A sampler with the present parameters, on one device.
@@ -282,7 +362,7 @@ impl Trainer {
     /// The plugin fails.
     pub fn sampler(&self) -> Result<Sampler, Error> {
         let mut failure = None;
-        let params = crate::trace::MapTree::map(&self.state.params, |_, array| match array.get() {
+        let params = crate::trace::MapTree::map(self.state.params(), |_, array| match array.get() {
             Ok(literal) => literal,
             Err(error) => {
                 failure.get_or_insert(error);
@@ -291,7 +371,17 @@ impl Trainer {
         });
         match failure {
             Some(error) => Err(error.into()),
-            None => Sampler::new(self.program.executable().client(), &self.step.model, &params, self.step.seq),
+            None => {
+                let TrainStep { model, seq, .. } = self.step.of_replica();
+                Sampler::new(self.program.executable().client(), model, &params, *seq)
+            }
         }
     }
+}
+
+/// For each of `count` steps, the mean over what replicas returned.
+fn means(numbers: &Array, count: usize) -> Result<Vec<f64>, Error> {
+    let numbers = numbers.get()?.to_f64_vec();
+    let of_step = (numbers.len() / count).max(1);
+    Ok(numbers.chunks(of_step).map(|numbers| numbers.iter().sum::<f64>() / numbers.len() as f64).collect())
 }

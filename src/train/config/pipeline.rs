@@ -97,9 +97,10 @@ impl RunConfig {
             );
             return Err(invalid("model.layers", self.model.layers, &reason));
         }
-        let batch = self.train.batch / self.train.microbatches;
+        let batch = self.rows_of_replica() / self.train.microbatches;
         if !batch.is_multiple_of(microbatches) {
-            let reason = format!("it must divide train.batch / train.microbatches, which is {batch}");
+            let of = if self.replicas() > 1 { " of each replica" } else { "" };
+            let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");
             return Err(invalid("pipeline.microbatches", microbatches, &reason));
         }
         Ok(())

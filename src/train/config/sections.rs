@@ -94,6 +94,8 @@ section! {
         seed: u64 = 0,
         /// Parts into which a batch is cut, with gradients accumulated.
         microbatches: usize = 1,
+        /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.
+        steps_per_call: usize = 1,
         /// Peak learning rate.
         learning_rate: f64 = 3e-3,
         /// Steps over which the learning rate rises from zero.
@@ -228,6 +230,12 @@ section! {
         overlap_alpha: f64 = 0.0,
         /// How pseudo-gradients are sent.
         transport: DilocoTransport = DilocoTransport::F32,
+        /// Numbers that share a scale when they are sent in 8 or 4 bits.
+        block: usize = 64,
+        /// Whether some fragments may hold one layer more than others.
+        uneven_fragments: bool = false,
+        /// Whether the outer parameters are compared between replicas after each sync.
+        check_replicas: bool = false,
     }
 }
 

@@ -8,14 +8,13 @@ impl RunConfig {
     /// converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 3] = [
+        let checks: [(&str, bool, String, &str); 2] = [
             (
                 "model.family",
                 self.model.family == ModelFamily::Gemma2,
                 quoted(self.model.family.name()),
                 "use model.family = \"llama\", \"mixtral\" or \"deepseek\"",
             ),
-            ("diloco", self.diloco.is_some(), "given".to_owned(), "drop the section [diloco]"),
             (
                 "target.platform",
                 self.target.platform != Platform::Cpu && self.target.topology.is_empty(),

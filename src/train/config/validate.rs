@@ -97,6 +97,7 @@ impl RunConfig {
         positive("train.batch", train.batch)?;
         positive("train.steps", train.steps)?;
         positive("train.microbatches", train.microbatches)?;
+        positive("train.steps_per_call", train.steps_per_call)?;
         divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
         within("train.learning_rate", train.learning_rate, 0.0..f64::INFINITY)?;
         within("train.weight_decay", train.weight_decay, 0.0..f64::INFINITY)?;
@@ -144,17 +145,21 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let sizes = [("train.batch", self.train.batch), ("model.seq", self.model.seq)];
+        let sizes = [("train.batch", self.rows_of_replica()), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
+        let (value, of) = match (key, self.replicas()) {
+            ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
+            _ => (size, String::new()),
+        };
         Err(invalid(
             key,
-            size,
+            value,
             &format!(
-                "it must be a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
+                "it must be {of}a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
                  rules.uneven = true"
             ),
         ))
@@ -164,7 +169,7 @@ impl RunConfig {
     fn validate_microbatch(&self, mesh: &Mesh) -> Checked {
         let Some(pipeline) = &self.pipeline else { return Ok(()) };
         let rules = self.rule_sets()?;
-        let rows = self.train.batch / (self.train.microbatches * pipeline.microbatches).max(1);
+        let rows = self.rows_of_replica() / (self.train.microbatches * pipeline.microbatches).max(1);
         let names = [Some("activation_stage"), Some("activation_batch")];
         let dims = [axis_size(mesh, "stage"), rows];
         let resolved = rules.compute.resolve(mesh, "microbatch", &names, &dims, &mut Vec::new());
@@ -182,7 +187,7 @@ impl RunConfig {
         let Some(diloco) = &self.diloco else {
             return match replicas_of_mesh {
                 1 => Ok(()),
-                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco], which is not built yet; give")),
+                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]; give it, or")),
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
@@ -193,6 +198,15 @@ impl RunConfig {
             return Err(invalid("diloco.replicas", replicas, &reason));
         }
         divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
+        let rows = self.rows_of_replica();
+        if !rows.is_multiple_of(self.train.microbatches) {
+            let reason = format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
+            return Err(invalid("train.microbatches", self.train.microbatches, &reason));
+        }
+        positive("diloco.block", diloco.block)?;
+        if !diloco.block.is_multiple_of(2) {
+            return Err(invalid("diloco.block", diloco.block, "it must be even: 4-bit integers are sent two in a byte"));
+        }
         within("diloco.outer_lr", diloco.outer_lr, 0.0..f64::INFINITY)?;
         within("diloco.outer_momentum", diloco.outer_momentum, 0.0..1.0)?;
         if !(0.0..=1.0).contains(&diloco.overlap_alpha) {
@@ -205,8 +219,16 @@ impl RunConfig {
             let reason = "it must be at least 2: one for everything outside the layers, one or more for the layers";
             return Err(invalid("diloco.fragments", fragments, reason));
         }
-        if !self.model.layers.is_multiple_of(fragments - 1) {
-            let reason = format!("fragments - 1 must divide model.layers, which is {}", self.model.layers);
+        let (layers, of) = match &self.pipeline {
+            Some(pipeline) => (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are"),
+            None => (self.model.layers, "model.layers, which is"),
+        };
+        if layers < fragments - 1 {
+            let reason = format!("fragments - 1 must be at most {of} {layers}");
+            return Err(invalid("diloco.fragments", fragments, &reason));
+        }
+        if !diloco.uneven_fragments && !layers.is_multiple_of(fragments - 1) {
+            let reason = format!("fragments - 1 must divide {of} {layers}; or set diloco.uneven_fragments = true");
             return Err(invalid("diloco.fragments", fragments, &reason));
         }
         if sync_period < fragments {

@@ -169,19 +169,23 @@ impl Diloco {
         let syncs = (step % every).equal(0) & step.greater(0);
         let fragment = (step % self.schedule.period() as i32) / every;
         let classes = self.fragments.size_classes();
+        let layers = |layers| Cut::Layers { layers, fragment };
+        let sync = |name, cut, leaves| scope(name, || f(cut, leaves));
         let of_layers = |leaves: [Leaves; N]| match &classes[..] {
             [longer, shorter] => cond(
                 fragment.less(shorter.fragments.start as i32),
                 leaves,
-                |leaves| f(Cut::Layers { layers: longer.layers, fragment }, leaves),
-                |leaves| f(Cut::Layers { layers: shorter.layers, fragment }, leaves),
+                |leaves| sync("longer_layer_fragment", layers(longer.layers), leaves),
+                |leaves| sync("layer_fragment", layers(shorter.layers), leaves),
             ),
-            [class, ..] => f(Cut::Layers { layers: class.layers, fragment }, leaves),
+            [class, ..] => sync("layer_fragment", layers(class.layers), leaves),
             [] => leaves,
         };
         let sync = |leaves: [Leaves; N]| match self.fragments.is_streaming() {
-            false => f(Cut::Whole, leaves),
-            true => cond(fragment.equal(0), leaves, |leaves| f(Cut::Outside, leaves), of_layers),
+            false => sync("all_parameters", Cut::Whole, leaves),
+            true => {
+                cond(fragment.equal(0), leaves, |leaves| sync("fragment_0", Cut::Outside, leaves), of_layers)
+            }
         };
         cond(syncs, leaves, sync, |leaves| leaves)
     }
