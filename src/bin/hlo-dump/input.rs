@@ -12,8 +12,8 @@ use meshloom::hlo::read::{self, Form, ReadError};
 use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
-use meshloom::train::config::{DilocoConfig, RunConfig};
-use meshloom::transform::diloco::{DilocoOptions, Schedule, Streaming};
+use meshloom::train::config::RunConfig;
+use meshloom::transform::diloco::Schedule;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -68,18 +68,10 @@ impl Loaded {
         self.devices.replicas.saturating_mul(self.devices.partitions)
     }
 
-    /// Train steps in one execution of the program.
-    pub fn steps_per_execution(&self) -> u64 {
-        1
-    }
-
     /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
     pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
-        let Some(config) = self.run.as_ref().and_then(|run| run.config.diloco.as_ref()) else { return Ok(None) };
-        let DilocoConfig { replicas, sync_period, fragments, overlap_steps, .. } = *config;
-        let streaming = config.streaming.then(|| Streaming { fragments, overlap_steps, ..Streaming::default() });
-        let options = DilocoOptions { replicas, sync_period, streaming, ..DilocoOptions::default() };
-        Ok(Some((options.schedule()?, config.transport.name())))
+        let Some(options) = self.run.as_ref().and_then(|run| run.config.diloco_options()) else { return Ok(None) };
+        Ok(Some((options.schedule()?, options.transport.name())))
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
