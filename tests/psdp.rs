@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use eight_devices::{client, relative_error};
 use insta::{Settings, assert_snapshot};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{TextOptions, print};
+use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::Literal;
 use meshloom::nn::Batch;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
@@ -332,7 +332,7 @@ fn optimizer_state_is_fully_sharded() {
     }
 }
 
-/// The step as it is before and after partitioning, with microbatches and without.
+/// The step as it is before and after partitioning.
 #[test]
 fn programs() {
     let mut settings = Settings::clone_current();
@@ -340,16 +340,13 @@ fn programs() {
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     let _bound = settings.bind_to_scope();
-    for microbatches in [1, 2] {
-        let config = config(&["mesh.axes=replica=2,fsdp=4", &format!("train.microbatches={microbatches}")]);
-        let function = train_step(&config).trace().unwrap_or_else(|error| panic!("{error}"));
-        let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-        for (stage, explicit) in [("global", false), ("local", true)] {
-            let sharding = Some((&mesh, &rules));
-            let options = LowerOptions { sharding, explicit, omit_metadata: true, ..LowerOptions::default() };
-            let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
-            let text = print(&lowered.module.decode(), &TextOptions::canonical());
-            assert_snapshot!(format!("microbatches_{microbatches}_{stage}"), text);
-        }
+    let config = config(&["mesh.axes=replica=2,fsdp=4", "train.microbatches=2"]);
+    let function = train_step(&config).trace().unwrap_or_else(|error| panic!("{error}"));
+    let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
+    for (stage, explicit) in [("global", false), ("local", true)] {
+        let sharding = Some((&mesh, &rules));
+        let options = LowerOptions { sharding, explicit, omit_metadata: true, ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
+        assert_snapshot!(stage, print(&lowered.module.decode(), &TextOptions::canonical()));
     }
 }

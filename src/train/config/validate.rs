@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
-use super::{DilocoConfig, RematPolicy, RuleSource, RunConfig};
+use super::{CheckpointConfig, DilocoConfig, RematPolicy, RuleSource, RunConfig};
 use crate::nn::Batch;
 use crate::pjrt::DebugValue;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
@@ -17,6 +17,7 @@ impl RunConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
         self.validate_train()?;
+        self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
         self.compiler_options()?;
@@ -104,6 +105,14 @@ impl RunConfig {
         match train.clip_norm > 0.0 {
             true => Ok(()),
             false => Err(invalid("train.clip_norm", train.clip_norm, "it must be more than 0")),
+        }
+    }
+
+    fn validate_checkpoint(&self) -> Checked {
+        let CheckpointConfig { dir, every, .. } = &self.checkpoint;
+        match *every > 0 && dir.is_empty() {
+            true => Err(invalid("checkpoint.every", every, "it needs checkpoint.dir, the directory for checkpoints")),
+            false => Ok(()),
         }
     }
 
