@@ -409,7 +409,10 @@ fn replicas_that_differ_are_found() {
     shards[last] = Buffer::from_literal(&client(), &changed, last).expect("a buffer");
     outer.final_norm = Array::from_shards(array.ty().clone(), array.layout().clone(), shards).expect("an array");
     let error = check_replicas(&outer).expect_err("one differs");
-    assert!(matches!(&error, Error::Replicas(differ) if differ.path == "final_norm" && differ.device == last), "{error}");
+    assert!(
+        matches!(&error, Error::Replicas(differ) if differ.path == "final_norm" && differ.device == last),
+        "{error}"
+    );
 }
 
 /// Pseudo-gradients in 16, 8 and 4 bits train as well as whole ones: the mean loss of the last steps is within 1 %.

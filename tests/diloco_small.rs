@@ -150,7 +150,6 @@ fn simulation_of_two_replicas() {
     simulation(Some("diloco=2"));
 }
 
-
 meshloom::tree! {
     /// Layers `x := tanh(x W) + x`, and a scale before them.
     struct Stack<T> {
@@ -248,7 +247,9 @@ fn stack_options<'a>(mesh: &'a Mesh, rules: &'a RuleSets) -> LowerOptions<'a> {
 }
 
 fn stack_rules() -> RuleSets {
-    RuleSets::uniform(Rules::from_pairs(&[("diloco", &["diloco"]), ("embed", &["fsdp"]), ("layers", &[])]).expect("rules"))
+    RuleSets::uniform(
+        Rules::from_pairs(&[("diloco", &["diloco"]), ("embed", &["fsdp"]), ("layers", &[])]).expect("rules"),
+    )
 }
 
 /// The mean pseudo-gradient as it arrives, in blocks of four, and that of a mesh; against the exact one.
