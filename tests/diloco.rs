@@ -11,9 +11,9 @@ use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::hlo::GroupFormat;
 use meshloom::ir::{DType, Literal};
+use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
-use meshloom::pjrt::Array;
 use meshloom::train::Trainer;
 use meshloom::train::config::RunConfig;
 use meshloom::train::data::TextDataset;
@@ -64,10 +64,7 @@ fn descend(params: Linear<Tensor>, examples: Examples<Tensor>) -> (Linear<Tensor
         let product = examples.x.matmul(params.weight);
         (product + params.bias.broadcast_like(product, [1]) - examples.labels).square().mean(..)
     });
-    let params = Linear {
-        weight: params.weight - gradients.weight * 0.1,
-        bias: params.bias - gradients.bias * 0.1,
-    };
+    let params = Linear { weight: params.weight - gradients.weight * 0.1, bias: params.bias - gradients.bias * 0.1 };
     (params, loss)
 }
 
@@ -265,7 +262,13 @@ fn elements(path: &str, count: usize, fragment: Fragment, cut: &Cut) -> Vec<std:
     let is_layer = path.contains("layers.");
     match fragment {
         Fragment::Whole => vec![0..count],
-        Fragment::Part(0) => if is_layer { vec![] } else { vec![0..count] },
+        Fragment::Part(0) => {
+            if is_layer {
+                vec![]
+            } else {
+                vec![0..count]
+            }
+        }
         Fragment::Part(_) if !is_layer => vec![],
         Fragment::Part(number) => {
             let size = count / LAYERS;
@@ -321,7 +324,9 @@ fn reference(replicas: usize, options: &DilocoOptions, schedule: Schedule, cut: 
             }
         }
         for (replica, params) in of_replicas.iter_mut().zip(&inner) {
-            let literals: Vec<Literal> = params.iter().zip(&plain.start)
+            let literals: Vec<Literal> = params
+                .iter()
+                .zip(&plain.start)
                 .map(|(param, start)| Literal::from_slice(&start.ty().dims, param).expect("as many"))
                 .collect();
             replica.0.splice(..count, plain.put(&literals));
@@ -420,7 +425,8 @@ fn sequential_fragments_of_four_replicas() {
 
 #[test]
 fn uneven_fragments() {
-    let uneven = ["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=1"];
+    let uneven =
+        ["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=1"];
     check(4, &uneven, &[vec![0, 3], vec![1], vec![2]]);
     let blocks = [&uneven[..], &["diloco.sequential_layers=true"]].concat();
     check(4, &blocks, &[vec![0, 1], vec![2], vec![3]]);
@@ -437,7 +443,8 @@ fn a_long_overlap() {
 /// without (a count that fits no period; no overlap).
 #[test]
 fn steps_per_call() {
-    let uneven = &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
+    let uneven =
+        &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
     let cases: [(&[&str], &[&str]); 3] = [(&overlapping, &["24", "12", "7"]), (uneven, &["12"]), (&[], &["12"])];
     for (settings, counts) in cases {
@@ -449,7 +456,10 @@ fn steps_per_call() {
             let (inner, outer) = worst(&found, &expected);
             let of_losses = relative_error(&losses, &expected_losses);
             println!("{settings:?} {per_call}: inner {inner:.1e}, outer {outer:.1e}, losses {of_losses:.1e}");
-            assert!(inner.max(outer).max(of_losses) <= 1e-5, "{settings:?} {per_call}: {inner:e} {outer:e} {of_losses:e}");
+            assert!(
+                inner.max(outer).max(of_losses) <= 1e-5,
+                "{settings:?} {per_call}: {inner:e} {outer:e} {of_losses:e}"
+            );
         }
     }
 }

@@ -228,9 +228,10 @@ fn payloads_are_known_without_a_program() {
             let state = program.config.state().unwrap();
             let whole = state.params().leaves();
             let parts = program.outer_parts();
-            let each = whole.iter().zip(&parts).map(|(param, (_, part))| {
-                param.spec.ty.element_count() / part.iter().product::<usize>()
-            });
+            let each = whole
+                .iter()
+                .zip(&parts)
+                .map(|(param, (_, part))| param.spec.ty.element_count() / part.iter().product::<usize>());
             let copies: Vec<usize> = each.collect();
             let expected: u64 = (0..parts.len())
                 .map(|index| {

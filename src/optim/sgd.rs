@@ -37,7 +37,8 @@ impl Sgd {
     /// One step: new parameters, of the types that they have, and velocities, `f32`.
     pub fn update<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
         let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
-        for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves()) {
+        for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves())
+        {
             let gradient = gradient.convert(DType::F32);
             let velocity = velocity * self.momentum + gradient;
             let change = if self.nesterov { gradient + velocity * self.momentum } else { velocity };

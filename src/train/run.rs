@@ -230,10 +230,7 @@ impl RunStep {
     }
 
     pub(super) fn trace(&self, calls: Calls) -> Result<RunFunction, Error> {
-        let specs = RunInput {
-            state: self.state().map(|_, param| param.spec.clone()),
-            batch: self.batch_specs(calls),
-        };
+        let specs = RunInput { state: self.state().map(|_, param| param.spec.clone()), batch: self.batch_specs(calls) };
         let declared = self.of_replica().state().params;
         let name = if calls == Calls::Single { "train_step" } else { "train_steps" };
         let function = Function::trace(name, specs, |RunInput { state, batch }| {

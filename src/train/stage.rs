@@ -74,7 +74,9 @@ impl RunConfig {
         let none: Vec<&str> = PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name).collect();
         let as_it_is = LowerOptions { without: &none, explicit: false, ..self.lower_options() };
         match stage {
-            Stage::Traced => lower(TrainStep { batch: self.rows_of_replica(), ..self.train_step() }.trace_loss()?.graph(), &as_it_is),
+            Stage::Traced => {
+                lower(TrainStep { batch: self.rows_of_replica(), ..self.train_step() }.trace_loss()?.graph(), &as_it_is)
+            }
             Stage::Differentiated => {
                 let function = self.trace_run(Calls::Single)?;
                 lower(function.graph(), &LowerOptions { aliases: aliases(&function), ..as_it_is })

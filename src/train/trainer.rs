@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use super::config::{self, RunConfig};
 use super::data::TextDataset;
+use super::diloco::check_replicas;
 use super::metrics::StepMetrics;
 use super::parameters::{self, LoadOptions};
-use super::sample::Sampler;
-use super::diloco::check_replicas;
 use super::run::{Calls, RunFunction, RunState, RunStep};
+use super::sample::Sampler;
 use super::step::{DropoutConfig, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;

@@ -200,12 +200,17 @@ impl RunConfig {
         divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
         let rows = self.rows_of_replica();
         if !rows.is_multiple_of(self.train.microbatches) {
-            let reason = format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
+            let reason =
+                format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
             return Err(invalid("train.microbatches", self.train.microbatches, &reason));
         }
         positive("diloco.block", diloco.block)?;
         if !diloco.block.is_multiple_of(2) {
-            return Err(invalid("diloco.block", diloco.block, "it must be even: 4-bit integers are sent two in a byte"));
+            return Err(invalid(
+                "diloco.block",
+                diloco.block,
+                "it must be even: 4-bit integers are sent two in a byte",
+            ));
         }
         within("diloco.outer_lr", diloco.outer_lr, 0.0..f64::INFINITY)?;
         within("diloco.outer_momentum", diloco.outer_momentum, 0.0..1.0)?;
@@ -220,7 +225,9 @@ impl RunConfig {
             return Err(invalid("diloco.fragments", fragments, reason));
         }
         let (layers, of) = match &self.pipeline {
-            Some(pipeline) => (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are"),
+            Some(pipeline) => {
+                (pipeline.repeats * pipeline.layers_per_stage, "the layers of a stage, of which there are")
+            }
             None => (self.model.layers, "model.layers, which is"),
         };
         if layers < fragments - 1 {

@@ -93,7 +93,13 @@ impl Fragments {
         };
         let leaves: Vec<Leaf> = params.leaves().into_iter().enumerate().map(leaf).collect();
         let Some(streaming) = options.streaming else {
-            return Ok(Fragments { leaves, count: None, order: LayerOrder::default(), cut_dims: Vec::new(), layers: 0 });
+            return Ok(Fragments {
+                leaves,
+                count: None,
+                order: LayerOrder::default(),
+                cut_dims: Vec::new(),
+                layers: 0,
+            });
         };
         let stack = common_stack(&leaves, &params.paths())?;
         let kept = |(dim, _): &(usize, usize)| Some(*dim) != layout.stage_dim;

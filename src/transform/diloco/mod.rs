@@ -183,9 +183,7 @@ impl Diloco {
         };
         let sync = |leaves: [Leaves; N]| match self.fragments.is_streaming() {
             false => sync("all_parameters", Cut::Whole, leaves),
-            true => {
-                cond(fragment.equal(0), leaves, |leaves| sync("fragment_0", Cut::Outside, leaves), of_layers)
-            }
+            true => cond(fragment.equal(0), leaves, |leaves| sync("fragment_0", Cut::Outside, leaves), of_layers),
         };
         cond(syncs, leaves, sync, |leaves| leaves)
     }

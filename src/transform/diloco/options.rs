@@ -64,13 +64,7 @@ pub struct Streaming {
 
 impl Default for Streaming {
     fn default() -> Streaming {
-        Streaming {
-            fragments: 3,
-            order: LayerOrder::Interleaved,
-            uneven: false,
-            overlap_steps: 0,
-            overlap_alpha: 0.0,
-        }
+        Streaming { fragments: 3, order: LayerOrder::Interleaved, uneven: false, overlap_steps: 0, overlap_alpha: 0.0 }
     }
 }
 
@@ -147,7 +141,9 @@ pub enum DilocoError {
         fragments: usize,
     },
     /// More fragments than steps between their syncs.
-    #[error("{fragments} fragments sync one at a time, which takes at least as many steps, not {sync_period}: use a longer sync period")]
+    #[error(
+        "{fragments} fragments sync one at a time, which takes at least as many steps, not {sync_period}: use a longer sync period"
+    )]
     Period {
         /// Steps.
         sync_period: usize,
@@ -155,7 +151,9 @@ pub enum DilocoError {
         fragments: usize,
     },
     /// A fragment would be sent again before it is used.
-    #[error("a fragment comes in {overlap_steps} steps after it is sent, but is sent again after {period}: overlap fewer steps")]
+    #[error(
+        "a fragment comes in {overlap_steps} steps after it is sent, but is sent again after {period}: overlap fewer steps"
+    )]
     Overlap {
         /// tau.
         overlap_steps: usize,
@@ -205,7 +203,9 @@ pub enum DilocoError {
         expected: Vec<usize>,
     },
     /// A program of so many steps cannot overlap a transfer with compute.
-    #[error("a program that overlaps transfers with steps runs a multiple of the {period} steps of a period, not {steps}")]
+    #[error(
+        "a program that overlaps transfers with steps runs a multiple of the {period} steps of a period, not {steps}"
+    )]
     StepsPerCall {
         /// Steps.
         steps: usize,

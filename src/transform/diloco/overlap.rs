@@ -73,13 +73,7 @@ impl Diloco {
 
     /// The k steps until a fragment has come in, of which the last `tau` run while it is sent.
     #[track_caller]
-    fn one_sync<S, B, O>(
-        &self,
-        state: State<S>,
-        batches: B,
-        cut: Cut,
-        step: &dyn Fn(S, B) -> (S, O),
-    ) -> (State<S>, O)
+    fn one_sync<S, B, O>(&self, state: State<S>, batches: B, cut: Cut, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
     where
         S: HasParams,
         B: Tree<Leaf = Tensor>,

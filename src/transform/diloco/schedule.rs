@@ -109,7 +109,9 @@ mod tests {
     use super::*;
 
     fn schedule(sync_period: usize, streaming: Option<Streaming>) -> Schedule {
-        DilocoOptions { sync_period, streaming, ..DilocoOptions::default() }.schedule().expect("options that go together")
+        DilocoOptions { sync_period, streaming, ..DilocoOptions::default() }
+            .schedule()
+            .expect("options that go together")
     }
 
     /// Events after steps 1, 2, ..: what is sent, then what is applied; `-` for nothing, `*` for all.
