@@ -11,6 +11,13 @@
 //! cargo run --release --example pretrain -- --debug-sharding --set mesh.axes=fsdp=2,tensor=4
 //! ```
 //!
+//! With checkpoints, and going on from the newest of them after whatever stopped the run:
+//!
+//! ```text
+//! cargo run --release --example pretrain -- --checkpoint checkpoints --checkpoint-every 20
+//! cargo run --release --example pretrain -- --checkpoint checkpoints --checkpoint-every 20 --resume checkpoints
+//! ```
+//!
 //! With a target it compiles the train step for that hardware instead, which need not be there, and says what it needs:
 //!
 //! ```text
@@ -24,13 +31,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use meshloom::Error;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, Topology, worker};
+use meshloom::train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
 use meshloom::train::config::RunConfig;
-use meshloom::train::metrics::{MetricsWriter, Progress, StepMetrics};
+use meshloom::train::metrics::{MetricsWriter, Progress};
 use meshloom::train::parameters::LoadOptions;
 use meshloom::train::{StepAhead, Trainer};
 
@@ -44,7 +51,7 @@ struct Arguments {
     /// Overrides one key of the config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// Steps to run, at least 1; as --set train.steps=N, but the learning-rate schedule keeps its length
+    /// Steps to run, at least 1, those before a checkpoint included; as --set train.steps=N, but the learning-rate schedule keeps its length
     #[arg(long, value_name = "N", value_parser = parse_steps, allow_hyphen_values = true)]
     steps: Option<u64>,
     /// Seed of parameters and data; short for --set train.seed=N
@@ -78,12 +85,18 @@ struct Arguments {
     /// Writes the last parameters to a safetensors file
     #[arg(long, value_name = "FILE")]
     save_parameters: Option<PathBuf>,
-    /// Writes checkpoints there (not built yet)
+    /// Writes checkpoints there, the last after the last step; short for --set checkpoint.dir=DIR
     #[arg(long, value_name = "DIR")]
-    checkpoint: Option<PathBuf>,
-    /// Goes on from the last checkpoint there (not built yet)
-    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<String>,
+    /// Steps between checkpoints; short for --set checkpoint.every=N
+    #[arg(long, value_name = "N")]
+    checkpoint_every: Option<u64>,
+    /// Goes on from the newest checkpoint there, or from this one, up to step --steps
+    #[arg(long, value_name = "DIR", conflicts_with = "load_parameters")]
     resume: Option<PathBuf>,
+    /// With --resume: where the newest checkpoint is damaged, takes the newest that is not
+    #[arg(long, requires = "resume")]
+    resume_fallback: bool,
 }
 
 fn parse_steps(text: &str) -> Result<u64, String> {
@@ -92,15 +105,28 @@ fn parse_steps(text: &str) -> Result<u64, String> {
 }
 
 impl Arguments {
-    /// Ends the program when a flag asks for what there is not yet.
-    fn refuse_unbuilt(&self) {
-        for (flag, value) in [("--checkpoint", &self.checkpoint), ("--resume", &self.resume)] {
-            if value.is_some() {
-                let message =
-                    format!("{flag}: not built yet; run without it (a run starts from its seed and keeps nothing)");
-                Arguments::command().error(ErrorKind::InvalidValue, message).exit();
-            }
+    /// The config file's overrides: those of `--set`, and the flags that are short for one.
+    fn overrides(&self) -> Vec<String> {
+        let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));
+        let flags = [
+            self.seed.map(|seed| format!("train.seed={seed}")),
+            self.target.as_ref().map(|target| format!("target.topology={target}")),
+            self.checkpoint.as_ref().map(|directory| quoted("checkpoint.dir", directory)),
+            self.checkpoint_every.map(|steps| format!("checkpoint.every={steps}")),
+        ];
+        self.set.iter().cloned().chain(flags.into_iter().flatten()).collect()
+    }
+
+    /// The checkpoint to go on from.
+    fn find_checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
+        let Some(path) = &self.resume else { return Ok(None) };
+        let fallback = if self.resume_fallback { Fallback::Older } else { Fallback::Refuse };
+        let Found { checkpoint, skipped } = checkpoint::find(path, fallback)?;
+        for error in skipped {
+            eprintln!("warning: {error}; an older checkpoint is taken");
         }
+        eprintln!("resumed after step {} from {}", checkpoint.about().step, checkpoint.folder().display());
+        Ok(Some(checkpoint))
     }
 }
 
@@ -108,7 +134,6 @@ fn main() -> ExitCode {
     // For --target: the compiler runs in a child process, which is this program again.
     worker::run_if_asked();
     let arguments = Arguments::parse();
-    arguments.refuse_unbuilt();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
     tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
     match run(arguments) {
@@ -121,9 +146,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), Error> {
-    let mut overrides = arguments.set;
-    overrides.extend(arguments.seed.map(|seed| format!("train.seed={seed}")));
-    overrides.extend(arguments.target.map(|target| format!("target.topology={target}")));
+    let overrides = arguments.overrides();
     let config = match &arguments.config {
         Some(path) => RunConfig::load(path, &overrides)?,
         None => RunConfig::from_overrides(&overrides)?,
@@ -137,12 +160,21 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         return compile_ahead(&config, &settings, arguments.write_hlo.as_deref());
     }
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
-    let mut metrics_file = arguments.metrics.as_ref().map(MetricsWriter::create).transpose()?;
+    let checkpoint = arguments.find_checkpoint()?;
+    let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
+    let mut metrics_file = match (&arguments.metrics, &checkpoint) {
+        (None, _) => None,
+        (Some(path), None) => Some(MetricsWriter::create(path)?),
+        (Some(path), Some(checkpoint)) => Some(MetricsWriter::resume(path, checkpoint.about().step)?),
+    };
 
     let plugin = Plugin::find(config.target.platform.name())?;
     let device_count = Trainer::device_count(&config)?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
-    let mut trainer = Trainer::new(&config, &client)?;
+    let mut trainer = match &checkpoint {
+        Some(checkpoint) => Trainer::resume(&config, &client, checkpoint)?,
+        None => Trainer::new(&config, &client)?,
+    };
     for warning in trainer.warnings() {
         eprintln!("warning: {warning}");
     }
@@ -164,18 +196,25 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     let mut progress = Progress::new(steps);
     let start = Instant::now();
     let mut last = None;
-    while last.is_none_or(|last: StepMetrics| last.step < steps) && steps > 0 {
-        let done = last.map_or(0, |last| last.step);
-        for metrics in trainer.steps(steps - done)? {
+    while trainer.steps_done() < steps {
+        for metrics in trainer.steps(steps - trainer.steps_done())? {
             if let Some(file) = &mut metrics_file {
                 file.write(&metrics)?;
             }
             progress.update(&metrics);
             last = Some(metrics);
         }
+        let done = trainer.steps_done();
+        if let Some(checkpointer) = checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
+            trainer.save_checkpoint(checkpointer)?;
+        }
     }
     progress.finish();
-    let Some(last) = last else { return Ok(()) };
+    checkpointer.map(Checkpointer::finish).transpose()?;
+    let Some(last) = last else {
+        eprintln!("all {steps} steps were done before; give more with --steps");
+        return Ok(());
+    };
     println!(
         "step {}: loss {:.4} nats per {token}, {:.4} below the entropy of single {single}s, after {:.0} s",
         last.step,
@@ -193,6 +232,18 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         println!("\n{prompt}{}", trainer.tokenizer().decode(&text));
     }
     Ok(())
+}
+
+/// Where the config wants checkpoints, if it does.
+fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Result<Option<Checkpointer>, Error> {
+    if config.checkpoint.dir.is_empty() {
+        return Ok(None);
+    }
+    let checkpointer = Checkpointer::new(&config.checkpoint, checkpoint.map_or(Start::Fresh, Start::After))?;
+    for folder in checkpointer.set_aside() {
+        eprintln!("warning: a checkpoint of a later step is now {}", folder.display());
+    }
+    Ok(Some(checkpointer))
 }
 
 /// Prints what the rules make of the train step.

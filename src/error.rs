@@ -37,6 +37,9 @@ pub enum Error {
     /// The parameter file's fault.
     #[error(transparent)]
     Parameters(#[from] Box<crate::train::parameters::ParameterError>),
+    /// The checkpoint's fault, or that of the run that asks for it.
+    #[error(transparent)]
+    Checkpoint(#[from] Box<crate::train::checkpoint::CheckpointError>),
     /// The tokenizer file's fault.
     #[error(transparent)]
     Tokenizer(#[from] Box<crate::train::tokenizer::TokenizerError>),
@@ -90,6 +93,7 @@ boxed! {
     Config(crate::train::config::ConfigError),
     Data(crate::train::data::DataError),
     Parameters(crate::train::parameters::ParameterError),
+    Checkpoint(crate::train::checkpoint::CheckpointError),
     Tokenizer(crate::train::tokenizer::TokenizerError)
 }
 

@@ -326,7 +326,7 @@ fn impossible_values() {
     assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
     assert_snapshot!(with(&["rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(with(&["rules.compute.override=[[\"mlp\", [\"data\", \"data\"]]]"]), @r#"--set rules.compute.override=[["mlp", ["data", "data"]]]: rules.compute.override is a list of one rule: rule mlp -> (data,data) (rules.compute.override[0]) names mesh axis "data" twice; an axis can split a dimension once"#);
-    assert_snapshot!(with(&["train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (data,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(with(&["train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(with(&["mesh.axes=context=8", "model.seq=60"]), @r#"--set model.seq=60: model.seq is 60: it must be a multiple of 8: rule activation_length -> context (preset decoder) splits it over the mesh "context=8"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder", "decoder-all-reduce" (did you mean "decoder"?)"#);
     assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
@@ -414,7 +414,6 @@ fn pipeline_options() {
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
     assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
-    assert_snapshot!(check(&["train.microbatches=4"]), @"train.microbatches is 4: not built yet; use train.microbatches = 1");
     assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
     assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
     assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use std::time::{Duration, Instant};
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, HostCopy};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::check_count;
@@ -165,7 +165,8 @@ impl Array {
         })
     }
 
-    fn start_copy(&self, device: usize) -> Result<super::buffer::HostCopy, PjrtError> {
+    /// Starts copying what one device holds to the host.
+    pub(crate) fn start_copy(&self, device: usize) -> Result<HostCopy, PjrtError> {
         let shard = self.shards.get(device).ok_or_else(|| PjrtError::InvalidOption {
             option: "shard".into(),
             value: device.to_string(),

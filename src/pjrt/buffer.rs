@@ -224,14 +224,15 @@ impl fmt::Debug for Buffer {
 }
 
 /// A copy to the host under way. The plugin writes into `bytes` until the event: nobody reads or frees them before.
-pub(super) struct HostCopy {
+pub(crate) struct HostCopy {
     event: Option<Event>,
     ty: TensorType,
     bytes: Arc<[u8]>,
 }
 
 impl HostCopy {
-    pub(super) fn finish(mut self) -> Result<Literal, PjrtError> {
+    /// Waits for the copy.
+    pub(crate) fn finish(mut self) -> Result<Literal, PjrtError> {
         if let Some(event) = self.event.take() {
             event.wait()?;
         }

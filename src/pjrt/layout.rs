@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::error::PjrtError;
 use crate::ir::{DType, Dims, TensorType};
 
@@ -106,7 +108,7 @@ impl ShardLayout {
     ///
     /// # Errors
     /// When the boxes leave a part of the value to nobody, or two of them overlap without being equal.
-    pub(super) fn covering_devices(&self) -> Result<Vec<usize>, PjrtError> {
+    pub(crate) fn covering_devices(&self) -> Result<Vec<usize>, PjrtError> {
         let mut seen = HashSet::new();
         let holds_something = |shard: &ShardBox| shard.iter().all(|range| !range.is_empty());
         let devices: Vec<usize> =
@@ -141,7 +143,7 @@ impl ShardLayout {
     }
 }
 
-fn volume(shard: &ShardBox) -> usize {
+fn volume(shard: &[Range<usize>]) -> usize {
     shard.iter().map(ExactSizeIterator::len).product()
 }
 
@@ -152,14 +154,14 @@ fn overlap(left: &ShardBox, right: &ShardBox) -> bool {
 /// Copies a box out of a dense global value.
 pub(super) fn copy_out(global: &[u8], ty: &TensorType, shard: &ShardBox) -> Vec<u8> {
     let mut local = Vec::with_capacity(volume(shard) * ty.dtype.byte_count());
-    for_each_run(ty, shard, |run| local.extend_from_slice(&global[run]));
+    runs(ty, shard).for_each(|run| local.extend_from_slice(&global[run]));
     local
 }
 
 /// Copies a dense box into a dense global value.
 pub(super) fn copy_in(global: &mut [u8], ty: &TensorType, shard: &ShardBox, local: &[u8]) {
     let mut rest = local;
-    for_each_run(ty, shard, |run| {
+    runs(ty, shard).for_each(|run| {
         let (bytes, after) = rest.split_at(run.len());
         global[run].copy_from_slice(bytes);
         rest = after;
@@ -167,43 +169,78 @@ pub(super) fn copy_in(global: &mut [u8], ty: &TensorType, shard: &ShardBox, loca
 }
 
 /// The longest contiguous byte ranges of a box in a row-major value, in the order of the box's own elements.
-fn for_each_run(ty: &TensorType, shard: &ShardBox, mut visit: impl FnMut(Range<usize>)) {
-    if volume(shard) == 0 {
-        return;
+pub(crate) fn runs<'a>(ty: &TensorType, shard: &'a [Range<usize>]) -> Runs<'a> {
+    Runs::new(ty, shard, first_run_dim(ty, shard))
+}
+
+/// The first dimension whose indices lie next to one another in a box, with all that follow: those that the box spans whole, and
+/// the one before them.
+fn first_run_dim(ty: &TensorType, shard: &[Range<usize>]) -> usize {
+    let mut dim = shard.len();
+    while dim > 0 && shard[dim - 1] == (0..ty.dims[dim - 1]) {
+        dim -= 1;
     }
-    let rank = ty.dims.len();
-    // Bytes from one index to the next, for each dimension.
-    let mut strides = vec![ty.dtype.byte_count(); rank];
-    for dim in (1..rank).rev() {
-        strides[dim - 1] = strides[dim] * ty.dims[dim];
-    }
-    // Dimensions that the box spans whole join the run of the dimension before them.
-    let mut outer = rank;
-    while outer > 0 && shard[outer - 1] == (0..ty.dims[outer - 1]) {
-        outer -= 1;
-    }
-    outer = outer.saturating_sub(1);
-    let run_length = match shard.get(outer) {
-        Some(range) => range.len() * strides[outer],
-        None => ty.dtype.byte_count(),
-    };
-    let mut offset: usize = shard.iter().zip(&strides).map(|(range, stride)| range.start * stride).sum();
-    let mut index = vec![0; outer];
-    loop {
-        visit(offset..offset + run_length);
-        let mut dim = outer;
-        loop {
-            if dim == 0 {
-                return;
-            }
-            dim -= 1;
-            index[dim] += 1;
-            offset += strides[dim];
-            if index[dim] < shard[dim].len() {
-                break;
-            }
-            offset -= index[dim] * strides[dim];
-            index[dim] = 0;
+    dim.saturating_sub(1)
+}
+
+/// Byte ranges of a box in one dense value and of a box of the same size in another, pairwise, as long as both are contiguous:
+/// what to copy from the first to the second. Both are of the same element type.
+pub(crate) fn shared_runs(
+    (from, from_box): (&TensorType, &[Range<usize>]),
+    (to, to_box): (&TensorType, &[Range<usize>]),
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let dim = first_run_dim(from, from_box).max(first_run_dim(to, to_box));
+    Runs::new(from, from_box, dim).zip(Runs::new(to, to_box, dim))
+}
+
+/// The byte ranges of a box in a row-major value, one for each index of the dimensions before `outer`.
+pub(crate) struct Runs<'a> {
+    shard: &'a [Range<usize>],
+    /// Bytes from one index to the next, for each dimension.
+    strides: SmallVec<[usize; 8]>,
+    length: usize,
+    index: SmallVec<[usize; 8]>,
+    /// Where the next run begins.
+    next: Option<usize>,
+}
+
+impl<'a> Runs<'a> {
+    fn new(ty: &TensorType, shard: &'a [Range<usize>], outer: usize) -> Runs<'a> {
+        let rank = ty.dims.len();
+        let mut strides = SmallVec::from_elem(ty.dtype.byte_count(), rank);
+        for dim in (1..rank).rev() {
+            strides[dim - 1] = strides[dim] * ty.dims[dim];
         }
+        let length = match shard.get(outer) {
+            Some(range) => range.len() * strides[outer],
+            None => ty.dtype.byte_count(),
+        };
+        let start = shard.iter().zip(&strides).map(|(range, stride)| range.start * stride).sum();
+        let next = (volume(shard) > 0).then_some(start);
+        Runs { shard, strides, length, index: SmallVec::from_elem(0, outer), next }
+    }
+
+    /// Where the run after the one at `offset` begins.
+    fn after(&mut self, mut offset: usize) -> Option<usize> {
+        for dim in (0..self.index.len()).rev() {
+            self.index[dim] += 1;
+            offset += self.strides[dim];
+            if self.index[dim] < self.shard[dim].len() {
+                return Some(offset);
+            }
+            offset -= self.index[dim] * self.strides[dim];
+            self.index[dim] = 0;
+        }
+        None
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Range<usize>> {
+        let start = self.next?;
+        self.next = self.after(start);
+        Some(start..start + self.length)
     }
 }

@@ -57,6 +57,7 @@ pub mod worker;
 
 pub use array::{Array, ArraySpec};
 pub use buffer::Buffer;
+pub(crate) use buffer::HostCopy;
 pub use cache::CompileCache;
 pub use client::{Client, ClientOptions, Device};
 pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
@@ -64,6 +65,7 @@ pub use device::DeviceDescription;
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{Executable, ExecuteOptions};
 pub use layout::{ShardBox, ShardLayout};
+pub(crate) use layout::{runs, shared_runs};
 pub use options::{CompileOptions, DebugValue};
 pub use plugin::Plugin;
 pub use profiler::{Profile, Profiler, ProfilerOptions};

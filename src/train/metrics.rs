@@ -64,6 +64,12 @@ pub struct MetricsError {
     pub source: io::Error,
 }
 
+/// What every line has.
+#[derive(serde::Deserialize)]
+struct Line {
+    step: u64,
+}
+
 /// Writes one JSON object a line. Each line is handed to the system at once, so a run that is stopped loses none.
 #[derive(Debug)]
 pub struct MetricsWriter {
@@ -77,9 +83,32 @@ impl MetricsWriter {
         MetricsWriter::open(path.as_ref(), File::options().write(true).create(true).truncate(true))
     }
 
-    /// A file to be continued, for resumed runs; it is made when there is none.
+    /// A file to be continued as it is; it is made when there is none. [`MetricsWriter::resume`] is for resumed runs.
     pub fn append(path: impl AsRef<Path>) -> Result<MetricsWriter, MetricsError> {
         MetricsWriter::open(path.as_ref(), File::options().append(true).create(true))
+    }
+
+    /// The file of a run that goes on after `step` steps: lines of later steps, and half a line at the end, are dropped. The file is
+    /// replaced as a whole or not at all. It is made when there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, or a line before the last is not one of metrics.
+    pub fn resume(path: impl AsRef<Path>, step: u64) -> Result<MetricsWriter, MetricsError> {
+        let path = path.as_ref();
+        let failed = |source| MetricsError { path: path.to_owned(), source };
+        let text = match std::fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return MetricsWriter::create(path),
+            read => read.map_err(failed)?,
+        };
+        let kept = lines_until(&text, step).map_err(failed)?;
+        if kept.len() < text.len() {
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let mut file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+            file.write_all(kept.as_bytes()).map_err(failed)?;
+            file.as_file().sync_all().map_err(failed)?;
+            file.persist(path).map_err(|error| failed(error.error))?;
+        }
+        MetricsWriter::append(path)
     }
 
     fn open(path: &Path, options: &std::fs::OpenOptions) -> Result<MetricsWriter, MetricsError> {
@@ -95,6 +124,24 @@ impl MetricsWriter {
         let line = metrics.to_json() + "\n";
         self.file.write_all(line.as_bytes()).map_err(|source| MetricsError { path: self.path.clone(), source })
     }
+}
+
+/// The lines of a metrics file up to a step.
+fn lines_until(text: &str, step: u64) -> io::Result<&str> {
+    let mut end = 0;
+    for (index, line) in text.split_inclusive('\n').enumerate() {
+        match serde_json::from_str::<Line>(line) {
+            Ok(found) if line.ends_with('\n') && found.step <= step => end += line.len(),
+            Ok(_) => break,
+            // A run that was stopped while it wrote has left this.
+            Err(_) if !line.ends_with('\n') => break,
+            Err(error) => {
+                let message = format!("line {} is not one of metrics ({error}), so it is not continued", index + 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            }
+        }
+    }
+    Ok(&text[..end])
 }
 
 /// The live progress line: a bar on a terminal, else a plain line now and then.

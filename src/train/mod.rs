@@ -19,6 +19,7 @@
 
 mod ahead;
 mod alternatives;
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod diloco;

@@ -99,7 +99,7 @@ pub enum ParameterError {
 }
 
 /// The first few names, and how many more.
-fn list(names: &[String]) -> String {
+pub(super) fn list(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(SHOWN) {
@@ -127,7 +127,7 @@ const DTYPES: [(&str, Dtype); 15] = [
     ("u8", Dtype::U8),
 ];
 
-fn stored_dtype(dtype: DType) -> Option<Dtype> {
+pub(super) fn stored_dtype(dtype: DType) -> Option<Dtype> {
     DTYPES.iter().find(|(name, _)| *name == dtype.name()).map(|&(_, stored)| stored)
 }
 
@@ -156,6 +156,12 @@ impl Typed for Literal {
 impl Typed for Param {
     fn ty(&self) -> &TensorType {
         &self.spec.ty
+    }
+}
+
+impl Typed for TensorType {
+    fn ty(&self) -> &TensorType {
+        self
     }
 }
 
@@ -217,8 +223,7 @@ where
         };
         leaves.push((stored, path, leaf));
     }
-    // The widest types first, so that every tensor is aligned; as the safetensors crate does.
-    leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
+    sort(&mut leaves);
     let header = header(file, &leaves)?;
     let failed = |source| ParameterError::Write { file: file.to_owned(), source };
     let directory = match file.parent() {
@@ -239,8 +244,13 @@ where
     Ok(())
 }
 
+/// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate does.
+pub(super) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
+    leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
+}
+
 /// The header of a file with these tensors in this order, padded to a multiple of 8 bytes.
-fn header<L: Typed>(file: &Path, leaves: &[(Dtype, String, L)]) -> Result<Vec<u8>, ParameterError> {
+pub(super) fn header<L: Typed>(file: &Path, leaves: &[(Dtype, String, L)]) -> Result<Vec<u8>, ParameterError> {
     let mut offset = 0;
     let info = |(dtype, path, leaf): &(Dtype, String, L)| {
         let start = offset;

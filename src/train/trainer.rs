@@ -30,19 +30,20 @@ const RATE_FLOOR: f64 = 0.1;
 
 /// A compiled train step, its state on the devices, and its data.
 pub struct Trainer {
-    step: RunStep,
-    program: Program,
+    pub(super) config: RunConfig,
+    pub(super) step: RunStep,
+    pub(super) program: Program,
     /// The program of several steps, and how many, if there is one.
     several: Option<(usize, Program)>,
-    state: RunState<Array>,
+    pub(super) state: RunState<Array>,
     /// Rows of a batch, over all replicas.
     rows: usize,
     checks_replicas: bool,
     tokenizer: Tokenizer,
     dataset: TextDataset,
     seed: u64,
-    steps_done: u64,
-    warnings: Vec<String>,
+    pub(super) steps_done: u64,
+    pub(super) warnings: Vec<String>,
     lower_seconds: f64,
     compile_seconds: f64,
 }
@@ -163,6 +164,15 @@ impl Trainer {
     /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
+        Trainer::start(config, client, |program, step| program.put(0, &step.initialize(config.train.seed)))
+    }
+
+    /// As [`Trainer::new`], with the state that a function gives for the compiled step.
+    pub(super) fn start(
+        config: &RunConfig,
+        client: &Client,
+        state: impl FnOnce(&Program, &RunStep) -> Result<RunState<Array>, Error>,
+    ) -> Result<Trainer, Error> {
         config.check_runnable()?;
         let tokenizer = config.load_tokenizer()?;
         let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
@@ -188,10 +198,10 @@ impl Trainer {
         };
         let compile_seconds = start.elapsed().as_secs_f64();
         let step = config.run_step()?;
-        let seed = config.train.seed;
-        let state = program.put(0, &step.initialize(seed))?;
+        let state = state(&program, &step)?;
         let warnings = lowered.warnings().collect();
         Ok(Trainer {
+            config: config.clone(),
             step,
             program,
             several,
@@ -200,7 +210,7 @@ impl Trainer {
             checks_replicas: config.diloco.as_ref().is_some_and(|diloco| diloco.check_replicas),
             tokenizer,
             dataset,
-            seed,
+            seed: config.train.seed,
             steps_done: 0,
             warnings,
             lower_seconds,

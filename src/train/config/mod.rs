@@ -21,9 +21,9 @@ use std::path::Path;
 pub use error::{ConfigError, ConfigErrorKind, Place};
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication, TargetConfig,
-    TrainConfig,
+    CheckpointConfig, DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig,
+    PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication,
+    TargetConfig, TrainConfig,
 };
 
 use crate::sharding::{Mesh, RuleSets};
@@ -39,6 +39,8 @@ pub struct RunConfig {
     pub data: DataConfig,
     /// `[train]`
     pub train: TrainConfig,
+    /// `[checkpoint]`
+    pub checkpoint: CheckpointConfig,
     /// `[mesh]`
     pub mesh: MeshConfig,
     /// `[rules]`
@@ -60,6 +62,7 @@ const SECTIONS: &[(&str, &[&str])] = &[
     ("model", ModelConfig::KEYS),
     ("data", DataConfig::KEYS),
     ("train", TrainConfig::KEYS),
+    ("checkpoint", CheckpointConfig::KEYS),
     ("mesh", MeshConfig::KEYS),
     ("rules", RulesConfig::KEYS),
     ("remat", RematConfig::KEYS),
@@ -120,6 +123,7 @@ impl RunConfig {
                 "model" => config.model = ModelConfig::read(&mut section)?,
                 "data" => config.data = DataConfig::read(&mut section)?,
                 "train" => config.train = TrainConfig::read(&mut section)?,
+                "checkpoint" => config.checkpoint = CheckpointConfig::read(&mut section)?,
                 "mesh" => config.mesh = MeshConfig::read(&mut section)?,
                 "rules" => config.rules = RulesConfig::read(&mut section)?,
                 "remat" => config.remat = RematConfig::read(&mut section)?,
@@ -143,6 +147,7 @@ impl RunConfig {
         add("model", self.model.write());
         add("data", self.data.write());
         add("train", self.train.write());
+        add("checkpoint", self.checkpoint.write());
         add("mesh", self.mesh.write());
         for (name, keys) in self.rules.write() {
             add(name, keys);

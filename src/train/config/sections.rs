@@ -108,6 +108,18 @@ section! {
 }
 
 section! {
+    /// `[checkpoint]`: when the state is saved, and where.
+    CheckpointConfig {
+        /// The directory; empty for no checkpoints.
+        dir: String = String::new(),
+        /// Steps between checkpoints; 0 for one at the end alone.
+        every: usize = 0,
+        /// How many are kept, the newest; 0 for all.
+        keep: usize = 3,
+    }
+}
+
+section! {
     /// `[mesh]`: how devices are arranged.
     MeshConfig {
         /// Axes, major to minor: `data=2,fsdp=4`. One size may be -1: it fills up the devices.

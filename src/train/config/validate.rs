@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
-use super::{DilocoConfig, RematPolicy, RuleSource, RunConfig};
+use super::{CheckpointConfig, DilocoConfig, RematPolicy, RuleSource, RunConfig};
 use crate::nn::Batch;
 use crate::pjrt::DebugValue;
 use crate::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
@@ -17,6 +17,7 @@ impl RunConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
         self.validate_train()?;
+        self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
         self.compiler_options()?;
@@ -107,6 +108,14 @@ impl RunConfig {
         }
     }
 
+    fn validate_checkpoint(&self) -> Checked {
+        let CheckpointConfig { dir, every, .. } = &self.checkpoint;
+        match *every > 0 && dir.is_empty() {
+            true => Err(invalid("checkpoint.every", every, "it needs checkpoint.dir, the directory for checkpoints")),
+            false => Ok(()),
+        }
+    }
+
     fn validate_rules_and_remat(&self) -> Checked {
         for (section, source) in self.rules.sources() {
             if let RuleSource::File(path) = source
@@ -145,12 +154,21 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let sizes = [("train.batch", self.rows_of_replica()), ("model.seq", self.model.seq)];
+        let microbatches = self.train.microbatches.max(1);
+        let sizes = [("train.batch", self.rows_of_replica() / microbatches), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
+        if dim == 0 && microbatches > 1 {
+            let reason = format!(
+                "a microbatch of train.batch = {} has {size} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+                 the mesh {mesh:?}",
+                self.train.batch
+            );
+            return Err(invalid("train.microbatches", microbatches, &reason));
+        }
         let (value, of) = match (key, self.replicas()) {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
             _ => (size, String::new()),

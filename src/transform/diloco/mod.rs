@@ -192,12 +192,13 @@ impl Diloco {
     fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
         let (outer, inner) = (self.fragments.take(cut, outer, 0), self.fragments.take(cut, inner, 1));
         let members = self.fragments.members(cut).map(|(_, leaf)| leaf);
-        let gradient = |((leaf, outer), inner): ((&Leaf, Tensor), Tensor)| {
+        let delta = |((leaf, outer), inner): ((&Leaf, Tensor), Tensor)| {
             let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);
-            transport::mean(self.options.transport, self.options.block, delta, &layout, place)
+            (delta, layout)
         };
-        members.zip(outer).zip(inner).map(gradient).collect()
+        let deltas = members.zip(outer).zip(inner).map(delta).collect();
+        transport::means(self.options.transport, self.options.block, deltas, place)
     }
 
     /// Outer parameters and velocities with those of a fragment replaced.
