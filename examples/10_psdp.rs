@@ -41,7 +41,12 @@ fn config(mesh: &str, devices: usize, microbatches: usize) -> Result<RunConfig, 
 fn print(ledger: &Ledger) -> Result<(), Error> {
     for kind in [ReduceScatter, AllGather] {
         let of_kind = ledger.kind(kind);
-        println!("  {} {kind}: {} values, {} bytes", of_kind.count()?, of_kind.operands_moved()?, of_kind.moved_bytes()?);
+        println!(
+            "  {} {kind}: {} values, {} bytes",
+            of_kind.count()?,
+            of_kind.operands_moved()?,
+            of_kind.moved_bytes()?
+        );
     }
     println!("  in all, with the sums of single numbers: {} bytes", ledger.moved_bytes()?);
     Ok(())
@@ -69,7 +74,8 @@ fn main() -> Result<(), Error> {
         assert_eq!(over.inside_loops().count()?, 0, "nothing crosses it in the loop over microbatches, or over layers");
         sent.push((over.count()?, over.moved_bytes()?));
         if let (4, Some(table)) = (microbatches, &lowered.debug_sharding) {
-            let [parameters, optimizer] = [Role::Params, Role::Optimizer].map(|role| table.input_bytes_per_device(role));
+            let [parameters, optimizer] =
+                [Role::Params, Role::Optimizer].map(|role| table.input_bytes_per_device(role));
             println!("  a device holds {parameters} bytes of parameters, and {optimizer} of optimizer state");
         }
     }
@@ -78,7 +84,8 @@ fn main() -> Result<(), Error> {
     let (losses, params) = train(&config("replica=2,fsdp=4", 8, 4)?)?;
     let (plain_losses, plain_params) = train(&config("", 1, 1)?)?;
     let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>().sqrt();
-    let difference = norm(&mut params.iter().zip(&plain_params).map(|(a, b)| a - b)) / norm(&mut plain_params.iter().copied());
+    let difference =
+        norm(&mut params.iter().zip(&plain_params).map(|(a, b)| a - b)) / norm(&mut plain_params.iter().copied());
     println!("\n-- {STEPS} steps on 8 devices in 4 microbatches, and on one device at once");
     println!("losses {losses:.5?}\n   and {plain_losses:.5?}");
     println!("parameters differ by {difference:.1e} of their norm");

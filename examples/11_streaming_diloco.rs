@@ -64,7 +64,9 @@ fn main() -> Result<(), Error> {
         of_period.push((sent.iter().take(10).sum::<u64>(), sent.iter().copied().max().unwrap_or(0)));
     }
     let [(vanilla, spike), (streaming, peak), (low_bit, _)] = of_period[..] else { return Ok(()) };
-    println!("in a period: vanilla {vanilla} bytes, at most {spike} in a step; streaming {streaming}, at most {peak}; 4-bit {low_bit}");
+    println!(
+        "in a period: vanilla {vanilla} bytes, at most {spike} in a step; streaming {streaming}, at most {peak}; 4-bit {low_bit}"
+    );
     assert_eq!(vanilla, streaming, "the same bytes, at other times");
     assert!(3 * peak < spike && 6 * low_bit <= streaming);
     Ok(())

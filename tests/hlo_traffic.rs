@@ -1,12 +1,21 @@
 //! What crosses an axis at which step: of modules written by hand with known answers, and of run configs against their schedule.
 
-mod support;
+// A test says what it found by panicking.
+#![allow(clippy::panic)]
 
-use meshloom::hlo::analysis::{AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives};
+mod eight_devices;
+
+use eight_devices::client;
+use meshloom::hlo::analysis::{
+    AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
+};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::read;
 use meshloom::partition::{Amount, Bounds};
 use meshloom::sharding::Mesh;
+use meshloom::trace::Tree;
+use meshloom::train::config::RunConfig;
+use meshloom::transform::diloco::{Fragment, Transport};
 
 // Modules written by hand.
 
@@ -198,4 +207,140 @@ fn without_the_counter_nothing_is_claimed() {
     assert_eq!(given.moved_bytes(&known.found.entries), known.found.moved_bounds());
     let other = Walk::of(&known.walk_of).given(&[KnownInput { parameter: 1, element: Vec::new(), value: 3 }]);
     assert_eq!(other.moved_bytes(&known.found.entries), known.found.moved_bounds());
+}
+
+// Run configs.
+
+/// Every part of a parameter on a device is a multiple of the 64 numbers that share a scale.
+const MODEL: &[&str] = &[
+    "model.layers=4",
+    "model.embed=256",
+    "model.heads=4",
+    "model.kv_heads=4",
+    "model.head_dim=16",
+    "model.mlp=64",
+    "model.seq=16",
+];
+
+fn config(settings: &[&str]) -> RunConfig {
+    let all: Vec<String> = MODEL.iter().chain(settings).map(|&text| text.to_owned()).collect();
+    RunConfig::from_overrides(&all).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+}
+
+/// Bytes over an axis in each step, and in loops, as a module has them.
+fn by_step(config: &RunConfig, module: &HloModuleProto, axis: &str, steps: u64) -> Vec<(Bounds, Bounds)> {
+    let mesh = config.mesh().expect("a mesh");
+    let axis = AxisPart::parse(axis, &mesh).expect("an axis");
+    let devices = Devices::partitioned(mesh.device_count());
+    let inputs = step_inputs(module, None);
+    assert!(!inputs.is_empty(), "an input counts steps");
+    let found = traffic(module, devices, (&mesh, &axis), &inputs, 0..steps);
+    found.steps.iter().map(|step| (step.moved_bytes, step.moved_in_loops)).collect()
+}
+
+/// Numbers of each fragment on one device, from the shapes of parameters alone: matrices are split over `fsdp`, norms are whole.
+fn fragment_sizes(config: &RunConfig, fragments: usize, fsdp: usize) -> Vec<usize> {
+    let params = config.train_step().state().params;
+    let mut sizes = vec![0; fragments];
+    for (path, param) in params.paths().into_iter().zip(params.leaves()) {
+        let own = param.spec.ty.element_count() / if path.contains("norm") { 1 } else { fsdp };
+        match (path.starts_with("layers."), fragments) {
+            (_, 1) | (false, _) => sizes[0] += own,
+            (true, _) => sizes[1..].iter_mut().for_each(|size| *size += own / (fragments - 1)),
+        }
+    }
+    sizes
+}
+
+/// What a device sends so that all of two replicas have so many numbers: an all-reduce between two, or an all-gather of what has few
+/// bits, with an f32 for each 64.
+fn sent_bytes(numbers: usize, transport: Transport) -> u64 {
+    let bytes = match transport {
+        Transport::F32 => 4 * numbers,
+        Transport::Bf16 => 2 * numbers,
+        Transport::F8 => numbers + 4 * numbers / 64,
+        Transport::Int4 => numbers / 2 + 4 * numbers / 64,
+    };
+    bytes as u64
+}
+
+fn check_schedule(settings: &[&str], fsdp: usize) {
+    let config = config(&[&["diloco.sync_period=11"], settings].concat());
+    let options = config.diloco_options().expect("replicas");
+    let schedule = options.schedule().expect("a schedule");
+    let sizes = fragment_sizes(&config, schedule.fragment_count(), fsdp);
+    let expected = |step: usize| match schedule.after_step(step).sent {
+        None => 0,
+        Some(Fragment::Whole) => sent_bytes(sizes[0], options.transport),
+        Some(Fragment::Part(number)) => sent_bytes(sizes[number], options.transport),
+    };
+    // More than two periods.
+    let steps = 2 * schedule.period() + 3;
+    let lowered = config.lower_train_step().unwrap_or_else(|error| panic!("{settings:?}: {error}")).1;
+    let found = by_step(&config, &lowered.module.decode(), "diloco", steps as u64);
+    let wanted: Vec<_> = (1..=steps).map(|step| (exactly(expected(step)), exactly(0))).collect();
+    assert_eq!(found, wanted, "{settings:?}");
+    // The ledger has the same bounds: a step without a sync, and the largest fragment.
+    let most = sizes.iter().map(|&size| sent_bytes(size, options.transport)).max();
+    let ledger = lowered.collectives().over("diloco");
+    assert_eq!(ledger.moved_bounds(), Ok(Bounds { least: 0, most }), "{settings:?}");
+    assert_eq!(ledger.outside_conditionals().count(), Ok(0), "{settings:?}");
+    assert_eq!(ledger.inside_conditionals().count(), ledger.count(), "{settings:?}");
+}
+
+#[test]
+fn each_step_sends_the_fragment_of_the_schedule() {
+    const MESH: &str = "mesh.axes=diloco=2,fsdp=4";
+    let streaming = |fragments: &'static str| [MESH, "diloco.streaming=true", fragments];
+    check_schedule(&[MESH], 4);
+    for fragments in ["diloco.fragments=3", "diloco.fragments=5"] {
+        check_schedule(&streaming(fragments), 4);
+    }
+    let late =
+        |more: &[&'static str]| [&streaming("diloco.fragments=5")[..], &["diloco.overlap_steps=3"], more].concat();
+    check_schedule(&late(&[]), 4);
+    check_schedule(&late(&["diloco.overlap_alpha=0.5", "diloco.sequential_layers=true"]), 4);
+    for transport in ["diloco.transport=bf16", "diloco.transport=f8", "diloco.transport=int4"] {
+        check_schedule(&late(&[transport]), 4);
+        check_schedule(&[MESH, transport], 4);
+    }
+    // Each replica is partially sharded itself, and accumulates.
+    let within = ["mesh.axes=diloco=2,replica=2,fsdp=2", "train.microbatches=2", "diloco.streaming=true"];
+    check_schedule(&within, 2);
+}
+
+/// XLA computes the selectors in fusions of its own, and may join collectives, but each step sends the same.
+#[test]
+fn a_compiled_program_sends_the_same_at_each_step() {
+    for settings in
+        [&["diloco.transport=f32"][..], &["diloco.streaming=true", "diloco.fragments=5", "diloco.overlap_steps=1"]]
+    {
+        let config = config(&[&["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=11"], settings].concat());
+        let lowered = config.lower_train_step().expect("it lowers").1;
+        let program = lowered.compile(&client()).expect("it compiles");
+        let compiled = program.executable().optimized_hlo().expect("a program").decode().expect("a module");
+        let written = by_step(&config, &lowered.module.decode(), "diloco", 24);
+        assert_eq!(by_step(&config, &compiled, "diloco", 24), written, "{settings:?}");
+        assert!(written.iter().any(|(bytes, _)| bytes.least > 0));
+    }
+}
+
+#[test]
+fn what_crosses_replica_does_not_depend_on_microbatches() {
+    let sent = |microbatches: usize| {
+        let config =
+            config(&["mesh.axes=replica=2,fsdp=4", "train.batch=64", &format!("train.microbatches={microbatches}")]);
+        let lowered = config.lower_train_step().expect("it lowers").1;
+        by_step(&config, &lowered.module.decode(), "replica", 2)
+    };
+    let once = sent(1);
+    let (bytes, in_loops) = once[0];
+    assert_eq!((in_loops, once[1].0), (exactly(0), bytes));
+    for microbatches in [2, 4, 8] {
+        assert_eq!(sent(microbatches), once, "{microbatches} microbatches");
+    }
+    // A reduce-scatter of each gradient over two, an all-gather of each new parameter; and a few single numbers.
+    let numbers: usize = fragment_sizes(&config(&[]), 1, 4)[0];
+    let parameters = 2 * 4 * numbers as u64 / 2;
+    assert!((parameters..parameters + 64).contains(&bytes.least), "{bytes:?}, {parameters} for parameters");
 }

@@ -18,6 +18,7 @@ use super::axes::{AxisPart, Strides, pair_axes};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
 use super::size::{array_bytes, shape_bytes};
+use super::slices::{SliceTransfer, communication_of, slices_of};
 use super::source::{Sources, op_name};
 use super::walk::{Step, Via, Walk};
 use crate::hlo::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
@@ -256,10 +257,12 @@ pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectiv
 
 /// The collectives of a module that has been walked.
 pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
+    let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
     let entry = |step: Step<'_, '_>| {
-        let (kind, asynchronous) = communication(&step.instruction.opcode)?;
+        let (kind, asynchronous) = communication_of(step.instruction)?;
         let mut entry = entry(walk, step, kind, devices);
         entry.asynchronous |= asynchronous;
+        entry.within_slice(slices, devices);
         entry.source = sources.line(step.instruction).map(|line| line.to_string());
         Some(entry)
     };
@@ -295,6 +298,11 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         op_name: op_name(instruction).to_owned(),
         source: None,
     };
+    if let Some(transfer) = SliceTransfer::of(instruction) {
+        // The other operand is a token.
+        (entry.groups, entry.group_size) = transfer.groups();
+        entry.operand_count = 1;
+    }
     let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
     match permutes && !moves {
         true => entry.moved_bytes = Some(0),
@@ -307,6 +315,17 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
 }
 
 impl ModuleCollective {
+    /// In a program that is written for the devices of one slice, a collective of all devices is one of those.
+    fn within_slice(&mut self, slices: u64, devices: Devices) {
+        if slices > 1 && self.groups == DeviceGroups::One && self.group_size.is_some() {
+            let in_slice = devices.partitions / slices;
+            self.groups =
+                DeviceGroups::Iota { group_size: in_slice, dims: vec![slices, in_slice], permutation: vec![0, 1] };
+            self.group_size = Some(in_slice);
+            self.become_kind(self.kind);
+        }
+    }
+
     fn become_kind(&mut self, kind: Communication) {
         self.kind = kind;
         self.moved_bytes = match (kind, self.bytes, self.group_size) {

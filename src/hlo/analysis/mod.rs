@@ -13,6 +13,7 @@
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak, what is live at it, and the curve over the schedule. |
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as the module states it. |
+//! | [`slices`] | What goes between slices of TPUs, through the host. |
 //! | [`source`] | The source line and the scope of an instruction. |
 //! | [`traffic`](mod@traffic) | What crosses an axis at each step. |
 //! | [`trip_count`] | How often a loop runs. |
@@ -31,6 +32,7 @@ pub mod memory;
 pub mod scopes;
 pub mod shardings;
 mod size;
+pub mod slices;
 pub mod source;
 pub mod traffic;
 pub mod trip_count;
@@ -53,6 +55,7 @@ pub use memory::{
 };
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
+pub use slices::{SliceTransfer, communication_of, slice_count};
 pub use source::{SourceLine, Sources};
 pub use traffic::{StepTraffic, Traffic, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -108,8 +108,11 @@ fn print(series: &Series, most: u64) {
     }
     table.print();
     line(&series.summary());
-    if rows.iter().any(|(_, row)| row.seconds.is_some() || row.spread_bytes.is_some()) {
-        line(&paint(DIM, series::MODEL));
+    if rows.iter().any(|(_, row)| row.seconds.is_some()) {
+        line(&paint(DIM, series::TIME_MODEL));
+    }
+    if rows.iter().any(|(_, row)| row.spread_bytes.is_some()) {
+        line(&paint(DIM, series::SPREAD_MODEL));
     }
     if let Some(undecided) = series.undecided() {
         line(&paint(DIM, &undecided));

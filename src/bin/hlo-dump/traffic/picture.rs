@@ -23,7 +23,8 @@ pub fn svg(series: &[Series], axis: &str) -> String {
     let values =
         series.iter().flat_map(|it| &it.rows).flat_map(|row| [row.most().map(|it| it as f64), row.spread_bytes]);
     let most = values.flatten().fold(0.0, f64::max);
-    let legend = LINE * (series.len() as f64 + 1.0) + 14.0;
+    let dashed = series.iter().flat_map(|it| &it.rows).any(|row| row.spread_bytes.is_some());
+    let legend = LINE * (series.len() as f64 + f64::from(1 + u8::from(dashed))) + 14.0;
     let chart = Chart { top: legend + 14.0, steps, most: if most > 0.0 { most } else { 1.0 } };
     let height = chart.bottom() + 46.0;
     let mut svg = format!(
@@ -41,7 +42,15 @@ pub fn svg(series: &[Series], axis: &str) -> String {
             color(number),
             LEFT + 18.0,
             escaped(&it.title()),
-            escaped(&peak(it))
+            escaped(&format!("at most {}", it.peak_bytes.map_or("?".to_owned(), human_bytes)))
+        );
+    }
+    if dashed {
+        let y = 22.0 + LINE * (series.len() as f64 + 1.0);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{y:.1}\" fill=\"#555\">dashed, a model: each transfer spread over the steps between sending and use</text>",
+            LEFT + 18.0
         );
     }
     chart.axes(&mut svg);
@@ -55,18 +64,18 @@ pub fn svg(series: &[Series], axis: &str) -> String {
     svg
 }
 
-fn peak(series: &Series) -> String {
-    let dashed = series.rows.iter().any(|row| row.spread_bytes.is_some());
-    let model = if dashed { " (dashed: spread over the overlap, a model)" } else { "" };
-    format!("at most {}{model}", series.peak_bytes.map_or("?".to_owned(), human_bytes))
-}
-
 fn color(number: usize) -> &'static str {
     COLORS[number % COLORS.len()]
 }
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// A round number of bytes, of which three to six fit below the largest value.
+fn apart(most: f64) -> f64 {
+    let power = 2f64.powf((most / 3.0).log2().floor());
+    power.max(1.0)
 }
 
 struct Chart {
@@ -95,8 +104,8 @@ impl Chart {
 
     fn axes(&self, svg: &mut String) {
         let right = WIDTH - RIGHT;
-        for quarter in 0..=4 {
-            let bytes = self.most * f64::from(quarter) / 4.0;
+        let apart = apart(self.most);
+        for bytes in (0..).map(|line| f64::from(line) * apart).take_while(|&bytes| bytes <= self.most) {
             let y = self.y(bytes);
             let _ = writeln!(
                 svg,

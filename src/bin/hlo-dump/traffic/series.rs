@@ -11,8 +11,10 @@ use crate::input::{Loaded, load_path};
 use crate::output;
 
 /// What the times mean.
-pub const MODEL: &str = "* a model: bytes at the stated rate, nothing else on the link; spread evenly over the steps between a fragment's \
-                         sending and its use, in the steady state";
+pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
+/// What the line of overlap means.
+pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
+                                were alike";
 
 /// A program, by step.
 #[derive(Serialize)]
