@@ -75,20 +75,24 @@ struct Plain {
 impl Plain {
     fn get() -> &'static Plain {
         static PLAIN: OnceLock<Plain> = OnceLock::new();
-        PLAIN.get_or_init(|| {
-            let own = ["mesh.axes=data=1", "target.devices=1", &format!("train.batch={ROWS}")];
-            let config = config(&own.map(str::to_owned));
-            let step = config.train_step();
-            let function = step.trace().expect("it traces");
-            let options = LowerOptions { aliases: aliases(&function), ..LowerOptions::default() };
-            let lowered = lower(function.graph(), &options).expect("it lowers");
-            let program = lowered.compile(&client()).expect("it compiles");
-            let start = step.initialize(config.train.seed);
-            let paths = start.paths();
-            let tokenizer = config.load_tokenizer().expect("a tokenizer");
-            let dataset = TextDataset::load_with(&config.data.text, &tokenizer).expect("the text");
-            Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq }
-        })
+        PLAIN.get_or_init(|| Plain::of(&[]))
+    }
+
+    /// With these keys set.
+    fn of(settings: &[&str]) -> Plain {
+        let rows = format!("train.batch={ROWS}");
+        let own = ["mesh.axes=data=1", "target.devices=1", &rows];
+        let config = config(&[&own, settings].concat().iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        let step = config.train_step();
+        let function = step.trace().expect("it traces");
+        let options = LowerOptions { aliases: aliases(&function), ..LowerOptions::default() };
+        let lowered = lower(function.graph(), &options).expect("it lowers");
+        let program = lowered.compile(&client()).expect("it compiles");
+        let start = step.initialize(config.train.seed);
+        let paths = start.paths();
+        let tokenizer = config.load_tokenizer().expect("a tokenizer");
+        let dataset = TextDataset::load_with(&config.data.text, &tokenizer).expect("the text");
+        Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq }
     }
 
     fn param_count(&self) -> usize {
@@ -148,8 +152,8 @@ struct Outcome {
 }
 
 /// The reference: replicas one after the other, outer parameters and velocities as plain vectors.
-fn reference(replicas: usize, options: &DilocoOptions, schedule: Schedule, cut: &Cut, steps: u64) -> Outcome {
-    let plain = Plain::get();
+fn reference(plain: &Plain, options: &DilocoOptions, schedule: Schedule, cut: &Cut, steps: u64) -> Outcome {
+    let replicas = options.replicas;
     let count = plain.param_count();
     let alpha = options.streaming.map_or(0.0, |streaming| streaming.overlap_alpha) as f32;
     let (rate, momentum) = (options.outer_rate as f32, options.outer_momentum as f32);
@@ -236,7 +240,7 @@ fn run(config: &RunConfig, steps: u64) -> (Outcome, Vec<f64>) {
 
 fn reference_of(config: &RunConfig, cut: &Cut, steps: u64) -> Outcome {
     let options = config.diloco_options().expect("several replicas");
-    reference(options.replicas, &options, options.schedule().expect("they go together"), cut, steps)
+    reference(Plain::get(), &options, options.schedule().expect("they go together"), cut, steps)
 }
 
 #[track_caller]
@@ -385,6 +389,25 @@ fn replicas_that_are_pipelines() {
 fn replicas_that_are_partially_sharded() {
     let settings = [STREAMING, &["mesh.axes=diloco=2,replica=2,fsdp=2", "diloco.overlap_steps=1"]].concat();
     check_steps(2, &settings, &[vec![0, 2], vec![1, 3]], 60);
+}
+
+/// Replicas with routed experts, and with activations that drop: mapped over the replicas, both are what each computes alone.
+#[test]
+fn replicas_of_other_models() {
+    let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];
+    let families: [&[&str]; 2] =
+        [&["model.family=mixtral", "model.dropout=0.1"], &[&["model.family=deepseek"], &latent[..]].concat()];
+    for family in families {
+        let model = [family, &["model.experts=4", "model.moe_mlp=16"]].concat();
+        let mesh = ["mesh.axes=diloco=2,fsdp=2,expert=2", "diloco.overlap_steps=1"];
+        let config = diloco_config(2, &[STREAMING, &model, &mesh].concat());
+        let options = config.diloco_options().expect("several replicas");
+        let schedule = options.schedule().expect("they go together");
+        let expected = reference(&Plain::of(&model), &options, schedule, &[vec![0, 2], vec![1, 3]], 30);
+        let (inner, outer) = worst(&run(&config, 30).0, &expected);
+        println!("{model:?}: inner {inner:.1e}, outer {outer:.1e}");
+        assert!(inner <= 1e-5 && outer <= 1e-5, "{model:?}: inner {inner:e}, outer {outer:e}");
+    }
 }
 
 /// A part of an outer parameter that is other than on the other replica is found, and named.
