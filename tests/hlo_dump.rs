@@ -1,65 +1,13 @@
 //! `hlo-dump` as its users run it: every command, every form of input, and what is wrong with some of them.
 
+mod command;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
+use command::{Ran, check_refused, command, prints, run, with_input};
 use serde_json::Value;
-
-/// What a run printed, and its exit status.
-struct Ran {
-    status: i32,
-    out: String,
-    err: String,
-}
-
-impl Ran {
-    fn of(output: Output) -> Ran {
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("hlo-dump prints text");
-        Ran {
-            status: output.status.code().expect("hlo-dump is not killed"),
-            out: text(output.stdout),
-            err: text(output.stderr),
-        }
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out, self.err))
-    }
-}
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hlo-dump"));
-    command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUST_LOG").stdin(Stdio::null());
-    command
-}
-
-fn run(arguments: &[&str]) -> Ran {
-    Ran::of(command(arguments).output().expect("hlo-dump starts"))
-}
-
-/// Succeeds, and gives what was printed.
-fn prints(arguments: &[&str]) -> String {
-    let ran = run(arguments);
-    assert_eq!(ran.status, 0, "{arguments:?}: {}", ran.err);
-    ran.out
-}
-
-fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
-    let mut child = command(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("hlo-dump starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let input = input.to_vec();
-    // A program that refuses its input does not read it to the end.
-    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
-    let output = child.wait_with_output().expect("hlo-dump ends");
-    writer.join().expect("the writer ends");
-    Ran::of(output)
-}
 
 fn foreign(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(name)
@@ -67,14 +15,6 @@ fn foreign(name: &str) -> PathBuf {
 
 const CONFIG: &str = "examples/configs/default.toml";
 const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";
-
-/// Fails with this exit status and message, and no panic.
-fn check_refused(arguments: &[&str], expected: &str) {
-    let ran = run(arguments);
-    assert_eq!(ran.status, 2, "{arguments:?}: {}{}", ran.out, ran.err);
-    assert!(ran.err.contains(expected), "{arguments:?}: expected \"{expected}\", found: {}", ran.err);
-    assert!(!ran.err.contains("panicked"), "{}", ran.err);
-}
 
 // The specified JSON.
 

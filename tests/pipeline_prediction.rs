@@ -3,8 +3,10 @@
 // A test says what it found by panicking.
 #![allow(clippy::panic)]
 
+use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::partition::{Amount, CollectiveKind, Ledger, Memory};
 use meshloom::train::config::RunConfig;
+use meshloom::train::step::aliases;
 use meshloom::train::{PipelinePrediction, Traffic};
 
 const MODEL: &[&str] = &[
@@ -22,9 +24,12 @@ const MODEL: &[&str] = &[
 
 /// Embedding and head, whole: what else is gathered and scattered over `fsdp`, in the type that is computed in.
 fn outside(config: &RunConfig) -> u64 {
+    outside_elements(config) * config.model.compute_dtype.byte_count() as u64 * config.train.microbatches as u64
+}
+
+fn outside_elements(config: &RunConfig) -> u64 {
     let tables = if config.model.tied_embeddings { 1 } else { 2 };
-    let elements = config.model.vocab * config.model.embed * tables;
-    (elements * config.model.compute_dtype.byte_count()) as u64
+    (config.model.vocab * config.model.embed * tables) as u64
 }
 
 fn config(overrides: &[&str]) -> RunConfig {
@@ -45,11 +50,26 @@ fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
     })
 }
 
+/// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not predicted.
+fn lowered(config: &RunConfig) -> Lowered {
+    let function = config.train_step().trace().unwrap();
+    let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
+    let without: &[&str] = if config.train.microbatches > 1 { &["loop-invariants", "hoist-gathers"] } else { &[] };
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        aliases: aliases(&function),
+        explicit: true,
+        without,
+        ..LowerOptions::default()
+    };
+    lower(function.graph(), &options).unwrap()
+}
+
 /// Bytes over `stage` and `fsdp` to the byte; memory within `bound`, of its own.
 fn check(overrides: &[&str], bound: f64) {
     let config = config(overrides);
     let prediction = config.predict_pipeline().unwrap().unwrap();
-    let (_, lowered) = config.lower_train_step().unwrap();
+    let lowered = lowered(&config);
     let ledger = lowered.collectives();
     let mut wrong = Vec::new();
     let mut expect = |kind, axis, outside: u64| {
@@ -67,6 +87,13 @@ fn check(overrides: &[&str], bound: f64) {
         let outside = outside(&config) / size("tensor");
         expect(CollectiveKind::AllGather, "fsdp", outside / size("fsdp"));
         expect(CollectiveKind::ReduceScatter, "fsdp", outside);
+    }
+    if size("replica") > 1 {
+        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all are `f32`.
+        let tables = outside_elements(&config) / size("fsdp") / size("tensor");
+        let sums = 4 * (tables + config.model.embed as u64);
+        expect(CollectiveKind::ReduceScatter, "replica", sums);
+        expect(CollectiveKind::AllGather, "replica", sums / size("replica"));
     }
     assert!(wrong.is_empty(), "{overrides:?}: {wrong:#?}\n{ledger}");
     let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &lowered.aliases);
@@ -174,4 +201,29 @@ fn other_remat() {
     for policy in ["none", "dots"] {
         check(&["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4", &format!("remat.policy={policy}")], BOUND);
     }
+}
+
+/// The pipeline runs once for each part of the batch; what is added up over replicas crosses once.
+#[test]
+fn parts_of_a_batch() {
+    let parts = ["train.batch=64", "train.microbatches=2"];
+    for mesh in [
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=4"][..],
+        &["mesh.axes=replica=2,stage=2,fsdp=2", "pipeline.repeats=4"],
+        &["mesh.axes=replica=2,stage=2,fsdp=2", "pipeline.repeats=4", "pipeline.weights=per-iteration"],
+        &["mesh.axes=replica=2,stage=2,fsdp=2", "pipeline.repeats=4", "pipeline.weights=gather-once"],
+        &["mesh.axes=replica=2,stage=2,data=2", "pipeline.repeats=4"],
+    ] {
+        check(&[mesh, &parts[..]].concat(), BOUND);
+        check(mesh, BOUND);
+    }
+    check(
+        &[
+            "mesh.axes=replica=2,stage=2,fsdp=2",
+            "pipeline.repeats=4",
+            "model.compute_dtype=bf16",
+            "train.microbatches=2",
+        ],
+        BOUND,
+    );
 }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{Graph, TensorType, Value};
+use crate::ir::{Graph, Phase, TensorType, Value};
 use crate::ops::{BinaryKind, Op, ReduceKind, ScatterKind, UnaryKind};
 
 /// Operands that an op is linear in.
@@ -16,7 +16,10 @@ pub(super) enum Linear {
 }
 
 /// What an op does to partial sums. An op with a result of more elements is better applied to the sum.
-pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
+///
+/// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the same: it is to have the
+/// bits of its primal, not those of a sum of them, and a gradient that is added up in a loop would else be reduced in every iteration.
+pub(super) fn linearity(op: &Op, operands: &[&TensorType], phase: Phase) -> Linear {
     let together = |list: &[usize]| Linear::Together(SmallVec::from_slice(list));
     // The parts of an integer sum wrap around as the sum does, but a quotient of parts is none of the sum.
     match op {
@@ -44,8 +47,10 @@ pub(super) fn linearity(op: &Op, operands: &[&TensorType]) -> Linear {
             together(&[0, 2])
         }
         Op::Concatenate(_) => Linear::Together((0..operands.len()).collect()),
-        // To fewer bits, the sum of the rounded parts is not the rounded sum.
         Op::Convert(op) if is_widening(operands[0], op.0) => together(&[0]),
+        Op::Convert(op) if phase == Phase::Backward && op.0.is_float() && operands[0].dtype.is_float() => {
+            together(&[0])
+        }
         _ => Linear::No,
     }
 }

@@ -20,7 +20,7 @@ mod window;
 
 pub use context::PartitionContext;
 pub use fallback::Fallback;
-pub use ledger::{Amount, Collective, CollectiveKind, Ledger, LedgerError};
+pub use ledger::{Amount, Bounds, Branch, Collective, CollectiveKind, Ledger, LedgerError, sum};
 pub use memory::{LiveValue, Memory};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;

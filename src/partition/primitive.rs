@@ -137,7 +137,7 @@ impl Walk<'_, '_> {
         if (0..operands.len()).all(|index| unreduced(index).is_none()) {
             return None;
         }
-        match linearity(node.op(), operands) {
+        match linearity(node.op(), operands, node.origin().phase) {
             Linear::No => None,
             Linear::Together(which) => {
                 // Zeros are a sum over anything, and a scalar is sooner left to one device than another is added up.

@@ -4,7 +4,7 @@ use super::context::{self, Place, trace_body, with_builder};
 use super::{Tensor, control::ports};
 use crate::autodiff::Halves;
 use crate::error::TraceErrorKind;
-use crate::ir::Graph;
+use crate::ir::{Graph, Origin};
 use crate::ops::{Barrier, WithAxes};
 use crate::passes;
 
@@ -48,4 +48,23 @@ pub(crate) fn barrier(tensors: &[Tensor], place: Place) -> Vec<Tensor> {
 /// The same value with logical axis names.
 pub(crate) fn label(x: Tensor, names: WithAxes, place: Place) -> Tensor {
     context::apply(names, &[x], place)
+}
+
+/// Where a tensor was made; none of an input.
+pub(crate) fn origin_of(x: Tensor, place: Place) -> Option<Origin> {
+    let found = with_builder(&[x], place, |builder, values| {
+        Ok(builder.graph().defining_node(values[0]).map(|node| node.origin()))
+    });
+    found.and_then(|(origin, _)| origin)
+}
+
+/// As [`label`], as a part of what was done there.
+pub(crate) fn label_from(origin: Option<Origin>, x: Tensor, names: WithAxes, place: Place) -> Tensor {
+    let labelled = with_builder(&[x], place, |builder, values| {
+        if let Some(origin) = origin {
+            builder.set_origin(origin);
+        }
+        Ok(builder.push(names, values)?[0])
+    });
+    labelled.map_or(Tensor::POISONED, |(value, frame)| Tensor { frame, value })
 }

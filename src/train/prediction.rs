@@ -36,7 +36,7 @@ pub struct PipelinePrediction {
 /// Collectives of one cause, kind and mesh axes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Traffic {
-    /// What is moved: "weights", "weight gradients", "microbatches", "within layers".
+    /// What is moved: "weights", "weight gradients", "new weights", "microbatches", "within layers".
     pub what: &'static str,
     /// How.
     #[serde(serialize_with = "by_name")]
@@ -96,7 +96,9 @@ pub struct LayerCost {
 }
 
 impl RunConfig {
-    /// What the pipeline of the config will move and need; `None` without one.
+    /// What the pipeline of the config will move and need; `None` without one. With several microbatches ([`TrainConfig::microbatches`](super::config::TrainConfig::microbatches)) the
+    /// pipeline runs for each of them; gathers of all weights that are small enough to be moved in front of their loop count as if they
+    /// were not. What crosses `diloco` is not part of it: [`Schedule`](crate::transform::diloco::Schedule) says when what does.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
@@ -122,9 +124,14 @@ impl RunConfig {
         Ok(Some(PipelinePrediction { traffic, memory, counts }))
     }
 
-    /// Rows of a microbatch.
+    /// Rows that go through the pipeline at once, in its microbatches: of one replica, a part of its batch.
+    fn pipeline_rows(&self) -> usize {
+        self.rows_of_replica() / self.train.microbatches.max(1)
+    }
+
+    /// Rows of a pipeline's microbatch.
     fn microbatch_rows(&self) -> usize {
-        self.train.batch / self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches.max(1))
+        self.pipeline_rows() / self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches.max(1))
     }
 }
 
@@ -138,8 +145,13 @@ struct LayerWeight {
     widening: u64,
     /// The axes over which it is gathered.
     gathered: Vec<MeshAxis>,
-    /// The axes over which its gradient is summed, but not scattered.
+    /// The axes over which its gradient is summed, but not scattered, once a step, all repeats at once.
     summed: Vec<MeshAxis>,
+    /// The axes over which the optimizer's state is split and the weight is not: those of the sum that scatter it, after all.
+    split_further: Vec<MeshAxis>,
+    /// Bytes of its part of all repeats, as it is kept and as its gradient is summed over these axes.
+    kept: u64,
+    sum: u64,
 }
 
 struct Predictor<'a> {
@@ -163,15 +175,14 @@ impl Predictor<'_> {
         let leaves = layers.paths().into_iter().zip(layers.leaves());
         leaves
             .map(|(path, param)| {
-                let dtype = decoder.dtype_in_use(&path, &param);
-                let mut used = param.spec;
-                used.ty.dtype = dtype;
-                self.layer_weight(&used)
+                let mut used = param.spec.clone();
+                used.ty.dtype = decoder.dtype_in_use(&path, &param);
+                self.layer_weight(&param.spec, &used)
             })
             .collect()
     }
 
-    fn layer_weight(&self, spec: &TensorSpec) -> Result<LayerWeight, Error> {
+    fn layer_weight(&self, kept: &TensorSpec, spec: &TensorSpec) -> Result<LayerWeight, Error> {
         let repeats = self.options.repeats as u64;
         let (rest, bytes) = self.part(Role::Params, spec)?;
         let (used, _) = self.part(Role::Compute, spec)?;
@@ -187,9 +198,15 @@ impl Predictor<'_> {
         let (stream, _) = self.stream()?;
         let is_summed =
             |axis: &MeshAxis| !whole.contains(axis) && !gathered.contains(axis) && self.mesh.size(*axis) > 1;
-        let summed = stream.used_axes().filter(is_summed).collect();
+        let summed: Vec<MeshAxis> = stream.used_axes().filter(is_summed).collect();
         let widening = (DType::F32.byte_count() / spec.ty.dtype.byte_count()).max(1) as u64;
-        Ok(LayerWeight { at_rest: bytes / repeats, whole: bytes / repeats * parts as u64, widening, gathered, summed })
+        let (of_state, _) = self.part(Role::Optimizer, spec)?;
+        let (split_further, summed) = summed.into_iter().partition(|axis| of_state.used_axes().any(|own| own == *axis));
+        let (_, kept) = self.part(Role::Params, kept)?;
+        // Over several parts of a batch, gradients are added up with at least 32 bits.
+        let sum = if self.config.train.microbatches > 1 { bytes * widening } else { kept };
+        let (at_rest, whole) = (bytes / repeats, bytes / repeats * parts as u64);
+        Ok(LayerWeight { at_rest, whole, widening, gathered, summed, split_further, kept, sum })
     }
 
     /// The activations of one iteration `[S, mb, T, E]`.
@@ -202,21 +219,26 @@ impl Predictor<'_> {
 
     fn traffic(&self, weights: &[LayerWeight], layer: &LayerCost) -> Result<Vec<Traffic>, Error> {
         let mut sums = Sums { mesh: self.mesh, traffic: BTreeMap::new() };
-        let gathers = (self.counts.gathers_forward + self.counts.gathers_backward) as u64;
-        let scatters = self.counts.scatters as u64;
+        // The pipeline runs once for each part of the batch.
+        let parts = self.config.train.microbatches.max(1);
+        let gathers = (parts * (self.counts.gathers_forward + self.counts.gathers_backward)) as u64;
+        let scatters = (parts * self.counts.scatters) as u64;
         for weight in weights {
             sums.add("weights", CollectiveKind::AllGather, &weight.gathered, weight.at_rest, gathers);
             // Those of single iterations are not sums yet.
             let widening = if self.options.weights == WeightPlan::PerIteration { 1 } else { weight.widening };
             let (scatter, reduce) = (CollectiveKind::ReduceScatter, CollectiveKind::AllReduce);
             sums.add("weight gradients", scatter, &weight.gathered, weight.whole * widening, scatters);
-            sums.add("weight gradients", reduce, &weight.summed, weight.at_rest * widening, scatters);
+            let further = weight.split_further.iter().map(|axis| self.mesh.size(*axis) as u64).product::<u64>();
+            sums.add("weight gradients", scatter, &weight.split_further, weight.sum, 1);
+            sums.add("weight gradients", reduce, &weight.summed, weight.sum / further, 1);
+            sums.add("new weights", CollectiveKind::AllGather, &weight.split_further, weight.kept / further, 1);
         }
         let stage: Vec<MeshAxis> = self.mesh.axis("stage").into_iter().collect();
-        let permutes = self.counts.permutes as u64;
+        let permutes = (parts * self.counts.permutes) as u64;
         sums.add("microbatches", CollectiveKind::CollectivePermute, &stage, self.stream()?.1, permutes);
         // Bubbles compute as well.
-        let layers_run = (self.counts.iterations * self.options.layers_per_stage) as u64;
+        let layers_run = (parts * self.counts.iterations * self.options.layers_per_stage) as u64;
         let within = layer.traffic.iter().map(|it| Traffic {
             bytes: it.bytes * layers_run,
             moved_bytes: it.moved_bytes * layers_run,
@@ -232,7 +254,11 @@ impl Predictor<'_> {
         };
         let specs = |params: Vec<crate::trace::Param>| params.into_iter().map(|param| param.spec).collect();
         let parameters = total(Role::Params, specs(state.params.leaves()))?;
-        let optimizer = total(Role::Optimizer, specs(state.optimizer.leaves()))?;
+        // Of several replicas, what they agree on and the velocity of that are kept besides.
+        let outer = if self.config.diloco.is_some() { 2 * parameters } else { 0 };
+        let optimizer = total(Role::Optimizer, specs(state.optimizer.leaves()))? + outer;
+        // Those of a part of the batch, and the sum over the parts.
+        let gradients = if self.config.train.microbatches > 1 { 2 * parameters } else { parameters };
         let whole: u64 = weights.iter().map(|weight| weight.whole).sum();
         let microbatch = self.stream()?.1;
         let stashed = match &self.options.remat {
@@ -245,7 +271,7 @@ impl Predictor<'_> {
         Ok(PipelineMemory {
             parameters,
             optimizer,
-            gradients: parameters,
+            gradients,
             gathered: whole * self.counts.gathered_repeats as u64,
             sums: self.sums(weights),
             stash: iterations * layers * stashed,
@@ -274,7 +300,7 @@ impl Predictor<'_> {
         let model = &self.config.model;
         let (rows, names) = match self.options.schedule {
             Schedule::OneForwardOneBackward => (self.config.microbatch_rows(), "activation_batch"),
-            _ => (self.config.train.batch, "activation_embed_and_logits_batch"),
+            _ => (self.config.pipeline_rows(), "activation_embed_and_logits_batch"),
         };
         let spec = TensorSpec::new(DType::F32, [rows, model.seq, model.vocab]);
         let spec = spec.with_axes(&[names, "activation_length", "activation_vocab"]);

@@ -12,10 +12,12 @@
 use std::panic::Location;
 
 use crate::error::TraceErrorKind;
-use crate::ir::{AxisNames, DType};
+use crate::ir::{AxisNames, DType, Origin};
 use crate::ops::WithAxes;
 use crate::sharding::Role;
-use crate::trace::{Param, Place, Tensor, Tree, arange, fail, label, refill, scan, scope, value_and_grad, zeros};
+use crate::trace::{
+    Param, Place, Tensor, Tree, arange, fail, label, label_from, origin_of, refill, scan, scope, value_and_grad, zeros,
+};
 
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
 ///
@@ -39,32 +41,36 @@ where
 {
     let place = Location::caller();
     let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
-    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part of it is sent.
-    let partial = |sums: &P| {
-        let label = |(sum, names): (Tensor, &AxisNames)| {
+    let origins = |gradients: &P| gradients.leaves().into_iter().map(|leaf| origin_of(leaf, place)).collect::<Vec<_>>();
+    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part of it is sent. When
+    // it is resolved, that is for the op that made the gradient.
+    let partial = |sums: &P, origins: &[Option<Origin>]| {
+        let label = |((sum, names), origin): ((Tensor, &AxisNames), &Option<Origin>)| {
             let at_rest = WithAxes { role: Role::Params, ..WithAxes::new(names.clone()) };
-            label(sum, WithAxes { keeps_partial: true, ..at_rest }, place)
+            label_from(*origin, sum, WithAxes { keeps_partial: true, ..at_rest }, place)
         };
-        scope("gradients", || refill(sums, &mut sums.leaves().into_iter().zip(&names).map(label)))
+        refill(sums, &mut sums.leaves().into_iter().zip(&names).zip(origins).map(label))
     };
     if parts <= 1 {
         let (value, gradients) = value_and_grad(params, |params| loss(params, batch, None));
-        return (value, partial(&gradients));
+        return (value, partial(&gradients, &origins(&gradients)));
     }
     let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
     let stacked = refill(&batch, &mut rows.into_iter());
     let nothing = refill(&params, &mut params.leaves().iter().map(|param| zeros(DType::F32, param.dims())));
     let start = (zeros(DType::F32, []), nothing);
+    let mut made_at = Vec::new();
     let ((value, sums), ()) = scope("microbatches", || {
         scan(start, (stacked, arange(DType::U32, parts)), |(total, sums), (part, number)| {
             let (value, gradients) = value_and_grad(params.clone(), |params| loss(params, part, Some(number)));
-            let gradients = partial(&gradients);
+            made_at = origins(&gradients);
+            let gradients = partial(&gradients, &made_at);
             let add = |(sum, gradient): (Tensor, Tensor)| sum + gradient.convert(DType::F32);
             let sums = refill(&sums, &mut sums.leaves().into_iter().zip(gradients.leaves()).map(add));
             ((total + value.convert(DType::F32), sums), ())
         })
     });
-    (value, partial(&sums))
+    (value, partial(&sums, &made_at))
 }
 
 /// Rows `[n * parts, ..]` as parts `[parts, n, ..]`.

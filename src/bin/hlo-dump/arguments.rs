@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -53,6 +54,8 @@ pub enum Command {
     /// What moves: each collective with its mesh axes, bytes, executions and source line
     #[command(visible_alias = "comms")]
     Collectives(Collectives),
+    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    Traffic(Traffic),
     /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
     Memory(Memory),
     /// What it costs on a chip: operations, bytes, and whether compute, memory or links bound it
@@ -168,14 +171,42 @@ pub struct Collectives {
     /// Adds up what is alike in this
     #[arg(long, value_name = "COLUMN")]
     pub group: Option<CollectiveGroup>,
+    /// Train steps in one execution of the program, for the sum per step; a run config's is one
+    #[arg(long, value_name = "N")]
+    pub steps: Option<NonZeroU64>,
     /// At most so many rows; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 50)]
     pub limit: usize,
 }
 
 #[derive(Args)]
+pub struct Traffic {
+    #[command(flatten)]
+    pub input: Input,
+    /// The mesh axis, or part of one; without, diloco or replica, whichever the mesh has
+    #[arg(long, value_name = "AXIS")]
+    pub over: Option<String>,
+    /// How many steps, from the first; without, one sync period, or 1
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// The run config in several forms beside each other: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
+    /// microbatches=N, joined by +, as vanilla,streaming,streaming+int4
+    #[arg(long, value_name = "FORMS", value_delimiter = ',')]
+    pub compare: Vec<String>,
+    /// The input of the program that counts steps; without, one that is called step
+    #[arg(long, value_name = "NAME", help_heading = "Reading")]
+    pub step_input: Option<String>,
+    /// Also the time on a link of so many Gbit/s for each device: a model
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub gbps: Option<f64>,
+    /// Draws all of it
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Args)]
 pub struct Select {
-    /// Only what is over this mesh axis; more than one must all be
+    /// Only what crosses this mesh axis, or part of one (fsdp:(1)2); of several, all of them
     #[arg(long, value_name = "AXIS")]
     pub over: Vec<String>,
     /// Only of this kind: all-gather, all-reduce, ...
@@ -351,11 +382,17 @@ pub struct Check {
     /// The most collectives that may run in one run; one whose number is not known is too many
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_collectives: Option<u64>,
+    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more than once
+    #[arg(long, value_name = "AXIS=BYTES", value_parser = parse_axis_bytes, help_heading = "Limits")]
+    pub max_bytes_over: Vec<(String, u64)>,
+    /// The most collectives over an axis that may run in one run, whichever branches are taken; may be given more than once
+    #[arg(long, value_name = "AXIS=N", value_parser = parse_axis_count, help_heading = "Limits")]
+    pub max_collectives_over: Vec<(String, u64)>,
     /// The most memory that a device may need
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
-    /// What there may not be: replication, collectives-in-loops[=AXIS], collectives-over=AXIS, KIND[=AXIS] (all-gather=fsdp),
-    /// unknown-trip-counts; may be given more than once
+    /// What there may not be: replication, collectives-in-loops[=AXIS], collectives-over=AXIS,
+    /// collectives-outside-conditionals=AXIS, KIND[=AXIS] (all-gather=fsdp), unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
     /// With --deny replication: the smallest parameter that counts
@@ -368,6 +405,28 @@ pub struct Doctor {
     /// Fetches what is missing for these platforms: cpu, tpu, cuda
     #[arg(long, value_name = "PLATFORM")]
     pub fetch: Vec<String>,
+}
+
+/// A rate above 0.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| format!("\"{text}\" is no rate above 0"))
+}
+
+/// `replica=64MiB`.
+fn parse_axis_bytes(text: &str) -> Result<(String, u64), String> {
+    let (axis, bytes) =
+        text.split_once('=').ok_or_else(|| format!("\"{text}\": write AXIS=BYTES, as replica=64MiB"))?;
+    Ok((axis.to_owned(), parse_bytes(bytes)?))
+}
+
+/// `replica=12`.
+fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
+    let read = || {
+        let (axis, count) = text.split_once('=')?;
+        Some((axis.to_owned(), count.parse().ok()?))
+    };
+    read().ok_or_else(|| format!("\"{text}\": write AXIS=N, as replica=12"))
 }
 
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.

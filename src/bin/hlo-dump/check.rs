@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::Outcome;
 use crate::arguments::Check;
-use crate::collectives::{self, axes_text, where_from};
+use crate::collectives::{self, axes_text, may_cross, where_from};
 use crate::input::{Described, Loaded, load};
 use crate::memory;
 use crate::output::{self, BAD, BOLD, GOOD, line, paint};
@@ -21,6 +21,8 @@ enum Denied {
     InLoops(Option<String>),
     /// A collective over an axis.
     Over(String),
+    /// A collective over an axis that runs whichever branches are taken.
+    OutsideConditionals(String),
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
     /// A collective that runs nobody knows how often.
@@ -47,20 +49,32 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let denied: Vec<(String, Denied)> =
         arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
-    if denied.is_empty() && limits.iter().all(Option::is_none) {
-        bail!("there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory or --deny");
+    let over = [&arguments.max_bytes_over, &arguments.max_collectives_over];
+    if denied.is_empty() && limits.iter().all(Option::is_none) && over.iter().all(|limits| limits.is_empty()) {
+        bail!(
+            "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
+             --max-collectives-over or --deny"
+        );
     }
     let loaded = load(&arguments.input)?;
     let found = collectives::of(&loaded);
     let mut checks = Vec::new();
     if let Some(most) = arguments.max_collective_bytes {
-        checks.push(at_most("--max-collective-bytes", most, found.moved_bytes(), output::bytes));
+        checks.push(at_most("--max-collective-bytes ", most, found.moved_bytes(), output::bytes));
     }
     if let Some(most) = arguments.max_collectives {
-        checks.push(at_most("--max-collectives", most, found.executions(), output::thousands));
+        checks.push(at_most("--max-collectives ", most, found.executions(), output::thousands));
+    }
+    for (axis, most) in &arguments.max_bytes_over {
+        let found = over_axis("--max-bytes-over", axis, &found, &loaded)?.moved_bytes();
+        checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
+    }
+    for (axis, most) in &arguments.max_collectives_over {
+        let found = over_axis("--max-collectives-over", axis, &found, &loaded)?.executions();
+        checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
     }
     if let Some(most) = arguments.max_memory {
-        checks.push(at_most("--max-memory", most, Amount::Exactly(memory::of(&loaded)?.peak), output::bytes));
+        checks.push(at_most("--max-memory ", most, Amount::Exactly(memory::of(&loaded)?.peak), output::bytes));
     }
     for (text, denied) in &denied {
         let violations = violations(denied, &found, &loaded, arguments.replicated_bytes)?;
@@ -86,10 +100,11 @@ fn parse(text: &str) -> Result<Denied> {
         ("unknown-trip-counts", None) => Denied::UnknownTripCounts,
         ("collectives-in-loops", axis) => Denied::InLoops(axis),
         ("collectives-over", Some(axis)) => Denied::Over(axis),
+        ("collectives-outside-conditionals", Some(axis)) => Denied::OutsideConditionals(axis),
         (kind, axis) if Communication::named(kind).is_some() => Denied::Kind(kind.to_owned(), axis),
         _ => bail!(
-            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, unknown-trip-counts, or \
-             a kind ({}) with or without =AXIS",
+            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
+             collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS",
             Communication::ALL.map(Communication::name).join(", ")
         ),
     })
@@ -102,45 +117,34 @@ fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Ve
         Some(_) => None,
     };
     Verdict {
-        limit: format!("{limit} {}", text(most)),
+        limit: format!("{limit}{}", text(most)),
         passed: violation.is_none(),
         violations: violation.into_iter().collect(),
     }
 }
 
+/// The collectives that cross an axis. What does not say which devices take part might cross any.
+fn over_axis(option: &str, axis: &str, found: &ModuleCollectives, loaded: &Loaded) -> Result<ModuleCollectives> {
+    let axes = collectives::axes_of(option, &[axis.to_owned()], loaded)?;
+    let mut found = found.clone();
+    found.entries.retain(|entry| axes.iter().all(|axis| may_cross(entry, axis, loaded)));
+    Ok(found)
+}
+
 fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least: u64) -> Result<Vec<String>> {
-    let over = |entry: &ModuleCollective, axis: &Option<String>| {
-        axis.as_ref().is_none_or(|axis| entry.axes.iter().flatten().any(|part| part.name == *axis))
+    let listed = |axis: Option<&String>, is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Result<Vec<String>> {
+        let axes = collectives::axes_of("--deny", &axis.cloned().into_iter().collect::<Vec<_>>(), loaded)?;
+        let crosses = |entry: &&ModuleCollective| axes.iter().all(|axis| may_cross(entry, axis, loaded));
+        Ok(found.entries.iter().filter(crosses).filter(|entry| is_wrong(entry)).map(describe).collect())
     };
-    let needs = |axis: &Option<String>| -> Result<()> {
-        let Some(axis) = axis else { return Ok(()) };
-        match &loaded.mesh {
-            Some(mesh) => mesh.require_axis(axis).map(|_| ()).map_err(Into::into),
-            None => bail!("the module names no mesh, so no collective is known to be over {axis}; add --mesh"),
-        }
-    };
-    // What lies along no axis of the mesh might be over any.
-    let unnamed = |axis: &Option<String>, entry: &ModuleCollective| axis.is_some() && entry.axes.is_none();
-    let listed = |is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Vec<String> {
-        found.entries.iter().filter(|entry| is_wrong(entry)).map(describe).collect()
-    };
-    Ok(match denied {
-        Denied::Replication => replication::found(loaded, least),
-        Denied::UnknownTripCounts => listed(&|entry| entry.executions == Amount::Unknown),
-        Denied::InLoops(axis) => {
-            needs(axis)?;
-            listed(&|entry| entry.loop_depth > 0 && (over(entry, axis) || unnamed(axis, entry)))
-        }
-        Denied::Over(axis) => {
-            let axis = Some(axis.clone());
-            needs(&axis)?;
-            listed(&|entry| over(entry, &axis) || unnamed(&axis, entry))
-        }
-        Denied::Kind(kind, axis) => {
-            needs(axis)?;
-            listed(&|entry| entry.kind.name() == kind && (over(entry, axis) || unnamed(axis, entry)))
-        }
-    })
+    match denied {
+        Denied::Replication => Ok(replication::found(loaded, least)),
+        Denied::UnknownTripCounts => listed(None, &|entry| entry.executions == Amount::Unknown),
+        Denied::InLoops(axis) => listed(axis.as_ref(), &|entry| entry.loop_depth > 0),
+        Denied::Over(axis) => listed(Some(axis), &|_| true),
+        Denied::OutsideConditionals(axis) => listed(Some(axis), &|entry| entry.branches.is_empty()),
+        Denied::Kind(kind, axis) => listed(axis.as_ref(), &|entry| entry.kind.name() == kind),
+    }
 }
 
 fn describe(entry: &ModuleCollective) -> String {

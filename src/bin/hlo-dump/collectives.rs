@@ -1,14 +1,18 @@
 //! `hlo-dump collectives`: what moves, how often, over which axis.
 
 use std::cmp::Reverse;
+use std::num::NonZeroU64;
 
 use anyhow::{Result, bail};
 use indexmap::IndexMap;
-use meshloom::hlo::analysis::{Communication, DeviceGroups, ModuleCollective, ModuleCollectives, collectives};
-use meshloom::partition::Amount;
+use meshloom::hlo::analysis::{
+    AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
+};
+use meshloom::partition::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
+use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Described, Loaded, load};
 use crate::output::{self, BOLD, Column, DIM, Table, amount, amount_of_bytes, line, paint};
 
@@ -17,8 +21,35 @@ struct Answer<'a> {
     #[serde(flatten)]
     input: Described<'a>,
     collectives: &'a [ModuleCollective],
+    #[serde(flatten)]
+    totals: Totals,
+    conditionals: Vec<ConditionalSum<'a>>,
+}
+
+/// The sums of a selection. Where branches differ, the most; and the least.
+#[derive(Serialize)]
+pub struct Totals {
     executions: Amount,
     moved_bytes: Amount,
+    executions_least: u64,
+    moved_bytes_least: u64,
+    /// Train steps in one execution of the program.
+    steps: u64,
+    moved_bytes_per_step: Option<f64>,
+}
+
+impl Totals {
+    pub fn of(found: &ModuleCollectives, steps: u64) -> Totals {
+        let (executions, moved) = (found.execution_bounds(), found.moved_bounds());
+        Totals {
+            executions: executions.amount(),
+            moved_bytes: moved.amount(),
+            executions_least: executions.least,
+            moved_bytes_least: moved.least,
+            steps,
+            moved_bytes_per_step: moved.most.map(|most| most as f64 / steps as f64),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -50,18 +81,22 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
         } else {
             line(&paint(BOLD, &loaded.title()));
             print_sums(&groups, arguments.limit);
+            conditionals::print(&found);
             print_total(&found, all);
             Ok(())
         };
     }
+    let steps = arguments.steps.map_or(1, NonZeroU64::get);
     if json {
-        let (executions, moved_bytes) = (found.executions(), found.moved_bytes());
-        let answer = Answer { input: loaded.describe(), collectives: &found.entries, executions, moved_bytes };
+        let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
+        let answer = Answer { input: loaded.describe(), collectives: &found.entries, totals, conditionals };
         return output::json("collectives", &answer);
     }
     line(&paint(BOLD, &loaded.title()));
-    print(&found.entries, arguments.limit);
+    print(&found.entries, &found.conditionals, arguments.limit);
+    conditionals::print(&found);
     print_total(&found, all);
+    print_per_step(&found, &arguments.select.over, steps);
     if found.merged {
         output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
     }
@@ -119,16 +154,23 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
 }
 
+/// The axes, or parts of axes, of an input's mesh that an option names.
+pub fn axes_of(option: &str, names: &[String], loaded: &Loaded) -> Result<Vec<AxisPart>> {
+    let Some(first) = names.first() else { return Ok(Vec::new()) };
+    let Some(mesh) = &loaded.mesh else {
+        bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
+    };
+    names.iter().map(|name| Ok(AxisPart::parse(name, mesh)?)).collect()
+}
+
+/// Whether a collective crosses an axis. What does not say which devices take part may cross any.
+pub fn may_cross(entry: &ModuleCollective, axis: &AxisPart, loaded: &Loaded) -> bool {
+    loaded.mesh.as_ref().is_none_or(|mesh| entry.crosses(axis, mesh).unwrap_or(true))
+}
+
 /// Keeps what is asked for.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
-    if let Some(axis) = select.over.first() {
-        let Some(mesh) = &loaded.mesh else {
-            bail!("--over {axis}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
-        };
-        for axis in &select.over {
-            mesh.require_axis(axis)?;
-        }
-    }
+    let over = axes_of("--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
@@ -136,8 +178,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         bail!("--kind {kind}: there is no such collective; there are {all}");
     }
     found.entries.retain(|entry| {
-        let over = |axis: &String| entry.axes.iter().flatten().any(|part| part.name == *axis);
-        select.over.iter().all(over)
+        over.iter().all(|axis| may_cross(entry, axis, loaded))
             && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // What nobody knows may be large.
             && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
@@ -175,8 +216,8 @@ pub fn where_from(entry: &ModuleCollective) -> String {
 }
 
 /// Prints a table. What is alike in everything that is shown is one row, with how many there are.
-pub fn print(entries: &[ModuleCollective], limit: usize) {
-    const HEADER: [(&str, Column); 8] = [
+pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: usize) {
+    const HEADER: [(&str, Column); 9] = [
         ("collective", Column::Text),
         ("axes", Column::Text),
         ("devices", Column::Optional),
@@ -184,6 +225,7 @@ pub fn print(entries: &[ModuleCollective], limit: usize) {
         ("times", Column::Number),
         ("moved in all", Column::Number),
         ("loops", Column::Optional),
+        ("branch", Column::Text),
         ("where from", Column::Flexible),
     ];
     let mut table = Table::new(&HEADER);
@@ -198,6 +240,7 @@ pub fn print(entries: &[ModuleCollective], limit: usize) {
             entry.bytes.map_or("?".to_owned(), output::bytes),
             amount(entry.executions),
             if entry.loop_depth == 0 { String::new() } else { entry.loop_depth.to_string() },
+            conditionals::branch_text(conditionals, entry),
             where_from(entry),
         ];
         let row = rows.entry(key).or_insert((0, Amount::Exactly(0), Amount::Exactly(0)));
@@ -219,8 +262,8 @@ pub fn print_total(found: &ModuleCollectives, all: usize) {
     line(&format!(
         "{}{of_all}, executed {}; each device sends {}",
         output::plural(found.entries.len(), "collective"),
-        output::times(found.executions()),
-        amount_of_bytes(found.moved_bytes())
+        output::bounds_of_times(found.execution_bounds()),
+        output::bounds_of_bytes(found.moved_bounds())
     ));
     let unknown = found.entries.iter().filter(|entry| entry.executions == Amount::Unknown).count();
     if unknown > 0 {
@@ -231,8 +274,23 @@ pub fn print_total(found: &ModuleCollectives, all: usize) {
     }
 }
 
+/// What a device sends over the axes that were asked for, in one execution and in one step.
+fn print_per_step(found: &ModuleCollectives, over: &[String], steps: u64) {
+    if over.is_empty() && steps == 1 {
+        return;
+    }
+    let over = if over.is_empty() { String::new() } else { format!(" over {}", over.join(" and ")) };
+    let Bounds { least, most } = found.moved_bounds();
+    let each = |parts: u64| Bounds { least: least / parts, most: most.map(|most| most.div_ceil(parts)) };
+    let what = if steps == 1 { "a step" } else { "an execution" };
+    line(&format!("{what} sends {}{over} from each device", output::bounds_of_bytes(each(1))));
+    if steps > 1 {
+        line(&format!("a step, of {steps} in an execution: {}", output::bounds_of_bytes(each(steps))));
+    }
+}
+
 fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
-    let mut groups: IndexMap<String, Sum> = IndexMap::new();
+    let mut groups: IndexMap<String, ModuleCollectives> = IndexMap::new();
     for entry in &found.entries {
         let kind = entry.kind.name().to_owned();
         let name = match by {
@@ -242,18 +300,15 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
             CollectiveGroup::Scope => scope_of(entry),
             CollectiveGroup::Source => entry.source.clone().unwrap_or_else(|| "unknown".to_owned()),
         };
-        let zero = || Sum {
-            name: name.clone(),
-            collectives: 0,
-            executions: Amount::Exactly(0),
-            moved_bytes: Amount::Exactly(0),
-        };
-        let sum = groups.entry(name.clone()).or_insert_with(zero);
-        sum.collectives += 1;
-        sum.executions = sum.executions.plus(entry.executions);
-        sum.moved_bytes = sum.moved_bytes.plus(entry.total_moved_bytes());
+        groups.entry(name).or_default().entries.push(entry.clone());
     }
-    let mut groups: Vec<Sum> = groups.into_values().collect();
+    let sum = |(name, group): (String, ModuleCollectives)| Sum {
+        name,
+        collectives: group.entries.len(),
+        executions: group.executions(),
+        moved_bytes: group.moved_bytes(),
+    };
+    let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
     groups.sort_by_key(|sum| Reverse(sum.moved_bytes.bound().unwrap_or(u64::MAX)));
     groups
 }

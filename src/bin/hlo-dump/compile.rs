@@ -9,7 +9,6 @@ use meshloom::hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
 use meshloom::hlo::parse::make_names_unique;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::text::{TextOptions, print_with_config};
-use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
 use meshloom::pjrt::{
     CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Plugin, Topology, Wheel,
@@ -21,9 +20,11 @@ use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::Compile;
+use crate::collectives::Totals;
+use crate::conditionals::ConditionalSum;
 use crate::input::{Described, Loaded, load};
 use crate::output::{self, BAD, BOLD, Column, GOOD, Table, line, paint};
-use crate::{collectives, cost};
+use crate::{collectives, conditionals, cost};
 
 /// A compiled program and what it was compiled for.
 struct Compiled {
@@ -46,8 +47,9 @@ struct Answer<'a> {
     instructions: usize,
     #[serde(flatten)]
     collectives: &'a ModuleCollectives,
-    executions: Amount,
-    moved_bytes: Amount,
+    #[serde(flatten)]
+    totals: Totals,
+    conditionals: Vec<ConditionalSum<'a>>,
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
@@ -225,8 +227,8 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
         cost: ahead.cost_analysis().ok().cloned(),
         instructions: instruction_count(&after.module),
         collectives: found,
-        executions: found.executions(),
-        moved_bytes: found.moved_bytes(),
+        totals: Totals::of(found, 1),
+        conditionals: conditionals::sums(found),
     };
     output::json("compile", &answer)
 }
@@ -257,7 +259,8 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     line("");
     let mut entries = found.entries.clone();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
-    collectives::print(&entries, limit);
+    collectives::print(&entries, &found.conditionals, limit);
+    conditionals::print(found);
     collectives::print_total(found, found.entries.len());
 }
 

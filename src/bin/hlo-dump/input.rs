@@ -13,6 +13,7 @@ use meshloom::pjrt::Topology;
 use meshloom::sharding::Mesh;
 use meshloom::train::Stage;
 use meshloom::train::config::RunConfig;
+use meshloom::transform::diloco::Schedule;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -65,6 +66,12 @@ impl Loaded {
 
     pub fn device_count(&self) -> u64 {
         self.devices.replicas.saturating_mul(self.devices.partitions)
+    }
+
+    /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
+    pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
+        let Some(options) = self.run.as_ref().and_then(|run| run.config.diloco_options()) else { return Ok(None) };
+        Ok(Some((options.schedule()?, options.transport.name())))
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.

@@ -7,6 +7,7 @@ mod arguments;
 mod check;
 mod collectives;
 mod compile;
+mod conditionals;
 mod cost;
 mod diff;
 mod doctor;
@@ -19,6 +20,7 @@ mod plan;
 mod replication;
 mod report;
 mod show;
+mod traffic;
 
 use std::process::ExitCode;
 
@@ -65,6 +67,7 @@ fn run(arguments: Arguments) -> Result<Outcome> {
         Command::Explain(explain) => explain::run(&explain, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
         Command::Plan(plan) => plan::run(&plan, json)?,
+        Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,
         Command::Compile(compile) => compile::run(&compile, json)?,
         Command::Check(check) => return check::run(&check, json),

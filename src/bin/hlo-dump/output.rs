@@ -9,7 +9,7 @@ use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table as Grid, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use meshloom::partition::Amount;
+use meshloom::partition::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{Color, Units};
@@ -169,6 +169,30 @@ pub fn times(executions: Amount) -> String {
     match executions {
         Amount::Exactly(1) => "once".to_owned(),
         executions => format!("{} times", amount(executions)),
+    }
+}
+
+/// `0 to 3 times`.
+pub fn bounds_of_times(bounds: Bounds) -> String {
+    match bounds.amount() {
+        Amount::AtMost(_) => format!("{} times", bounds_of_count(bounds)),
+        amount => times(amount),
+    }
+}
+
+/// `3`, `0 to 3`.
+pub fn bounds_of_count(bounds: Bounds) -> String {
+    match (bounds.amount(), bounds.most) {
+        (Amount::AtMost(_), Some(most)) => format!("{} to {}", thousands(bounds.least), thousands(most)),
+        (exact, _) => amount(exact),
+    }
+}
+
+/// `0 B to 1.20 MiB (1,258,291)`.
+pub fn bounds_of_bytes(bounds: Bounds) -> String {
+    match (bounds.amount(), bounds.most) {
+        (Amount::AtMost(_), Some(most)) => format!("{} to {}", bytes(bounds.least), bytes(most)),
+        (amount, _) => amount_of_bytes(amount),
     }
 }
 

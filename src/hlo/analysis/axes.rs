@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 
 use super::groups::DeviceGroups;
 use crate::hlo::proto::{HloModuleProto, MeshProto, OpSharding};
-use crate::sharding::Mesh;
+use crate::sharding::{Mesh, ShardingError};
 
 /// An axis of a mesh, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,6 +22,73 @@ pub struct AxisPart {
     pub name: String,
     /// For a part: the product of the sizes of the parts of the axis before it (more major), and its own size.
     pub part: Option<(u64, u64)>,
+}
+
+impl AxisPart {
+    /// Reads `fsdp`, or `fsdp:(1)2` for a part of it.
+    ///
+    /// # Errors
+    /// The mesh has no such axis, or the axis no such part.
+    pub fn parse(text: &str, mesh: &Mesh) -> Result<AxisPart, ShardingError> {
+        let part = AxisPart::named(text);
+        // A mesh whose axes were split has their parts as axes of their own.
+        let sizes = mesh.axes().filter(|&axis| mesh.parent_name(axis) == part.name).map(|axis| mesh.size(axis) as u64);
+        let (count, size) = sizes.fold((0, 1), |(count, product), size| (count + 1, product * size));
+        let divides = |(before, own): (u64, u64)| {
+            let product = before.checked_mul(own).filter(|&product| product > 0);
+            own > 1 && product.is_some_and(|product| size.is_multiple_of(product))
+        };
+        if count == 0 || !part.part.is_none_or(divides) {
+            mesh.require_axis(text)?;
+        }
+        Ok(part)
+    }
+
+    /// From the name of an axis, which may be that of a part.
+    fn named(text: &str) -> AxisPart {
+        let part = text.split_once(":(").and_then(|(name, rest)| {
+            let (before, size) = rest.split_once(')')?;
+            Some((name, (before.parse().ok().filter(|&before: &u64| before > 0)?, size.parse().ok()?)))
+        });
+        match part {
+            Some((name, part)) => AxisPart { name: name.to_owned(), part: Some(part) },
+            None => AxisPart { name: text.to_owned(), part: None },
+        }
+    }
+
+    /// The same, if an axis of a mesh whose axes were split is a part by its name: `tensor:(2)4`, and `tensor:(2)4:(2)2` of that.
+    fn of_whole_axis(&self) -> AxisPart {
+        let named = AxisPart::named(&self.name);
+        let part = match (named.part, self.part) {
+            (Some((before, _)), Some((within, size))) => Some((before.saturating_mul(within), size)),
+            (outer, inner) => inner.or(outer),
+        };
+        AxisPart { name: named.name, part }
+    }
+
+    /// Whether two parts of an axis have steps in common.
+    pub fn overlaps(&self, other: &AxisPart) -> bool {
+        let (own, other) = (self.of_whole_axis(), other.of_whole_axis());
+        let steps = |(before, size): (u64, u64)| (before, before.saturating_mul(size));
+        own.name == other.name
+            && match (own.part.map(steps), other.part.map(steps)) {
+                (Some(own), Some(other)) => own.0.max(other.0) < own.1.min(other.1),
+                _ => true,
+            }
+    }
+
+    /// Where along it a device of a mesh lies.
+    pub(super) fn place(&self, device: u64, mesh: &Mesh) -> Option<u64> {
+        let device = usize::try_from(device).ok().filter(|&device| device < mesh.device_count())?;
+        let along = mesh.axes().filter(|&axis| mesh.parent_name(axis) == self.name);
+        let (place, size) = along.fold((0, 1), |(place, size), axis| {
+            (place * mesh.size(axis) as u64 + mesh.axis_index(device, axis) as u64, size * mesh.size(axis) as u64)
+        });
+        Some(match self.part {
+            None => place,
+            Some((before, own)) => place / (size / before.saturating_mul(own)).max(1) % own.max(1),
+        })
+    }
 }
 
 impl fmt::Display for AxisPart {
@@ -321,6 +388,40 @@ mod tests {
             let mesh = mesh(axes);
             let strides = Strides::of(&groups, mesh.device_count() as u64);
             assert_eq!(text(strides.and_then(|strides| strides.axes(&mesh))), expected, "{axes} {groups:?}");
+        }
+    }
+
+    #[test]
+    fn parts_of_axes_are_read_and_compared() {
+        let mesh = mesh("data=2,fsdp=12");
+        let part = |text: &str| AxisPart::parse(text, &mesh).unwrap_or_else(|error| panic!("{error}"));
+        for text in ["data", "fsdp", "fsdp:(1)2", "fsdp:(2)3", "fsdp:(4)3"] {
+            assert_eq!(part(text).to_string(), text);
+        }
+        for text in ["dta", "fsdp:(5)2", "fsdp:(1)1", "fsdp:(0)2", "fsdp:(2)12", "dta:(1)2"] {
+            assert!(AxisPart::parse(text, &mesh).is_err(), "{text}");
+        }
+        let cases = [
+            ("fsdp", "data", false),
+            ("fsdp", "fsdp:(2)3", true),
+            ("fsdp:(1)2", "fsdp:(2)3", false),
+            ("fsdp:(1)4", "fsdp:(2)3", true),
+            ("fsdp:(4)3", "fsdp:(2)2", false),
+        ];
+        for (one, other, expected) in cases {
+            assert_eq!(part(one).overlaps(&part(other)), expected, "{one} {other}");
+            assert_eq!(part(other).overlaps(&part(one)), expected, "{other} {one}");
+        }
+        // Device 17 lies at data 1, fsdp 5; of fsdp as 2 x 2 x 3, at 0, 1, 2.
+        let places = [("data", 1), ("fsdp", 5), ("fsdp:(1)2", 0), ("fsdp:(2)2", 1), ("fsdp:(4)3", 2)];
+        for (text, expected) in places {
+            assert_eq!(part(text).place(17, &mesh), Some(expected), "{text}");
+        }
+        assert_eq!(part("data").place(24, &mesh), None);
+        // Of an axis of a mesh whose axes were split.
+        let inner = AxisPart { name: "fsdp:(1)4".to_owned(), part: Some((2, 2)) };
+        for (text, expected) in [("fsdp", true), ("fsdp:(1)2", false), ("fsdp:(2)2", true), ("fsdp:(4)3", false)] {
+            assert_eq!(part(text).overlaps(&inner), expected, "{text}");
         }
     }
 

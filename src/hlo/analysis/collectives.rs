@@ -5,6 +5,9 @@
 //! What moves is computed as in the [ledger](crate::partition::Ledger), from operand bytes and group size, so that a module that XLA made can be held against
 //! what was asked for.
 //!
+//! Of the branches of a conditional one runs, so sums are not over all of them: they lie between the branch that moves least and the one
+//! that moves most ([`ModuleCollectives::moved_bounds`]). Which branch it is at a step, [`given`](super::given) says.
+//!
 //! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a reduce-scatter as
 //! a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
 
@@ -15,10 +18,11 @@ use super::axes::{AxisPart, Strides, pair_axes};
 use super::groups::{DeviceGroups, Devices};
 use super::index::Computation;
 use super::size::{array_bytes, shape_bytes};
+use super::slices::{SliceTransfer, communication_of, slices_of};
 use super::source::{Sources, op_name};
 use super::walk::{Step, Via, Walk};
-use crate::hlo::proto::{HloInstructionProto, HloModuleProto};
-use crate::partition::{Amount, CollectiveKind};
+use crate::hlo::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
+use crate::partition::{Amount, Bounds, Branch, CollectiveKind, sum};
 use crate::sharding::Mesh;
 
 /// What an instruction communicates.
@@ -91,6 +95,11 @@ pub struct ModuleCollective {
     pub executions: Amount,
     /// Whether it is in a branch, which may not be taken: then `executions` is the most.
     pub in_branch: bool,
+    /// The branches that it is in, outermost first; empty where ways through the module are merged.
+    pub branches: Vec<Branch>,
+    /// Number of the [place](Walk::places) that it is in.
+    #[serde(skip)]
+    pub place: usize,
     /// Loops around it.
     pub loop_depth: usize,
     /// Whether it is in two halves, between which the device may do other things.
@@ -114,6 +123,49 @@ pub struct ModuleCollectives {
     /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands for
     /// all of an instruction's.
     pub merged: bool,
+    /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
+    #[serde(skip)]
+    pub conditionals: Vec<Conditional>,
+}
+
+/// A conditional, of whose branches one runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Conditional {
+    /// Name of the instruction.
+    pub name: String,
+    /// Name of the computation it is in.
+    pub computation: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// The source line of its metadata as `file:line`, if it has one.
+    pub source: Option<String>,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
+    /// When each branch runs: `true` and `false`, or the value of the selector; the last also runs for every other value.
+    pub branches: Vec<String>,
+}
+
+impl Conditional {
+    fn of(walk: &Walk<'_>, sources: Sources<'_>, number: usize) -> Option<Conditional> {
+        let (place, instruction) = walk.conditional(number)?;
+        let place = &walk.places()[place];
+        let selector = walk.computation(place).operand(instruction, 0).and_then(|selector| selector.shape.as_ref());
+        let on_truth = selector.is_some_and(|shape| shape.element_type == i32::from(PrimitiveType::Pred));
+        let count = instruction.called_computation_ids.len();
+        let name = |branch: usize| match (on_truth, branch) {
+            (true, 0) => "true".to_owned(),
+            (true, _) => "false".to_owned(),
+            (false, branch) => branch.to_string(),
+        };
+        Some(Conditional {
+            name: instruction.name.clone(),
+            computation: place.computation.name.clone(),
+            op_name: op_name(instruction).to_owned(),
+            source: sources.line(instruction).map(|line| line.to_string()),
+            executions: place.executions,
+            branches: (0..count).map(name).collect(),
+        })
+    }
 }
 
 impl ModuleCollectives {
@@ -150,14 +202,24 @@ impl ModuleCollectives {
         self
     }
 
-    /// How often collectives run in one run of the program, in all.
+    /// How often collectives run in one run of the program, in all; where branches differ, the most.
     pub fn executions(&self) -> Amount {
-        self.entries.iter().map(|entry| entry.executions).fold(Amount::Exactly(0), Amount::plus)
+        self.execution_bounds().amount()
     }
 
-    /// Bytes that one device sends in one run of the program.
+    /// How often collectives run at least and at most, whichever branches are taken.
+    pub fn execution_bounds(&self) -> Bounds {
+        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.executions)))
+    }
+
+    /// Bytes that one device sends in one run of the program; where branches differ, the most.
     pub fn moved_bytes(&self) -> Amount {
-        self.entries.iter().map(ModuleCollective::total_moved_bytes).fold(Amount::Exactly(0), Amount::plus)
+        self.moved_bounds().amount()
+    }
+
+    /// Bytes that one device sends at least and at most, whichever branches are taken.
+    pub fn moved_bounds(&self) -> Bounds {
+        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.total_moved_bytes())))
     }
 }
 
@@ -165,6 +227,26 @@ impl ModuleCollective {
     /// Bytes that one device sends in all executions of this one.
     pub fn total_moved_bytes(&self) -> Amount {
         self.moved_bytes.map_or(Amount::Unknown, |bytes| self.executions.times(bytes))
+    }
+
+    /// Whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where the module does not say
+    /// which devices take part.
+    pub fn crosses(&self, axis: &AxisPart, mesh: &Mesh) -> Option<bool> {
+        if let Some(axes) = &self.axes {
+            return Some(axes.iter().any(|part| part.overlaps(axis)));
+        }
+        if !self.pairs.is_empty() {
+            return Some(
+                self.pairs.iter().any(|&(source, target)| axis.place(source, mesh) != axis.place(target, mesh)),
+            );
+        }
+        let lists = self.group_size.and_then(|_| self.groups.lists())?;
+        let differs = |list: &Vec<u64>| {
+            let mut places = list.iter().map(|&device| axis.place(device, mesh));
+            let first = places.next();
+            places.any(|place| Some(place) != first)
+        };
+        Some(lists.iter().any(differs))
     }
 }
 
@@ -175,14 +257,18 @@ pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectiv
 
 /// The collectives of a module that has been walked.
 pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
+    let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
     let entry = |step: Step<'_, '_>| {
-        let (kind, asynchronous) = communication(&step.instruction.opcode)?;
+        let (kind, asynchronous) = communication_of(step.instruction)?;
         let mut entry = entry(walk, step, kind, devices);
         entry.asynchronous |= asynchronous;
+        entry.within_slice(slices, devices);
         entry.source = sources.line(step.instruction).map(|line| line.to_string());
         Some(entry)
     };
-    ModuleCollectives { entries: walk.steps().filter_map(entry).collect(), merged: walk.is_merged() }
+    let conditionals =
+        (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
+    ModuleCollectives { entries: walk.steps().filter_map(entry).collect(), merged: walk.is_merged(), conditionals }
 }
 
 fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {
@@ -203,6 +289,8 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         moved_bytes: None,
         executions: place.executions,
         in_branch: matches!(place.executions, Amount::AtMost(_)),
+        branches: place.branches.clone(),
+        place: step.place_number,
         loop_depth: place.loop_depth,
         asynchronous: place.asynchronous,
         name: instruction.name.clone(),
@@ -210,6 +298,11 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
         op_name: op_name(instruction).to_owned(),
         source: None,
     };
+    if let Some(transfer) = SliceTransfer::of(instruction) {
+        // The other operand is a token.
+        (entry.groups, entry.group_size) = transfer.groups();
+        entry.operand_count = 1;
+    }
     let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
     match permutes && !moves {
         true => entry.moved_bytes = Some(0),
@@ -222,6 +315,17 @@ fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devi
 }
 
 impl ModuleCollective {
+    /// In a program that is written for the devices of one slice, a collective of all devices is one of those.
+    fn within_slice(&mut self, slices: u64, devices: Devices) {
+        if slices > 1 && self.groups == DeviceGroups::One && self.group_size.is_some() {
+            let in_slice = devices.partitions / slices;
+            self.groups =
+                DeviceGroups::Iota { group_size: in_slice, dims: vec![slices, in_slice], permutation: vec![0, 1] };
+            self.group_size = Some(in_slice);
+            self.become_kind(self.kind);
+        }
+    }
+
     fn become_kind(&mut self, kind: Communication) {
         self.kind = kind;
         self.moved_bytes = match (kind, self.bytes, self.group_size) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::slices::slice_count;
 use crate::hlo::proto::{
     HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto,
     MeshAxesReplicaGroupListProto, MeshProto, OpSharding, ReplicaGroup,
@@ -29,8 +30,10 @@ pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProt
     let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
     let (replicas, partitions) =
         config.map_or((1, 1), |config| (positive(config.replica_count), positive(config.num_partitions)));
+    // A program of several slices is written for the devices of one.
+    let slices = slice_count(module);
     if replicas.saturating_mul(partitions) > 1 {
-        return Devices { replicas, partitions };
+        return Devices { replicas, partitions: partitions.saturating_mul(slices) };
     }
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
     let (mut named, mut across_partitions) = (1, false);
@@ -49,8 +52,8 @@ pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProt
         across_partitions |= tiles.is_some();
     }
     match across_partitions {
-        true => Devices { replicas: 1, partitions: named },
-        false => Devices { replicas: named, partitions: 1 },
+        true => Devices { replicas: 1, partitions: named.saturating_mul(slices) },
+        false => Devices { replicas: named, partitions: slices },
     }
 }
 

@@ -220,7 +220,7 @@ fn counted(
 }
 
 /// The smallest and the largest whole number of a type; `None` for other types.
-fn range(shape: &ShapeProto) -> Option<(i128, i128)> {
+pub(super) fn range(shape: &ShapeProto) -> Option<(i128, i128)> {
     use PrimitiveType as P;
     Some(match PrimitiveType::try_from(shape.element_type).ok()? {
         P::S8 => (i8::MIN.into(), i8::MAX.into()),
@@ -236,7 +236,7 @@ fn range(shape: &ShapeProto) -> Option<(i128, i128)> {
 }
 
 /// The only number of a literal.
-fn scalar(literal: &LiteralProto) -> Option<i128> {
+pub(super) fn scalar(literal: &LiteralProto) -> Option<i128> {
     let numbers: Vec<i128> = (literal.s32s.iter().copied().map(i128::from))
         .chain(literal.u32s.iter().copied().map(i128::from))
         .chain(literal.s64s.iter().copied().map(i128::from))

@@ -6,7 +6,8 @@
 //!
 //! - the trip counts of loops multiply; a condition runs once more than its body. See [`trip_count`] for what is known of a
 //!   loop;
-//! - a branch runs at most as often as its conditional ([`Amount::AtMost`]);
+//! - a branch runs at most as often as its conditional ([`Amount::AtMost`]), and excludes the others ([`Place::branches`]); which one
+//!   runs, [`given`](super::given) finds for known inputs;
 //! - an asynchronous computation runs where it starts; the instructions that update and end it name it again, and run nothing;
 //! - what a custom call is given runs nobody knows how often, but for what a compiler for TPUs offloads to their sparse cores so:
 //!   that is a call.
@@ -22,7 +23,7 @@ use std::ops::Range;
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
-use crate::partition::Amount;
+use crate::partition::{Amount, Branch};
 
 /// How an instruction runs a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,6 +67,8 @@ pub struct Place<'a> {
     /// The same if each loop of which nobody knows how often it runs, and what a custom call is given, ran once; for what is
     /// in a branch, the bound.
     pub assumed_executions: u64,
+    /// The branches of conditionals around it, outermost first; empty where the walk is merged.
+    pub branches: Vec<Branch>,
     /// Loops around it.
     pub loop_depth: usize,
     /// The body or condition of the innermost loop around it, which may be itself, as the number of a place.
@@ -110,6 +113,8 @@ pub struct Walk<'a> {
     sites: CallSites,
     places: Vec<Place<'a>>,
     merged: bool,
+    /// Conditionals, each once for each way to it: where it stands, by place and position.
+    conditionals: Vec<(usize, usize)>,
 }
 
 impl<'a> Walk<'a> {
@@ -118,7 +123,7 @@ impl<'a> Walk<'a> {
     pub fn of(module: &'a HloModuleProto) -> Walk<'a> {
         let module = Module::new(module);
         let sites = CallSites::of(&module);
-        let mut walk = Walk { module, sites, places: Vec::new(), merged: false };
+        let mut walk = Walk { module, sites, places: Vec::new(), merged: false, conditionals: Vec::new() };
         if let Some(entry) = walk.module.entry() {
             let order = walk.sites.callers_first(entry);
             walk.merged = !walk.sites.few_ways(&walk.module, &order);
@@ -177,6 +182,17 @@ impl<'a> Walk<'a> {
         before(position)..before(position + 1)
     }
 
+    /// How many conditionals there are, each counted once for each way to it.
+    pub fn conditional_count(&self) -> usize {
+        self.conditionals.len()
+    }
+
+    /// A conditional, and the place that it is in, by its number.
+    pub fn conditional(&self, number: usize) -> Option<(usize, &'a HloInstructionProto)> {
+        let &(place, position) = self.conditionals.get(number)?;
+        Some((place, self.places.get(place)?.computation.instructions.get(position)?))
+    }
+
     pub(super) fn module(&self) -> &Module<'a> {
         &self.module
     }
@@ -196,6 +212,7 @@ impl<'a> Walk<'a> {
             caller: None,
             executions: Amount::Exactly(1),
             assumed_executions: 1,
+            branches: Vec::new(),
             loop_depth: 0,
             innermost_loop: None,
             asynchronous: false,
@@ -217,12 +234,23 @@ impl<'a> Walk<'a> {
                     None => site.times.of((around.executions, around.assumed_executions)),
                 };
                 let instruction = &around.computation.instructions[site.position];
+                let branches = match site.via {
+                    Via::Branch(_) if self.merged => Vec::new(),
+                    Via::Branch(branch) => {
+                        let conditional = conditional_at(&mut self.conditionals, (next, site.position));
+                        let branch_count = instruction.called_computation_ids.len();
+                        let inner = Branch { conditional, branch, branch_count };
+                        around.branches.iter().copied().chain([inner]).collect()
+                    }
+                    _ => around.branches.clone(),
+                };
                 let is_loop = matches!(site.via, Via::LoopBody | Via::LoopCondition);
                 self.places.push(Place {
                     computation: self.module.computations()[site.callee].proto(),
                     caller: Some(Caller { place: next, instruction, via: site.via }),
                     executions,
                     assumed_executions,
+                    branches,
                     loop_depth: around.loop_depth + usize::from(is_loop),
                     innermost_loop: if is_loop { Some(self.places.len()) } else { around.innermost_loop },
                     asynchronous: around.asynchronous || site.via == Via::Async,
@@ -236,6 +264,14 @@ impl<'a> Walk<'a> {
             next += 1;
         }
     }
+}
+
+/// The number of the conditional in a position of a place. Its branches come one after another.
+fn conditional_at(known: &mut Vec<(usize, usize)>, here: (usize, usize)) -> usize {
+    if known.last() != Some(&here) {
+        known.push(here);
+    }
+    known.len() - 1
 }
 
 /// The instructions of a walk. See [`Walk::steps`].

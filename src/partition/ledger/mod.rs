@@ -25,6 +25,7 @@
 //! # }
 //! ```
 
+mod branches;
 mod select;
 mod walk;
 
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
+pub use branches::{Bounds, Branch, sum};
 pub use select::LedgerError;
 
 use crate::ir::Phase;
@@ -188,6 +190,8 @@ pub struct Collective {
     pub moved_bytes: u64,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
+    /// The branches of conditionals that it is in, outermost first. `executions` is the number where all of them are taken.
+    pub branches: Vec<Branch>,
     /// Loops around it.
     pub loop_depth: usize,
     /// The part of a training step for whose sake it runs: that of the op which reads its result or makes its operand.

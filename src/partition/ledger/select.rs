@@ -1,6 +1,6 @@
 //! Filters and sums over a ledger.
 
-use super::{Amount, Collective, CollectiveKind, Ledger};
+use super::{Amount, Bounds, Collective, CollectiveKind, Ledger, sum};
 use crate::ir::Phase;
 use crate::suggest::did_you_mean;
 
@@ -96,6 +96,16 @@ impl Ledger {
         self.keep(|entry| entry.loop_depth == 0)
     }
 
+    /// Those in a branch of a conditional.
+    pub fn inside_conditionals(&self) -> Ledger {
+        self.keep(|entry| !entry.branches.is_empty())
+    }
+
+    /// Those in no branch: they run in every run of the program.
+    pub fn outside_conditionals(&self) -> Ledger {
+        self.keep(|entry| entry.branches.is_empty())
+    }
+
     /// Those of what the user wrote. What an optimizer does is part of it.
     pub fn forward(&self) -> Ledger {
         self.keep(|entry| entry.phase == Phase::Forward)
@@ -137,8 +147,13 @@ impl Ledger {
         self.iter().map(|entries| entries.len())
     }
 
+    fn bounds(&self, amount: impl Fn(&Collective) -> Amount) -> Result<Bounds, LedgerError> {
+        Ok(sum(self.iter()?.map(|entry| (entry.branches.as_slice(), amount(entry)))))
+    }
+
+    /// Of the branches of a conditional, one runs: they are not added up.
     fn total(&self, amount: impl Fn(&Collective) -> Amount) -> Result<Amount, LedgerError> {
-        Ok(self.iter()?.map(amount).fold(Amount::Exactly(0), Amount::plus))
+        Ok(self.bounds(amount)?.amount())
     }
 
     /// How often they run in one run of the program, in all.
@@ -158,7 +173,12 @@ impl Ledger {
 
     /// Bytes that one device sends, over all executions.
     pub fn moved_bytes(&self) -> Result<Amount, LedgerError> {
-        self.total(|entry| entry.executions.times(entry.moved_bytes))
+        Ok(self.moved_bounds()?.amount())
+    }
+
+    /// The least and the most of [`Ledger::moved_bytes`], whichever branches are taken.
+    pub fn moved_bounds(&self) -> Result<Bounds, LedgerError> {
+        self.bounds(|entry| entry.executions.times(entry.moved_bytes))
     }
 }
 

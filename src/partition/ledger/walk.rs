@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Amount, Collective, CollectiveKind, Ledger, Names};
+use super::{Amount, Branch, Collective, CollectiveKind, Ledger, Names};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
 use crate::ops::{Group, Op};
 use crate::sharding::Mesh;
@@ -13,7 +13,14 @@ use crate::sharding::Mesh;
 impl Ledger {
     /// The collectives of a local graph.
     pub fn of(graph: &Graph, mesh: &Mesh) -> Ledger {
-        let mut walk = Walk { mesh, entries: Vec::new(), scopes: FxHashSet::default(), channels: Channels::default() };
+        let mut walk = Walk {
+            mesh,
+            entries: Vec::new(),
+            scopes: FxHashSet::default(),
+            channels: Channels::default(),
+            branches: Vec::new(),
+            conditionals: 0,
+        };
         walk.graph(graph, Around { executions: Amount::Exactly(1), loop_depth: 0, phase: Phase::Forward });
         let scopes: BTreeSet<String> = walk.scopes.into_iter().map(Scope::path).collect();
         let names = Names {
@@ -39,6 +46,9 @@ struct Walk<'a> {
     entries: Vec<Arc<Collective>>,
     scopes: FxHashSet<Scope>,
     channels: Channels,
+    /// Those that are being walked, outermost first.
+    branches: Vec<Branch>,
+    conditionals: usize,
 }
 
 /// The channels that emission gives to collectives: it counts them as it writes them, and writes a function at its first
@@ -70,7 +80,13 @@ impl Walk<'_> {
             Op::Checkpoint(checkpoint) => self.graph(&checkpoint.body, around),
             Op::Cond(cond) => {
                 let around = Around { executions: around.executions.or_less(), ..around };
-                cond.branches.iter().for_each(|branch| self.graph(branch, around));
+                let (conditional, branch_count) = (self.conditionals, cond.branches.len());
+                self.conditionals += 1;
+                for (branch, graph) in cond.branches.iter().enumerate() {
+                    self.branches.push(Branch { conditional, branch, branch_count });
+                    self.graph(graph, around);
+                    self.branches.pop();
+                }
             }
             Op::CustomVjp(custom) => self.graph(&custom.primal, around),
             // Of a loop of no iterations nothing is emitted.
@@ -126,6 +142,7 @@ impl Walk<'_> {
             bytes,
             moved_bytes: if moves { kind.moved_bytes(bytes, group.size as u64) } else { 0 },
             executions: around.executions,
+            branches: self.branches.clone(),
             loop_depth: around.loop_depth,
             phase: origin.phase,
             scope: origin.scope.path(),

@@ -154,12 +154,21 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let sizes = [("train.batch", self.rows_of_replica()), ("model.seq", self.model.seq)];
+        let microbatches = self.train.microbatches.max(1);
+        let sizes = [("train.batch", self.rows_of_replica() / microbatches), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
+        if dim == 0 && microbatches > 1 {
+            let reason = format!(
+                "a microbatch of train.batch = {} has {size} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
+                 the mesh {mesh:?}",
+                self.train.batch
+            );
+            return Err(invalid("train.microbatches", microbatches, &reason));
+        }
         let (value, of) = match (key, self.replicas()) {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
             _ => (size, String::new()),
@@ -196,7 +205,7 @@ impl RunConfig {
         let Some(diloco) = &self.diloco else {
             return match replicas_of_mesh {
                 1 => Ok(()),
-                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]; give it, or")),
+                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]: add it, or give")),
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;

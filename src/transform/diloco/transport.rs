@@ -57,90 +57,127 @@ pub(super) fn payload_bytes(transport: Transport, limit: usize, dims: &[usize], 
     }
 }
 
-/// The mean over replicas of `f32` pseudo-gradients, one dimension of which runs over them, and which is gone then.
-pub(super) fn mean(transport: Transport, block: usize, delta: Tensor, layout: &PartLayout, place: Place) -> Tensor {
-    let sent = Sent { layout, at: layout.replica_dim, place };
-    let dims = without(&delta.dims(), sent.at);
-    match (transport, blocks(&dims, &layout.parts, layout.replica_dim, block)) {
-        (Transport::F32, _) => sent.name(delta.mean(sent.at as i32), None, &layout.names),
-        (Transport::Bf16, _) | (_, None) => {
-            let bits = delta.convert(DType::BF16).bitcast_convert(DType::U16);
-            sent.gathered(bits, &layout.names).bitcast_convert(DType::BF16).convert(DType::F32).mean(sent.at as i32)
-        }
-        (Transport::F8, Some(blocks)) => sent.in_blocks(delta, blocks, F8_MAX, to_f8, from_f8),
-        (Transport::Int4, Some(blocks)) => sent.in_blocks(delta, blocks, INT4_MAX, to_int4, from_int4),
-    }
-}
-
-/// What is under way.
-struct Sent<'a> {
-    layout: &'a PartLayout,
-    /// The dimension over replicas.
-    at: usize,
+/// The means over replicas of `f32` pseudo-gradients, one dimension of each of which runs over them, and which is gone then.
+///
+/// All are made ready before the first is sent: so collectives stand side by side, and small ones become one.
+pub(super) fn means(
+    transport: Transport,
+    block: usize,
+    deltas: Vec<(Tensor, PartLayout)>,
     place: Place,
+) -> Vec<Tensor> {
+    let ready: Vec<(Message, PartLayout)> =
+        deltas.into_iter().map(|(delta, layout)| (encoded(transport, block, delta, &layout), layout)).collect();
+    let scales: Vec<Option<Tensor>> = ready.iter().map(|(message, layout)| message.scales(layout, place)).collect();
+    let numbers: Vec<Tensor> = ready.iter().map(|(message, layout)| message.numbers(layout, place)).collect();
+    let arrived = ready.into_iter().zip(numbers).zip(scales);
+    arrived.map(|(((message, layout), numbers), scales)| message.decoded(numbers, scales, &layout)).collect()
 }
 
-impl Sent<'_> {
-    /// The value with names, and one for the dimension over replicas if it has that.
-    fn name(&self, x: Tensor, replicas: Option<&str>, names: &[Name]) -> Tensor {
-        let mut names: AxisNames = names.iter().copied().collect();
-        if let Some(replicas) = replicas {
-            names.insert(self.at, Name::new(replicas));
+/// A pseudo-gradient in the form in which it is sent.
+enum Message {
+    /// A mean that is to be completed.
+    Mean(Tensor),
+    /// Each replica's numbers, as bits.
+    Bf16(Tensor),
+    /// Each replica's numbers, as bits, and the scales of the blocks that they are in; and what the numbers were.
+    Blocks { transport: Transport, numbers: Tensor, scales: Tensor, blocks: Blocks, dims: Dims },
+}
+
+fn encoded(transport: Transport, block: usize, delta: Tensor, layout: &PartLayout) -> Message {
+    let dims = delta.dims();
+    match (transport, blocks(&without(&dims, layout.replica_dim), &layout.parts, layout.replica_dim, block)) {
+        (Transport::F32, _) => Message::Mean(delta.mean(layout.replica_dim as i32)),
+        (Transport::Bf16, _) | (_, None) => Message::Bf16(delta.convert(DType::BF16).bitcast_convert(DType::U16)),
+        (Transport::F8 | Transport::Int4, Some(blocks)) => {
+            let largest = if transport == Transport::F8 { F8_MAX } else { INT4_MAX };
+            // Blocks lie along dimensions behind the one over replicas.
+            let (dim, within) = (blocks.dim + 1, blocks.dim as i32 + 2);
+            let mut blocked = dims.clone();
+            blocked[dim] /= blocks.size;
+            blocked.insert(dim + 1, blocks.size);
+            let delta = delta.reshape(&blocked);
+            let scales = (delta.abs().max(within) / largest).maximum(SMALLEST_SCALE);
+            let numbers = delta / of_blocks(scales, delta, within);
+            let numbers = if transport == Transport::F8 { to_f8(numbers) } else { to_int4(numbers, within) };
+            Message::Blocks { transport, numbers, scales, blocks, dims }
         }
-        label(x, WithAxes { role: Role::Params, ..WithAxes::new(names) }, self.place)
-    }
-
-    /// What all replicas have, on each of them.
-    fn gathered(&self, x: Tensor, names: &[Name]) -> Tensor {
-        self.name(self.name(x, Some(REPLICAS), names), Some(""), names)
-    }
-
-    /// The mean of what arrives if each block is scaled to numbers up to `largest`, and these are sent by `encode`, which may change the
-    /// dimension within the blocks, and read by `decode`.
-    fn in_blocks(
-        &self,
-        delta: Tensor,
-        blocks: Blocks,
-        largest: f64,
-        encode: impl FnOnce(Tensor, usize) -> Tensor,
-        decode: impl FnOnce(Tensor, usize) -> Tensor,
-    ) -> Tensor {
-        let dims = delta.dims();
-        // Blocks lie along dimensions behind the one over replicas.
-        let dim = blocks.dim + 1;
-        let mut blocked: Dims = dims.clone();
-        blocked[dim] /= blocks.size;
-        blocked.insert(dim + 1, blocks.size);
-        let within = dim as i32 + 1;
-        let in_blocks = delta.reshape(&blocked);
-        let scale = (in_blocks.abs().max(within) / largest).maximum(SMALLEST_SCALE);
-        let kept: Vec<i32> = (0..blocked.len() as i32).filter(|&axis| axis != within).collect();
-        let numbers = in_blocks / scale.broadcast_like(in_blocks, &kept[..]);
-        let mut names = self.layout.names.clone();
-        let scale = self.gathered(scale.bitcast_convert(DType::U32), &names).bitcast_convert(DType::F32);
-        names.insert(blocks.dim + 1, Name::default());
-        let numbers = decode(self.gathered(encode(numbers, dim + 1), &names), dim + 1);
-        (numbers * scale.broadcast_like(numbers, &kept[..])).reshape(&dims).mean(self.at as i32)
     }
 }
 
-fn to_f8(numbers: Tensor, _: usize) -> Tensor {
+/// One scale for all numbers of a block, which lie along dimension `within`.
+fn of_blocks(scales: Tensor, numbers: Tensor, within: i32) -> Tensor {
+    let kept: Vec<i32> = (0..numbers.rank() as i32).filter(|&axis| axis != within).collect();
+    scales.broadcast_like(numbers, &kept[..])
+}
+
+impl Message {
+    /// The scales of all replicas, on each of them.
+    fn scales(&self, layout: &PartLayout, place: Place) -> Option<Tensor> {
+        let Message::Blocks { scales, .. } = self else { return None };
+        let bits = gathered(scales.bitcast_convert(DType::U32), &layout.names, layout, place);
+        Some(bits.bitcast_convert(DType::F32))
+    }
+
+    /// The mean, completed; or the numbers of all replicas, on each of them.
+    fn numbers(&self, layout: &PartLayout, place: Place) -> Tensor {
+        match self {
+            Message::Mean(mean) => named(*mean, layout.names.iter().copied().collect(), place),
+            Message::Bf16(bits) => gathered(*bits, &layout.names, layout, place),
+            Message::Blocks { numbers, blocks, .. } => {
+                let mut names = layout.names.clone();
+                names.insert(blocks.dim + 1, Name::default());
+                gathered(*numbers, &names, layout, place)
+            }
+        }
+    }
+
+    /// The mean, of what has arrived.
+    fn decoded(self, arrived: Tensor, scales: Option<Tensor>, layout: &PartLayout) -> Tensor {
+        let over_replicas = layout.replica_dim as i32;
+        match (self, scales) {
+            (Message::Blocks { transport, blocks, dims, .. }, Some(scales)) => {
+                let within = blocks.dim as i32 + 2;
+                let numbers = if transport == Transport::F8 { from_f8(arrived) } else { from_int4(arrived, within) };
+                (numbers * of_blocks(scales, numbers, within)).reshape(&dims).mean(over_replicas)
+            }
+            (Message::Bf16(_), _) => arrived.bitcast_convert(DType::BF16).convert(DType::F32).mean(over_replicas),
+            _ => arrived,
+        }
+    }
+}
+
+fn named(x: Tensor, names: AxisNames, place: Place) -> Tensor {
+    label(x, WithAxes { role: Role::Params, ..WithAxes::new(names) }, place)
+}
+
+/// What each replica has, on all of them. `names` are those of the dimensions but for the one over replicas.
+fn gathered(x: Tensor, names: &[Name], layout: &PartLayout, place: Place) -> Tensor {
+    let with = |replicas: &str| {
+        let mut names: AxisNames = names.iter().copied().collect();
+        names.insert(layout.replica_dim, Name::new(replicas));
+        names
+    };
+    named(named(x, with(REPLICAS), place), with(""), place)
+}
+
+fn to_f8(numbers: Tensor) -> Tensor {
     numbers.convert(DType::F8E4M3FN).bitcast_convert(DType::U8)
 }
 
-fn from_f8(bits: Tensor, _: usize) -> Tensor {
+fn from_f8(bits: Tensor) -> Tensor {
     bits.bitcast_convert(DType::F8E4M3FN).convert(DType::F32)
 }
 
 /// The first half of each block in the low bits, the second in the high ones.
-fn to_int4(numbers: Tensor, within: usize) -> Tensor {
+fn to_int4(numbers: Tensor, within: i32) -> Tensor {
     let rounded = (numbers.round() + 8.0).convert(DType::U8);
-    let (axis, half) = (within as i32, numbers.dims()[within] / 2);
-    rounded.slice(axis, ..half) + rounded.slice(axis, half..) * 16
+    let half = numbers.dim(within) / 2;
+    rounded.slice(within, ..half) + rounded.slice(within, half..) * 16
 }
 
-fn from_int4(bytes: Tensor, within: usize) -> Tensor {
-    concatenate(&[bytes % 16, bytes / 16], within as i32).convert(DType::F32) - 8.0
+fn from_int4(bytes: Tensor, within: i32) -> Tensor {
+    concatenate(&[bytes % 16, bytes / 16], within).convert(DType::F32) - 8.0
 }
 
 fn without(dims: &[usize], dim: usize) -> Dims {

@@ -102,13 +102,14 @@ impl<'a> Weights<'a> {
         WithAxes { gathered: gathered.map(|axis| Name::new(axis)).collect(), ..WithAxes::new(names) }
     }
 
-    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are.
+    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are. Over axes that do not split them
+    /// they stay partial sums.
     pub(super) fn scatter(&self, sums: Vec<Tensor>, all: bool) -> Vec<Tensor> {
         let scatter = |(index, sum): (usize, Tensor)| {
             // The sum lies as the weight does where it is used: else it would be scattered term by term.
             let partial = WithAxes { keeps_partial: true, ..self.whole(index, all) };
             let sum = label(sum, partial, self.place);
-            label(sum, WithAxes::new(self.names(index, all)), self.place)
+            label(sum, WithAxes { keeps_partial: true, ..WithAxes::new(self.names(index, all)) }, self.place)
         };
         sums.into_iter().enumerate().map(scatter).collect()
     }

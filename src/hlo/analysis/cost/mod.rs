@@ -33,8 +33,9 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::chips::{Arithmetic, Chip};
-use super::collectives::{ModuleCollective, collectives_of_walk, communication};
+use super::collectives::{ModuleCollective, collectives_of_walk};
 use super::groups::Devices;
+use super::slices::communication_of;
 use super::source::{Sources, op_name, scope};
 use super::walk::{Place, Via, Walk};
 use crate::hlo::proto::HloModuleProto;
@@ -319,7 +320,7 @@ fn instructions(walk: &Walk<'_>, sources: Sources<'_>, options: &CostOptions) ->
     let mut found = Vec::new();
     for step in walk.steps() {
         let instruction = step.instruction;
-        let collective: Option<ModuleCollective> = communication(&instruction.opcode).and_then(|_| collectives.next());
+        let collective: Option<ModuleCollective> = communication_of(instruction).and_then(|_| collectives.next());
         // Its fusion answers for what is in it, but not for what it sends.
         let mut work = match step.place.fused {
             true if collective.is_none() => continue,
