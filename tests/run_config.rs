@@ -126,6 +126,7 @@ fn round_trip() {
     steps = 200
     seed = 0
     microbatches = 1
+    steps_per_call = 1
     learning_rate = 0.003
     warmup = 20
     weight_decay = 0.1
@@ -224,6 +225,9 @@ fn round_trip() {
     overlap_steps = 0
     overlap_alpha = 0.0
     transport = "f32"
+    block = 64
+    uneven_fragments = false
+    check_replicas = false
 
     [partition]
     mode = "explicit"
@@ -267,7 +271,7 @@ fn overrides() {
     assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
-    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 0"#);
     assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 0"#);
     assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 0");
@@ -279,7 +283,7 @@ fn unknown_keys() {
     assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, mesh, rules, remat, pipeline, diloco, partition, target"#);
-    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
@@ -361,10 +365,14 @@ fn impossible_pipelines_and_replicas() {
     assert_snapshot!(one(&["pipeline.delay_forwarding=true"]), @"--set pipeline.delay_forwarding=true: pipeline.delay_forwarding is true: the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
     assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2");
     let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
-    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco], which is not built yet; give its devices to another axis"#);
+    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]: add it, or give its devices to another axis"#);
     assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
     assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be at least 0 and less than 1");
-    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4; or set diloco.uneven_fragments = true");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.uneven_fragments=true", "diloco.fragments=6"]), @"--set diloco.fragments=6: diloco.fragments is 6: fragments - 1 must be at most model.layers, which is 4");
+    assert_snapshot!(diloco(&["diloco.transport=int4", "diloco.block=33"]), @"--set diloco.block=33: diloco.block is 33: it must be even: 4-bit integers are sent two in a byte");
+    assert_snapshot!(diloco(&["diloco.replicas=2", "train.microbatches=16"]), @"--set train.microbatches=16: train.microbatches is 16: it must divide the rows of a replica, train.batch / diloco.replicas, which are 8");
+    assert_snapshot!(diloco(&["diloco.replicas=2", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be 2 times a multiple of 4: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "diloco=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.overlap_steps=18"]), @"--set diloco.overlap_steps=18: diloco.overlap_steps is 18: it must be less than the 18 steps until the same fragment syncs again");
     assert_snapshot!(diloco(&["diloco.streaming=true", "model.scan_layers=false"]), @"--set model.scan_layers=false: model.scan_layers is false: diloco.streaming needs it to be true");
 }
@@ -414,7 +422,6 @@ fn pipeline_options() {
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
     assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
-    assert_snapshot!(check(&["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]), @"diloco is given: not built yet; drop the section [diloco]");
     assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
     assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
     let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout)]
 
 mod eight_devices;
+mod program;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -262,19 +263,9 @@ fn memory_is_split() {
 
 // The program.
 
-/// The `pretrain` example, built as this test was.
+/// Runs the `pretrain` example.
 fn pretrain(arguments: &[&str]) -> Output {
-    let own = env::current_exe().expect("own path");
-    // TARGET/PROFILE/deps/train-HASH
-    let profile = own.ancestors().nth(2).expect("a profile's folder");
-    let mut build = Command::new(env!("CARGO"));
-    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--example", "pretrain", "--target-dir"]);
-    build.arg(profile.parent().expect("the target folder"));
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().expect("cargo runs").success());
-    let mut command = Command::new(profile.join("examples/pretrain"));
+    let mut command = Command::new(program::pretrain());
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments).output().expect("pretrain runs")
 }
 

@@ -41,7 +41,7 @@ impl StepAhead {
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;
         let start = Instant::now();
-        let (_, lowered) = config.lower_train_step_for(GroupFormat::read_by(api_version))?;
+        let (_, lowered) = config.lower_run(config.calls(), GroupFormat::read_by(api_version))?;
         let lower_time = start.elapsed();
         let params = config.train_step().state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();

@@ -148,6 +148,14 @@ impl RunConfig {
         Ok(self.run_step()?.state())
     }
 
+    /// How many steps a call has, by `train.steps_per_call`.
+    pub fn calls(&self) -> Calls {
+        match self.train.steps_per_call {
+            0 | 1 => Calls::Single,
+            count => Calls::Several(count),
+        }
+    }
+
     /// Traces the program of the run.
     ///
     /// # Errors

@@ -205,7 +205,7 @@ impl RunConfig {
         let Some(diloco) = &self.diloco else {
             return match replicas_of_mesh {
                 1 => Ok(()),
-                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]; give it, or")),
+                _ => Err(needs_section(&self.mesh.axes, "diloco", "a section [diloco]: add it, or give")),
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;

@@ -145,9 +145,10 @@ impl Diloco {
         place: Place,
     ) -> [Leaves; 2] {
         let outer = [outer.params.leaves(), outer.momentum.leaves()];
-        self.at_sync(done, outer, |cut, [params, momentum]| {
-            let gradients = self.pseudo_gradients(cut, &params, inner, place);
-            self.outer_update(cut, [params, momentum], gradients)
+        self.at_sync(done, outer, |cut, outer| {
+            let parts = self.fragments.take(cut, &outer[0], 0);
+            let gradients = self.pseudo_gradients(cut, &parts, inner, place);
+            self.outer_update(cut, outer, parts, gradients)
         })
     }
 
@@ -188,24 +189,24 @@ impl Diloco {
         cond(syncs, leaves, sync, |leaves| leaves)
     }
 
-    /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from the outer parameters.
-    fn pseudo_gradients(&self, cut: Cut, outer: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
-        let (outer, inner) = (self.fragments.take(cut, outer, 0), self.fragments.take(cut, inner, 1));
+    /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer parameters.
+    fn pseudo_gradients(&self, cut: Cut, outer_parts: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
+        let inner = self.fragments.take(cut, inner, 1);
         let members = self.fragments.members(cut).map(|(_, leaf)| leaf);
-        let delta = |((leaf, outer), inner): ((&Leaf, Tensor), Tensor)| {
+        let delta = |((leaf, &outer), inner): ((&Leaf, &Tensor), Tensor)| {
             let layout = self.fragments.part_layout(cut.is_by_layers(), leaf);
             let delta = every_replica(outer, inner, layout.replica_dim).convert(DType::F32) - inner.convert(DType::F32);
             (delta, layout)
         };
-        let deltas = members.zip(outer).zip(inner).map(delta).collect();
+        let deltas = members.zip(outer_parts).zip(inner).map(delta).collect();
         transport::means(self.options.transport, self.options.block, deltas, place)
     }
 
-    /// Outer parameters and velocities with those of a fragment replaced.
-    fn outer_update(&self, cut: Cut, [params, momentum]: [Leaves; 2], gradients: Leaves) -> [Leaves; 2] {
-        let parts = [&params, &momentum].map(|leaves| self.fragments.take(cut, leaves, 0));
+    /// Outer parameters and velocities with those of a fragment replaced, whose parameters are given.
+    fn outer_update(&self, cut: Cut, [params, momentum]: [Leaves; 2], parts: Leaves, gradients: Leaves) -> [Leaves; 2] {
+        let velocities = self.fragments.take(cut, &momentum, 0);
         let (new_params, new_momentum) =
-            self.outer_optimizer().update(&parts[0], &gradients, &parts[1], self.options.outer_rate);
+            self.outer_optimizer().update(&parts, &gradients, &velocities, self.options.outer_rate);
         [self.fragments.put(cut, &params, new_params, 0), self.fragments.put(cut, &momentum, new_momentum, 0)]
     }
 

@@ -85,10 +85,11 @@ impl Diloco {
         let run = |inner: S, batches: B| scan(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
         let (inner, first) = run(state.inner, slices(&batches, 0..before));
         let outer = [state.outer.params.leaves(), state.outer.momentum.leaves()];
+        let parts = scope("diloco_send", || self.fragments.take(cut, &outer[0], 0));
         let sent = inner.params().leaves();
-        let gradients = scope("diloco_send", || self.pseudo_gradients(cut, &outer[0], &sent, place));
+        let gradients = scope("diloco_send", || self.pseudo_gradients(cut, &parts, &sent, place));
         let (inner, last) = run(inner, slices(&batches, before..every));
-        let outer = scope("diloco_send", || self.outer_update(cut, outer, gradients));
+        let outer = scope("diloco_send", || self.outer_update(cut, outer, parts, gradients));
         let params = inner.params();
         let applied = scope("diloco_apply", || self.applied(cut, params.leaves(), &outer[0]));
         let inner = inner.with_params(refill(&params, &mut applied.into_iter()));

@@ -60,7 +60,12 @@ pub(super) fn payload_bytes(transport: Transport, limit: usize, dims: &[usize], 
 /// The means over replicas of `f32` pseudo-gradients, one dimension of each of which runs over them, and which is gone then.
 ///
 /// All are made ready before the first is sent: so collectives stand side by side, and small ones become one.
-pub(super) fn means(transport: Transport, block: usize, deltas: Vec<(Tensor, PartLayout)>, place: Place) -> Vec<Tensor> {
+pub(super) fn means(
+    transport: Transport,
+    block: usize,
+    deltas: Vec<(Tensor, PartLayout)>,
+    place: Place,
+) -> Vec<Tensor> {
     let ready: Vec<(Message, PartLayout)> =
         deltas.into_iter().map(|(delta, layout)| (encoded(transport, block, delta, &layout), layout)).collect();
     let scales: Vec<Option<Tensor>> = ready.iter().map(|(message, layout)| message.scales(layout, place)).collect();
@@ -136,9 +141,7 @@ impl Message {
                 let numbers = if transport == Transport::F8 { from_f8(arrived) } else { from_int4(arrived, within) };
                 (numbers * of_blocks(scales, numbers, within)).reshape(&dims).mean(over_replicas)
             }
-            (Message::Bf16(_), _) => {
-                arrived.bitcast_convert(DType::BF16).convert(DType::F32).mean(over_replicas)
-            }
+            (Message::Bf16(_), _) => arrived.bitcast_convert(DType::BF16).convert(DType::F32).mean(over_replicas),
             _ => arrived,
         }
     }
