@@ -136,7 +136,7 @@ fn vanilla_and_streaming_beside_each_other() {
     assert!(4 * bytes(streaming, "peak_bytes") < bytes(vanilla, "peak_bytes"), "a fourth of the layers");
     assert!(7 * bytes(low_bit, "peak_bytes") < bytes(streaming, "peak_bytes") + 64 * 8);
     assert_eq!(
-        (&streaming["steps"][3]["sent"], &streaming["steps"][7]["applied"]),
+        (&streaming["steps"][3]["sent"], &streaming["steps"][6]["applied"]),
         (&"fragment 1".into(), &"fragment 1".into())
     );
     assert_eq!(vanilla["steps"][19]["sent"], "all");
@@ -173,6 +173,22 @@ fn microbatches_do_not_matter() {
     let rows: Vec<_> = json["series"].as_array().unwrap().iter().map(|it| it["steps"].clone()).collect();
     assert!(rows.len() == 3 && rows.iter().all(|row| *row == rows[0]), "{rows:?}");
     assert_eq!(rows[0][0]["moved_bytes_in_loops"], 0);
+}
+
+/// Steps are steps, however many a call has.
+#[test]
+fn a_call_of_several_steps_is_looked_at_step_by_step() {
+    let by_step = |set: &str| {
+        let json = run(&["traffic", STREAMING, "--set", set, "--json"]).json();
+        json["series"][0]["steps"].clone()
+    };
+    assert_eq!(by_step("train.steps_per_call=20"), by_step("train.steps_per_call=1"));
+    // A call of a whole period sends all of it, under no condition.
+    let whole =
+        run(&["collectives", STREAMING, "--set", "train.steps_per_call=20", "--over", "diloco", "--json"]).json();
+    let vanilla = run(&["traffic", VANILLA, "--json"]).json();
+    assert_eq!(whole["moved_bytes"], vanilla["series"][0]["total_bytes"]);
+    assert_eq!((&whole["moved_bytes_least"], &whole["steps"]), (&whole["moved_bytes"], &20.into()));
 }
 
 #[test]

@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORED = ROOT / "tests" / "foreign"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "meshloom" / "plugins"
 
-# Which forms of what is compiled ahead of time are stored: all of them would be too large, as would be the unoptimized moe.pb.
+# Which forms of what is compiled ahead of time are stored: all of them would be too large.
 AHEAD = {
     "tpu": {"fsdp_mlp": ("txt", "pb"), "pipeline": ("txt", "pb"), "scan_remat": ("txt",)},
     "gpu": {"fsdp_mlp": ("txt", "pb"), "pipeline": ("txt", "pb"), "scan_remat": ("pb",)},
@@ -95,6 +95,10 @@ def traced(name, devices):
     return program(Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes)))
 
 
+# Which forms of what the CPU compiler makes are stored, if not all: a larger program would be large, and one more need not be in every form.
+FORMS = {"moe": {"unoptimized": ("txt",)}, "local_sgd": {"unoptimized": (), "partitioned": ("txt",), "optimized": ("txt",)}}
+
+
 def make_cpu(folder):
     import foreign_programs
     import jax
@@ -112,12 +116,14 @@ def make_cpu(folder):
         compiled = lowered.compile(options | {"xla_dump_hlo_pass_re": "spmd-partitioning"})
         text, = (path.read_text() for path in dump.glob("*.before_optimizations.txt"))
         proto = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
-        write(name, "unoptimized", text, proto, ("txt",) if name == "moe" else ("txt", "pb"))
+        forms = FORMS.get(name, {})
+        write(name, "unoptimized", text, proto, forms.get("unoptimized", ("txt", "pb")))
         partitioned, = dump.glob("*.after_spmd-partitioning*.hlo.pb")
         text = partitioned.with_name(partitioned.name.removesuffix(".hlo.pb") + ".txt").read_text()
-        write(name, "partitioned", text, partitioned.read_bytes())
+        write(name, "partitioned", text, partitioned.read_bytes(), forms.get("partitioned", ("txt", "pb")))
         module, = compiled.runtime_executable().hlo_modules()
-        write(name, "optimized", compiled.as_text(), with_config(module.as_serialized_hlo_module_proto()))
+        proto = with_config(module.as_serialized_hlo_module_proto())
+        write(name, "optimized", compiled.as_text(), proto, forms.get("optimized", ("txt", "pb")))
         shutil.rmtree(dump)
 
 

@@ -151,6 +151,32 @@ def moe(mesh):
     return jit_step(mesh, loss, parameters, (rows, rows), "moe")
 
 
+PERIOD = 5
+
+
+def local_sgd(mesh):
+    """Mesh diloco=2, fsdp=4. Two replicas descend on their own, in a shard_map; after every fifth step a branch takes their mean. The
+    counter of steps is an argument."""
+    of_replicas = P("diloco", "fsdp")
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(P(), of_replicas, P(("diloco", "fsdp"))), out_specs=of_replicas, check_vma=False)
+    def descend_and_sync(step, weight, x):
+        with jax.named_scope("descend"):
+            whole = lax.all_gather(weight[0], "fsdp", tiled=True)
+            gradient = x.T @ jnp.tanh(x @ whole)
+            weight = weight - 0.1 * lax.psum_scatter(gradient, "fsdp", tiled=True)[None]
+        with jax.named_scope("sync"):
+            return lax.cond((step + 1) % PERIOD == 0, lambda w: lax.pmean(w, "diloco"), lambda w: w, weight)
+
+    def local_sgd(step, weight, x):
+        return step + 1, descend_and_sync(step, weight, x)
+
+    step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, P()))
+    weight = array(mesh, (2, MODEL, HIDDEN), "diloco", "fsdp")
+    return jax.jit(local_sgd, donate_argnums=1).trace(step, weight, array(mesh, (ROWS, MODEL), ("diloco", "fsdp")))
+
+
 def small(mesh):
     """Mesh data=8. Rows over all devices, their sum everywhere: the program of the dump folder."""
 
@@ -177,6 +203,7 @@ def jit_step(mesh, loss, parameters, batch, name):
 # Name of a program -> how to trace it on a mesh, and the mesh's axes.
 PROGRAMS = {
     "fsdp_mlp": (fsdp_mlp, {"data": 2, "fsdp": 4}),
+    "local_sgd": (local_sgd, {"diloco": 2, "fsdp": 4}),
     "moe": (moe, {"data": 2, "expert": 4}),
     "pipeline": (pipeline, {"data": 2, "stage": 4}),
     "scan_remat": (scan_remat, {"data": 2, "fsdp": 4}),

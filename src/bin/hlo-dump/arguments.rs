@@ -171,7 +171,7 @@ pub struct Collectives {
     /// Adds up what is alike in this
     #[arg(long, value_name = "COLUMN")]
     pub group: Option<CollectiveGroup>,
-    /// Train steps in one execution of the program, for the sum per step; a run config's is one
+    /// Train steps in one execution of the program, for the sum per step; a run config says it itself
     #[arg(long, value_name = "N")]
     pub steps: Option<NonZeroU64>,
     /// At most so many rows; 0 for all

@@ -86,7 +86,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
             Ok(())
         };
     }
-    let steps = arguments.steps.map_or(1, NonZeroU64::get);
+    let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
         let answer = Answer { input: loaded.describe(), collectives: &found.entries, totals, conditionals };

@@ -227,7 +227,7 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
         cost: ahead.cost_analysis().ok().cloned(),
         instructions: instruction_count(&after.module),
         collectives: found,
-        totals: Totals::of(found, 1),
+        totals: Totals::of(found, after.steps_per_execution()),
         conditionals: conditionals::sums(found),
     };
     output::json("compile", &answer)

@@ -68,6 +68,11 @@ impl Loaded {
         self.devices.replicas.saturating_mul(self.devices.partitions)
     }
 
+    /// Train steps in one execution of the program.
+    pub fn steps_per_execution(&self) -> u64 {
+        self.run.as_ref().map_or(1, |run| run.config.train.steps_per_call as u64)
+    }
+
     /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
     pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
         let Some(options) = self.run.as_ref().and_then(|run| run.config.diloco_options()) else { return Ok(None) };

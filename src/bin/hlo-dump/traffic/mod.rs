@@ -1,6 +1,6 @@
 //! `hlo-dump traffic`: what crosses an axis of the mesh, at which step.
 //!
-//! Bytes come from the program: from the branch that each step takes ([`meshloom::hlo::analysis::traffic`]). Of a run config with
+//! Bytes come from the program: from the branch that each step takes ([`meshloom::hlo::analysis::traffic()`]). Of a run config with
 //! DiLoCo, the schedule says beside them which fragment it is. Times, and the line of overlap, are a model, and say so.
 
 mod picture;
@@ -11,7 +11,7 @@ use meshloom::hlo::analysis::AxisPart;
 use serde::Serialize;
 
 use self::series::{Row, Series};
-use crate::arguments::Traffic;
+use crate::arguments::{Input, Reading, Traffic};
 use crate::input::{Described, Loaded, load};
 use crate::output::{self, BOLD, Column, DIM, Table, line, paint};
 
@@ -26,7 +26,7 @@ struct Answer<'a> {
 }
 
 pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
-    let first = load(&arguments.input)?;
+    let first = by_step(&arguments.input)?;
     let axis = axis(arguments, &first)?;
     let series = series::all(arguments, &first, &axis)?;
     if let Some(path) = &arguments.svg {
@@ -47,6 +47,17 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     series.iter().for_each(|it| print(it, most));
     print_comparison(&series);
     Ok(())
+}
+
+/// The input; of a run config, the program of a single step, however many a call has.
+fn by_step(input: &Input) -> Result<Loaded> {
+    let loaded = load(input)?;
+    if loaded.steps_per_execution() == 1 {
+        return Ok(loaded);
+    }
+    let one = std::iter::once("train.steps_per_call=1".to_owned());
+    let reading = Reading { set: input.reading.set.iter().cloned().chain(one).collect(), ..input.reading.clone() };
+    load(&Input { path: input.path.clone(), reading })
 }
 
 /// The axis that was asked for; else the one over which replicas are spread.

@@ -6,8 +6,9 @@ use meshloom::partition::Bounds;
 use meshloom::transform::diloco::{Event, Fragment, Schedule};
 use serde::Serialize;
 
+use super::by_step;
 use crate::arguments::{Input, Reading, Traffic};
-use crate::input::{Loaded, load_path};
+use crate::input::Loaded;
 use crate::output;
 
 /// What the times mean.
@@ -172,7 +173,8 @@ pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<S
         let overrides = overrides(name)?;
         let Input { path, reading } = &arguments.input;
         let set = reading.set.iter().chain(&overrides).cloned().collect();
-        let loaded = load_path(path, &Reading { set, ..reading.clone() })?;
+        let input = Input { path: path.clone(), reading: Reading { set, ..reading.clone() } };
+        let loaded = by_step(&input)?;
         series(arguments, &loaded, axis, (name, overrides))
     });
     each.collect()
