@@ -76,7 +76,7 @@ struct Arguments {
     /// Writes the program as XLA optimized it for the target, a serialized HLO module
     #[arg(long, value_name = "FILE", requires = "target")]
     write_hlo: Option<PathBuf>,
-    /// Starts from the parameters in a safetensors file instead of drawing them
+    /// Starts from the parameters in a safetensors file, or of a checkpoint, instead of drawing them
     #[arg(long, value_name = "FILE")]
     load_parameters: Option<PathBuf>,
     /// With --load-parameters: converts between floating-point types
@@ -178,7 +178,9 @@ fn run(arguments: Arguments) -> Result<(), Error> {
     for warning in trainer.warnings() {
         eprintln!("warning: {warning}");
     }
-    if let Some(file) = &arguments.load_parameters {
+    if let Some(directory) = arguments.load_parameters.as_ref().filter(|path| path.is_dir()) {
+        trainer.load_parameters_of(&checkpoint::find(directory, Fallback::Refuse)?.checkpoint)?;
+    } else if let Some(file) = &arguments.load_parameters {
         trainer.load_parameters(file, LoadOptions { convert: arguments.convert, ..LoadOptions::default() })?;
     }
     let entropy = trainer.dataset().unigram_entropy();

@@ -124,22 +124,16 @@ fn numbers(literal: &Literal) -> Vec<f32> {
     literal.to_vec::<f32>().expect("numbers")
 }
 
-/// The elements of a parameter that a fragment holds, as ranges: all, none, or those of some layers.
-fn elements(path: &str, count: usize, fragment: Fragment, cut: &Cut) -> Vec<std::ops::Range<usize>> {
+/// The elements of a parameter that a fragment holds: all, none, or those of some layers.
+fn elements(path: &str, count: usize, fragment: Fragment, cut: &Cut) -> Vec<usize> {
     let is_layer = path.contains("layers.");
     match fragment {
-        Fragment::Whole => vec![0..count],
-        Fragment::Part(0) => {
-            if is_layer {
-                vec![]
-            } else {
-                vec![0..count]
-            }
-        }
-        Fragment::Part(_) if !is_layer => vec![],
+        Fragment::Part(0) if is_layer => Vec::new(),
+        Fragment::Part(1..) if !is_layer => Vec::new(),
+        Fragment::Whole | Fragment::Part(0) => (0..count).collect(),
         Fragment::Part(number) => {
             let size = count / LAYERS;
-            cut[number - 1].iter().map(|layer| layer * size..(layer + 1) * size).collect()
+            cut[number - 1].iter().flat_map(|layer| layer * size..(layer + 1) * size).collect()
         }
     }
 }
@@ -178,14 +172,14 @@ fn reference(replicas: usize, options: &DilocoOptions, schedule: Schedule, cut: 
         for param in 0..count {
             let size = outer[param].len();
             let places = |fragment| elements(&plain.paths[param], size, fragment, cut);
-            for at in event.sent.map(places).into_iter().flatten().flatten() {
+            for at in event.sent.map(places).into_iter().flatten() {
                 let outer = &mut outer[param][at];
                 let mean = inner.iter().map(|inner| *outer - inner[param][at]).sum::<f32>() / replicas as f32;
                 let velocity = &mut velocity[param][at];
                 *velocity = momentum * *velocity + mean;
                 *outer -= rate * (mean + momentum * *velocity);
             }
-            for at in event.applied.map(places).into_iter().flatten().flatten() {
+            for at in event.applied.map(places).into_iter().flatten() {
                 let outer = outer[param][at];
                 inner.iter_mut().for_each(|inner| inner[param][at] = alpha * inner[param][at] + (1.0 - alpha) * outer);
             }

@@ -264,7 +264,7 @@ fn check_transport(transport: Transport, largest_error: impl Fn(f64, f64) -> f64
     };
     // Steps that change nothing: what syncs is what the replicas start with.
     let function = stack_function(&options, 2, None, |params, x| (params, x.sum(..)));
-    let value = |index: usize| ((index * 37 % 101) as f32 - 50.0) * if index % 5 == 0 { 1e-4 } else { 0.02 };
+    let value = |index: usize| ((index * 37 % 101) as f32 - 50.0) * if index.is_multiple_of(5) { 1e-4 } else { 0.02 };
     let literal = |dims: &[usize], from: usize| {
         let numbers: Vec<f32> = (0..dims.iter().product()).map(|index| value(from + index)).collect();
         Literal::from_slice(dims, &numbers).expect("as many")

@@ -68,8 +68,9 @@ impl Program {
         outer.map(|(info, ty)| (info.path.contains("layers."), ty.dims.to_vec())).collect()
     }
 
-    /// What one device should send of its parts when a fragment with so many of the layers syncs.
-    fn expected(&self, fragment: Fragment, layers: (usize, usize), stack: usize) -> u64 {
+    /// What one device should send of its part of each parameter when a fragment with so many of the layers syncs. `stack` dimensions
+    /// are over layers.
+    fn expected_of_each(&self, fragment: Fragment, layers: (usize, usize), stack: usize) -> Vec<u64> {
         let options = self.config.diloco_options().expect("several replicas");
         let bytes = |(is_layer, dims): (bool, Vec<usize>)| {
             let whole: usize = dims.iter().product();
@@ -79,7 +80,8 @@ impl Program {
                 Fragment::Part(1..) if is_layer => (whole * layers.0 / layers.1, &dims[stack..]),
                 _ => return 0,
             };
-            let largest = |size: &usize| (1..=options.block.min(*size)).filter(|b| b % 2 == 0 && size % b == 0).max();
+            let fits = |size: usize, block: &usize| block.is_multiple_of(2) && size.is_multiple_of(*block);
+            let largest = |&size: &usize| (1..=options.block.min(size)).filter(|block| fits(size, block)).max();
             let block = blocked.iter().filter_map(largest).max();
             (match (options.transport, block) {
                 (Transport::F32, _) => 4 * count,
@@ -88,7 +90,12 @@ impl Program {
                 (Transport::Int4, Some(block)) => count / 2 + 4 * count / block,
             }) as u64
         };
-        self.outer_parts().into_iter().map(bytes).sum()
+        self.outer_parts().into_iter().map(bytes).collect()
+    }
+
+    /// The sum of [`Program::expected_of_each`].
+    fn expected(&self, fragment: Fragment, layers: (usize, usize), stack: usize) -> u64 {
+        self.expected_of_each(fragment, layers, stack).into_iter().sum()
     }
 }
 
@@ -232,37 +239,10 @@ fn payloads_are_known_without_a_program() {
                 .iter()
                 .zip(&parts)
                 .map(|(param, (_, part))| param.spec.ty.element_count() / part.iter().product::<usize>());
-            let copies: Vec<usize> = each.collect();
-            let expected: u64 = (0..parts.len())
-                .map(|index| {
-                    let one = Program::expected_of(&program, index, Fragment::Part(fragment), share);
-                    one * copies[index] as u64
-                })
-                .sum();
+            let each_once = program.expected_of_each(Fragment::Part(fragment), (1, share), 1);
+            let expected: u64 = each_once.iter().zip(each).map(|(bytes, parts)| bytes * parts as u64).sum();
             assert_eq!(payload.iter().sum::<usize>() as u64, expected, "{transport} {fragment}");
         }
-    }
-}
-
-impl Program {
-    /// As [`Program::expected`], of one parameter.
-    fn expected_of(&self, index: usize, fragment: Fragment, share: usize) -> u64 {
-        let parts = self.outer_parts();
-        let options = self.config.diloco_options().expect("several replicas");
-        let (is_layer, dims) = &parts[index];
-        if *is_layer == (fragment == Fragment::Part(0)) {
-            return 0;
-        }
-        let count = dims.iter().product::<usize>() / share;
-        let blocked = &dims[usize::from(*is_layer)..];
-        let largest = |size: &usize| (1..=options.block.min(*size)).filter(|b| b % 2 == 0 && size % b == 0).max();
-        let block = blocked.iter().filter_map(largest).max();
-        (match (options.transport, block) {
-            (Transport::F32, _) => 4 * count,
-            (Transport::Bf16, _) | (_, None) => 2 * count,
-            (Transport::F8, Some(block)) => count + 4 * count / block,
-            (Transport::Int4, Some(block)) => count / 2 + 4 * count / block,
-        }) as u64
     }
 }
 
@@ -293,6 +273,27 @@ fn with_partially_sharded_replicas() {
     let outside = program.expected(Fragment::Part(0), (1, 1), 1);
     let layers = program.expected(Fragment::Part(1), (1, 2), 1);
     check(&program, &[outside, layers], 1);
+}
+
+/// Whatever is mapped over the replicas, nothing of it goes from one to the other.
+#[test]
+fn steps_of_all_kinds_keep_to_themselves() {
+    let experts = ["model.experts=4", "model.moe_mlp=16"];
+    let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];
+    let over_experts = ["mesh.axes=diloco=2,fsdp=2,expert=2", "partition.replication=warn"];
+    let cases: [&[&[&str]]; 5] = [
+        &[PLAIN_MESH, &["model.dropout=0.1", "remat.policy=full"]],
+        &[PLAIN_MESH, &["remat.policy=dots", "model.tied_embeddings=true", "model.compute_dtype=bf16"]],
+        &[&["mesh.axes=diloco=2,data=2,context=2", "train.microbatches=2"]],
+        &[&over_experts, &experts, &["model.family=mixtral"]],
+        &[&over_experts, &experts, &latent, &["model.family=deepseek"]],
+    ];
+    for settings in cases {
+        let program = Program::of(&[settings, &[STREAMING]].concat(), Calls::Single);
+        let outside = program.expected(Fragment::Part(0), (1, 1), 1);
+        let layers = program.expected(Fragment::Part(1), (1, 2), 1);
+        check(&program, &[outside, layers], 1);
+    }
 }
 
 /// The number of instructions does not depend on the number of fragments. Equal constants are one, so these are not counted.

@@ -4,7 +4,6 @@ mod command;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use command::{Ran, check_refused, command, prints, run, with_input};
 use serde_json::Value;

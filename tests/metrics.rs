@@ -81,3 +81,36 @@ fn plain_progress() {
     step 4000/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 0:00
     ");
 }
+
+/// A run that goes on after a step writes the later ones anew.
+#[test]
+fn a_resumed_run_continues_its_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    let lines = |steps: &[u64]| steps.iter().map(|&number| step(number, 0.5).to_json() + "\n").collect::<String>();
+    for (before, kept) in [
+        (lines(&[1, 2, 3, 4]), lines(&[1, 2])),
+        (lines(&[1, 2]), lines(&[1, 2])),
+        (lines(&[1]), lines(&[1])),
+        (lines(&[3, 4]), String::new()),
+        (String::new(), String::new()),
+        // Stopped within a line.
+        (lines(&[1, 2, 3]) + "{\"step\": 4, \"lo", lines(&[1, 2])),
+        (lines(&[1, 2]) + "{\"st", lines(&[1, 2])),
+        (lines(&[1, 2]).trim_end().to_owned(), lines(&[1])),
+        (lines(&[1, 2]) + "{\"step\": 3, \"loss\": null}\n", lines(&[1, 2])),
+    ] {
+        std::fs::write(&path, &before).unwrap();
+        MetricsWriter::resume(&path, 2).unwrap().write(&step(3, 0.25)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), kept + &step(3, 0.25).to_json() + "\n", "{before:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+    std::fs::remove_file(&path).unwrap();
+    MetricsWriter::resume(&path, 2).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    // What is no metrics is not cut.
+    std::fs::write(&path, "a\nb\n").unwrap();
+    let error = MetricsWriter::resume(&path, 2).unwrap_err().to_string();
+    assert!(error.contains("line 1 is not one of metrics") && error.contains("so it is not continued"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "a\nb\n");
+}

@@ -189,13 +189,19 @@ fn child_writes() {
 }
 
 fn child(directory: &Path, dies_after: usize) -> bool {
-    let child = Command::new(std::env::current_exe().expect("own path"))
+    let child = child_of(&mut Command::new(own_path()), directory, dies_after).output().expect("a child process");
+    child.status.success()
+}
+
+fn own_path() -> std::path::PathBuf {
+    std::env::current_exe().expect("own path")
+}
+
+fn child_of<'a>(command: &'a mut Command, directory: &Path, dies_after: usize) -> &'a mut Command {
+    command
         .args(["directory::child_writes", "--exact", "--ignored", "--test-threads=1"])
         .env(DIRECTORY, directory)
         .env(DIES_AFTER, dies_after.to_string())
-        .output()
-        .expect("a child process");
-    child.status.success()
 }
 
 /// A process that dies after any of the writer's phases leaves complete checkpoints, the newest of which is the last that got its
@@ -233,4 +239,59 @@ fn a_process_may_die_after_any_phase() {
             assert_eq!(names(&directory), [newest - 1, newest].map(|step| format!("step-{step:08}")));
         }
     }
+}
+
+/// What the system is asked to do, in order: after a power failure too there is nothing but complete checkpoints, because each name is
+/// given after what it names is on the disk, and nothing is deleted that has its name.
+#[test]
+fn the_disk_is_told_in_order() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (directory, log) = (scratch.path().join("checkpoints"), scratch.path().join("calls"));
+    write(&directory, &[1, 2]);
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-y", "-e", "trace=fsync,rename,renameat,renameat2,unlink,unlinkat,rmdir", "-o"]).arg(&log);
+    let output = child_of(strace.arg(own_path()), &directory, usize::MAX).output();
+    let Some(_) = output.ok().filter(|output| output.status.success()) else {
+        return eprintln!("SKIPPED the_disk_is_told_in_order: there is no strace, or it may not trace here");
+    };
+    let calls = fs::read_to_string(&log).expect("the calls");
+    let own = directory.to_str().expect("a name");
+    let calls: Vec<String> = calls.lines().filter_map(|line| event(line, own)).collect();
+
+    let mut expected = Vec::new();
+    for (step, old) in [(3, 1), (4, 2)] {
+        let (unfinished, old) = (format!(".tmp-step-{step:08}"), format!("step-{old:08}"));
+        let shards = (0..8).map(|index| format!("shard-{index:05}-of-00008.safetensors"));
+        let files = shards.chain(["manifest.json".to_owned(), "SHA256SUMS".to_owned()]);
+        expected.extend(files.map(|file| format!("fsync {unfinished}/{file}")));
+        expected.push(format!("fsync {unfinished}"));
+        expected.push(format!("rename {unfinished} step-{step:08}"));
+        expected.push("fsync ".to_owned());
+        expected.push(format!("rename {old} .trash-{old}"));
+        expected.push("fsync ".to_owned());
+        expected.push(format!("delete .trash-{old}"));
+    }
+    assert_eq!(calls, expected);
+}
+
+/// A line of strace's, where it is about the directory: `fsync PATH`, `rename FROM TO`, and for the last of a folder's deletions
+/// `delete PATH`; paths within the directory.
+fn event(line: &str, directory: &str) -> Option<String> {
+    let (_, call) = line.split_once(' ')?;
+    let (name, arguments) = call.trim().split_once('(')?;
+    let (first, rest) = inside(arguments, directory)?;
+    match name {
+        "fsync" => Some(format!("fsync {first}")),
+        "rename" | "renameat" | "renameat2" => Some(format!("rename {first} {}", inside(rest, directory)?.0)),
+        "rmdir" => Some(format!("delete {first}")),
+        "unlinkat" if arguments.contains("AT_REMOVEDIR") => Some(format!("delete {first}")),
+        _ => None,
+    }
+}
+
+/// The first path in the directory, and the text behind it.
+fn inside<'a>(text: &'a str, directory: &str) -> Option<(String, &'a str)> {
+    let start = text.find(directory)? + directory.len();
+    let end = text[start..].find(['"', '>']).map(|length| start + length)?;
+    Some((text[start..end].trim_start_matches('/').to_owned(), &text[end..]))
 }

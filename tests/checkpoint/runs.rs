@@ -219,6 +219,21 @@ fn other_runs_are_refused_or_warned_of() {
     assert!(matches!(error(&["model.param_dtype=bf16"]), CheckpointError::Type { .. }));
     let tied = error(&["model.tied_embeddings=true"]).to_string();
     assert!(tied.contains("optimizer.first.head, optimizer.second.head, params.head that the run lacks"), "{tied}");
+    // Parameters alone go into any run of the model.
+    let replicas_of_one = &["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"];
+    let mut others = self::trainer(&config(&[SMALL, replicas_of_one, &["train.seed=3"]]));
+    others.load_parameters_of(&checkpoint).expect("the same model");
+    let (params, own) = (state(&others), state(&trainer));
+    for (path, bytes) in own.iter().filter_map(|(path, bytes)| Some((path.strip_prefix("params.")?, bytes))) {
+        assert!(params[&format!("outer.params.{path}")] == *bytes, "{path}");
+        assert!(params[&format!("inner.params.{path}")] == bytes.repeat(2), "{path}");
+    }
+    let of_replicas = Checkpoint::open(save(&others, &directory.path().join("replicas"))).expect("a checkpoint");
+    let mut single = self::trainer(&config(&[SMALL, ONE, &["train.seed=4"]]));
+    single.load_parameters_of(&of_replicas).expect("the same model");
+    let is_param = |(path, _): &(&String, &Vec<u8>)| path.starts_with("params.");
+    assert!(state(&single).iter().filter(is_param).eq(own.iter().filter(is_param)));
+
     let replicas = error(&["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"]).to_string();
     assert!(replicas.contains("has no inner.params.embedding"), "{replicas}");
 

@@ -61,7 +61,7 @@ pub fn layouts() -> State<ShardLayout> {
     };
     State {
         matrix: boxes(&[6, 8], &|device| vec![device / 4 * 3..device / 4 * 3 + 3, device % 4 * 2..device % 4 * 2 + 2]),
-        uneven: boxes(&[12], &|device| vec![device % 4 * 3..device % 4 * 3 + 3])
+        uneven: boxes(&[12], &|device| std::iter::once(device % 4 * 3..device % 4 * 3 + 3).collect())
             .with_value_dims(&[10])
             .expect("padded"),
         wide: ShardLayout::replicated(&[3], 8),

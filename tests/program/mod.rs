@@ -4,8 +4,11 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds the example as this test was built; returns its path.
+/// The program that `MESHLOOM_TEST_PRETRAIN` names; else builds the example as this test was built. Returns its path.
 pub fn pretrain() -> PathBuf {
+    if let Some(path) = env::var_os("MESHLOOM_TEST_PRETRAIN").filter(|path| !path.is_empty()) {
+        return path.into();
+    }
     let own = env::current_exe().expect("own path");
     // TARGET/PROFILE/deps/train-HASH
     let profile = own.ancestors().nth(2).expect("a profile's folder");

@@ -106,7 +106,8 @@ mod tests {
     #[test]
     fn branches_exclude_one_another() {
         let (once, if_taken) = (Amount::Exactly, Amount::AtMost);
-        let cases: Vec<(&str, Vec<(Vec<Branch>, Amount)>, Bounds)> = vec![
+        type Case = (&'static str, Vec<(Vec<Branch>, Amount)>, Bounds);
+        let cases: Vec<Case> = vec![
             ("nothing", vec![], Bounds { least: 0, most: Some(0) }),
             ("outside", vec![(vec![], once(3)), (vec![], once(4))], Bounds { least: 7, most: Some(7) }),
             (

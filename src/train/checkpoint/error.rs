@@ -137,9 +137,9 @@ pub enum CheckpointError {
         /// The value's path.
         path: String,
         /// The run's type.
-        expected: TensorType,
+        expected: Box<TensorType>,
         /// The checkpoint's.
-        found: TensorType,
+        found: Box<TensorType>,
     },
     /// Another number of replicas that train on their own.
     #[error(

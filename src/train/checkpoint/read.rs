@@ -187,7 +187,7 @@ impl Checkpoint {
         }
         match stored.ty() {
             Some(found) if found != leaf.ty => {
-                Err(CheckpointError::Type { folder, path, expected: leaf.ty.clone(), found })
+                Err(CheckpointError::Type { folder, path, expected: Box::new(leaf.ty.clone()), found: Box::new(found) })
             }
             _ => Ok(stored),
         }

@@ -2,6 +2,7 @@
 
 use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
 use crate::Error;
+use crate::ir::Literal;
 use crate::pjrt::{Array, Client};
 use crate::trace::{MapTree, Tree};
 use crate::train::Trainer;
@@ -40,6 +41,26 @@ impl Trainer {
         trainer.steps_done = step;
         trainer.warnings.extend(differences(&checkpoint.about().config, config));
         Ok(trainer)
+    }
+
+    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of several, those that
+    /// they agree on. The optimizer's state and the step stay.
+    ///
+    /// # Errors
+    /// The checkpoint's parameters are not those of the model, or the plugin fails.
+    pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let outer = "outer.params.";
+        let has_outer = checkpoint.values().any(|(path, _)| path.starts_with(outer));
+        let declared = self.step.of_replica().state().params;
+        let literals = checkpoint.load_on_host(&declared, if has_outer { outer } else { "params." })?;
+        let client = self.program.executable().client();
+        let put = |(literal, like): (Literal, Array)| Array::put(client, &literal, like.layout());
+        let arrays = literals.leaves().into_iter().zip(self.state.params().leaves()).map(put);
+        let mut arrays = arrays.collect::<Result<Vec<_>, _>>()?.into_iter();
+        let (before, none) = (self.state.params(), self.state.step());
+        // One was read for each leaf.
+        let params = before.rebuild(&mut || arrays.next().unwrap_or_else(|| none.clone()));
+        self.state.set_params(params, client)
     }
 
     /// Steps done so far, those before a checkpoint included.
