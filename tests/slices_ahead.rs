@@ -119,17 +119,21 @@ fn slices_exchange_gradients_once() {
     check_bytes(found, ledger.moved_bytes().expect("a ledger").bound(), 2 * 3 + 3);
 }
 
-/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the order of the schedule.
-fn loops_meanwhile(walk: &Walk<'_>, start: Step<'_, '_>) -> Vec<Option<u64>> {
+/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the compiler's schedule.
+fn loops_meanwhile(module: &HloModuleProto, walk: &Walk<'_>, start: Step<'_, '_>) -> Vec<Option<u64>> {
     let attribute =
         |it: &HloInstructionProto| it.frontend_attributes.as_ref()?.map.get("_xla_host_transfer_rendezvous").cloned();
     let all = &start.place.computation.instructions;
     let named = attribute(start.instruction);
     assert!(named.is_some(), "{:?}", start.instruction);
     let receive = all.iter().find(|it| it.opcode == "recv" && attribute(it) == named).expect("a receive");
-    let is_end = |it: &HloInstructionProto| it.opcode == "recv-done" && it.operand_ids.first() == Some(&receive.id);
-    let end = all.iter().position(is_end).expect("an end");
-    let loops = (start.position..end).filter(|&position| all[position].opcode == "while");
+    let is_end = |it: &&HloInstructionProto| it.opcode == "recv-done" && it.operand_ids.first() == Some(&receive.id);
+    let end = all.iter().find(is_end).expect("an end");
+    // The order of instructions in a module is not that in which they run.
+    let order = &module.schedule.as_ref().expect("a schedule").sequences[&start.place.computation.id].instruction_ids;
+    let meanwhile: Vec<i64> =
+        order.iter().copied().skip_while(|&id| id != start.instruction.id).take_while(|&id| id != end.id).collect();
+    let loops = (0..all.len()).filter(|&at| all[at].opcode == "while" && meanwhile.contains(&all[at].id));
     let body = |position: usize| walk.callees_at(start.place_number, position).next().expect("a body");
     loops.map(|position| walk.trip_count(body(position))).collect()
 }
@@ -154,7 +158,7 @@ fn transfers_are_under_way_while_steps_run() {
     // One for everything outside the layers; one, in a loop, for the two shares of layers.
     assert_eq!(starts().count(), 2);
     for start in starts() {
-        let loops = loops_meanwhile(&walk, start);
+        let loops = loops_meanwhile(&compiled.module, &walk, start);
         assert!(loops.contains(&Some(3)), "{}: {loops:?}", start.instruction.name);
     }
 }
