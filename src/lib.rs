@@ -36,7 +36,7 @@
 //! | [`ops`] | The table of all primitives: typing rule, gradient rule and HLO of an op in one place. |
 //! | [`autodiff`] | Reverse mode, forward mode and linear transposes, from graph to graph. Tracing calls it where a closure asks for a gradient. |
 //! | [`batching`] | `vmap`: from a graph over examples to one over a batch of them. |
-//! | [`transform`] | How a model runs: a layer stack as a pipeline, with a backward pass of its own. Tracing calls it, as it does autodiff. |
+//! | [`transform`] | How a model runs: a layer stack as a pipeline, with a backward pass of its own; a batch in parts; replicas that sync now and then. Tracing calls it, as it does autodiff. |
 //! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. After partitioning: fewer collectives. |
 //! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. Names become the specs of ports and named values, and propagation gives every other value one. |
 //! | [`partition`] | From global shapes to the program of one device: local shapes and explicit collectives. The [`Ledger`](partition::Ledger) of what moves, and what a device needs of memory. |
