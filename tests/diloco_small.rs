@@ -357,6 +357,34 @@ fn what_cannot_be() {
     assert_snapshot!(error, @"streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`, model.scan_layers = true)");
 }
 
+/// Programs that send while they compute are of whole periods, and apply a fragment before the next is sent.
+#[test]
+fn what_cannot_overlap() {
+    let params = stack();
+    for (overlap_steps, steps) in [(1, 7), (0, 6), (2, 6), (5, 6)] {
+        let streaming = Some(Streaming { overlap_steps, ..Streaming::default() });
+        let options = DilocoOptions { sync_period: 6, streaming, ..DilocoOptions::default() };
+        let diloco = Diloco::new(&options, &params, &Layout::default()).expect("options that go together");
+        let own = || params.map(|_, param| param.spec.clone());
+        let x = TensorSpec::new(DType::F32, [steps, 2, 4, WIDTH]);
+        let state = DilocoState {
+            inner: params.map(|_, param| of_replicas(&param.spec, 2)),
+            outer: OuterState { params: own(), momentum: own() },
+            step: TensorSpec::new(DType::S32, []),
+        };
+        let function = Function::trace("stack", StackInput { state, x }, |StackInput { state, x }| {
+            let (state, loss) = diloco.overlapped_steps(state, x, &descend_stack);
+            StackOutput { state, loss }
+        });
+        let error = function.map(|_| ()).expect_err("it cannot be").to_string();
+        let expected = format!(
+            "a program that sends while it computes runs whole periods of 6 steps, not {steps}, and applies fragments after 1 to 1 steps, \
+             not {overlap_steps}: use `Diloco::steps`, which takes any"
+        );
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}
+
 #[test]
 fn programs_as_text() {
     let mut settings = Settings::clone_current();

@@ -241,8 +241,11 @@ impl Fragments {
         let mut faster: usize = self.layers;
         for &(dim, size) in &self.cut_dims {
             faster /= size;
-            starts[leading + dim] = (number / faster as i32) % size as i32;
-            sizes[leading + dim] = 1;
+            // A tensor that stands for an error has no dimensions.
+            if let (Some(start), Some(size_there)) = (starts.get_mut(leading + dim), sizes.get_mut(leading + dim)) {
+                *start = (number / faster as i32) % size as i32;
+                *size_there = 1;
+            }
         }
         (starts, sizes)
     }

@@ -204,13 +204,19 @@ pub enum DilocoError {
     },
     /// A program of so many steps cannot overlap a transfer with compute.
     #[error(
-        "a program that overlaps transfers with steps runs a multiple of the {period} steps of a period, not {steps}"
+        "a program that sends while it computes runs whole periods of {period} steps, not {steps}, and applies fragments after 1 to {} \
+         steps, not {overlap}: use `Diloco::steps`, which takes any",
+        every.saturating_sub(1)
     )]
     StepsPerCall {
         /// Steps.
         steps: usize,
         /// Steps of a period.
         period: usize,
+        /// tau.
+        overlap: usize,
+        /// Steps from sync to sync, k.
+        every: usize,
     },
 }
 

@@ -3,8 +3,9 @@
 use std::panic::Location;
 
 use super::fragments::{Cut, SizeClass};
-use super::{Diloco, DilocoState, HasParams};
-use crate::trace::{Tensor, Tree, arange, concatenate, refill, scan, scope};
+use super::{Diloco, DilocoError, DilocoState, HasParams};
+use crate::error::TraceErrorKind;
+use crate::trace::{Tensor, Tree, arange, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
@@ -35,6 +36,9 @@ impl Diloco {
 
     /// The same steps, for a number of them and a start that [overlap](Diloco::overlaps): without conditionals, and with each
     /// fragment's transfer beside the steps until it is needed. `step` is traced several times.
+    ///
+    /// # Errors
+    /// In the trace: [`DilocoError::StepsPerCall`].
     #[track_caller]
     pub fn overlapped_steps<S, B, O>(&self, state: State<S>, batches: B, step: &dyn Fn(S, B) -> (S, O)) -> (State<S>, O)
     where
@@ -42,7 +46,13 @@ impl Diloco {
         B: Tree<Leaf = Tensor>,
         O: Tree<Leaf = Tensor>,
     {
-        let period = self.schedule().period();
+        let schedule = self.schedule();
+        let (period, overlap, every) = (schedule.period(), schedule.overlap(), schedule.every());
+        let steps = batches.leaves().first().and_then(|leaf| leaf.dims().first().copied()).unwrap_or(0);
+        if !self.overlaps(steps, overlap) {
+            let error = DilocoError::StepsPerCall { steps, period, overlap, every };
+            fail(TraceErrorKind::Other(error.to_string()), Location::caller());
+        }
         in_groups(period, batches, state, |state, batches| self.one_period(state, batches, step))
     }
 
@@ -81,7 +91,7 @@ impl Diloco {
     {
         let place = Location::caller();
         let every = self.schedule().every();
-        let before = every - self.schedule().overlap();
+        let before = every.saturating_sub(self.schedule().overlap());
         let run = |inner: S, batches: B| scan(inner, batches, |inner, batch| self.of_replicas(inner, batch, step));
         let (inner, first) = run(state.inner, slices(&batches, 0..before));
         let outer = [state.outer.params.leaves(), state.outer.momentum.leaves()];
