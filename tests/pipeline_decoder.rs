@@ -6,16 +6,11 @@
 
 mod eight_devices;
 mod support;
+mod train_steps;
 
-use eight_devices::{client, relative_error};
-use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
-use meshloom::trace::Tree;
-use meshloom::train::config::{ModelFamily, RunConfig};
-use meshloom::train::step::StepInput;
-use support::interpret::interpret;
-use support::spmd::run_local;
+use meshloom::train::config::RunConfig;
+use train_steps::{By, assert_same, batch};
 
 const MODEL: &str = r#"
 [model]
@@ -41,55 +36,14 @@ policy = "full"
 
 /// A config with these keys set.
 fn config(settings: &[&str]) -> RunConfig {
-    let overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-    RunConfig::from_toml_with(MODEL, "run.toml", &overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
-}
-
-fn batch(config: &RunConfig) -> Batch<Literal> {
-    let dims = [config.train.batch, config.model.seq];
-    let count = dims[0] * dims[1];
-    let integers = |f: &dyn Fn(usize) -> usize| {
-        let values: Vec<i32> = (0..count).map(|index| f(index) as i32).collect();
-        Literal::from_slice(&dims, &values).expect("as many elements")
-    };
-    let weights: Vec<f32> = (0..count).map(|index| if index % 7 == 3 { 0.0 } else { 1.0 }).collect();
-    Batch {
-        tokens: integers(&|index| index * 37 % 251),
-        targets: integers(&|index| index * 53 % 241),
-        segment_ids: integers(&|index| index % dims[1] / 5),
-        positions: integers(&|index| index % dims[1] % 5),
-        weights: Literal::from_slice(&dims, &weights).expect("as many elements"),
-    }
-}
-
-fn run_compiled(lowered: &Lowered, inputs: &Vec<Literal>) -> Vec<Literal> {
-    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
-    let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
-    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-    outputs.iter().map(|output| output.get().expect("a result")).collect()
+    train_steps::config(MODEL, settings)
 }
 
 /// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
 fn step(config: &RunConfig) -> Vec<(String, Literal)> {
-    let step = config.train_step();
-    let function = step.trace().unwrap_or_else(|error| panic!("{error}"));
-    let inputs = StepInput { state: step.initialize(7), batch: batch(config) }.leaves();
-    let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let options = LowerOptions {
-        sharding: (mesh.device_count() > 1).then_some((&mesh, &rules)),
-        explicit: true,
-        deny_replication: true,
-        ..LowerOptions::default()
-    };
-    let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
-    // The interpreter, which is faster than compiling, knows no sort.
-    let outputs = match (&lowered.local, &lowered.local_mesh) {
-        _ if config.model.family != ModelFamily::Llama => run_compiled(&lowered, &inputs),
-        (Some(local), Some(mesh)) => run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}")),
-        _ => interpret(&lowered.graph, &inputs),
-    };
-    let paths = function.graph().output_info().iter().map(|info| info.path.to_string());
-    paths.zip(outputs).filter(|(path, _)| !path.contains(".params.") && !path.starts_with("state.params")).collect()
+    let weight = |row: usize, place: usize| if (row * config.model.seq + place) % 7 == 3 { 0.0 } else { 1.0 };
+    let results = train_steps::run(&config.train_step(), config, batch(config, weight), By::Interpreter);
+    results.into_iter().filter(|(path, _)| !path.starts_with("state.params")).collect()
 }
 
 /// As [`step`] with the layers one after the other, on one device.
@@ -99,13 +53,8 @@ fn expected(settings: &[&str]) -> Vec<(String, Literal)> {
 
 #[track_caller]
 fn check(family: &[&str], pipeline: &[&str], expected: &[(String, Literal)]) {
-    let found = step(&config(&[family, pipeline].concat()));
-    assert_eq!(found.len(), expected.len());
-    for ((path, found), (other, expected)) in found.iter().zip(expected) {
-        assert_eq!(path, other);
-        let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
-        assert!(error <= 1e-5, "{family:?} {pipeline:?}: {path} is off by {error:e}");
-    }
+    let settings = [family, pipeline].concat();
+    assert_same(&settings, &step(&config(&settings)), expected);
 }
 
 const SLIDING: &[&str] = &["pipeline.repeats=2", "pipeline.weights=bsw"];

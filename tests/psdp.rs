@@ -6,23 +6,21 @@
 
 mod eight_devices;
 mod support;
+mod train_steps;
 
 use std::collections::BTreeMap;
 
-use eight_devices::{client, relative_error};
 use insta::{Settings, assert_snapshot};
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::Literal;
-use meshloom::nn::Batch;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
-use meshloom::train::config::{ModelFamily, RunConfig};
-use meshloom::train::step::{StepInput, TrainStep};
-use support::interpret::interpret;
-use support::spmd::run_local;
+use meshloom::train::config::RunConfig;
+use meshloom::train::step::TrainStep;
+use train_steps::{By, assert_same, batch, lowered};
 
 const MODEL: &str = r#"
 [model]
@@ -43,8 +41,7 @@ clip_norm = 0.05
 
 /// A config with these keys set.
 fn config(settings: &[&str]) -> RunConfig {
-    let overrides: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();
-    RunConfig::from_toml_with(MODEL, "run.toml", &overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+    train_steps::config(MODEL, settings)
 }
 
 /// Its train step. Without a large epsilon a first step is the sign of the gradient, and rounding decides on that of what is almost zero.
@@ -54,68 +51,14 @@ fn train_step(config: &RunConfig) -> TrainStep {
     step
 }
 
-/// Rows of documents, of which some tokens count less than others, some not at all, and some rows hardly: a mean of the means of
-/// microbatches is far from the mean.
-fn batch(config: &RunConfig) -> Batch<Literal> {
-    let dims = [config.train.batch, config.model.seq];
-    let count = dims[0] * dims[1];
-    let integers = |f: &dyn Fn(usize) -> usize| {
-        let values: Vec<i32> = (0..count).map(|index| f(index) as i32).collect();
-        Literal::from_slice(&dims, &values).expect("as many elements")
-    };
-    let weight = |index: usize| match (index / dims[1], index % dims[1]) {
+/// What a step returns, by path: loss, norm of the gradient, new parameters and moments. Some tokens count less than others, some not at all,
+/// and some rows hardly: a mean of the means of microbatches is far from the mean.
+fn run(config: &RunConfig, by: By) -> Vec<(String, Literal)> {
+    let weight = |row: usize, place: usize| match (row, place) {
         (row, place) if row % 3 == 1 && place > 0 => 0.0,
         (_, place) => [1.0, 0.25, 0.0, 0.5][place % 4],
     };
-    let weights: Vec<f32> = (0..count).map(weight).collect();
-    Batch {
-        tokens: integers(&|index| index * 37 % 251),
-        targets: integers(&|index| index * 53 % 241),
-        segment_ids: integers(&|index| index % dims[1] / 5),
-        positions: integers(&|index| index % dims[1] % 5),
-        weights: Literal::from_slice(&dims, &weights).expect("as many elements"),
-    }
-}
-
-fn lowered(config: &RunConfig, limits: CollectiveLimits) -> Lowered {
-    let function = train_step(config).trace().unwrap_or_else(|error| panic!("{error}"));
-    let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let options = LowerOptions {
-        sharding: (mesh.device_count() > 1).then_some((&mesh, &rules)),
-        explicit: true,
-        deny_replication: true,
-        limits,
-        ..LowerOptions::default()
-    };
-    lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// How a step is run.
-#[derive(Clone, Copy, PartialEq)]
-enum By {
-    Interpreter,
-    Plugin,
-}
-
-/// What a step returns, by path: loss, norm of the gradient, new parameters and moments.
-fn run(config: &RunConfig, by: By) -> Vec<(String, Literal)> {
-    let step = train_step(config);
-    let inputs = StepInput { state: step.initialize(7), batch: batch(config) }.leaves();
-    let lowered = lowered(config, CollectiveLimits::default());
-    let outputs = match (&lowered.local, &lowered.local_mesh) {
-        // The interpreter knows no sort.
-        _ if by == By::Plugin || config.model.family != ModelFamily::Llama => {
-            let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
-            let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
-            let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
-            outputs.iter().map(|output| output.get().expect("a result")).collect()
-        }
-        (Some(local), Some(mesh)) => run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}")),
-        _ => interpret(&lowered.graph, &inputs),
-    };
-    let function = step.trace().unwrap_or_else(|error| panic!("{error}"));
-    let paths = function.graph().output_info().iter().map(|info| info.path.to_string());
-    paths.zip(outputs).collect()
+    train_steps::run(&train_step(config), config, batch(config, weight), by)
 }
 
 /// As [`run`] on one device, the batch in one part unless the settings say otherwise.
@@ -125,13 +68,7 @@ fn plain(settings: &[&str]) -> Vec<(String, Literal)> {
 
 #[track_caller]
 fn check(settings: &[&str], by: By, expected: &[(String, Literal)]) {
-    let found = run(&config(settings), by);
-    assert_eq!(found.len(), expected.len());
-    for ((path, found), (other, expected)) in found.iter().zip(expected) {
-        assert_eq!(path, other);
-        let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
-        assert!(error <= 1e-5, "{settings:?}: {path} is off by {error:e}");
-    }
+    assert_same(settings, &run(&config(settings), by), expected);
 }
 
 const MICROBATCHES: [&str; 4] =
@@ -231,7 +168,8 @@ fn crossing(ledger: &Ledger) -> Crossing {
 fn crossing_of(settings: &[&str]) -> Crossing {
     // One collective for each tensor, to count them.
     let limits = CollectiveLimits { combined_bytes: 0, ..CollectiveLimits::default() };
-    crossing(&lowered(&config(settings), limits).collectives())
+    let config = config(settings);
+    crossing(&lowered(&train_step(&config), &config, limits).collectives())
 }
 
 /// One reduce-scatter and one all-gather for each parameter, whatever the number of microbatches. Besides, scalars: the weight of the batch,
@@ -314,7 +252,7 @@ fn optimizer_state_is_fully_sharded() {
     for (mesh, parts) in [("replica=2,fsdp=4", 8), ("replica=4,fsdp=2", 8), ("replica=2,fsdp=2,tensor=2", 4)] {
         let config = config(&[&format!("mesh.axes={mesh}"), norms, "train.microbatches=2"]);
         let mesh = config.mesh().expect("a mesh");
-        let lowered = lowered(&config, CollectiveLimits::default());
+        let lowered = lowered(&train_step(&config), &config, CollectiveLimits::default());
         let (mut own, mut whole) = (0, 0);
         for (info, ty) in lowered.graph.input_info().iter().zip(lowered.graph.input_types()) {
             let Some(spec) = info.spec.as_ref().filter(|_| info.role == Role::Optimizer) else { continue };
