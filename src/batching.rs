@@ -28,8 +28,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::autodiff::place;
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, Name, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{Graph, GraphBuilder, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
 /// The dimension that a batch runs along.

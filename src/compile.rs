@@ -7,6 +7,7 @@
 //! Each pass is timed. The verifier runs over what the passes have made; if it finds a defect, it runs after each of
 //! them.
 
+mod error;
 mod function;
 mod report;
 
@@ -25,6 +26,7 @@ use crate::sharding::{
 use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
 
+pub use error::ArgumentError;
 pub use function::{CompiledFunction, compile};
 
 /// A pass that needs nothing but the graph.
@@ -479,23 +481,13 @@ impl Program {
         let mut arrays = Vec::with_capacity(leaves.len());
         for (index, literal) in leaves.iter().enumerate() {
             let Some(spec) = self.inputs.get(first + index) else {
-                return Err(crate::error::TraceError::other(format!(
-                    "the program has {} inputs, but {} are given",
-                    self.inputs.len(),
-                    first + leaves.len()
-                )));
+                let given = first + leaves.len();
+                return Err(ArgumentError::Count { inputs: self.inputs.len(), given }.into());
             };
             let executable = &self.executable;
             arrays.push(Array::put_on(executable.client(), literal, &spec.layout, executable.devices())?);
         }
-        let mut arrays = arrays.into_iter();
-        let first = arrays.next();
-        let Some(first) = first else {
-            return Err(crate::error::TraceError::other("there are no literals to put".to_owned()));
-        };
-        let mut arrays = [first.clone()].into_iter().chain(arrays);
-        // One array was made for each leaf.
-        Ok(literals.map(|_, _| arrays.next().unwrap_or_else(|| first.clone())))
+        Ok(literals.fill(arrays)?)
     }
 
     /// Starts an execution; results are ready when read. Donated arguments cannot be used again.

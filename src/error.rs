@@ -1,11 +1,9 @@
 //! The crate's error type. Each variant says whose fault it is.
 
-use std::fmt;
-use std::sync::Arc;
-
-use crate::ir::{Origin, TensorType};
 use crate::transform::diloco::DilocoError;
-use crate::transform::pipeline::PipelineError;
+
+pub use crate::ir::{OpError, TypeError};
+pub use crate::trace::{TraceError, TraceErrorKind};
 
 /// Everything that can go wrong in meshloom.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +14,12 @@ pub enum Error {
     /// The traced program's fault: tensors, trees or closures were combined in a way that has no meaning.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The caller's fault: values that do not fit a compiled program.
+    #[error(transparent)]
+    Arguments(#[from] crate::compile::ArgumentError),
+    /// The caller's fault: values that do not fill a tree.
+    #[error(transparent)]
+    Leaves(#[from] crate::trace::LeafCountError),
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),
@@ -95,190 +99,4 @@ boxed! {
     Parameters(crate::train::parameters::ParameterError),
     Checkpoint(crate::train::checkpoint::CheckpointError),
     Tokenizer(crate::train::tokenizer::TokenizerError)
-}
-
-/// Why an op refuses its operands.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum TypeError {
-    /// Wrong number of operands.
-    #[error("expected {expected} operands, found {found}")]
-    OperandCount {
-        /// Number the op takes.
-        expected: usize,
-        /// Number it got.
-        found: usize,
-    },
-    /// Two operands that must have one element type have two.
-    #[error("operand {operand} must have element type {expected}, found {found}; convert it with `.convert(..)`")]
-    DType {
-        /// Index of the operand.
-        operand: usize,
-        /// What would be accepted.
-        expected: String,
-        /// What was given.
-        found: crate::ir::DType,
-    },
-    /// An operand has the wrong number of dimensions.
-    #[error("operand {operand} must have {expected} dimensions, found {found}")]
-    Rank {
-        /// Index of the operand.
-        operand: usize,
-        /// What would be accepted.
-        expected: String,
-        /// What was given.
-        found: usize,
-    },
-    /// Two sizes that must agree do not.
-    #[error("dimension {dim} of operand {operand} must have size {expected}, found {found}")]
-    Size {
-        /// Index of the operand.
-        operand: usize,
-        /// Dimension of that operand.
-        dim: usize,
-        /// What would be accepted.
-        expected: usize,
-        /// What was given.
-        found: usize,
-    },
-    /// An axis number that the operand does not have, or that is given twice.
-    #[error("axis {axis} is out of range or repeated for an operand with {rank} dimensions")]
-    Axis {
-        /// The axis.
-        axis: i64,
-        /// Dimensions the operand has.
-        rank: usize,
-    },
-    /// An attribute does not fit the operands.
-    #[error("{0}")]
-    Attribute(String),
-    /// The op has no gradient.
-    #[error("it is not differentiable; wrap its operand in `stop_gradient` if no gradient should flow through it")]
-    NotDifferentiable,
-    /// The op has a derivative in forward mode only.
-    #[error(
-        "it has no gradient in reverse mode, as it is not known before how often it runs; use a `scan` over the largest \
-         number of iterations there may be, or `stop_gradient` on what enters the loop"
-    )]
-    NotReversible,
-    /// The op makes a function that is to be transposed nonlinear.
-    #[error("a function that is not linear in its inputs has no transpose: {0}")]
-    NotLinear(&'static str),
-    /// The op has no batching rule.
-    #[error("it has no batching rule; apply it in a scan over the batch")]
-    NotBatchable,
-}
-
-/// An op that refuses its operands, with everything needed to find the call.
-#[derive(Debug, Clone)]
-pub struct OpError {
-    /// Name of the op.
-    pub op: &'static str,
-    /// Why.
-    pub error: TypeError,
-    /// Type of each operand, and its path if it is an input of the traced function or a slice of one.
-    pub operands: Vec<(TensorType, Option<Arc<str>>)>,
-    /// The user's source line and scope path.
-    pub origin: Origin,
-}
-
-impl OpError {
-    pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
-        OpError { op, error, operands: operands.into_iter().map(|ty| (ty, None)).collect(), origin }
-    }
-}
-
-impl fmt::Display for OpError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}(", self.op)?;
-        for (index, (ty, path)) in self.operands.iter().enumerate() {
-            write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
-            if let Some(path) = path {
-                write!(f, " {path:?}")?;
-            }
-        }
-        write!(f, "): {}", self.error)?;
-        write_place(f, self.origin)
-    }
-}
-
-// The source is part of the message already, so it is not offered a second time through `source()`.
-impl std::error::Error for OpError {}
-
-/// A meaningless combination of tensors, trees or closures in a traced program.
-#[derive(Debug, Clone)]
-pub struct TraceError {
-    /// What is wrong and what to do.
-    pub kind: TraceErrorKind,
-    /// The user's source line and scope path.
-    pub origin: Origin,
-}
-
-/// The kinds of [`TraceError`].
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum TraceErrorKind {
-    /// A tensor outlived the closure that it was made in.
-    #[error(
-        "a tensor is used outside the trace it belongs to; return it from the traced closure instead of storing it"
-    )]
-    Escaped,
-    /// A tensor operation was called with no trace under way.
-    #[error("a tensor operation needs a trace under way; call it inside the closure given to `Function::trace`")]
-    NoTrace,
-    /// Two trees that must have the same leaves do not.
-    #[error("{what}: expected {expected}, found {found}")]
-    Mismatch {
-        /// What was compared.
-        what: String,
-        /// What would be accepted.
-        expected: String,
-        /// What was given.
-        found: String,
-    },
-    /// A closure that must not capture outer tensors does.
-    #[error("{construct} must not use tensors from outside its arguments; pass them as arguments")]
-    Capture {
-        /// The construct.
-        construct: &'static str,
-    },
-    /// An einsum formula that cannot be read.
-    #[error("einsum formula `{formula}`: {problem}")]
-    Einsum {
-        /// The formula.
-        formula: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A pipeline that cannot be.
-    #[error(transparent)]
-    Pipeline(#[from] PipelineError),
-    /// Anything else.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        write_place(f, self.origin)
-    }
-}
-
-impl std::error::Error for TraceError {}
-
-impl TraceError {
-    /// An error without a known place.
-    pub(crate) fn other(message: String) -> Error {
-        TraceError { kind: TraceErrorKind::Other(message), origin: Origin::default() }.into()
-    }
-}
-
-/// Writes ` (in SCOPE, at FILE:LINE:COLUMN)`, as far as known.
-pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Result {
-    let scope = origin.scope.path();
-    match (scope.is_empty(), origin.location) {
-        (true, None) => Ok(()),
-        (false, None) => write!(f, " (in {scope})"),
-        (true, Some(location)) => write!(f, " (at {location})"),
-        (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
-    }
 }

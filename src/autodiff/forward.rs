@@ -4,8 +4,7 @@ use smallvec::SmallVec;
 
 use super::forward_regions::{self, JvpCache};
 use super::tape::place;
-use crate::error::{OpError, TypeError};
-use crate::ir::{Graph, GraphBuilder, TensorType, Value, ValueMap, Values};
+use crate::ir::{Graph, GraphBuilder, OpError, TensorType, TypeError, Value, ValueMap, Values};
 use crate::ops::Op;
 
 /// One node's operands, results and operand tangents, as its `jvp` rule sees them.

@@ -10,11 +10,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::forward;
-use super::linear;
 use super::regions::{cond_activity, scan_activity, while_activity};
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, PortInfo, Value, Values};
+use super::{forward, linear};
+use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, Value, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
 
 /// Results, and their tangents where there are any.

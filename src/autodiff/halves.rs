@@ -2,8 +2,7 @@
 
 use super::regions::CallCache;
 use super::split::{self, Joint, Residual, output_activity};
-use crate::error::OpError;
-use crate::ir::{Graph, TensorType, Value};
+use crate::ir::{Graph, OpError, TensorType, Value};
 
 /// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
 /// what else it needs are residuals, which the forward half returns.

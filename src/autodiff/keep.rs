@@ -12,8 +12,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::regions::CallCache;
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, Name, Node, NodeRef, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ir::{Graph, GraphBuilder, Name, Node, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap, Values};
 use crate::ops::{Call, Cond, Memory, MoveTo, Op, RematPolicy, Scan};
 
 /// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.

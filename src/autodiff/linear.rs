@@ -12,8 +12,7 @@ use smallvec::SmallVec;
 use super::VjpContext;
 use super::regions::scan_activity;
 use super::tape::{Tape, activity, demand};
-use crate::error::{OpError, TypeError};
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, Value, Values};
+use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TypeError, Value, Values};
 use crate::ops::{Binary, BinaryKind, Cond, CustomVjp, Op, Primitive, Scan, Unary, UnaryKind};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output

@@ -23,6 +23,7 @@
 //! | checkpoint | recorded again from what the policy keeps | a checkpoint of values and tangents |
 //! | custom VJP | the hand-written rule | the transpose of the hand-written rule |
 
+mod error;
 mod forward;
 mod forward_regions;
 mod halves;
@@ -32,14 +33,14 @@ mod regions;
 mod split;
 mod tape;
 
+pub use error::GradientError;
 pub use forward::{JvpContext, jvp};
 pub(crate) use halves::Halves;
 pub use linear::{check as check_linear, transpose};
 pub use tape::{Tape, value_and_grad};
 pub(crate) use tape::{gradient_of_first, place};
 
-use crate::error::{OpError, TypeError};
-use crate::ir::{GraphBuilder, TensorType, Value};
+use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
 
 /// One node's operands, results and result cotangents, as its `vjp` rule sees them.
 pub struct VjpContext<'a> {

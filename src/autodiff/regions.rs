@@ -15,8 +15,7 @@ pub(super) use scan::{scan_activity, while_activity};
 use super::keep::{self, NodeKept};
 use super::split::Residual;
 use super::tape::Tape;
-use crate::error::{OpError, TypeError};
-use crate::ir::{GraphBuilder, Value, ValueMap, Values};
+use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
 use crate::ops::{CustomVjp, Op};
 
 /// What a region op leaves behind for its backward pass.

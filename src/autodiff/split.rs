@@ -5,8 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::keep::{NodeKept, inside_body};
 use super::regions::CallCache;
 use super::tape::{Tape, activity};
-use crate::error::OpError;
-use crate::ir::{DType, Definition, Graph, GraphBuilder, NodeRef, PortInfo, Value, ValueMap};
+use crate::ir::{DType, Definition, Graph, GraphBuilder, NodeRef, OpError, PortInfo, Value, ValueMap};
 use crate::ops::{BinaryKind, Op, UnaryKind};
 
 /// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.

@@ -3,11 +3,10 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::VjpContext;
 use super::keep::{self, Kept};
 use super::regions::{self, CallCache, RegionTape};
-use crate::error::{OpError, TraceError, TraceErrorKind};
-use crate::ir::{Graph, GraphBuilder, Node, NodeRef, Phase, PortInfo, Value, ValueMap, Values};
+use super::{GradientError, VjpContext};
+use crate::ir::{Graph, GraphBuilder, Node, NodeRef, OpError, Phase, PortInfo, Value, ValueMap, Values};
 use crate::ops::Op;
 
 /// A graph that has been copied into a builder in such a way that cotangents can be pulled back through it.
@@ -226,18 +225,15 @@ fn accumulate(builder: &mut GraphBuilder, slot: &mut Option<Value>, cotangent: V
 ///
 /// # Errors
 /// The first output is no floating-point scalar, or a gradient would have to pass an op that has none.
-pub fn value_and_grad(graph: &Graph, inputs: &[usize]) -> Result<Graph, crate::Error> {
+pub fn value_and_grad(graph: &Graph, inputs: &[usize]) -> Result<Graph, GradientError> {
     let mut builder = GraphBuilder::new(format!("grad_{}", graph.name()));
     let arguments: Vec<Value> =
         graph.input_types().zip(graph.input_info()).map(|(ty, info)| builder.input(ty.clone(), info.clone())).collect();
     let mut active = vec![false; arguments.len()];
     for &input in inputs {
         let Some(slot) = active.get_mut(input) else {
-            return Err(TraceError::other(format!(
-                "cannot differentiate with respect to input {input} of `{}`, which has {}",
-                graph.name(),
-                arguments.len()
-            )));
+            let (graph, count) = (graph.name().to_owned(), arguments.len());
+            return Err(GradientError::NoInput { input, graph, count });
         };
         *slot = true;
     }
@@ -258,15 +254,11 @@ pub(crate) fn gradient_of_first(
     graph: &Graph,
     arguments: &[Value],
     active: &[bool],
-) -> Result<(Vec<Value>, Vec<Option<Value>>), crate::Error> {
+) -> Result<(Vec<Value>, Vec<Option<Value>>), GradientError> {
     let scalar = graph.output_types().next().filter(|ty| ty.rank() == 0 && ty.dtype.is_float());
     let Some(scalar) = scalar else {
-        let kind = TraceErrorKind::Mismatch {
-            what: "the value to differentiate".to_owned(),
-            expected: "a floating-point scalar".to_owned(),
-            found: graph.output_types().next().map_or("nothing".to_owned(), ToString::to_string),
-        };
-        return Err(TraceError { kind, origin: builder.origin() }.into());
+        let found = graph.output_types().next().map_or("nothing".to_owned(), ToString::to_string);
+        return Err(GradientError::NotScalar { found, origin: builder.origin() });
     };
     let mut wanted = vec![false; graph.outputs().len()];
     wanted[0] = true;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::error::{OpError, TypeError};
-use crate::ir::{Graph, GraphBuilder, PortInfo, Value};
+use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TypeError, Value};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, Scan, Select, While};
 
 type Results = SmallVec<[Batched; 2]>;

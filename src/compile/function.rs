@@ -1,8 +1,8 @@
 //! A traced function, compiled, with the trees that went in and come out.
 
-use super::{LowerOptions, Program, lower};
-use crate::error::{Error, TraceError};
-use crate::ir::{Literal, TensorType};
+use super::{ArgumentError, LowerOptions, Program, lower};
+use crate::Error;
+use crate::ir::Literal;
 use crate::pjrt::{Array, Client};
 use crate::trace::{Function, MapTree, Tensor, TensorSpec, Tree};
 
@@ -68,14 +68,17 @@ where
         let (paths, found) = (self.inputs.paths(), inputs.paths());
         if paths != found {
             let (expected, found) = (paths.join(", "), found.join(", "));
-            return Err(TraceError::other(format!("expected inputs {expected}; found {found}")));
+            return Err(ArgumentError::Tree { expected, found }.into());
         }
         let mut arrays = Vec::with_capacity(paths.len());
         for ((literal, spec), path) in inputs.leaves().iter().zip(self.program.inputs()).zip(&paths) {
-            check(path, &spec.ty, literal.ty())?;
+            if literal.ty() != &spec.ty {
+                let (expected, found) = (spec.ty.clone(), literal.ty().clone());
+                return Err(ArgumentError::Type { path: path.clone(), expected, found }.into());
+            }
             arrays.push(Array::put(client, literal, &spec.layout)?);
         }
-        fill(&self.inputs, arrays)
+        Ok(self.inputs.fill(arrays)?)
     }
 
     /// Starts an execution. The results can be read at once: reading waits for them.
@@ -84,7 +87,7 @@ where
     /// An array has another type or layout than the input, or was donated to an earlier run.
     pub fn run(&self, inputs: &<I as MapTree<Array>>::Mapped) -> Result<<O as MapTree<Array>>::Mapped, Error> {
         let inputs = inputs.leaves();
-        fill(&self.outputs, self.program.run(&inputs.iter().collect::<Vec<_>>())?)
+        Ok(self.outputs.fill(self.program.run(&inputs.iter().collect::<Vec<_>>())?)?)
     }
 
     /// Host values in, host values out: [`CompiledFunction::put`], [`CompiledFunction::run`], then reads all results.
@@ -94,24 +97,6 @@ where
     pub fn call(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<O as MapTree<Literal>>::Mapped, Error> {
         let outputs = self.run(&self.put(inputs)?)?.leaves();
         let outputs = outputs.iter().map(Array::get).collect::<Result<Vec<_>, _>>()?;
-        fill(&self.outputs, outputs)
+        Ok(self.outputs.fill(outputs)?)
     }
-}
-
-fn check(path: &str, expected: &TensorType, found: &TensorType) -> Result<(), Error> {
-    if expected == found {
-        return Ok(());
-    }
-    let input = if path.is_empty() { "the input".to_owned() } else { format!("input `{path}`") };
-    Err(TraceError::other(format!("{input} must be {expected}, found {found}")))
-}
-
-/// The structure of `specs` over `leaves`.
-fn fill<S: MapTree<T>, T: Clone>(specs: &S, leaves: Vec<T>) -> Result<S::Mapped, Error> {
-    let Some(last) = leaves.last().cloned() else {
-        return Err(TraceError::other("a compiled function needs an input and an output".to_owned()));
-    };
-    let mut leaves = leaves.into_iter();
-    // A program has one input or output for each leaf of its tree.
-    Ok(specs.map(|_, _| leaves.next().unwrap_or_else(|| last.clone())))
 }

@@ -20,6 +20,7 @@
 
 mod builder;
 mod entities;
+mod error;
 mod graph;
 mod literal;
 mod narrow;
@@ -30,6 +31,8 @@ mod verify;
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
 pub use entities::{Name, Node, Origin, Phase, Scope, Value};
+pub(crate) use error::write_place;
+pub use error::{OpError, TypeError};
 pub use graph::{AxisNames, Definition, Graph, NodeRef, PortInfo};
 pub use literal::{Element, Literal};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::entities::{Node, Value};
 use super::graph::{Definition, Graph};
-use crate::error::{OpError, TypeError};
+use super::{OpError, TypeError};
 
 /// A broken invariant.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -31,11 +31,7 @@ impl WholeBatch {
 
 /// The sum of the cross entropies of all tokens, each times its weight.
 pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    weighted(token_losses(logits, targets), weights)
-}
-
-fn weighted(losses: Tensor, weights: Tensor) -> Tensor {
-    (losses * weights.stop_gradient()).sum(..)
+    (token_losses(logits, targets) * weights.stop_gradient()).sum(..)
 }
 
 /// Cross entropy of each token. The backward pass is `softmax - one-hot`, from the logits and their logsumexp alone.

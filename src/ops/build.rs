@@ -4,8 +4,7 @@ use super::{
     Binary, BinaryKind, BroadcastInDim, Compare, Convert, Direction, DynamicSlice, Reduce, ReduceKind, Reshape, Splat,
     Transpose, Unary, UnaryKind,
 };
-use crate::error::OpError;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value, Values};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value, Values};
 
 impl GraphBuilder {
     pub(crate) fn unary(&mut self, kind: UnaryKind, x: Value) -> Result<Value, OpError> {

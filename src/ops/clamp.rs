@@ -1,12 +1,13 @@
 //! Clamping between two bounds.
 
-use super::{BinaryKind, Direction, OperandClass, Primitive, ReduceKind, ResultTypes, Select};
-use super::{FactorRule, expect_dims, expect_dtype, expect_operands, one};
+use super::{
+    BinaryKind, Direction, FactorRule, OperandClass, Primitive, ReduceKind, ResultTypes, Select, expect_dims,
+    expect_dtype, expect_operands, one,
+};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{GraphBuilder, TensorType, Value, Values};
+use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
 
 /// `clamp(low, operand, high)`: `min(max(operand, low), high)`, so where the bounds cross, `high` wins; NaN stays.

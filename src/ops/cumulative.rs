@@ -6,9 +6,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{GraphBuilder, TensorType, Value};
+use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 
 /// How [`Cumulative`] folds.

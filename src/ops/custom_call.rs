@@ -3,9 +3,8 @@
 use super::{FactorKind, FactorRule, Primitive, ResultTypes};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto, shape};
-use crate::ir::{Name, TensorType};
+use crate::ir::{Name, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.

@@ -9,9 +9,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value, Values};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
 
 /// Checks the start indices: one integer scalar for each dimension, all of one type.

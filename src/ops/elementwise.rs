@@ -5,9 +5,8 @@
 use super::{FactorRule, Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{DType, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.

@@ -3,9 +3,8 @@
 use super::{AxisList, FactorKind, FactorRule, Memory, Op, Primitive, ResultTypes, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{AxisNames, Name, TensorType, Value, Values};
+use crate::ir::{AxisNames, Name, OpError, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
 use crate::sharding::{Role, Spec};
 

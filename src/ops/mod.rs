@@ -63,9 +63,8 @@ use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::{Dims, Graph, TensorType};
+use crate::ir::{Dims, Graph, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 
 /// A few axis numbers.

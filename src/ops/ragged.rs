@@ -14,9 +14,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::{BatchContext, batch_in_front};
-use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId, proto};
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 
 /// Which dimension the groups divide.

@@ -5,9 +5,8 @@ use smallvec::SmallVec;
 use super::{FactorRule, Primitive, ResultTypes, expect_dtype, expect_operands, expect_same_types};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId};
-use crate::ir::{DType, TensorType};
+use crate::ir::{DType, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 
 /// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key and two of

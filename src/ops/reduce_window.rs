@@ -6,9 +6,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, proto};
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 
 /// A window along one dimension.

@@ -6,8 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::{RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::error::TypeError;
-use crate::ir::{DType, Graph, TensorType};
+use crate::ir::{DType, Graph, TensorType, TypeError};
 
 /// Region ops compare by the identity of their bodies: equal bodies built twice are different, which only costs a
 /// missed merge.

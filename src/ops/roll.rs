@@ -5,9 +5,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
-use crate::ir::TensorType;
+use crate::ir::{OpError, TensorType, TypeError};
 use crate::partition::{PartitionContext, Stretch};
 
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so

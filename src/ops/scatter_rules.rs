@@ -2,8 +2,7 @@
 
 use super::{AxisList, BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Select, Splat, complement};
 use crate::autodiff::{JvpContext, VjpContext};
-use crate::error::{OpError, TypeError};
-use crate::ir::{DType, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
 
 impl Scatter {
     /// What stands in `source`, a tensor of the operand's dimensions, where each element of the updates goes; zero for

@@ -8,10 +8,9 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::EmitContext;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::{PartitionContext, Stretch};
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.

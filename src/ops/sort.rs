@@ -12,9 +12,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::error::{OpError, TypeError};
 use crate::hlo::{EmitContext, InstructionId, comparison_type};
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.

@@ -2,8 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::error::OpError;
-use crate::ir::{DType, Dims, GraphBuilder, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value};
 use crate::ops::{AxisIndex, Direction, Group, Op, Select};
 use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
 

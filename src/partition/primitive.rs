@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::linear::{Linear, is_zero, linearity};
 use super::walk::Walk;
 use super::{Fallback, PartitionContext};
-use crate::error::Error;
+use crate::Error;
 use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, ReduceKind};
 use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, is_made_anywhere, resolve, spec_of};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::walk::{Version, Walk};
-use crate::error::Error;
+use crate::Error;
 use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value};
 use crate::ops::{Call, Cond, Op, Scan, While};
 use crate::sharding::{Axes, Shardings, Spec};

@@ -1,8 +1,7 @@
 //! Carrying out a plan: steps become nodes of the local graph.
 
 use super::plan::{Plan, Step};
-use crate::error::OpError;
-use crate::ir::{Dims, GraphBuilder, Value};
+use crate::ir::{Dims, GraphBuilder, OpError, Value};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Group, ReduceKind, ReduceScatter,
 };

@@ -7,8 +7,8 @@ use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionContext};
-use crate::error::{Error, OpError};
-use crate::ir::{DType, Graph, GraphBuilder, Origin, TensorType, Value};
+use crate::Error;
+use crate::ir::{DType, Graph, GraphBuilder, OpError, Origin, TensorType, Value};
 use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Select};
 use crate::sharding::{Axes, Mesh, MeshAxis, Shardings, Spec};
 

@@ -8,8 +8,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::PartitionContext;
-use crate::error::OpError;
-use crate::ir::{TensorType, Value};
+use crate::ir::{OpError, TensorType, Value};
 use crate::ops::{AllGather, CollectivePermute, Concatenate, Pad, PadDim, Slice, SliceDim};
 use crate::sharding::Axes;
 

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use super::propagate::ties;
 use super::{Mesh, Spec};
-use crate::error::{Error, OpError};
-use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::Error;
+use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{
     BinaryKind, Direction, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
     TensorFactors, greatest_common_divisor,

@@ -4,9 +4,9 @@ use std::panic::Location;
 
 use super::context::{self, Place, apply, trace_body, with_builder};
 use super::control::{refill, unreachable_body};
-use super::{Axes, Tensor, Tree};
+use super::{Axes, Tensor, TraceErrorKind, Tree};
+use crate::Error;
 use crate::batching::{BatchAxis, Batched, inline};
-use crate::error::{Error, TraceErrorKind};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
 
@@ -265,7 +265,7 @@ fn put(
         let what = describe("output", path);
         let found = builder.ty(result.value).to_string();
         let kind = TraceErrorKind::Mismatch { what, expected: expected.to_owned(), found };
-        Err(crate::error::TraceError { kind, origin: builder.origin() }.into())
+        Err(crate::trace::TraceError { kind, origin: builder.origin() }.into())
     };
     let Some(axis) = axis else {
         if result.batched {

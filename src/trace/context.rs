@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::Tensor;
-use crate::error::{Error, TraceError, TraceErrorKind};
+use super::{Tensor, TraceError, TraceErrorKind};
+use crate::Error;
 use crate::ir::{DType, Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value};
 use crate::ops::Op;
 
@@ -307,7 +307,7 @@ pub(super) fn trace_body(
     let (frame, parent) = with_stack(|stack| (stack.frames.pop(), stack.frames.last().map_or(0, |frame| frame.id)));
     drop(pop);
     let Some(frame) = frame else {
-        return Err(TraceError::other("the trace has ended early".to_owned()));
+        return Err(TraceError::other("the trace has ended early".to_owned()).into());
     };
     if let Some(error) = frame.error {
         return Err(error);

@@ -4,8 +4,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{self, Body, Place, apply_many, trace_body};
-use super::{Tensor, Tree};
-use crate::error::{Error, TraceErrorKind};
+use super::{Tensor, TraceErrorKind, Tree};
+use crate::Error;
 use crate::ir::{DType, PortInfo, TensorType};
 use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
 

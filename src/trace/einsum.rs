@@ -4,9 +4,8 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
-use super::Tensor;
 use super::context::{self, Place, apply};
-use crate::error::TraceErrorKind;
+use super::{Tensor, TraceErrorKind};
 use crate::ir::DType;
 use crate::ops::{AxisList, DotDims, DotGeneral, Precision, Reduce, ReduceKind, Transpose};
 

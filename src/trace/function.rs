@@ -5,8 +5,8 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{apply_many, trace_body};
-use super::{MapTree, Tensor, TensorSpec, Tree};
-use crate::error::{Error, TraceError};
+use super::{MapTree, Tensor, TensorSpec, TraceError, Tree};
+use crate::Error;
 use crate::ir::{Graph, PortInfo};
 use crate::ops::Call;
 use crate::sharding::Role;
@@ -45,7 +45,8 @@ where
                 "input {:?} of `{name}` has type {ty} but {} axis names",
                 info.path,
                 info.axes.len()
-            )));
+            ))
+            .into());
         }
         let mut outputs = None;
         let mut info = Vec::new();

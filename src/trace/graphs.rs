@@ -1,9 +1,8 @@
 //! Closures as graphs and graphs in the place of closures, for transforms: what is traced once can be put into several bodies.
 
 use super::context::{self, Place, trace_body, with_builder};
-use super::{Tensor, control::ports};
+use super::{Tensor, TraceErrorKind, control::ports};
 use crate::autodiff::Halves;
-use crate::error::TraceErrorKind;
 use crate::ir::{Graph, Origin};
 use crate::ops::{Barrier, WithAxes};
 use crate::passes;

@@ -5,8 +5,7 @@ use std::panic::Location;
 use super::context::{self, Place, apply, composite};
 use super::operators::Operand;
 use super::tensor::splat;
-use super::{Tensor, concatenate, iota, zeros};
-use crate::error::TraceErrorKind;
+use super::{Tensor, TraceErrorKind, concatenate, iota, zeros};
 use crate::ir::{DType, Dims, TensorType};
 use crate::ops::{
     AxisList, DynamicSlice, DynamicUpdateSlice, Gather, GatherDims, IndexPromise, Roll, Scatter, ScatterKind,

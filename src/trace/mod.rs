@@ -28,6 +28,7 @@ mod batching;
 mod context;
 mod control;
 mod einsum;
+mod error;
 mod function;
 mod functions;
 mod graphs;
@@ -45,6 +46,7 @@ pub(crate) use context::{Place, composite};
 pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
+pub use error::{TraceError, TraceErrorKind};
 pub use function::Function;
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
@@ -55,4 +57,4 @@ pub use tensor::{
     Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
 };
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
-pub use tree::{MapTree, Path, PathPart, Tree};
+pub use tree::{LeafCountError, MapTree, Path, PathPart, Tree};

@@ -23,8 +23,7 @@ use std::panic::Location;
 
 use super::context::{self, Place, apply, apply_many};
 use super::tensor::splat;
-use super::{Tensor, TensorSpec};
-use crate::error::TraceErrorKind;
+use super::{Tensor, TensorSpec, TraceErrorKind};
 use crate::ir::{DType, Dims, Literal, TensorType};
 use crate::ops::{
     ArgReduce, ArgReduceKind, AxisList, Binary, BinaryKind, BitcastConvert, BroadcastInDim, Compare, Concatenate,

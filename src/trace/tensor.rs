@@ -6,9 +6,9 @@ use std::panic::Location;
 
 use smallvec::SmallVec;
 
+use super::TraceErrorKind;
 use super::context::{self, Place, apply};
 use super::control::custom_vjp;
-use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, TensorType, Value};
 use crate::ops::{
     AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,

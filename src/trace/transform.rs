@@ -4,9 +4,8 @@ use std::panic::Location;
 
 use super::context::{self, Place, trace_body, with_builder};
 use super::control::{describe, ports, refill, types_of};
-use super::{Tensor, Tree};
+use super::{Tensor, TraceErrorKind, Tree};
 use crate::autodiff::{self, Tape, gradient_of_first};
-use crate::error::TraceErrorKind;
 use crate::ir::{Graph, TensorType, Value};
 use crate::passes;
 

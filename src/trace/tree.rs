@@ -102,6 +102,36 @@ pub trait MapTree<U>: Tree {
     fn map(&self, mut f: impl FnMut(&Path, &Self::Leaf) -> U) -> Self::Mapped {
         self.map_with(&mut Path::default(), &mut f)
     }
+
+    /// The same structure over these leaves, in visiting order.
+    ///
+    /// # Errors
+    /// The tree has another number of leaves.
+    fn fill(&self, leaves: Vec<U>) -> Result<Self::Mapped, LeafCountError>
+    where
+        U: Clone,
+    {
+        let mut count = 0;
+        self.visit(&mut Path::default(), &mut |_, _| count += 1);
+        if count != leaves.len() {
+            return Err(LeafCountError { expected: count, found: leaves.len() });
+        }
+        let mut index = 0;
+        Ok(self.map(|_, _| {
+            index += 1;
+            leaves[index - 1].clone()
+        }))
+    }
+}
+
+/// Values that do not fill a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a tree of {expected} leaves cannot be filled with {found} values")]
+pub struct LeafCountError {
+    /// Leaves of the tree.
+    pub expected: usize,
+    /// Values given.
+    pub found: usize,
 }
 
 /// Declares a type to be a leaf: a tree of itself.

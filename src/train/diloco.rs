@@ -52,16 +52,6 @@ pub struct ReplicasDiffer {
 }
 
 impl RunConfig {
-    /// Rows of the batch that each replica trains on.
-    pub(super) fn rows_of_replica(&self) -> usize {
-        self.train.batch / self.replicas().max(1)
-    }
-
-    /// Number of replicas.
-    pub(super) fn replicas(&self) -> usize {
-        self.diloco.as_ref().map_or(1, |diloco| diloco.replicas)
-    }
-
     /// The form of DiLoCo that the config describes, if it does.
     pub fn diloco_options(&self) -> Option<DilocoOptions> {
         let config: &DilocoConfig = self.diloco.as_ref()?;

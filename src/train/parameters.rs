@@ -430,9 +430,7 @@ where
     T::Leaf: Typed + Clone,
 {
     let literals = load_each(file.as_ref(), tree, options, |_, literal| Ok(literal))?;
-    let mut literals = literals.into_iter();
-    // One was read for each leaf.
-    Ok(tree.map(|_, _| literals.next().unwrap_or_else(|| Literal::scalar(0u8))))
+    Ok(tree.fill(literals)?)
 }
 
 /// Reads the parameters of a tree of arrays and spreads each over the devices as the one it replaces.

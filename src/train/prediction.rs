@@ -123,16 +123,6 @@ impl RunConfig {
         let memory = predictor.memory(&weights, layer)?;
         Ok(Some(PipelinePrediction { traffic, memory, counts }))
     }
-
-    /// Rows that go through the pipeline at once, in its microbatches: of one replica, a part of its batch.
-    fn pipeline_rows(&self) -> usize {
-        self.rows_of_replica() / self.train.microbatches.max(1)
-    }
-
-    /// Rows of a pipeline's microbatch.
-    fn microbatch_rows(&self) -> usize {
-        self.pipeline_rows() / self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches.max(1))
-    }
 }
 
 /// A stacked weight as one device has it, in the type that it is used in.
@@ -212,7 +202,7 @@ impl Predictor<'_> {
     /// The activations of one iteration `[S, mb, T, E]`.
     fn stream(&self) -> Result<(Spec, u64), Error> {
         let model = &self.config.model;
-        let dims = [self.options.stages, self.config.microbatch_rows(), model.seq, model.embed];
+        let dims = [self.options.stages, self.config.rows_of_layer(), model.seq, model.embed];
         let names = [&["activation_stage"], &STREAM[..]].concat();
         self.part(Role::Compute, &TensorSpec::new(model.compute_dtype, dims).with_axes(&names))
     }
@@ -299,8 +289,8 @@ impl Predictor<'_> {
     fn head(&self) -> Result<u64, Error> {
         let model = &self.config.model;
         let (rows, names) = match self.options.schedule {
-            Schedule::OneForwardOneBackward => (self.config.microbatch_rows(), "activation_batch"),
-            _ => (self.config.pipeline_rows(), "activation_embed_and_logits_batch"),
+            Schedule::OneForwardOneBackward => (self.config.rows_of_layer(), "activation_batch"),
+            _ => (self.config.rows_at_once(), "activation_embed_and_logits_batch"),
         };
         let spec = TensorSpec::new(DType::F32, [rows, model.seq, model.vocab]);
         let spec = spec.with_axes(&[names, "activation_length", "activation_vocab"]);
@@ -358,8 +348,7 @@ impl LayerCost {
         let one = lower_layers(config, 1, &mesh, &rules)?;
         let bytes = temporaries(&one);
         let kept = temporaries(&lower_layers(config, 2, &mesh, &rules)?).saturating_sub(bytes);
-        let rows =
-            rules.compute.resolve(&mesh, "rows", &[Some(STREAM[0])], &[config.microbatch_rows()], &mut Vec::new());
+        let rows = rules.compute.resolve(&mesh, "rows", &[Some(STREAM[0])], &[config.rows_of_layer()], &mut Vec::new());
         let rows: Vec<MeshAxis> = rows.map_err(Box::new)?.used_axes().collect();
         let is_of_rows = |axis: &String| rows.iter().any(|&own| mesh.name(own) == axis);
         let mut traffic: BTreeMap<(CollectiveKind, Vec<String>), Traffic> = BTreeMap::new();
@@ -384,7 +373,7 @@ impl LayerCost {
 fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
     let model = &config.model;
     let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder() };
-    let rows = config.microbatch_rows();
+    let rows = config.rows_of_layer();
     let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
     let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
     let weights = alone.parameters().layers.map(|_, param| TensorSpec { role: Role::Compute, ..param.spec.clone() });

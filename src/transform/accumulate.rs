@@ -11,12 +11,12 @@
 
 use std::panic::Location;
 
-use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Origin};
 use crate::ops::WithAxes;
 use crate::sharding::Role;
 use crate::trace::{
-    Param, Place, Tensor, Tree, arange, fail, label, label_from, origin_of, refill, scan, scope, value_and_grad, zeros,
+    Param, Place, Tensor, TraceErrorKind, Tree, arange, fail, label, label_from, origin_of, refill, scan, scope,
+    value_and_grad, zeros,
 };
 
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.

@@ -9,8 +9,7 @@ use rustc_hash::FxHashMap;
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{Nested, NodeKept};
 use crate::autodiff::split::{Halves, Joint, Residual};
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, Value, Values};
+use crate::ir::{Graph, GraphBuilder, OpError, Value, Values};
 use crate::ops::{Call, RematPolicy};
 
 #[derive(Debug)]

@@ -5,8 +5,7 @@ use std::rc::Rc;
 use super::{CallCache, Recording};
 use crate::autodiff::keep::{self, Keeping, Kept};
 use crate::autodiff::tape::Tape;
-use crate::error::OpError;
-use crate::ir::{GraphBuilder, Phase, Value, ValueMap, Values};
+use crate::ir::{GraphBuilder, OpError, Phase, Value, ValueMap, Values};
 use crate::ops::{Barrier, Checkpoint};
 
 /// What the policy of the checkpoint and of those around it have kept of its body.

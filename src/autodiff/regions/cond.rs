@@ -5,8 +5,7 @@ use std::sync::Arc;
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{spread, unify};
 use crate::autodiff::split::{Halves, Joint, Residual, output_activity};
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, PortInfo, TensorType, Value, Values};
+use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TensorType, Value, Values};
 use crate::ops::Cond;
 
 #[derive(Debug)]

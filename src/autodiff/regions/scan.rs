@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::{Recording, cotangents_of, gradients_of, residual_values};
 use crate::autodiff::split::{Halves, Joint, output_activity};
-use crate::error::OpError;
-use crate::ir::{Graph, GraphBuilder, Origin, Phase, PortInfo, TensorType, Value, Values};
+use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, TensorType, Value, Values};
 use crate::ops::{Scan, While};
 
 #[derive(Debug)]

@@ -2,9 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::Printer;
-use super::number;
 use super::small_float::SmallFloat;
+use super::{Printer, number};
 use crate::hlo::proto::{LiteralProto, PrimitiveType, ShapeProto};
 
 /// Rows printed of an array without elements; a malformed shape may claim any number of them.

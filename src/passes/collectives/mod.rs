@@ -20,9 +20,8 @@ mod varying;
 pub use cancel::cancel_collectives;
 pub use combine::combine_collectives;
 
-use super::Rewrite;
-use super::contains_loop;
 use super::hoist::Bound;
+use super::{Rewrite, contains_loop};
 use crate::ir::Graph;
 
 const MIB: u64 = 1 << 20;

@@ -169,9 +169,9 @@ impl Checkpoint {
             let layout = ShardLayout::replicated(&leaf.own_ty.dims, 1);
             self.read_part(leaf, self.stored(leaf)?, &layout, 0)
         };
-        let mut literals = leaves.iter().map(whole).collect::<Result<Vec<_>, _>>()?.into_iter();
-        // One was read for each leaf.
-        Ok(declared.map(|_, _| literals.next().unwrap_or_else(|| Literal::scalar(0u8))))
+        let literals = leaves.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
+        let found = literals.len();
+        declared.fill(literals).map_err(|error| CheckpointError::Count { expected: error.expected, found })
     }
 
     /// The value that a leaf is, which must be of its type.

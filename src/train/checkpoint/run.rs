@@ -29,12 +29,7 @@ impl Trainer {
         let mut trainer = Trainer::start(config, client, |program, _| {
             let devices = program.executable().devices();
             let arrays = checkpoint.load(&declared, program.inputs(), client, devices)?;
-            let Some(last) = arrays.last().cloned() else {
-                return Err(CheckpointError::Count { expected: declared.leaves().len(), found: 0 }.into());
-            };
-            let mut arrays = arrays.into_iter();
-            // One was read for each leaf.
-            Ok(declared.map(|_, _| arrays.next().unwrap_or_else(|| last.clone())))
+            Ok(declared.fill(arrays)?)
         })?;
         let step = checkpoint.about().step;
         check_step(checkpoint, &trainer.state)?;

@@ -61,8 +61,7 @@ impl RunConfig {
     pub(super) fn validate_family(&self) -> Checked {
         let model = &self.model;
         if model.batch_split {
-            let parts = self.train.microbatches * self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches);
-            let batch = self.rows_of_replica() / parts.max(1);
+            let batch = self.rows_of_layer();
             if !batch.is_multiple_of(2) {
                 let reason = format!(
                     "the rows of a microbatch (train.batch over train.microbatches and pipeline.microbatches) must be even to be \

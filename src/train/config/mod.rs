@@ -8,6 +8,7 @@
 mod error;
 mod family;
 mod pipeline;
+mod rows;
 mod rules;
 mod sections;
 mod supported;

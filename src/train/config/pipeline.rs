@@ -97,7 +97,7 @@ impl RunConfig {
             );
             return Err(invalid("model.layers", self.model.layers, &reason));
         }
-        let batch = self.rows_of_replica() / self.train.microbatches;
+        let batch = self.rows_at_once();
         if !batch.is_multiple_of(microbatches) {
             let of = if self.replicas() > 1 { " of each replica" } else { "" };
             let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");

@@ -154,20 +154,14 @@ impl RunConfig {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
-        let microbatches = self.train.microbatches.max(1);
-        let sizes = [("train.batch", self.rows_of_replica() / microbatches), ("model.seq", self.model.seq)];
+        let sizes = [("train.batch", self.rows_at_once()), ("model.seq", self.model.seq)];
         let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
         // What else there may be is reported with the program at hand.
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
         let (key, size) = sizes[dim];
-        if dim == 0 && microbatches > 1 {
-            let reason = format!(
-                "a microbatch of train.batch = {} has {size} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
-                 the mesh {mesh:?}",
-                self.train.batch
-            );
-            return Err(invalid("train.microbatches", microbatches, &reason));
+        if dim == 0 && self.train.microbatches > 1 {
+            return Err(self.too_few_rows("train.microbatches", self.train.microbatches, size, (parts, &rule, &mesh)));
         }
         let (value, of) = match (key, self.replicas()) {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
@@ -187,18 +181,29 @@ impl RunConfig {
     fn validate_microbatch(&self, mesh: &Mesh) -> Checked {
         let Some(pipeline) = &self.pipeline else { return Ok(()) };
         let rules = self.rule_sets()?;
-        let rows = self.rows_of_replica() / (self.train.microbatches * pipeline.microbatches).max(1);
+        let rows = self.rows_of_layer();
         let names = [Some("activation_stage"), Some("activation_batch")];
         let dims = [axis_size(mesh, "stage"), rows];
         let resolved = rules.compute.resolve(mesh, "microbatch", &names, &dims, &mut Vec::new());
         let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
         let RuleProblem::NotDivisible { dim: 1, parts, rule, mesh, .. } = *problem else { return Ok(()) };
+        Err(self.too_few_rows("pipeline.microbatches", pipeline.microbatches, rows, (parts, &rule, &mesh)))
+    }
+
+    /// A rule wants more rows of a microbatch than this number of them leaves.
+    fn too_few_rows(
+        &self,
+        key: &str,
+        microbatches: usize,
+        rows: usize,
+        (parts, rule, mesh): (usize, &str, &str),
+    ) -> ConfigError {
         let reason = format!(
             "a microbatch of train.batch = {} has {rows} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
              the mesh {mesh:?}",
             self.train.batch
         );
-        Err(invalid("pipeline.microbatches", pipeline.microbatches, &reason))
+        invalid(key, microbatches, &reason)
     }
 
     fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {

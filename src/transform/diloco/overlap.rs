@@ -4,8 +4,7 @@ use std::panic::Location;
 
 use super::fragments::{Cut, SizeClass};
 use super::{Diloco, DilocoError, DilocoState, HasParams};
-use crate::error::TraceErrorKind;
-use crate::trace::{Tensor, Tree, arange, concatenate, fail, refill, scan, scope};
+use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refill, scan, scope};
 
 /// A run's state within a trace.
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;

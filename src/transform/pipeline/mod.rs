@@ -46,10 +46,9 @@ use run::Kept;
 use stage::{StageFunction, StageHalves, StageInputs};
 use weights::{Weights, in_types_of};
 
-use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, Tree, custom_vjp, label, refill, zeros};
+use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label, refill, zeros};
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
 #[derive(Clone, Debug)]

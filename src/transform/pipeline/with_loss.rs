@@ -9,9 +9,8 @@ use super::{
     LayerPlace, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch, check_captured,
     in_order, into_slots, out_of_slots, pipeline, stage_names, trace_stage, zeros_of,
 };
-use crate::error::TraceErrorKind;
 use crate::ir::{AxisNames, DType, Name};
-use crate::trace::{self, Place, Tensor, Tree, arange, custom_vjp, full, refill, scan, zeros};
+use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, arange, custom_vjp, full, refill, scan, zeros};
 
 /// The loss behind a pipeline.
 #[derive(Clone, Debug)]

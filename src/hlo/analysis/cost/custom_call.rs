@@ -3,9 +3,8 @@
 //! A custom call is whatever its target does. The matrix products and convolutions that XLA hands to libraries are counted
 //! from their shapes; markers that move nothing are free; the rest is unknown, by name.
 
-use super::Work;
-use super::convolution;
 use super::work::Operands;
+use super::{Work, convolution};
 use crate::hlo::analysis::size::elements;
 
 /// What a target does.

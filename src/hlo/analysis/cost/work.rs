@@ -7,9 +7,7 @@ use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
-use super::Work;
-use super::convolution;
-use super::custom_call;
+use super::{Work, convolution, custom_call};
 use crate::hlo::analysis::chips::Arithmetic;
 use crate::hlo::analysis::index::{Computation, Module};
 use crate::hlo::analysis::size::{elements, product, shape_bytes};

@@ -1,0 +1,124 @@
+//! Why an op refuses its operands, and where in the user's program it stands.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{DType, Origin, TensorType};
+
+/// Why an op refuses its operands.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TypeError {
+    /// Wrong number of operands.
+    #[error("expected {expected} operands, found {found}")]
+    OperandCount {
+        /// Number the op takes.
+        expected: usize,
+        /// Number it got.
+        found: usize,
+    },
+    /// Two operands that must have one element type have two.
+    #[error("operand {operand} must have element type {expected}, found {found}; convert it with `.convert(..)`")]
+    DType {
+        /// Index of the operand.
+        operand: usize,
+        /// What would be accepted.
+        expected: String,
+        /// What was given.
+        found: DType,
+    },
+    /// An operand has the wrong number of dimensions.
+    #[error("operand {operand} must have {expected} dimensions, found {found}")]
+    Rank {
+        /// Index of the operand.
+        operand: usize,
+        /// What would be accepted.
+        expected: String,
+        /// What was given.
+        found: usize,
+    },
+    /// Two sizes that must agree do not.
+    #[error("dimension {dim} of operand {operand} must have size {expected}, found {found}")]
+    Size {
+        /// Index of the operand.
+        operand: usize,
+        /// Dimension of that operand.
+        dim: usize,
+        /// What would be accepted.
+        expected: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// An axis number that the operand does not have, or that is given twice.
+    #[error("axis {axis} is out of range or repeated for an operand with {rank} dimensions")]
+    Axis {
+        /// The axis.
+        axis: i64,
+        /// Dimensions the operand has.
+        rank: usize,
+    },
+    /// An attribute does not fit the operands.
+    #[error("{0}")]
+    Attribute(String),
+    /// The op has no gradient.
+    #[error("it is not differentiable; wrap its operand in `stop_gradient` if no gradient should flow through it")]
+    NotDifferentiable,
+    /// The op has a derivative in forward mode only.
+    #[error(
+        "it has no gradient in reverse mode, as it is not known before how often it runs; use a `scan` over the largest \
+         number of iterations there may be, or `stop_gradient` on what enters the loop"
+    )]
+    NotReversible,
+    /// The op makes a function that is to be transposed nonlinear.
+    #[error("a function that is not linear in its inputs has no transpose: {0}")]
+    NotLinear(&'static str),
+    /// The op has no batching rule.
+    #[error("it has no batching rule; apply it in a scan over the batch")]
+    NotBatchable,
+}
+
+/// An op that refuses its operands, with everything needed to find the call.
+#[derive(Debug, Clone)]
+pub struct OpError {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Why.
+    pub error: TypeError,
+    /// Type of each operand, and its path if it is an input of the traced function or a slice of one.
+    pub operands: Vec<(TensorType, Option<Arc<str>>)>,
+    /// The user's source line and scope path.
+    pub origin: Origin,
+}
+
+impl OpError {
+    pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {
+        OpError { op, error, operands: operands.into_iter().map(|ty| (ty, None)).collect(), origin }
+    }
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.op)?;
+        for (index, (ty, path)) in self.operands.iter().enumerate() {
+            write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
+            if let Some(path) = path {
+                write!(f, " {path:?}")?;
+            }
+        }
+        write!(f, "): {}", self.error)?;
+        write_place(f, self.origin)
+    }
+}
+
+// The source is part of the message already, so it is not offered a second time through `source()`.
+impl std::error::Error for OpError {}
+
+/// Writes ` (in SCOPE, at FILE:LINE:COLUMN)`, as far as known.
+pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Result {
+    let scope = origin.scope.path();
+    match (scope.is_empty(), origin.location) {
+        (true, None) => Ok(()),
+        (false, None) => write!(f, " (in {scope})"),
+        (true, Some(location)) => write!(f, " (at {location})"),
+        (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
+    }
+}
