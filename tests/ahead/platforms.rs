@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use meshloom::hlo::analysis::{Devices, collectives};
-use meshloom::hlo::device_groups;
+use meshloom::emit::device_groups;
 use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use meshloom::train::StepAhead;
+use meshloom_train::StepAhead;
 use support::configs::{NARROW, config};
 use support::pjrt_modules as modules;
 

@@ -1,11 +1,11 @@
 //! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
 
-use meshloom::hlo::{Annotation, EmitOptions, emit};
+use meshloom::emit::{Annotation, EmitOptions, emit};
 use meshloom::nn::{MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
-use meshloom::train::StepAhead;
+use meshloom_train::StepAhead;
 use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;
 use support::experts::{Rows, experts, partitioned, rules, with_gradients};
@@ -28,14 +28,14 @@ pub fn several_operands(target: &str) {
 pub fn a_partitioned_step(target: &str) {
     let lowered = explicit_step(&["mesh.axes=\"data=2,fsdp=4\""]);
     assert!(lowered.collectives().iter().expect("a ledger").any(|entry| entry.operand_count > 1));
-    let options = CompileOptions::partitioned(8).annotated(lowered.annotation);
+    let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy());
     compile(target, &lowered.module.bytes, &options);
 }
 
 pub fn every_dialect(target: &str) {
     for annotation in [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed] {
         let lowered = annotated_layers(Some(annotation));
-        let options = CompileOptions::partitioned(8).annotated(lowered.annotation);
+        let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy());
         assert!(compile(target, &lowered.module.bytes, &options).arguments > 0, "{annotation:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 
 use meshloom::compile::Lowered;
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
@@ -11,7 +11,7 @@ use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{DeviceDescription, Topology};
 use meshloom::sharding::Mesh;
-use meshloom::train::run::Calls;
+use meshloom_train::run::Calls;
 use support::configs::config;
 
 const TARGET: &str = "tpu7x:2x2x1:slices=2";

@@ -8,7 +8,7 @@ use crate::modules::*;
 use support::local_graph::*;
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
-use meshloom::hlo::{EmitOptions, GroupFormat, device_groups, emit};
+use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};

@@ -2,8 +2,8 @@
 
 
 use support::eight_devices::{client, relative_error};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use support::configs::{self, SHORT_RUN};
 
 fn config(overrides: &[&str]) -> RunConfig {

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 use meshloom::pjrt::Client;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use support::configs::DECODER;
 
 const EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=4", "train.batch=16"];
@@ -11,7 +11,7 @@ const EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=4", "train.batch
 /// client.
 fn check(overrides: &[&str]) -> String {
     let overrides: Vec<String> = [DECODER, EIGHT_HEADS, overrides].concat().into_iter().map(str::to_owned).collect();
-    let refused = RunConfig::from_overrides(&overrides).map_err(meshloom::Error::from).and_then(|config| {
+    let refused = RunConfig::from_overrides(&overrides).map_err(meshloom_train::Error::from).and_then(|config| {
         let (_, lowered) = config.lower_train_step()?;
         lowered.compile(&Client::cpu(4)?)
     });

@@ -4,7 +4,7 @@
 use support::eight_devices::client;
 use support::local_graph::*;
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{EmitOptions, emit};
+use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};

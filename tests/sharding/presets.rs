@@ -4,9 +4,9 @@
 use support::eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
-use meshloom::train::Trainer;
+use meshloom_train::Trainer;
 use support::configs::{DECODER, config};
-use meshloom::train::step::aliases;
+use meshloom_train::step::aliases;
 
 const OF_EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=8", "train.batch=16"];
 

@@ -7,7 +7,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, Tree, checkpoint, concatenate, einsum, iota, scan};
-use meshloom::train::Trainer;
+use meshloom_train::Trainer;
 use support::configs::config;
 
 fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {

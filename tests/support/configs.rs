@@ -1,7 +1,7 @@
 //! Run configs of small decoders.
 
 use meshloom::compile::Lowered;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 /// The text of the default config, wherever a test runs.
 pub const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt");

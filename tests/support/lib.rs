@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 
 use insta::internals::SettingsBindDropGuard;
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
-use meshloom::hlo::{EmitOptions, emit};
+use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::{Op, Scan};
 use meshloom::pjrt::{Array, Client, CompileOptions, DebugValue, Executable, ShardLayout};

@@ -1,6 +1,6 @@
 //! Local graphs for tests: built by hand, run on eight devices.
 
-use meshloom::hlo::{EmitOptions, GroupFormat, emit};
+use meshloom::emit::{EmitOptions, GroupFormat, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};

@@ -1,7 +1,7 @@
 //! Programs that plugins for all kinds of hardware compile.
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::Annotation;
+use meshloom::emit::Annotation;
 use meshloom::ir::{DType, Graph, GraphBuilder};
 use meshloom::ops::{AllGather, AllReduce, Op, ReduceKind, ReduceScatter};
 use meshloom::sharding::{Mesh, RuleSets, Rules};

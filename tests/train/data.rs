@@ -2,7 +2,7 @@
 
 use meshloom::ir::Literal;
 use support::configs::BOOK;
-use meshloom::train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
+use meshloom_train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
 
 fn book() -> TextDataset {
     TextDataset::load(BOOK).unwrap()

@@ -11,10 +11,10 @@ use support::eight_devices::{client, relative_error};
 use meshloom::compile::Lowered;
 use meshloom::pjrt::PjrtError;
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use support::configs::{self, ONE_DEVICE, SHORT_RUN};
-use meshloom::train::step::aliases;
+use meshloom_train::step::aliases;
 use support::program::{pretrain as pretrain_path, test_alone};
 use sha2::{Digest, Sha256};
 

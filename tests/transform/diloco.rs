@@ -4,19 +4,19 @@
 use std::sync::OnceLock;
 
 use support::eight_devices::{client, relative_error};
-use meshloom::Error;
+use meshloom_train::Error;
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use support::configs::{self, TINY};
-use meshloom::train::data::TextDataset;
-use meshloom::train::diloco::check_replicas;
-use meshloom::train::run::{Calls, RunState};
-use meshloom::train::step::aliases;
+use meshloom_train::data::TextDataset;
+use meshloom_train::diloco::check_replicas;
+use meshloom_train::run::{Calls, RunState};
+use meshloom_train::step::aliases;
 use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
 
 /// What each replica does with a tiny decoder.

@@ -2,15 +2,15 @@
 //! one fragment.
 
 use meshloom::compile::Lowered;
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use support::configs::{self, TINY};
-use meshloom::train::run::{Calls, RunState};
+use meshloom_train::run::{Calls, RunState};
 use meshloom::transform::diloco::{Fragment, Transport};
 
 const REPLICAS: &[&str] =

@@ -3,7 +3,7 @@
 
 
 use meshloom::ir::Literal;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use crate::train_steps::{By, assert_same, batch};
 
 const MODEL: &str = r#"
