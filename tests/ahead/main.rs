@@ -43,7 +43,11 @@ fn trials() -> Vec<Trial> {
         on("tpu", "the_train_step_on_slices", || platforms::train_step("tpu7x:2x2x1:slices=2", "data=4,fsdp=4")),
         on("tpu", "experts_and_gradients", || programs::experts_and_gradients("v5e:2x4")),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
-        on("tpu", "replicas_on_slices_sync_under_the_conditional", slices::replicas_on_slices_sync_under_the_conditional),
+        on(
+            "tpu",
+            "replicas_on_slices_sync_under_the_conditional",
+            slices::replicas_on_slices_sync_under_the_conditional,
+        ),
         on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
         on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
         on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),

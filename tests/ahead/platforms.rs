@@ -3,21 +3,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::emit::device_groups;
+use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom_train::StepAhead;
+use support::ahead_of_time::{failure, refusal, topology};
 use support::configs::{NARROW, config};
 use support::pjrt_modules as modules;
 
 fn settings() -> Settings {
     Settings::default()
-}
-
-fn topology(text: &str) -> Topology {
-    Topology::parse(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<CompiledAhead, PjrtError> {
@@ -27,26 +24,6 @@ fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<Comp
 fn compile_sharded(target: &str, device_count: usize) -> CompiledAhead {
     let module = modules::sharded_dot_over(device_count as i64);
     compile(target, &module, &CompileOptions::partitioned(device_count)).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// What became of the worker.
-fn failure<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> (String, WorkerFailure) {
-    match result.expect_err("this must fail") {
-        error @ PjrtError::Worker { .. } => {
-            let text = error.to_string();
-            let PjrtError::Worker { failure, .. } = error else { unreachable!() };
-            (text, *failure)
-        }
-        error => panic!("not about the worker: {error}"),
-    }
-}
-
-/// What the worker or its plugin refused.
-fn refusal<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
-    match failure(result) {
-        (_, WorkerFailure::Refused(error)) => error,
-        (text, _) => panic!("not a refusal: {text}"),
-    }
 }
 
 pub fn tpu_topologies_are_described() {

@@ -1,7 +1,6 @@
 //! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of time, where the TPU
 //! plugin is.
 
-
 use meshloom::compile::Lowered;
 use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{

@@ -1,6 +1,5 @@
 //! Differentiation of programs: loops, checkpoints, hand-written gradients and calls, against central differences.
 
-
 use meshloom::autodiff;
 use meshloom::error::{Error, TraceErrorKind};
 use meshloom::ir::DType::{F32, F64, S32};

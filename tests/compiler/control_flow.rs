@@ -1,6 +1,5 @@
 //! Loops and branches: what they compute, their gradients, what is refused, and what passes make of them.
 
-
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::DType::{F64, S32};
 use meshloom::ir::{Graph, Literal};

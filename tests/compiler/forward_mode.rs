@@ -1,6 +1,5 @@
 //! Forward mode and linear transposes, against reverse mode: `<ct, J v> = <J' ct, v>`.
 
-
 use meshloom::Error;
 use meshloom::error::TypeError;
 use meshloom::ir::DType::{F64, S32};

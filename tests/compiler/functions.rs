@@ -1,6 +1,5 @@
 //! Functions of the tracing language that consist of several ops, and reading and writing by index.
 
-
 use meshloom::ir::DType::{self, F32, F64, S32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::{CumulativeKind, Precision, ReduceKind, WindowDim};

@@ -102,8 +102,7 @@ fn difference(found: &Literal, expected: &Literal, tolerance: f64) -> Option<Str
 }
 
 fn stored() -> BTreeMap<String, Vec<Literal>> {
-    let bytes =
-        std::fs::read(support::path("tests/oracle/library.safetensors")).expect("the file");
+    let bytes = std::fs::read(support::path("tests/oracle/library.safetensors")).expect("the file");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let literal = |name: &str| {
         let view = file.tensor(name).ok()?;

@@ -1,6 +1,5 @@
 //! Passes: what they remove, merge and move, and that results stay the same.
 
-
 use meshloom::ir::DType::{F32, F64};
 use meshloom::ir::{Graph, Phase, verify};
 use meshloom::ops::{Op, RematPolicy};

@@ -1,7 +1,6 @@
 //! Passes across regions: what enters and leaves scans, equal bodies, invariants and their size; and switching passes
 //! off.
 
-
 use meshloom::Error;
 use meshloom::compile::{LowerOptions, PASSES, lower};
 use meshloom::ir::DType::{F64, S32};

@@ -1,6 +1,5 @@
 //! What checkpoints keep and compute again, by policy, through regions inside them; and values in the host's memory.
 
-
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, lower};

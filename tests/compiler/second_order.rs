@@ -1,6 +1,5 @@
 //! Derivatives of derivatives: against central differences of the first gradient, and against JAX.
 
-
 use meshloom::ir::DType::{F64, S32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;

@@ -1,6 +1,5 @@
 //! The tracing language: what it records, and what it says of programs that make no sense.
 
-
 use meshloom::Error;
 use meshloom::error::TraceErrorKind;
 use meshloom::ir::DType::{F32, F64, S32};

@@ -1,7 +1,6 @@
 //! `vmap` of programs: against a loop over the examples, with gradients both ways, loops, checkpoints, hand-written
 //! gradients and calls; what the batched graphs are made of; and what is refused.
 
-
 use meshloom::Error;
 use meshloom::autodiff;
 use meshloom::batching::{self, BatchAxis};

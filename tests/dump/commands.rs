@@ -1,8 +1,7 @@
 //! `hlo-dump` as its users run it: every command, every form of input, and what is wrong with some of them.
 
-
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::command::{Ran, check_refused, command, prints, run, with_input};
 use serde_json::Value;

@@ -1,7 +1,6 @@
 //! `hlo-dump traffic`, and what `collectives` and `check` say of an axis that is slow.
 
-
-use crate::command::{check_refused, prints, run, with_input};
+use crate::command::{Ran, check_refused, prints, run, with_input};
 use serde_json::Value;
 
 const STREAMING: &str = "examples/configs/streaming-diloco.toml";
@@ -45,7 +44,7 @@ ENTRY %main (step: s32[], x: f32[32]) -> f32[32] {
 }
 ";
 
-fn of_by_hand(arguments: &[&str]) -> command::Ran {
+fn of_by_hand(arguments: &[&str]) -> Ran {
     let all: Vec<&str> =
         arguments[..1].iter().chain(&["-", "--mesh", "slow=2,fast=4"]).chain(&arguments[1..]).copied().collect();
     with_input(&all, BY_HAND.as_bytes())
@@ -162,7 +161,10 @@ fn the_picture_of_the_docs_is_what_is_drawn() {
         file.path().to_str().expect("a name"),
     ]);
     let drawn = std::fs::read_to_string(file.path()).expect("a drawing");
-    assert!(drawn == include_str!("../../docs/slow-links.svg"), "docs/slow-links.md has the command that draws it again");
+    assert!(
+        drawn == include_str!("../../docs/slow-links.svg"),
+        "docs/slow-links.md has the command that draws it again"
+    );
 }
 
 #[test]

@@ -1,20 +1,19 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
-
 use std::sync::Arc;
 
-use support::eight_devices::client;
 use crate::modules::*;
-use support::local_graph::*;
+use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
-use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::pjrt::CompileOptions;
 use meshloom::sharding::Mesh;
 use support::configs::explicit_step;
+use support::eight_devices::client;
+use support::local_graph::*;
 use support::plugins::cpu_clients;
 
 // Modules written by hand.

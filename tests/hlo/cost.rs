@@ -1,14 +1,13 @@
 //! The cost of any module: by hand on small ones; against XLA's own analysis where that is right, which is outside of loops.
 
-
 use crate::programs::{golden, text};
-use support::configs::explicit_step;
 use meshloom::hlo::analysis::cost::{Bound, InstructionCost};
 use meshloom::hlo::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost, Work, cost};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::Amount;
 use meshloom::pjrt::CompileOptions;
 use meshloom_train::config::RunConfig;
+use support::configs::explicit_step;
 use support::plugins::cpu_clients;
 
 fn of(module: &HloModuleProto) -> ModuleCost {

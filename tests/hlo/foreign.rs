@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use meshloom::hlo::analysis::{
     AxisPart, Communication, Devices, ModuleCollective, ModuleCollectives, collectives, step_inputs, traffic,

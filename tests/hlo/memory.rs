@@ -1,16 +1,14 @@
 //! The memory of any module: by hand on small ones; against what XLA has assigned, for ours and for JAX's.
 
-
 use std::fs;
-use std::path::Path;
 
-use support::eight_devices::client;
 use crate::programs::{golden, ours, text};
 use meshloom::hlo::analysis::{
     BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
 };
 use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto, HloProto};
+use support::eight_devices::client;
 
 fn of(module: &HloModuleProto) -> ModuleMemory {
     memory(module).expect("its memory")

@@ -1,15 +1,14 @@
 //! The HLO text parser: it undoes the printer, reads what XLA's parser reads as it does, and says where a text is wrong.
 
-
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use meshloom::hlo::parse::{Limits, make_names_unique, parse, parse_bytes, parse_with};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::hlo::read;
 use meshloom::hlo::text::{TextOptions, print, print_with_config};
-use support::normal_hlo::normalize;
 use prost::Message;
+use support::normal_hlo::normalize;
 
 /// The files under `folder` that end so.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {

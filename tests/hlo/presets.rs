@@ -1,16 +1,15 @@
 //! The presets on a decoder, three ways: the ledger of the partitioned graph, what is counted in the module that is emitted, and
 //! what is counted after compilation.
 
-
 use std::collections::BTreeMap;
 
-use support::eight_devices::client;
 use meshloom::compile::Lowered;
 use meshloom::hlo::analysis::{Communication, Devices, ModuleCollectives, collectives};
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::{Amount, Ledger};
 use meshloom::sharding::Mesh;
 use support::configs::lowered_step;
+use support::eight_devices::client;
 
 /// How often something runs, and what all of it moves, by kind and mesh axes.
 type Traffic = BTreeMap<(String, String), (u64, u64)>;

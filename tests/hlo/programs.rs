@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::parse::parse;
@@ -10,8 +10,8 @@ use meshloom::hlo::proto::{HloModuleProto, HloProto};
 use meshloom::ir::DType::F32;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
-use support::configs::explicit_step;
 use prost::Message;
+use support::configs::explicit_step;
 
 /// A module from its text.
 pub fn text(text: &str) -> HloModuleProto {

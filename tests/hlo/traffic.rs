@@ -1,7 +1,5 @@
 //! What crosses an axis at which step: of modules written by hand with known answers, and of run configs against their schedule.
 
-
-use support::eight_devices::client;
 use meshloom::hlo::analysis::{
     AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
 };
@@ -12,6 +10,7 @@ use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};
 use meshloom_train::config::RunConfig;
+use support::eight_devices::client;
 
 // Modules written by hand.
 

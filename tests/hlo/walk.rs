@@ -1,6 +1,5 @@
 //! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be hard.
 
-
 use crate::modules::*;
 use meshloom::hlo::analysis::{Via, Walk};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, LiteralProto, PrimitiveType};
@@ -530,7 +529,8 @@ fn mutate(module: &mut HloModuleProto, random: &mut Random) {
 fn mutated_modules_are_analyzed() {
     use meshloom::hlo::analysis::{Chip, CostOptions, Devices, cost, memory};
     let options = CostOptions::devices(Devices::partitioned(8)).on(Chip::parse("v5p").expect("a chip"));
-    let mut seeds: Vec<HloModuleProto> = hlo_programs::golden().iter().map(|golden| golden.module().clone()).collect();
+    let mut seeds: Vec<HloModuleProto> =
+        crate::programs::golden().iter().map(|golden| golden.module().clone()).collect();
     seeds.push(Counter { start: 0, step: 1, bound: 5, direction: "LT" }.fused_tuple());
     seeds.push(doubling(5));
     let mut random = Random(1);

@@ -16,9 +16,9 @@ use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, Exe
 use prost::Message;
 
 use crate::harness::*;
+use crate::table::entries;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
-use crate::table::entries;
 
 pub fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();

@@ -1,10 +1,7 @@
 //! The rewrites of collectives: what they leave to communicate, and that values stay the same.
 
-
 use std::sync::Arc;
 
-use support::eight_devices::client;
-use support::local_graph::*;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, Origin, Phase, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
@@ -12,6 +9,8 @@ use meshloom::partition::Ledger;
 use meshloom::passes::{cancel_collectives, combine_collectives, eliminate_dead_code, hoist_gathers};
 use meshloom::sharding::Mesh;
 use meshloom_train::config::RunConfig;
+use support::eight_devices::client;
+use support::local_graph::*;
 
 const MIB: u64 = 1 << 20;
 

@@ -4,18 +4,17 @@
 //! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small model
 //! takes a fraction of one.
 
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::decoder_cases::{Case, Model, Sizes, Variant};
-use support::eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{CompileOptions, DebugValue};
 use meshloom_train::step::aliases;
+use support::eight_devices::{client, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
 use support::spmd::run_local;

@@ -1,10 +1,9 @@
 //! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and dimension.
 
-
-use support::eight_devices::client;
-use support::local_graph::{f32s, group, mesh, numbers};
 use meshloom::ir::{GraphBuilder, PortInfo};
 use meshloom::ops::*;
+use support::eight_devices::client;
+use support::local_graph::{self, f32s, group, mesh, numbers};
 use support::spmd::run_local;
 
 #[test]

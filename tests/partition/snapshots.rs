@@ -1,8 +1,6 @@
 //! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is snapshotted under
 //! hlo_snapshots/partition and compiled by the CPU plugin. What moves in it is counted in traffic.rs.
 
-
-use support::eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -11,6 +9,7 @@ use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
+use support::eight_devices::client;
 
 const BATCH: usize = 16;
 const LENGTH: usize = 24;

@@ -1,10 +1,9 @@
 //! Our own partitioner: the same numbers as one device, and the collectives that are expected.
 
-
-use support::eight_devices::{client, relative_error};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use support::configs::{self, SHORT_RUN};
+use support::eight_devices::{client, relative_error};
 
 fn config(overrides: &[&str]) -> RunConfig {
     configs::config(&[SHORT_RUN, overrides])

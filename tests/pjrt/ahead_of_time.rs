@@ -1,60 +1,26 @@
 //! Compiling ahead of time: the worker process, what may become of it, and every platform that can be compiled for.
 
-
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use meshloom::hlo::analysis::{Devices, collectives};
-use meshloom::emit::device_groups;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
+use support::ahead_of_time::{failure, refusal, topology};
 use support::configs::{NARROW, config};
 use support::pjrt_modules as modules;
-use support::plugins::large_plugin;
 
 /// With the worker of this crate, which this test program is not.
 fn settings() -> Settings {
     support::program::with_worker()
 }
 
-fn topology(text: &str) -> Topology {
-    Topology::parse(text).unwrap_or_else(|error| panic!("{error}"))
-}
-
 fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<CompiledAhead, PjrtError> {
     ahead_of_time::compile(&topology(target), module, options, &settings())
-}
-
-fn compile_sharded(target: &str, device_count: usize) -> CompiledAhead {
-    let module = modules::sharded_dot_over(device_count as i64);
-    compile(target, &module, &CompileOptions::partitioned(device_count)).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// What became of the worker.
-fn failure<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> (String, WorkerFailure) {
-    match result.expect_err("this must fail") {
-        error @ PjrtError::Worker { .. } => {
-            let text = error.to_string();
-            let PjrtError::Worker { failure, .. } = error else { unreachable!() };
-            (text, *failure)
-        }
-        error => panic!("not about the worker: {error}"),
-    }
-}
-
-/// What the worker or its plugin refused.
-fn refusal<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
-    match failure(result) {
-        (_, WorkerFailure::Refused(error)) => error,
-        (text, _) => panic!("not a refusal: {text}"),
-    }
 }
 
 // The CPU, which is always there.

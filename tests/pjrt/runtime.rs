@@ -1,6 +1,5 @@
 //! The plugin boundary: search, clients, programs, buffers, arrays and the program cache, on the real CPU plugin.
 
-
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -9,8 +8,8 @@ use std::{env, fs, thread};
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::*;
-use support::pjrt_modules as modules;
 use proptest::prelude::*;
+use support::pjrt_modules as modules;
 use support::plugins;
 use support::program::test_alone;
 
@@ -42,10 +41,7 @@ fn error<T: std::fmt::Debug>(result: Result<T, PjrtError>) -> PjrtError {
 
 /// Runs one of the ignored tests below in a process of its own, with these environment variables.
 fn run_alone(test: &str, variables: &[(&str, &str)]) -> (bool, String) {
-    let output = test_alone(module_path!(), test)
-        .envs(variables.iter().copied())
-        .output()
-        .expect("a child process");
+    let output = test_alone(module_path!(), test).envs(variables.iter().copied()).output().expect("a child process");
     (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

@@ -1,12 +1,10 @@
 //! The sharding pass and its annotations: which specs inputs, outputs and named values get, in loops too; and that XLA puts
 //! each element on the device that the spec says.
 
-
 use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use support::eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit, op_sharding};
@@ -16,6 +14,7 @@ use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};
 use meshloom::trace::{
     Function, MapTree, ScanOptions, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
 };
+use support::eight_devices::client;
 
 /// Rules from lines of "name axis axis".
 fn rules(text: &str, strict: bool) -> Rules {

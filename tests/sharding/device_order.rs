@@ -1,6 +1,5 @@
 //! Which device stands where in a mesh: fast axes on neighbours, DCN parts across slices.
 
-
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;

@@ -1,20 +1,19 @@
 //! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
 
+use std::sync::Arc;
 
-use support::eight_devices::client;
-use support::local_graph::*;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
-use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, Topology};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec, scope};
 use support::configs::explicit_step;
-use std::sync::{Arc, Mutex, PoisonError};
-use support::plugins::{cpu_clients, large_plugin};
+use support::eight_devices::client;
+use support::local_graph::*;
+use support::plugins::cpu_clients;
+use support::programs::of_two_operands;
 
 const ROWS: usize = 16;
 

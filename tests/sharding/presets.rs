@@ -1,12 +1,11 @@
 //! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight devices.
 
-
-use support::eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
 use meshloom_train::Trainer;
-use support::configs::{DECODER, config};
 use meshloom_train::step::aliases;
+use support::configs::{DECODER, config};
+use support::eight_devices::{client, relative_error};
 
 const OF_EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=8", "train.batch=16"];
 

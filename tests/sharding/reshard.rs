@@ -1,7 +1,5 @@
 //! Resharding: any spec to any other, on 8 devices, gives the same value; and what it costs is what it should.
 
-
-use support::eight_devices::client;
 use meshloom::emit::{EmitOptions, GroupFormat, emit};
 use meshloom::ir::{DType, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
@@ -11,6 +9,7 @@ use meshloom::sharding::{Axes, Mesh, MeshAxis, Spec};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use support::eight_devices::client;
 use support::spmd::run_local;
 
 const DIMS: [usize; 3] = [8, 16, 24];

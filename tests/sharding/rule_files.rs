@@ -5,7 +5,7 @@ use meshloom::sharding::{Mesh, RuleFile};
 use meshloom_train::config::RunConfig;
 
 fn path(name: &str) -> String {
-    support::path(&format!("tests/rule_files/{name}.yml"))
+    support::path(format!("tests/rule_files/{name}.yml")).display().to_string()
 }
 
 fn read(name: &str) -> RuleFile {

@@ -1,18 +1,16 @@
 //! Programs that XLA partitions: each dialect of annotations gives the values of one device on every plugin that takes it,
 //! and is refused where it is not read.
 
-
-use support::eight_devices::{client, relative_error};
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::Lowered;
 use meshloom::emit::Annotation;
-use meshloom::ir::{DType, Literal};
+use meshloom::ir::Literal;
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
 use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, Topology};
-use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Tensor, TensorSpec, scan};
 use meshloom_train::Trainer;
 use support::configs::{DECODER, ONE_DEVICE, config};
-use support::plugins::{cpu_clients, cpu_wheels, large_plugin};
+use support::eight_devices::{client, relative_error};
+use support::plugins::{cpu_clients, cpu_wheels};
+use support::programs::annotated_layers;
 
 fn run(lowered: &Lowered, client: &Client) -> Result<Vec<f64>, meshloom::Error> {
     let program = lowered.compile(client)?;
@@ -68,7 +66,8 @@ fn compile_ahead(
 fn a_worker_refuses_named_shardings_too() {
     let oldest = cpu_wheels().find(|wheel| wheel.name() == "xla-cpu-pjrt").expect("the wheel of API 0.81");
     let find = FindOptions { wheel: Some(oldest.name().into()), ..FindOptions::default() };
-    let error = compile_ahead("cpu:8", &annotated_layers(Some(Annotation::ShardyNamed)), find).expect_err("it is too old");
+    let error =
+        compile_ahead("cpu:8", &annotated_layers(Some(Annotation::ShardyNamed)), find).expect_err("it is too old");
     let PjrtError::Worker { failure, .. } = error else { panic!("{error}") };
     assert!(
         matches!(&*failure, WorkerFailure::Refused(error) if error.to_string().contains("named shardings")),

@@ -1,7 +1,5 @@
 //! Dimensions that their axes do not divide: refused, unless asked for; then padded, and eight devices compute what one does.
 
-
-use support::eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, compile, lower};
 use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
@@ -9,6 +7,7 @@ use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, Tree, checkpoint, concatenate, einsum, iota, scan};
 use meshloom_train::Trainer;
 use support::configs::config;
+use support::eight_devices::{client, relative_error};
 
 fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {
     RuleSets::uniform(Rules::from_pairs(pairs).expect("rules").with_uneven(true))

@@ -1,5 +1,6 @@
 //! What the test programs share: running graphs on the CPU plugin and looking into them, configs, plugins and programs.
 
+pub mod ahead_of_time;
 pub mod configs;
 pub mod derivatives;
 pub mod devices;
@@ -19,15 +20,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use insta::internals::SettingsBindDropGuard;
-use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::emit::{EmitOptions, emit};
+use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::{Op, Scan};
 use meshloom::pjrt::{Array, Client, CompileOptions, DebugValue, Executable, ShardLayout};
 use prost::Message;
 
 /// A path of the repository.
-pub fn path(name: &str) -> PathBuf {
+pub fn path(name: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(name)
 }
 

@@ -3,10 +3,10 @@
 //! Cargo gives a test only the programs of its own package, so the others are built here: once for each test program, with the
 //! profile that the tests were built with. Where that has been done already, it takes a moment.
 
+use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::env;
 
 use meshloom::pjrt::ahead_of_time::Settings;
 

@@ -5,7 +5,6 @@
 //! CHECKPOINT_KILLS=200 cargo test --release --test checkpoint_kill -- --nocapture
 //! ```
 
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

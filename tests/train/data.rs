@@ -1,8 +1,8 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use support::configs::BOOK;
 use meshloom_train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
+use support::configs::BOOK;
 
 fn book() -> TextDataset {
     TextDataset::load(BOOK).unwrap()

@@ -4,17 +4,17 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use meshloom_train::Error;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::Client;
 use meshloom::trace::{MapTree, TensorSpec, Tree};
+use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use support::configs::{self, BOOK, NARROW, TOKENIZER};
 use meshloom_train::data::TextDataset;
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
+use support::configs::{self, BOOK, NARROW, TOKENIZER};
 
 fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();

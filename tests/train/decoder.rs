@@ -1,13 +1,10 @@
 //! The decoder against JAX (tests/oracle/decoder.py): loss, every gradient and four AdamW steps, for scanned and unrolled
 //! layers and every remat policy; and how many nodes, dots and saved bytes its train step has.
 
-
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::path::Path;
 use std::str::FromStr;
 
-use support::eight_devices::{client, relative_error, run};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
@@ -17,6 +14,7 @@ use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
+use support::eight_devices::{client, relative_error, run};
 
 /// Largest relative error of anything in f32, single tensors included.
 const BOUND: f64 = 1e-5;

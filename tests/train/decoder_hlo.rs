@@ -1,8 +1,6 @@
 //! The decoder's modules as text: one layer forward, one layer with its gradients, the whole train step. Each is
 //! snapshotted under hlo_snapshots/decoder and compiled by the CPU plugin.
 
-
-use support::eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -13,6 +11,7 @@ use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use support::eight_devices::client;
 
 meshloom::tree! {
     struct LayerInput<T> {

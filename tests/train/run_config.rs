@@ -22,7 +22,7 @@ fn read(text: &str, overrides: &[&str]) -> RunConfig {
 }
 
 fn example(name: &str) -> String {
-    support::path(&format!("examples/configs/{name}.toml"))
+    support::path(format!("examples/configs/{name}.toml")).display().to_string()
 }
 
 #[test]

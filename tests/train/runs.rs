@@ -1,22 +1,21 @@
 //! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as the
 //! sharding says, and the `pretrain` program.
 
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::{env, fs, thread};
+use std::{fs, thread};
 
-use support::eight_devices::{client, relative_error};
 use meshloom::compile::Lowered;
 use meshloom::pjrt::PjrtError;
 use meshloom::trace::Tree;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use support::configs::{self, ONE_DEVICE, SHORT_RUN};
 use meshloom_train::step::aliases;
-use support::program::{pretrain as pretrain_path, test_alone};
 use sha2::{Digest, Sha256};
+use support::configs::{self, ONE_DEVICE, SHORT_RUN};
+use support::eight_devices::{client, relative_error};
+use support::program::{pretrain as pretrain_path, test_alone};
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];

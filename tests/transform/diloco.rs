@@ -1,23 +1,22 @@
 //! DiLoCo against plain loops that hold the replicas one by one.
 
-
 use std::sync::OnceLock;
 
-use support::eight_devices::{client, relative_error};
-use meshloom_train::Error;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
+use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
+use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use support::configs::{self, TINY};
 use meshloom_train::data::TextDataset;
 use meshloom_train::diloco::check_replicas;
 use meshloom_train::run::{Calls, RunState};
 use meshloom_train::step::aliases;
-use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
+use support::configs::{self, TINY};
+use support::eight_devices::{client, relative_error};
 
 /// What each replica does with a tiny decoder.
 const RUN: &[&str] = &[

@@ -1,8 +1,6 @@
 //! DiLoCo on models of a few numbers: the simulation that peers have, what is lost on the way in few bits, what is refused, and programs
 //! as text.
 
-
-use support::eight_devices::{client, relative_error};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -13,6 +11,7 @@ use meshloom::transform::diloco::{
     Diloco, DilocoError, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport,
     of_replicas,
 };
+use support::eight_devices::{client, relative_error};
 
 meshloom::tree! {
     /// `x W + b`.

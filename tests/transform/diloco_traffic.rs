@@ -8,10 +8,10 @@ use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
-use meshloom_train::config::RunConfig;
-use support::configs::{self, TINY};
-use meshloom_train::run::{Calls, RunState};
 use meshloom::transform::diloco::{Fragment, Transport};
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::{Calls, RunState};
+use support::configs::{self, TINY};
 
 const REPLICAS: &[&str] =
     &["train.batch=16", "diloco.replicas=2", "diloco.sync_period=20", "partition.replication=deny"];

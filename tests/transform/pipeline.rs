@@ -3,14 +3,13 @@
 //! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time that XLA
 //! takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of random ones.
 
-
-use support::eight_devices::{client, relative_error};
+use crate::pipelines::{Case, save};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
-use crate::pipelines::{Case, save};
+use support::eight_devices::{client, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
 use support::spmd::run_local;

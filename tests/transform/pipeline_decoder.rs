@@ -1,10 +1,9 @@
 //! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after the other on one
 //! device.
 
-
+use crate::train_steps::{self, By, assert_same, batch};
 use meshloom::ir::Literal;
 use meshloom_train::config::RunConfig;
-use crate::train_steps::{By, assert_same, batch};
 
 const MODEL: &str = r#"
 [model]

@@ -3,9 +3,9 @@
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::partition::{Amount, CollectiveKind, Ledger, Memory};
 use meshloom_train::config::RunConfig;
-use support::configs::{self, DECODER};
 use meshloom_train::step::aliases;
 use meshloom_train::{PipelinePrediction, Traffic};
+use support::configs::{self, DECODER};
 
 const MODEL: &[&str] = &[
     "model.layers=8",

@@ -1,9 +1,8 @@
 //! What pipelines move: how often, over which axis and how much; what may overlap with what; and the programs as text.
 
-
 use std::collections::HashSet;
 
-use support::eight_devices::client;
+use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -11,7 +10,7 @@ use meshloom::ir::{Graph, Node, Value};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
-use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use support::eight_devices::client;
 
 /// Bytes of a matrix of one layer, of which each stage has one.
 const MATRIX: u64 = (EMBED * HIDDEN * 4) as u64;

@@ -1,9 +1,9 @@
 //! Partially sharded data parallelism and gradient accumulation (specs/psdp.md): whole train steps equal the plain one on one device, and
 //! what crosses the axis `replica` is known to the byte.
 
-
 use std::collections::BTreeMap;
 
+use crate::train_steps::{self, By, assert_same, batch, lowered};
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::hlo::text::{TextOptions, print};
@@ -14,7 +14,6 @@ use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::TrainStep;
-use crate::train_steps::{By, assert_same, batch, lowered};
 
 const MODEL: &str = r#"
 [model]

@@ -1,6 +1,7 @@
-use insta::assert_snapshot;
+//! Schedules as data and as pictures.
 
-use super::*;
+use insta::assert_snapshot;
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightPlan};
 
 fn options(stages: usize, repeats: usize, microbatches: usize) -> PipelineOptions {
     let options = PipelineOptions { stages, repeats, microbatches, ..PipelineOptions::default() };

@@ -3,8 +3,8 @@
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 
-use support::eight_devices::client;
 use super::meshes::config;
+use support::eight_devices::client;
 
 /// Refuses the last of the overrides for a reason.
 fn check(overrides: &[&str], reason: &str) {

@@ -7,6 +7,8 @@ use meshloom::nn::{
 use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
 use safetensors::SafeTensors;
 
+use meshloom::ir::{DType, Literal};
+use meshloom::trace::TensorSpec;
 use support::experts::*;
 
 fn experts_of(x: &[Tensor]) -> Moe<Tensor> {

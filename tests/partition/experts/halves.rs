@@ -8,6 +8,9 @@ use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
 
 use super::meshes::config;
+use meshloom::ir::{DType, Graph, Literal};
+use meshloom::sharding::Mesh;
+use meshloom::trace::TensorSpec;
 use support::experts::*;
 
 const BATCH: usize = 16;

@@ -1,11 +1,10 @@
 //! Routed experts against every expert applied to every token, and masked.
 
-use std::sync::Arc;
-
 use meshloom::ir::Literal;
 use meshloom::nn::{Moe, MoeConfig, Scoring, moe};
-use meshloom::trace::{Function, Tensor, arange, einsum, value_and_grad};
+use meshloom::trace::{Function, Tensor, arange, einsum};
 
+use meshloom::ir::DType;
 use support::experts::*;
 
 /// The same block without sorting or selection: expert `e` is chosen if fewer than `experts_per_token` come before it.

@@ -8,7 +8,9 @@ use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
 use meshloom_train::config::RunConfig;
 
+use meshloom::ir::Graph;
 use support::experts::*;
+use support::random::Random;
 
 const SMALL: &[&str] = &[
     "model.layers=2",

@@ -6,6 +6,8 @@ use meshloom::nn::{MoeConfig, moe};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tensor, VmapOptions, checkpoint, scan, value_and_grad, vmap_with};
 
+use meshloom::ir::Graph;
+use meshloom::trace::TensorSpec;
 use support::experts::*;
 
 const STAGES: usize = 2;

@@ -5,6 +5,8 @@ use meshloom::partition::CollectiveKind::{AllGather, AllReduce, ReduceScatter};
 use meshloom::partition::Ledger;
 use meshloom::trace::{Function, value_and_grad};
 
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::sharding::Mesh;
 use support::experts::*;
 
 /// Loss and gradients of a block on a mesh; the gradients lie as the inputs do.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Phase, Start, find, list};
 
-use support::program::test_name;
 use super::state::{about, arrays, config, declared, names, values, write, written_values};
+use support::program::test_name;
 
 #[test]
 fn the_last_ones_are_kept() {

@@ -8,8 +8,8 @@ use meshloom::pjrt::{Array, ArraySpec, ShardBox, ShardLayout};
 use meshloom::trace::{Init, Param, Path, Tree};
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Start};
 
-use support::eight_devices::client;
 use super::state::{self, State, about, arrays, config, declared, literal, write, written_values};
+use support::eight_devices::client;
 
 #[test]
 fn values_come_back_on_any_devices() {
