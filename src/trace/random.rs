@@ -16,7 +16,7 @@
 //!
 //! The generator is [`Threefry`] over counters made of positions. Bits, and everything made of them by exact
 //! operations, are those of JAX with its default generator (`threefry2x32`) and `jax_threefry_partitionable` on, its default.
-//! Draws have no gradient in the key; scaled and shifted they are reparametrized as usual.
+//! Draws have no gradient in the key; scaled and shifted they are reparameterized as usual.
 
 use std::ops::Range;
 use std::panic::Location;
