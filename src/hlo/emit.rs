@@ -3,9 +3,9 @@
 //! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
 //! the same bytes. Regions become computations (`emit/control.rs`).
 //!
-//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: annotations in one of the dialects of
-//! [`Annotation`] on parameters, on the root and on a `Sharding` custom call for each reshard, for XLA's partitioner to
-//! propagate.
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: annotations in one of the dialects
+//! of [`Annotation`] on parameters, on the root and on a `Sharding` custom call for each reshard, for XLA's partitioner
+//! to propagate.
 
 mod control;
 mod helpers;
@@ -35,8 +35,8 @@ pub struct EmitOptions<'a> {
     pub aliases: &'a [(usize, usize)],
     /// Leaves out source lines and scope paths.
     pub omit_metadata: bool,
-    /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and the
-    /// specs of its ports say how the whole is put together from the parts.
+    /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
+    /// the specs of its ports say how the whole is put together from the parts.
     pub partitioned: bool,
     /// How collectives name their devices.
     pub groups: GroupFormat,
@@ -275,9 +275,9 @@ impl Emitter {
 
     /// Makes the instruction begun, which communicates, wait for the one before it that does.
     ///
-    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on each
-    /// other as threads come free, on each virtual device for itself, and with fewer threads than devices two of them end up
-    /// waiting in different collectives.
+    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on
+    /// each other as threads come free, on each virtual device for itself, and with fewer threads than devices two of
+    /// them end up waiting in different collectives.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
         let Some(last) = self.last_collective.last_mut() else { return };
@@ -502,8 +502,8 @@ impl EmitContext<'_> {
         self.results[0] = self.emitter.writer.commit();
     }
 
-    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the ledger
-    /// knows it.
+    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
+    /// ledger knows it.
     pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
         self.emitter.in_order();
         self.emitter.writer.set_name(&format!("{opcode}.{channel}"));

@@ -1,6 +1,7 @@
 //! HLO modules: the protobuf types that XLA reads, emission of graphs as modules, and the text form.
 //!
-//! [`emit`] is the last step of [`lower`](crate::compile::lower). Its bytes are what a plugin compiles; decoded, they print:
+//! [`emit`] is the last step of [`lower`](crate::compile::lower). Its bytes are what a plugin compiles; decoded, they
+//! print:
 //!
 //! ```
 //! use meshloom::compile::{LowerOptions, lower};

@@ -4,8 +4,8 @@
 //! the same bytes every time; large fields that few instructions carry are boxed.
 //!
 //! A program has millions of instructions and an instruction has a hundred fields, of which any opcode uses few. Those
-//! that are rare are in [`HloInstructionDetails`], out of line; the bytes know nothing of it, and code uses these fields as
-//! if they were the instruction's own, but for literals of the struct.
+//! that are rare are in [`HloInstructionDetails`], out of line; the bytes know nothing of it, and code uses these
+//! fields as if they were the instruction's own, but for literals of the struct.
 
 #![allow(missing_docs, clippy::all, clippy::pedantic)]
 

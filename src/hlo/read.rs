@@ -10,8 +10,8 @@
 //!
 //! Any of them may be compressed by gzip. Nothing of a name is looked at: the content tells.
 //!
-//! What is read need not be well-meant. Protobuf can say in two bytes what takes a thousand in memory, so the messages are
-//! counted before they are decoded ([`Limits`]).
+//! What is read need not be well-meant. Protobuf can say in two bytes what takes a thousand in memory, so the messages
+//! are counted before they are decoded ([`Limits`]).
 
 mod form;
 
@@ -74,8 +74,8 @@ pub struct Found {
 pub struct Limits {
     /// Bytes of the input, after decompression.
     pub input_bytes: u64,
-    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take some ten times
-    /// theirs.
+    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
+    /// some ten times theirs.
     pub decoded_ratio: u64,
 }
 
@@ -225,7 +225,8 @@ fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }
 
-/// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser takes too.
+/// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
+/// takes too.
 fn is_hlo_text(mut text: &[u8]) -> bool {
     loop {
         text = text.trim_ascii_start();

@@ -25,8 +25,8 @@ static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Makes a program able to be its own worker: call it first in `main`.
 ///
-/// In an ordinary run it only notes that it was called. In a process that [`ahead_of_time`](super::ahead_of_time) started, which
-/// an environment variable says, it does what is asked and ends the process.
+/// In an ordinary run it only notes that it was called. In a process that [`ahead_of_time`](super::ahead_of_time)
+/// started, which an environment variable says, it does what is asked and ends the process.
 pub fn run_if_asked() {
     match env::var_os(FOLDER_VARIABLE) {
         None => CAN_BE_ASKED.store(true, Ordering::Relaxed),

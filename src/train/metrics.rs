@@ -27,8 +27,8 @@ impl StepMetrics {
     pub(super) const NONE: StepMetrics =
         StepMetrics { step: 0, loss: f64::NAN, grad_norm: f64::NAN, tokens_per_second: 0.0, step_seconds: 0.0 };
 
-    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough to be
-    /// read back; what is not finite is `null`, because JSON has no other way to say it.
+    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough
+    /// to be read back; what is not finite is `null`, because JSON has no other way to say it.
     pub fn to_json(&self) -> String {
         format!(
             "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"tokens_per_second\": {}, \"step_seconds\": {}}}",
@@ -88,8 +88,8 @@ impl MetricsWriter {
         MetricsWriter::open(path.as_ref(), File::options().append(true).create(true))
     }
 
-    /// The file of a run that goes on after `step` steps: lines of later steps, and half a line at the end, are dropped. The file is
-    /// replaced as a whole or not at all. It is made when there is none.
+    /// The file of a run that goes on after `step` steps: lines of later steps, and half a line at the end, are
+    /// dropped. The file is replaced as a whole or not at all. It is made when there is none.
     ///
     /// # Errors
     /// The file cannot be read or written, or a line before the last is not one of metrics.

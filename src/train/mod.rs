@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So runs on
-//! different meshes can be compared line by line.
+//! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So
+//! runs on different meshes can be compared line by line.
 
 mod ahead;
 mod alternatives;

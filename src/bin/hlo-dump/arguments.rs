@@ -8,8 +8,8 @@ use meshloom::train::Stage;
 
 /// See any partitioned program: what moves, how often, over which mesh axis; what fills memory; what changed.
 ///
-/// Reads HLO from anywhere: text or protos from JAX, MaxText, PyTorch/XLA, XLA dump folders, and meshloom's own run configs.
-/// Nothing but `compile`, `doctor` and `--stage compiled` of a config needs a plugin.
+/// Reads HLO from anywhere: text or protos from JAX, MaxText, PyTorch/XLA, XLA dump folders, and meshloom's own run
+/// configs. Nothing but `compile`, `doctor` and `--stage compiled` of a config needs a plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 pub struct Arguments {
@@ -189,8 +189,8 @@ pub struct Traffic {
     /// How many steps, from the first; without, one sync period, or 1
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// The run config in several forms beside each other: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
-    /// microbatches=N, joined by +, as vanilla,streaming,streaming+int4
+    /// The run config in several forms beside each other: vanilla, streaming, f32, bf16, f8, int4, fragments=N,
+    /// overlap=N, microbatches=N, joined by +, as vanilla,streaming,streaming+int4
     #[arg(long, value_name = "FORMS", value_delimiter = ',')]
     pub compare: Vec<String>,
     /// The input of the program that counts steps; without, one that is called step
@@ -382,17 +382,20 @@ pub struct Check {
     /// The most collectives that may run in one run; one whose number is not known is too many
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_collectives: Option<u64>,
-    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more than once
+    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more
+    /// than once
     #[arg(long, value_name = "AXIS=BYTES", value_parser = parse_axis_bytes, help_heading = "Limits")]
     pub max_bytes_over: Vec<(String, u64)>,
-    /// The most collectives over an axis that may run in one run, whichever branches are taken; may be given more than once
+    /// The most collectives over an axis that may run in one run, whichever branches are taken; may be given more than
+    /// once
     #[arg(long, value_name = "AXIS=N", value_parser = parse_axis_count, help_heading = "Limits")]
     pub max_collectives_over: Vec<(String, u64)>,
     /// The most memory that a device may need
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
     /// What there may not be: replication, collectives-in-loops[=AXIS], collectives-over=AXIS,
-    /// collectives-outside-conditionals=AXIS, KIND[=AXIS] (all-gather=fsdp), unknown-trip-counts; may be given more than once
+    /// collectives-outside-conditionals=AXIS, KIND[=AXIS] (all-gather=fsdp), unknown-trip-counts; may be given more
+    /// than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
     /// With --deny replication: the smallest parameter that counts

@@ -1,7 +1,7 @@
 //! XLA dump folders (`--xla_dump_to`): which file of them is meant.
 //!
-//! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations` (`gpu_`, `tpu_`
-//! likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
+//! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations`
+//! (`gpu_`, `tpu_` likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,8 @@ use crate::arguments::{Color, Units};
 
 static UNITS: OnceLock<Units> = OnceLock::new();
 
-/// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not change it.
+/// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not
+/// change it.
 const SCHEMA_VERSION: u32 = 1;
 
 pub fn configure(color: Color, units: Option<Units>) {
@@ -257,8 +258,8 @@ impl Table {
         self.fitted().print_all();
     }
 
-    /// The table without columns in which there is nothing, and without as many of its optional ones as it takes to fit, the last
-    /// first.
+    /// The table without columns in which there is nothing, and without as many of its optional ones as it takes to
+    /// fit, the last first.
     fn fitted(&self) -> Table {
         let mut header = self.header.clone();
         let mut rows = self.rows.clone();

@@ -1,7 +1,7 @@
 //! What changed between two modules, by meaning.
 //!
-//! Names, ids and the order of instructions that do not depend on each other mean nothing, and neither do channel numbers, the form
-//! in which device groups are written, nor layouts that are the plain ones. What is compared:
+//! Names, ids and the order of instructions that do not depend on each other mean nothing, and neither do channel
+//! numbers, the form in which device groups are written, nor layouts that are the plain ones. What is compared:
 //!
 //! | part | compared by |
 //! |---|---|
@@ -78,8 +78,8 @@ pub struct OpChange {
     pub opcode: String,
     /// The shape of the result, and those of the operands.
     pub shape: String,
-    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which there are as
-    /// many as before, with the same shapes, have other attributes: a precision, a constant's value.
+    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which
+    /// there are as many as before, with the same shapes, have other attributes: a precision, a constant's value.
     pub new_shape: Option<String>,
     /// Those of the first module.
     pub before: Occurrence,
@@ -363,9 +363,9 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
 
 /// What an instruction does, whatever it is called and whatever it reads.
 fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
-    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control predecessors, channels,
-    /// backend configs, frontend attributes, statistics, original values), and of those that are compared otherwise (shape,
-    /// literal, devices, called computations).
+    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control
+    /// predecessors, channels, backend configs, frontend attributes, statistics, original values), and of those that
+    /// are compared otherwise (shape, literal, devices, called computations).
     const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
     instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {

@@ -1,11 +1,12 @@
 //! What a module says of how values are split: parameters, results, and what is annotated between them.
 //!
-//! A sharding is read in either form that a module has it in: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or
-//! axes of a mesh (`OpSharding.named_sharding`). Shardy's attributes are not read: what writes them writes tiles beside them.
+//! A sharding is read in either form that a module has it in: tiles
+//! (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh (`OpSharding.named_sharding`). Shardy's
+//! attributes are not read: what writes them writes tiles beside them.
 //!
-//! Shapes are whole ones before a module is partitioned and parts afterwards, and nothing in a module says which. It counts as
-//! partitioned when it communicates and has nothing left that asks to be partitioned: no custom calls of `Sharding`,
-//! `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
+//! Shapes are whole ones before a module is partitioned and parts afterwards, and nothing in a module says which. It
+//! counts as partitioned when it communicates and has nothing left that asks to be partitioned: no custom calls of
+//! `Sharding`, `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
 
 use serde::Serialize;
 
@@ -42,7 +43,8 @@ pub struct ShardedValue {
     pub shape: String,
     /// Its sharding, as HLO text has it.
     pub sharding: String,
-    /// For each dimension the mesh axes that split it, major to minor; `None` without a mesh, and where they are none of its.
+    /// For each dimension the mesh axes that split it, major to minor; `None` without a mesh, and where they are none
+    /// of its.
     pub axes: Option<Vec<Vec<AxisPart>>>,
     /// Into how many different parts it is split; 1 for what every device has whole.
     pub parts: u64,

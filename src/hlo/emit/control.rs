@@ -1,5 +1,6 @@
-//! Emission of ops with regions, which become computations: a scan is a `while` with a known trip count, a while a `while`,
-//! a cond a `conditional`, a call a `call`. Checkpoints and custom VJPs that were not differentiated are written in line.
+//! Emission of ops with regions, which become computations: a scan is a `while` with a known trip count, a while a
+//! `while`, a cond a `conditional`, a call a `call`. Checkpoints and custom VJPs that were not differentiated are
+//! written in line.
 //!
 //! A computation of a `while` or `conditional` takes one tuple: XLA has it so.
 

@@ -71,8 +71,9 @@ impl EmitContext<'_> {
         self.commit()
     }
 
-    /// A computation beside the open one, written by `f` from its parameters; `results` are the types of what `f` returns, a
-    /// tuple unless it is one. The same `name` gives the same computation: it must say everything that `f` depends on.
+    /// A computation beside the open one, written by `f` from its parameters; `results` are the types of what `f`
+    /// returns, a tuple unless it is one. The same `name` gives the same computation: it must say everything that `f`
+    /// depends on.
     pub fn computation(
         &mut self,
         name: &str,

@@ -5,8 +5,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::hlo::proto::HloModuleProto;
 
 /// Renames instructions so that no two in the module have the same name. XLA's parser does so to what it reads, and XLA
-/// refuses modules where it is not so; texts that XLA has printed are already like that. As in XLA (`name_uniquer.cc`) a
-/// name is a base and a number, and one that is taken gets the first number that its base has free: `x`, `x.1`, `x.2`.
+/// refuses modules where it is not so; texts that XLA has printed are already like that. As in XLA (`name_uniquer.cc`)
+/// a name is a base and a number, and one that is taken gets the first number that its base has free: `x`, `x.1`,
+/// `x.2`.
 ///
 /// [`parse`](super::parse) does not do it, so that a reader finds the names that are in the text.
 pub fn make_names_unique(module: &mut HloModuleProto) {

@@ -66,7 +66,8 @@ fn calls(computations: &[HloComputationProto], is_hidden: &[bool], place: usize)
         .collect()
 }
 
-/// Those callers whose order matters, given what the computation entered, ascending: the others call what was left before the computation was entered.
+/// Those callers whose order matters, given what the computation entered, ascending: the others call what was left
+/// before the computation was entered.
 fn callers(calls: &[(usize, Vec<usize>)], entered: &[usize], start: usize) -> Vec<Caller> {
     let order = |callee: &usize| match entered.binary_search(callee).is_ok() {
         true => Some(*callee),

@@ -41,13 +41,15 @@ pub enum Start<'a> {
 }
 
 impl Checkpointer {
-    /// Takes hold of the directory of a config, makes it if there is none, and deletes what killed runs have left unfinished.
+    /// Takes hold of the directory of a config, makes it if there is none, and deletes what killed runs have left
+    /// unfinished.
     ///
     /// A run that goes on from one of its checkpoints other than the newest takes the name of the newer ones away
     /// ([`Checkpointer::set_aside`]): it writes those steps anew.
     ///
     /// # Errors
-    /// The directory cannot be written, another run writes there, or it has checkpoints that this run does not go on from.
+    /// The directory cannot be written, another run writes there, or it has checkpoints that this run does not go on
+    /// from.
     pub fn new(config: &CheckpointConfig, start: Start<'_>) -> Result<Checkpointer, CheckpointError> {
         let directory = Directory::open(Path::new(&config.dir))?;
         let (mut last, mut set_aside) = (0, Vec::new());
@@ -85,17 +87,18 @@ impl Checkpointer {
         &self.set_aside
     }
 
-    /// Whether a checkpoint is to be saved after so many steps: whether a multiple of `checkpoint.every` was passed since the last.
+    /// Whether a checkpoint is to be saved after so many steps: whether a multiple of `checkpoint.every` was passed
+    /// since the last.
     pub fn is_due(&self, step: u64) -> bool {
         self.every > 0 && step / self.every > self.last / self.every
     }
 
-    /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it written. The
-    /// state may change when this returns. A step that has its checkpoint is not saved again.
+    /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it
+    /// written. The state may change when this returns. A step that has its checkpoint is not saved again.
     ///
     /// # Errors
-    /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the plugin fails. That
-    /// this checkpoint cannot be written is an error of the next call.
+    /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the
+    /// plugin fails. That this checkpoint cannot be written is an error of the next call.
     pub fn save(
         &mut self,
         about: About,

@@ -11,7 +11,8 @@ use crate::pjrt::{ShardBox, ShardLayout};
 pub struct About {
     /// Steps done.
     pub step: u64,
-    /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the step.
+    /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the
+    /// step.
     pub seed: u64,
     /// The next batch, which follows from the seed and this position.
     pub data: DataPosition,

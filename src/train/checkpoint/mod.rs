@@ -10,16 +10,18 @@
 //!   .lock                                  held by the run that writes
 //! ```
 //!
-//! **Saving.** Between two steps [`Checkpointer::save`] copies the state to the host, each part once; a thread writes it while training
-//! goes on. Every file is on the disk (`fsync`) before the folder that names them is, that before the folder gets its name by a rename, and
-//! that before any older checkpoint is deleted. So whenever the process or the machine stops, the folders `step-*` are complete.
+//! **Saving.** Between two steps [`Checkpointer::save`] copies the state to the host, each part once; a thread writes
+//! it while training goes on. Every file is on the disk (`fsync`) before the folder that names them is, that before the
+//! folder gets its name by a rename, and that before any older checkpoint is deleted. So whenever the process or the
+//! machine stops, the folders `step-*` are complete.
 //!
-//! **Loading.** [`find`] takes the newest of them and checks every byte. Each device's part of each value is cut out of the stored
-//! pieces by itself. Values are stored in one form, whatever the mesh, pipeline or layout of layers (`form.rs`), so another mesh, another
-//! number of devices or another pipeline resumes from it.
+//! **Loading.** [`find`] takes the newest of them and checks every byte. Each device's part of each value is cut out of
+//! the stored pieces by itself. Values are stored in one form, whatever the mesh, pipeline or layout of layers
+//! (`form.rs`), so another mesh, another number of devices or another pipeline resumes from it.
 //!
-//! The step, the position in the data and all random numbers follow from the seed and the number of steps done, so parameters,
-//! optimizer state and that number are all the state there is. On the same mesh a resumed run computes the same bits.
+//! The step, the position in the data and all random numbers follow from the seed and the number of steps done, so
+//! parameters, optimizer state and that number are all the state there is. On the same mesh a resumed run computes the
+//! same bits.
 
 mod checkpointer;
 mod error;

@@ -1,7 +1,8 @@
 //! `hlo-dump traffic`: what crosses an axis of the mesh, at which step.
 //!
-//! Bytes come from the program: from the branch that each step takes ([`meshloom::hlo::analysis::traffic()`]). Of a run config with
-//! DiLoCo, the schedule says beside them which fragment it is. Times, and the line of overlap, are a model, and say so.
+//! Bytes come from the program: from the branch that each step takes ([`meshloom::hlo::analysis::traffic()`]). Of a run
+//! config with DiLoCo, the schedule says beside them which fragment it is. Times, and the line of overlap, are a model,
+//! and say so.
 
 mod picture;
 mod series;

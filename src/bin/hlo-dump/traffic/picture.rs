@@ -1,4 +1,5 @@
-//! Traffic by step as a drawing that stands alone: bars side by side for each step, and a dashed line for the model of overlap.
+//! Traffic by step as a drawing that stands alone: bars side by side for each step, and a dashed line for the model of
+//! overlap.
 
 use std::fmt::Write;
 

@@ -3,24 +3,26 @@
 //! # What is counted
 //!
 //! Operations as XLA counts them (`HloCostAnalysis`), but a loop's body as often as it runs: XLA counts it once
-//! (jax#20184). One multiplication and one addition are two operations; transcendental functions are counted apart. A fusion
-//! computes what is in it, reads of its operands what is used, and writes its results; what is between has no memory.
-//! Collectives send the bytes of the [ledger](crate::partition::Ledger)'s formula.
+//! (jax#20184). One multiplication and one addition are two operations; transcendental functions are counted apart. A
+//! fusion computes what is in it, reads of its operands what is used, and writes its results; what is between has no
+//! memory. Collectives send the bytes of the [ledger](crate::partition::Ledger)'s formula.
 //!
-//! - A loop whose trip count is not known counts as if it ran once, and is named in [`Assumptions::loops_counted_once`].
+//! - A loop whose trip count is not known counts as if it ran once, and is named in
+//!   [`Assumptions::loops_counted_once`].
 //! - Each branch of a conditional has its cost; sums have of each figure the largest of the branches.
 //! - A custom call that is not known has no operations, and is named in [`Assumptions::unknown_calls`].
-//! - In a module without fusions, every op reads and writes memory: the bytes of a module that was not compiled are an upper
-//!   bound.
+//! - In a module without fusions, every op reads and writes memory: the bytes of a module that was not compiled are an
+//!   upper bound.
 //!
 //! # The estimate of time
 //!
-//! An op takes as long as its operations at the chip's peak rate, or as its bytes at the memory's, whichever is longer (Williams,
-//! Waterman and Patterson, "Roofline", 2009). A collective takes as long as its bytes along one ring of links, both ways round;
-//! one whose groups cross slices ([`CostOptions::slice_devices`]), along the data center's network. Nothing reaches these rates:
-//! the estimate is a lower bound. Operations outside of matrix products are counted at the rate of the matrix units, too: what
-//! they take is bounded by memory on every chip listed. A step takes between [`Roofline::overlapped_seconds`], when everything
-//! overlaps, and [`Roofline::serial_seconds`], when nothing does.
+//! An op takes as long as its operations at the chip's peak rate, or as its bytes at the memory's, whichever is longer
+//! (Williams, Waterman and Patterson, "Roofline", 2009). A collective takes as long as its bytes along one ring of
+//! links, both ways round; one whose groups cross slices ([`CostOptions::slice_devices`]), along the data center's
+//! network. Nothing reaches these rates: the estimate is a lower bound. Operations outside of matrix products are
+//! counted at the rate of the matrix units, too: what they take is bounded by memory on every chip listed. A step takes
+//! between [`Roofline::overlapped_seconds`], when everything overlaps, and [`Roofline::serial_seconds`], when nothing
+//! does.
 
 mod convolution;
 mod custom_call;
@@ -217,8 +219,8 @@ pub struct Assumptions {
     pub loops_counted_once: Vec<String>,
     /// Whether there are branches, of which sums have the largest.
     pub branches: bool,
-    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]): an entry stands for all of an
-    /// instruction's, and sums have all branches.
+    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]): an entry stands for all
+    /// of an instruction's, and sums have all branches.
     pub merged: bool,
     /// Custom calls of which only the bytes are counted.
     pub unknown_calls: Vec<UnknownCall>,
@@ -248,8 +250,8 @@ pub struct CostOptions {
     pub devices: Devices,
     /// The chip whose time is estimated.
     pub chip: Option<Chip>,
-    /// Devices of one slice, or of one host of GPUs: a group with devices of several uses the network between them. `None` if
-    /// all are joined by links.
+    /// Devices of one slice, or of one host of GPUs: a group with devices of several uses the network between them.
+    /// `None` if all are joined by links.
     pub slice_devices: Option<u64>,
 }
 
