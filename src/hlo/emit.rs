@@ -3,9 +3,9 @@
 //! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
 //! the same bytes. Regions become computations (`emit/control.rs`).
 //!
-//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: annotations in one of the dialects
-//! of [`Annotation`] on parameters, on the root and on a `Sharding` custom call for each reshard, for XLA's partitioner
-//! to propagate.
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program. Annotations in one of the dialects
+//! of [`Annotation`] stand on parameters, on the root, and on a `Sharding` custom call for each reshard. XLA's
+//! partitioner propagates them.
 
 mod control;
 mod helpers;

@@ -3,9 +3,9 @@
 //! Fields and their meaning are documented in the `.proto` files. Maps are `BTreeMap`, so that a message encodes to
 //! the same bytes every time; large fields that few instructions carry are boxed.
 //!
-//! A program has millions of instructions and an instruction has a hundred fields, of which any opcode uses few. Those
-//! that are rare are in [`HloInstructionDetails`], out of line; the bytes know nothing of it, and code uses these
-//! fields as if they were the instruction's own, but for literals of the struct.
+//! A program has millions of instructions, and an instruction has a hundred fields, of which any opcode uses few. The
+//! rare ones are in [`HloInstructionDetails`], out of line. The encoded bytes are the same, and code uses these fields
+//! as if they were the instruction's own, except in struct literals.
 
 #![allow(missing_docs, clippy::all, clippy::pedantic)]
 

@@ -1,4 +1,4 @@
-//! Reading HLO in whatever form somebody has it.
+//! Reads HLO in any form.
 //!
 //! | form | where it comes from |
 //! |---|---|
@@ -8,10 +8,10 @@
 //! | `HloModuleProtoWithConfig` | what a PJRT plugin gives as the optimized program |
 //! | `HloSnapshot`, `HloUnoptimizedSnapshot` | `--xla_dump_hlo_snapshots`; the arguments are left out |
 //!
-//! Any of them may be compressed by gzip. Nothing of a name is looked at: the content tells.
+//! Any of them may be gzipped. The reader detects the format from the content, never from a name.
 //!
-//! What is read need not be well-meant. Protobuf can say in two bytes what takes a thousand in memory, so the messages
-//! are counted before they are decoded ([`Limits`]).
+//! Input may be malicious. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
+//! before it decodes them ([`Limits`]).
 
 mod form;
 

@@ -1,11 +1,11 @@
 //! Device groups as axes of a mesh.
 //!
-//! HLO numbers devices; people name the directions in which they lie. Over the mesh `data=2,fsdp=4` the groups
-//! `{{0,1,2,3},{4,5,6,7}}` are along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the
-//! part of size 2 with 1 step before it, as Shardy writes it.
+//! HLO numbers devices; people name the directions in which devices lie. Over the mesh `data=2,fsdp=4`, the groups
+//! `{{0,1,2,3},{4,5,6,7}}` lie along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the
+//! part of size 2 with 1 step before it, in Shardy's notation.
 //!
-//! Groups are taken apart into strides ([`Strides`]) once, whatever form they have; for the iota form that takes no
-//! look at single devices.
+//! Groups in any form are decomposed into strides ([`Strides`]) once. For the iota form, that does not look at single
+//! devices.
 
 use std::fmt;
 

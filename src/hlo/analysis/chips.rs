@@ -9,9 +9,9 @@
 //! | b200 | "NVIDIA HGX" page and "NVIDIA Blackwell" data sheet: one of the eight GPUs of an HGX B200. |
 //! | networks of GPUs | Data sheets of DGX A100, H100, H200 and B200: one network card for each GPU. |
 //!
-//! NVIDIA's rates are those of dense matrices, which are half of those of sparse ones that the data sheets lead with.
-//! The rates of `f32` are those of the matrix units, which round to TF32, as XLA lets them by default; of TPUs those of
-//! one pass in bf16, as XLA multiplies `f32` there unless it is asked for more precision ([`Chip::matrix_rate`]).
+//! NVIDIA's rates are those of dense matrices, half of the sparse rates that the data sheets give first. On GPUs, the
+//! rate of `f32` is that of the matrix units, which round to TF32, XLA's default. On TPUs it is that of one bf16 pass,
+//! which is how XLA multiplies `f32` unless it is asked for more precision ([`Chip::matrix_rate`]).
 
 use serde::Serialize;
 

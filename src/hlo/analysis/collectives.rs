@@ -1,16 +1,16 @@
 //! Every collective of a module, and what it moves.
 //!
-//! They are looked for in all that the module runs ([`Walk`]). A collective counts once for each way it is reached, as
-//! many times as the loops on that way run. A collective in two halves (`all-gather-start` and `-done`) counts where it
-//! starts. What moves is computed as in the [ledger](crate::partition::Ledger), from operand bytes and group size, so
-//! that a module that XLA made can be held against what was asked for.
+//! The walk finds them in everything that the module runs ([`Walk`]). A collective counts once for each way it is
+//! reached, as many times as the loops on that way run. An asynchronous pair (`all-gather-start` and `-done`) counts
+//! where it starts. The bytes moved follow from operand bytes and group size, as in the
+//! [ledger](crate::partition::Ledger), so a compiled module can be compared with the program it was made from.
 //!
-//! Of the branches of a conditional one runs, so sums are not over all of them: they lie between the branch that moves
-//! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). Which branch it is at a step,
-//! [`given`](super::given) says.
+//! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
+//! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). [`given`](super::given) finds the branch
+//! that a step takes.
 //!
-//! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a
-//! reduce-scatter as a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
+//! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
+//! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
 
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};

@@ -1,16 +1,16 @@
 //! What changed between two modules, by meaning.
 //!
-//! Names, ids and the order of instructions that do not depend on each other mean nothing, and neither do channel
-//! numbers, the form in which device groups are written, nor layouts that are the plain ones. What is compared:
+//! These differences mean nothing: names, ids, the order of independent instructions, channel numbers, the form of
+//! device groups, and default layouts. What is compared:
 //!
 //! | part | compared by |
 //! |---|---|
 //! | collectives | kind, devices (mesh axes where there is a mesh), bytes; how many there are, how often they run |
-//! | operations | opcode, shapes, attributes, constants; how many there are, how often they run. What is inside fusions counts as operations of its own |
+//! | operations | opcode, shapes, attributes, constants; how many there are, how often they run; also inside fusions |
 //! | names | the `op_name` of operations that are otherwise the same |
-//! | wiring | a hash of every value's whole expression, down to the parameters: operations may be the same and connected otherwise |
+//! | wiring | a hash of every value's expression, down to the parameters: equal operations may be connected differently |
 //!
-//! A fusion boundary that moves is a difference of the fusions, not of what is in them.
+//! A fusion boundary that moves is a difference of the fusions, not of their contents.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //!
 //! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
 //! came from. So this finds what is stated: at the value itself, or else at the nearest values that it is computed from
-//! or that are computed from it, with the operations between. Propagation starts from there.
+//! or that are computed from it, with the operations in between. Propagation starts there.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! How often everything runs, given some inputs: which branch a train step takes when its counter is `n`.
 //!
-//! A conditional's selector is computed from the inputs ([`KnownInput`]), in each iteration of the loops around it
-//! where it depends on them. Branches that are not taken run zero times. Where a selector follows from something else,
-//! all its branches stay possible, and sums have bounds ([`Bounds`]) as without inputs.
+//! The selector of a conditional is computed from the inputs ([`KnownInput`]), and in each iteration of the surrounding
+//! loops if it depends on them. Branches that are not taken run zero times. If a selector depends on something else,
+//! all its branches stay possible, and sums have bounds ([`Bounds`]) as they have without inputs.
 
 use super::collectives::ModuleCollective;
 pub use super::values::KnownInput;

@@ -1,9 +1,9 @@
 //! A module as a graph of its scopes.
 //!
-//! A program of ten thousand instructions is a drawing that nobody reads; its layers, attention blocks and optimizer
-//! are one. Instructions whose `op_name` begins with the same scopes are one node, and edges say what flows between
-//! them. What only carries values about (tuples, parameters, bitcasts, copies) is followed through to what makes the
-//! value.
+//! Nobody can read a drawing of ten thousand instructions, but anyone can read one of layers, attention blocks and an
+//! optimizer. Instructions whose `op_name` begins with the same scopes are one node, and edges show what flows between
+//! nodes. Instructions that only carry values (tuples, parameters, bitcasts, copies) are followed to the instruction
+//! that makes the value.
 
 use std::collections::BTreeMap;
 

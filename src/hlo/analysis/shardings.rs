@@ -1,12 +1,11 @@
-//! What a module says of how values are split: parameters, results, and what is annotated between them.
+//! What a module states about how values are split: parameters, results, and annotated values in between.
 //!
-//! A sharding is read in either form that a module has it in: tiles
-//! (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh (`OpSharding.named_sharding`). Shardy's
-//! attributes are not read: what writes them writes tiles beside them.
+//! A sharding is read in either form: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh
+//! (`OpSharding.named_sharding`). Shardy's attributes are not read, since whatever writes them also writes tiles.
 //!
-//! Shapes are whole ones before a module is partitioned and parts afterwards, and nothing in a module says which. It
-//! counts as partitioned when it communicates and has nothing left that asks to be partitioned: no custom calls of
-//! `Sharding`, `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
+//! Shapes are global before partitioning and local after it, and nothing in a module says which. A module counts as
+//! partitioned if it communicates and has nothing left that asks to be partitioned: no custom calls of `Sharding`,
+//! `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
 
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 //! Where an instruction comes from: its source line and its scope.
 //!
-//! The metadata of an instruction names a line in one of two ways: by itself, or, in modules of newer compilers, by a
-//! frame of the module's table of stack frames (`StackFrameIndexProto`), of which the innermost is the line that made
-//! the instruction. The scope is the path of names that `op_name` has before the op.
+//! The metadata of an instruction names a line either directly or, in modules of newer compilers, by a frame in the
+//! module's table of stack frames (`StackFrameIndexProto`); the innermost frame is the line that made the instruction.
+//! The scope is the path of names in `op_name` before the op.
 
 use crate::hlo::proto::{HloInstructionProto, HloModuleProto, StackFrameIndexProto};
 

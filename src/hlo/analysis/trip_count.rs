@@ -1,11 +1,11 @@
 //! How often a loop runs.
 //!
-//! A compiler that has found out writes it into the loop: `{"known_trip_count":{"n":"7"}}`. Where it has not, a counted
-//! loop is looked for, as XLA does (`ComputeWhileLoopTripCount`, while_loop_analysis.cc): an element of the carried
-//! tuple starts at a constant, grows or shrinks by a constant, and is compared with what does not change: a constant,
-//! or an element of the tuple that the body passes on. All comparisons count. Any of it may be hidden in fusions,
-//! calls, copies, conversions and broadcasts, which is how a compiled module has it. What is not of this form is not
-//! known; nothing is found by trying.
+//! A compiler that knows the trip count writes it into the loop: `{"known_trip_count":{"n":"7"}}`. Otherwise the
+//! analysis looks for a counted loop, as XLA does (`ComputeWhileLoopTripCount`, while_loop_analysis.cc): an element of
+//! the carried tuple starts at a constant, grows or shrinks by a constant, and is compared with an invariant, that is,
+//! a constant or a tuple element that the body passes on. All comparisons count. Any of it may be hidden in fusions,
+//! calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; nothing is found by
+//! trying.
 
 use std::cell::Cell;
 

@@ -1,9 +1,9 @@
-//! Whole numbers that a program computes from some of its inputs: the selector of a conditional, above all.
+//! Integers that a program computes from some of its inputs, above all the selectors of conditionals.
 //!
-//! A train step decides by its counter what it does. With the counter known, so is what follows from it by integer
-//! arithmetic, through fusions, calls, branches, copies and the tuples that loops carry. What is looked for is a
-//! scalar, or an array all of whose elements are equal; what depends on anything else is not known. Nothing is looked
-//! at that is not asked for.
+//! The counter of a train step decides what the step does. If the counter is known, so is what follows from it by
+//! integer arithmetic, through fusions, calls, branches, copies and the tuples that loops carry. The analysis looks for
+//! scalars, and for arrays whose elements are all equal; anything that depends on other inputs is unknown. It evaluates
+//! only what it is asked for.
 
 use rustc_hash::FxHashMap;
 

@@ -1,23 +1,23 @@
-//! One walk over all that a module runs: each instruction, with how often it runs and what is around it.
+//! One walk over everything that a module runs: each instruction, its executions and its surroundings.
 //!
-//! The entry is walked with all that it calls: bodies and conditions of loops, branches, fusions, calls, asynchronous
-//! computations, what custom calls are given. A computation is a new [`Place`] each time it is called, with its own
-//! number of executions, so that what is in it counts once for each way it is reached:
+//! The walk starts at the entry and follows all calls: bodies and conditions of loops, branches, fusions, calls,
+//! asynchronous computations, and computations of custom calls. A computation is a new [`Place`] each time it is
+//! called, with its own number of executions, so its contents count once for each way they are reached:
 //!
-//! - the trip counts of loops multiply; a condition runs once more than its body. See [`trip_count`] for what is known
-//!   of a loop;
-//! - a branch runs at most as often as its conditional ([`Amount::AtMost`]), and excludes the others
-//!   ([`Place::branches`]); which one runs, [`given`](super::given) finds for known inputs;
-//! - an asynchronous computation runs where it starts; the instructions that update and end it name it again, and run
-//!   nothing;
-//! - what a custom call is given runs nobody knows how often, but for what a compiler for TPUs offloads to their sparse
-//!   cores so: that is a call.
+//! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] says when a trip count
+//!   is known.
+//! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
+//!   ([`Place::branches`]); for known inputs, [`given`](super::given) finds which one runs.
+//! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
+//!   nothing.
+//! - A computation given to a custom call runs an unknown number of times, except what a TPU compiler offloads to
+//!   SparseCores this way: that is a call.
 //!
-//! Reducers, comparators and the like compute scalars: they are not walked. Their caller answers for them.
+//! Reducers, comparators and the like compute scalars and are not walked; their callers account for them.
 //!
-//! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] goes is walked
-//! with one place for each computation, whose executions are those of all ways to it, added up, and whose surroundings
-//! are those of the first way: see [`Walk::is_merged`].
+//! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] follows is
+//! walked with one place for each computation. That place has the executions of all ways added up and the surroundings
+//! of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;
 

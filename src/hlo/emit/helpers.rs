@@ -1,5 +1,5 @@
-//! What rules need to emit more than one instruction: further instructions, computations beside the open one, results
-//! out of a tuple.
+//! Helpers for rules that emit more than one instruction: further instructions, computations beside the open one,
+//! results out of a tuple.
 
 use super::super::proto::HloInstructionProto;
 use super::super::writer::{ComputationId, InstructionId, shape, tuple_shape};

@@ -1,5 +1,5 @@
-//! The text and the place reached in it. Tokens are read when the grammar asks for them, so there is no list of them,
-//! and what they hold is borrowed from the text.
+//! The text and the position in it. Tokens are read when the grammar asks for them, so there is no list of tokens, and
+//! their contents are borrowed from the text.
 
 use super::error::{Result, fault};
 

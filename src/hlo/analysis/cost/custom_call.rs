@@ -1,7 +1,7 @@
 //! What is known of custom calls.
 //!
-//! A custom call is whatever its target does. The matrix products and convolutions that XLA hands to libraries are
-//! counted from their shapes; markers that move nothing are free; the rest is unknown, by name.
+//! Only its target defines what a custom call does. The matrix products and convolutions that XLA hands to libraries
+//! are counted from their shapes. Markers that move nothing are free. The others are unknown and listed by name.
 
 use super::work::Operands;
 use super::{Work, convolution};

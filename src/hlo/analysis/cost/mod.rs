@@ -2,27 +2,26 @@
 //!
 //! # What is counted
 //!
-//! Operations as XLA counts them (`HloCostAnalysis`), but a loop's body as often as it runs: XLA counts it once
-//! (jax#20184). One multiplication and one addition are two operations; transcendental functions are counted apart. A
-//! fusion computes what is in it, reads of its operands what is used, and writes its results; what is between has no
-//! memory. Collectives send the bytes of the [ledger](crate::partition::Ledger)'s formula.
+//! Operations are counted as in XLA's `HloCostAnalysis`, except that a loop body counts as often as it runs: XLA counts
+//! it once (jax#20184). A multiplication and an addition are two operations; transcendental functions are counted
+//! separately. A fusion has the operations of everything in it, reads what it uses of its operands, and writes its
+//! results; its intermediate values need no memory. Collectives send the bytes that the formulas of the
+//! [ledger](crate::partition::Ledger) give.
 //!
-//! - A loop whose trip count is not known counts as if it ran once, and is named in
-//!   [`Assumptions::loops_counted_once`].
-//! - Each branch of a conditional has its cost; sums have of each figure the largest of the branches.
-//! - A custom call that is not known has no operations, and is named in [`Assumptions::unknown_calls`].
-//! - In a module without fusions, every op reads and writes memory: the bytes of a module that was not compiled are an
-//!   upper bound.
+//! - A loop with an unknown trip count counts once and is listed in [`Assumptions::loops_counted_once`].
+//! - Each branch of a conditional has its own cost; a sum takes the largest branch for each figure.
+//! - An unknown custom call has no operations and is listed in [`Assumptions::unknown_calls`].
+//! - In a module without fusions, every op reads and writes memory. So the bytes of an uncompiled module are an upper
+//!   bound.
 //!
 //! # The estimate of time
 //!
-//! An op takes as long as its operations at the chip's peak rate, or as its bytes at the memory's, whichever is longer
-//! (Williams, Waterman and Patterson, "Roofline", 2009). A collective takes as long as its bytes along one ring of
-//! links, both ways round; one whose groups cross slices ([`CostOptions::slice_devices`]), along the data center's
-//! network. Nothing reaches these rates: the estimate is a lower bound. Operations outside of matrix products are
-//! counted at the rate of the matrix units, too: what they take is bounded by memory on every chip listed. A step takes
-//! between [`Roofline::overlapped_seconds`], when everything overlaps, and [`Roofline::serial_seconds`], when nothing
-//! does.
+//! An op takes the longer of two times: its operations at the chip's peak rate, and its bytes at the memory's rate
+//! (Williams, Waterman and Patterson, "Roofline", 2009). A collective takes its bytes along one ring of links in both
+//! directions. A collective whose groups cross slices ([`CostOptions::slice_devices`]) uses the data center's network.
+//! Nothing reaches these rates, so the estimate is a lower bound. Operations outside of matrix products are counted at
+//! the rate of the matrix units as well, since memory bounds them on every chip listed. A step takes between
+//! [`Roofline::overlapped_seconds`], if everything overlaps, and [`Roofline::serial_seconds`], if nothing does.
 
 mod convolution;
 mod custom_call;

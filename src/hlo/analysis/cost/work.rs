@@ -1,7 +1,6 @@
 //! What one execution of an instruction computes, reads and writes.
 //!
-//! Operations are counted as `HloCostAnalysis` (hlo_cost_analysis.cc in XLA) counts them; what is counted otherwise
-//! says so.
+//! Operations are counted as in `HloCostAnalysis` (hlo_cost_analysis.cc in XLA); comments mark what differs.
 
 use std::cell::RefCell;
 use std::rc::Rc;

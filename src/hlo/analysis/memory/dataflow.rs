@@ -1,10 +1,10 @@
 //! Which instructions' results are the same values.
 //!
-//! Every array and every tuple that an instruction gives is a node: the result of an instruction has its tuples and
-//! arrays in pre-order. Instructions that only pass on what they read join nodes to classes, as `HloDataflowAnalysis`
-//! and `HloAliasAnalysis` in XLA do: elements of tuples, bitcasts, barriers, the carries of a loop, what is given to
-//! and comes back from a call, a branch, or an asynchronous computation. A class is in memory from its first definition
-//! to the last instruction that reads it.
+//! Every array and every tuple that an instruction produces is a node; a result has its tuples and arrays in pre-order.
+//! Instructions that only pass on their operands join nodes into classes, as XLA's `HloDataflowAnalysis` and
+//! `HloAliasAnalysis` do: tuple elements, bitcasts, barriers, the carries of a loop, and the operands and results of a
+//! call, a branch, or an asynchronous computation. A class is in memory from its first definition to the last
+//! instruction that reads it.
 
 use std::collections::HashMap;
 use std::ops::Range;

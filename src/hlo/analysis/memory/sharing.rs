@@ -1,4 +1,4 @@
-//! Which results take over the memory of what their instruction is the last to read.
+//! Which results take over the memory of an operand that their instruction is the last to read.
 
 use rustc_hash::FxHashMap;
 
