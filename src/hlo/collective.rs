@@ -21,8 +21,8 @@ pub enum GroupFormat {
 }
 
 impl GroupFormat {
-    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the versions that
-    /// were looked at, it is not known when one form gave way to the other, so there it is the lists.
+    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the tested
+    /// versions it is unknown when one form replaced the other, so lists are used there.
     pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
         match api_version {
             (0, 81) => GroupFormat::IotaInList,

@@ -553,7 +553,7 @@ impl EmitContext<'_> {
             let power = apply("exponential", &number, &[exponent]);
             let rest = apply("log-plus-one", &number, &[power]);
             let sum = apply("add", &number, &[larger, rest]);
-            // Equal infinities have no difference. Their sum is what they are, and NaN for NaN.
+            // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
             let undefined = apply("compare", &flag, &[difference, difference]);
             let plain = apply("add", &number, &[lhs, rhs]);
             apply("select", &number, &[undefined, plain, sum])

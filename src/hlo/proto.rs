@@ -58,7 +58,7 @@ impl Deref for HloInstructionProto {
     }
 }
 
-/// Makes room for rare fields, if there is none: not to be used to set one to what it is without.
+/// Allocates the rare fields if necessary; do not use it to set a field to its default.
 impl DerefMut for HloInstructionProto {
     fn deref_mut(&mut self) -> &mut HloInstructionDetails {
         &mut self.details.get_or_insert_default().0
@@ -93,7 +93,7 @@ mod tests {
         fields.sort();
         assert_eq!(found, fields);
         assert_eq!(HloInstructionProto::decode(bytes.as_slice()).unwrap(), instruction);
-        // A tag that nobody knows.
+        // An unknown tag.
         bytes.extend([0xf8, 0x3f, 1]);
         assert_eq!(HloInstructionProto::decode(bytes.as_slice()).unwrap(), instruction);
     }

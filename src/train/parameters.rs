@@ -1,8 +1,8 @@
 //! Parameters in safetensors files.
 //!
-//! A tree of parameters is a file of tensors named by their paths, `layers.3.attention.wq`. Writing gathers one
-//! parameter at a time from its devices into a file beside the target, which then takes the target's name: nobody ever
-//! finds half a file. Reading checks all names and types against the header before any data is read, then reads one
+//! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
+//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
+//! finds half a file. Reading checks all names and types against the header before it reads data, then reads one
 //! parameter at a time.
 
 use std::fs::File;

@@ -1,13 +1,13 @@
-//! What a pipeline will move and need, before it is lowered: from a run config's sizes, mesh and rules, and its
-//! [`Timeline`].
+//! Predicts what a pipeline moves and needs before it is lowered, from the sizes, mesh and rules of a run config and
+//! its [`Timeline`].
 //!
-//! What stages do is the same in every iteration, so a whole step follows from one layer, which is lowered by itself
+//! Stages do the same in every iteration. So a whole step follows from one layer, which is lowered on its own
 //! ([`LayerCost`]), and from how often weights are gathered, gradients scattered and microbatches handed on.
 //!
-//! Exact, that is what the [`Ledger`](crate::partition::Ledger) of the lowered step has: the gathers of layer weights,
-//! the scatters of their gradients, and what is handed on between stages. Left out: embedding, head, loss and
-//! optimizer, and the rows (positions, segments) that every stage gets once. Memory is an estimate: that of a moment at
-//! which all of its parts are there, of which some may already be gone.
+//! The gathers of layer weights, the scatters of their gradients, and the transfers between stages are exact: they
+//! equal the [`Ledger`](crate::partition::Ledger) of the lowered step. Embedding, head, loss and optimizer are left
+//! out, and so are the rows (positions, segments) that every stage gets once. Memory is an estimate: it assumes a
+//! moment at which all of its parts exist, although some may already be gone.
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@ use crate::compile::{LOCAL_PASSES, LowerOptions, Lowered, PASSES, lower};
 use crate::hlo::GroupFormat;
 use crate::suggest::did_you_mean;
 
-/// A stage of a program. Each has what the one before has, and one thing more.
+/// A stage of a program. Each adds one thing to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The forward pass, as the closure was recorded: of one replica, if there are several.

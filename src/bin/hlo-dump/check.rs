@@ -25,7 +25,7 @@ enum Denied {
     OutsideConditionals(String),
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
-    /// A collective that runs nobody knows how often.
+    /// A collective with an unknown number of executions.
     UnknownTripCounts,
 }
 

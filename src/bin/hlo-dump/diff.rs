@@ -190,7 +190,7 @@ fn heading(text: &str) {
     line(&paint(BOLD, text));
 }
 
-/// `+` for what is new or more, `-` for what is gone or less, `~` for what is as often and not the same.
+/// `+` for new or more, `-` for gone or fewer, `~` for as many but different.
 fn sign(before: Occurrence, after: Occurrence) -> &'static str {
     let size = |it: Occurrence| (it.executions.bound().unwrap_or(u64::MAX), it.count);
     match size(after).cmp(&size(before)) {

@@ -258,8 +258,8 @@ impl Table {
         self.fitted().print_all();
     }
 
-    /// The table without columns in which there is nothing, and without as many of its optional ones as it takes to
-    /// fit, the last first.
+    /// The table without its empty columns, and without as many optional columns as necessary to make it fit, the last
+    /// first.
     fn fitted(&self) -> Table {
         let mut header = self.header.clone();
         let mut rows = self.rows.clone();
@@ -320,7 +320,7 @@ impl Table {
         let flexible = |index: usize| self.header[index].1 == Column::Flexible;
         let fixed: usize = (0..natural.len()).filter(|&index| !flexible(index)).map(|index| natural[index] + 2).sum();
         let mut order: Vec<usize> = (0..natural.len()).filter(|&index| flexible(index)).collect();
-        // The narrow ones first: what they do not need is for the others.
+        // The narrow columns first: the others share what these leave.
         order.sort_by_key(|&index| natural[index]);
         let mut left = terminal.saturating_sub(fixed);
         let mut widths = natural.clone();

@@ -90,7 +90,7 @@ fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
         None => {
             let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
             match written {
-                // A reader that has gone away (`| head`) has what it wanted.
+                // A reader that has gone away (`| head`) has all it wanted.
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
                 written => written.context("cannot write"),
             }

@@ -274,8 +274,8 @@ pub fn pair_axes(pairs: &[(u64, u64)], mesh: &Mesh) -> Option<PairAxes> {
     Some(PairAxes { axes, shift })
 }
 
-/// The mesh that a module itself names: that of Shardy's attributes or of a named sharding. None where there is none,
-/// where there are several that differ, or where its devices are not in their plain order.
+/// The mesh that the module itself names, in Shardy's attributes or a named sharding. None if there is no mesh, if
+/// several meshes differ, or if its devices are not in their plain order.
 pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
     let attributes = module.frontend_attributes.iter().flat_map(|attributes| attributes.map.get("xla.sdy.meshes"));
     let mut found: Vec<Mesh> = attributes.flat_map(|text| sdy_meshes(text)).collect();

@@ -68,7 +68,7 @@ const GIGA: f64 = 1e9;
 /// A gigabit per second, in bytes.
 const GIGABIT: f64 = 1e9 / 8.0;
 
-/// A chip of which nothing is known.
+/// A chip without any published figure.
 const UNKNOWN: Chip = Chip {
     name: "cpu",
     devices: 1,
@@ -214,9 +214,9 @@ impl Chip {
         Some(rate? / f64::from(self.devices))
     }
 
-    /// Operations per second of one device's matrix units. What they cannot do at a rate of its own is done as the next
-    /// larger kind: 8-bit floating point as bf16, `f32` of TPUs in passes of bf16, of which XLA makes one unless it is
-    /// asked for more precision.
+    /// Operations per second of one device's matrix units. A type without a rate of its own runs at the rate of the
+    /// next larger type: 8-bit floating point as bf16, and `f32` on TPUs in passes of bf16, of which XLA makes one
+    /// unless it is asked for more precision.
     pub fn matrix_rate(&self, arithmetic: Arithmetic) -> Option<f64> {
         self.of_a_device(match arithmetic {
             Arithmetic::F64 => self.f64_flops,

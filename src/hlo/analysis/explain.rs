@@ -41,8 +41,8 @@ pub struct StatedFrom {
     pub partitioned: bool,
 }
 
-/// What is stated about the values that a name stands for: an instruction's name, the end of its `op_name`, or
-/// `file:line`. At most so many are traced; none where nothing is called so.
+/// What is stated about the values with this name: an instruction's name, the end of its `op_name`, or `file:line`. The
+/// number of values traced is limited; the result is empty if no value has the name.
 pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<StatedFrom> {
     let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
     let query = query.trim_start_matches('%');

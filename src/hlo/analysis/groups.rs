@@ -211,7 +211,7 @@ fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     }
 }
 
-/// More devices than any program has: a module that says so is not believed.
+/// More devices than any real program has: a module that claims more is not believed.
 const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its

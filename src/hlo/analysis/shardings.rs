@@ -201,7 +201,7 @@ fn strides_along(sharding: &OpSharding, tiles: &[u64], dim: usize) -> Option<Str
     // With the dimension moved to the end, its rows are groups.
     let mut order: Vec<usize> = (0..tiles.len()).filter(|&other| other != dim).collect();
     order.push(dim);
-    /// Larger than any mesh there is, and still quick.
+    /// Larger than any real mesh, and still quick.
     const MOST_DEVICES: u64 = 1 << 20;
     let count = tiles.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;
     if count > MOST_DEVICES {

@@ -2,7 +2,7 @@
 
 use crate::hlo::proto::{PrimitiveType, ShapeProto};
 
-/// Bits of an element; `None` for what is no array's element.
+/// Bits of an element; `None` for a type that no array has.
 pub(super) fn element_bits(element_type: i32) -> Option<u64> {
     use PrimitiveType as P;
     Some(match PrimitiveType::try_from(element_type).ok()? {

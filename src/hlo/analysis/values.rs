@@ -24,7 +24,7 @@ pub struct KnownInput {
 
 /// Deeper chains of computations than any step counter goes through.
 const DEPTH_LIMIT: usize = 400;
-/// Instructions that are looked at before nothing more is known.
+/// The number of instructions examined before the analysis gives up.
 const BUDGET: usize = 1 << 22;
 
 /// In place of the number of an iteration: any of them.

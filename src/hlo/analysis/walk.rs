@@ -164,7 +164,7 @@ impl<'a> Walk<'a> {
         path
     }
 
-    /// The iterations of the loop whose body a place is; `None` where they are not known, or the place is no loop's
+    /// The iterations of the loop whose body is this place; `None` if they are unknown, or if the place is not a loop
     /// body.
     pub fn trip_count(&self, place: usize) -> Option<u64> {
         let place = self.places.get(place)?;

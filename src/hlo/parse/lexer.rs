@@ -137,7 +137,7 @@ impl<'a> Lexer<'a> {
         self.unexpected(&format!("'{}' {place}", char::from(byte)))
     }
 
-    /// An error that says what was expected here and what is here instead.
+    /// An error with what was expected here and what was found.
     #[cold]
     pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();

@@ -6,8 +6,8 @@ use crate::hlo::proto::{
 };
 use crate::hlo::wire::{fields, fields_of_start};
 
-/// The form of a serialized message, by what its first fields hold; none where it is none of them. A file that is cut
-/// off is told by what is there of it.
+/// The form of a serialized message, judged by the contents of its first fields; none if no form matches. A truncated
+/// file is judged by what it still has.
 pub(super) fn of(bytes: &[u8]) -> Option<Form> {
     if is_module(bytes) {
         return Some(Form::Module);
@@ -117,8 +117,8 @@ impl Kind {
     }
 }
 
-/// About how many bytes a message takes when it is decoded: its own, and those of the messages in it that are large or
-/// that may be many. Vectors grow by doubling, so it may be twice that for a moment.
+/// About how many bytes a decoded message takes: its own, and those of nested messages that are large or may be many.
+/// Vectors grow by doubling, so it may briefly be twice as much.
 pub(super) fn decoded_bytes(bytes: &[u8], form: Form) -> u64 {
     let kind = match form {
         Form::Text | Form::Module => Kind::Module,

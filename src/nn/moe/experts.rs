@@ -1,9 +1,9 @@
-//! Tokens to experts, experts at work, and their results back.
+//! Dispatches tokens to experts, runs the experts, and returns their results.
 //!
-//! Tokens keep their rows on the way: a row's choices are sorted by expert within the row, so that rows may lie on
-//! different devices. And experts are cut into groups, which is one more dimension: each group looks at all tokens,
-//! sorts those that chose one of its experts to the front, and works on as many as there could be at most. A
-//! partitioner that splits this dimension has to gather tokens before and to add up results after, and nothing else.
+//! Tokens keep their rows: choices are sorted by expert within a row, so rows may lie on different devices. Experts are
+//! divided into groups, which are one more dimension. Each group looks at all tokens, sorts those that chose one of its
+//! experts to the front, and works on as many as there could be at most. A partitioner that splits this dimension only
+//! has to gather tokens before and sum results after.
 
 use std::panic::Location;
 

@@ -1,18 +1,18 @@
-//! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and all go through
-//! those that are shared.
+//! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and through all
+//! shared ones.
 //!
-//! No token is ever dropped and no expert has a capacity: the choices of a row's tokens are sorted by expert, and
-//! grouped products ([`ragged_dot`](crate::trace::ragged_dot)) work on groups of any size. The block is four steps, so
-//! that a layer can put other work between them ([`batch_split`](super::DecoderConfig)):
+//! No token is dropped, and no expert has a capacity: the choices of a row's tokens are sorted by expert, and grouped
+//! products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps, so a
+//! layer can put other work between them ([`batch_split`](super::DecoderConfig)):
 //!
 //! | step | what it does | what moves |
 //! |---|---|---|
 //! | [`route`] | scores, choices, load-balance loss | nothing |
-//! | [`dispatch`] | tokens, choices and weights to where experts are | an all-gather of tokens along the axes of the experts |
+//! | [`dispatch`] | tokens, choices and weights to the experts | an all-gather of tokens along the axes of the experts |
 //! | [`run_experts`] | each group of experts works on the tokens that chose it | nothing |
 //! | [`combine`] | the groups' results are added up where the tokens came from | a reduce-scatter along the same axes |
 //!
-//! Why these collectives, and what they cost beside others, is in `docs/experts.md`.
+//! `docs/experts.md` explains why these collectives and not others.
 
 mod experts;
 mod router;

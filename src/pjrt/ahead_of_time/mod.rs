@@ -1,9 +1,8 @@
-//! Compiling for hardware that is not there, in a child process with a time limit.
+//! Compiles for hardware that is absent, in a child process with a time limit.
 //!
-//! A plugin may end its process over a program it does not like, or never come back. So the plugin is loaded by a
-//! worker, a child process: whatever becomes of that one, this one gets a [`CompiledAhead`] or an error that says what
-//! happened. The worker is this program itself, if its `main` calls
-//! [`worker::run_if_asked`](super::worker::run_if_asked) first.
+//! A plugin may end its process over a program, or never return. So a worker, a child process, loads the plugin:
+//! whatever happens to it, this process gets a [`CompiledAhead`] or an error that says what happened. The worker is
+//! this program itself, if its `main` calls [`worker::run_if_asked`](super::worker::run_if_asked) first.
 //!
 //! ```no_run
 //! use meshloom::pjrt::ahead_of_time::{self, Settings};
@@ -69,7 +68,7 @@ pub struct DescribedTopology {
     pub api_version: (i32, i32),
 }
 
-/// A program compiled for hardware that is not there.
+/// A program compiled for absent hardware.
 #[derive(Clone, Debug)]
 pub struct CompiledAhead {
     /// The module's name.

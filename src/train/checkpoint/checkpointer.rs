@@ -41,15 +41,14 @@ pub enum Start<'a> {
 }
 
 impl Checkpointer {
-    /// Takes hold of the directory of a config, makes it if there is none, and deletes what killed runs have left
-    /// unfinished.
+    /// Locks the directory of a config, creates it if necessary, and deletes what killed runs left unfinished.
     ///
-    /// A run that goes on from one of its checkpoints other than the newest takes the name of the newer ones away
-    /// ([`Checkpointer::set_aside`]): it writes those steps anew.
+    /// A run that continues from a checkpoint other than the newest renames the newer ones
+    /// ([`Checkpointer::set_aside`]): it writes those steps again.
     ///
     /// # Errors
-    /// The directory cannot be written, another run writes there, or it has checkpoints that this run does not go on
-    /// from.
+    /// The directory cannot be written, another run writes there, or it holds checkpoints of a run that this one does
+    /// not continue.
     pub fn new(config: &CheckpointConfig, start: Start<'_>) -> Result<Checkpointer, CheckpointError> {
         let directory = Directory::open(Path::new(&config.dir))?;
         let (mut last, mut set_aside) = (0, Vec::new());
@@ -82,7 +81,7 @@ impl Checkpointer {
         self
     }
 
-    /// Where checkpoints went that are newer than the one that the run goes on from.
+    /// The new places of the checkpoints that are newer than the one that the run continues from.
     pub fn set_aside(&self) -> &[PathBuf] {
         &self.set_aside
     }

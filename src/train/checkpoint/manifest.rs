@@ -94,7 +94,7 @@ impl StoredPiece {
 }
 
 impl StoredLeaf {
-    /// The type; `None` for an element type that there is not.
+    /// The type; `None` for an unknown element type.
     pub(super) fn ty(&self) -> Option<TensorType> {
         Some(TensorType::new(DType::from_name(&self.dtype)?, &self.dims))
     }
@@ -147,7 +147,7 @@ impl Manifest {
     pub(super) fn check(&self) -> Result<(), String> {
         let mut names = std::collections::HashSet::new();
         for file in &self.files {
-            // Nothing outside of the folder is read, whatever the manifest says.
+            // A manifest cannot make us read anything outside of the folder.
             let plain = file.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
             if !plain || !file.name.starts_with("shard-") || !names.insert(file.name.as_str()) {
                 return Err(format!("{:?} is not the name of one of its files", file.name));

@@ -133,7 +133,7 @@ impl Checkpoint {
     }
 
     /// Reads a state onto devices: `specs` are the types and layouts of the leaves, `devices` those of the layouts'
-    /// boxes. Each device's part is read by itself, and all that the host holds at a time.
+    /// boxes. The host reads one device's part at a time and holds no more than that.
     ///
     /// # Errors
     /// As [`Checkpoint::check`], but for values that are too many; a file cannot be read; or the plugin fails.

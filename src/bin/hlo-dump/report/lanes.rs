@@ -226,7 +226,7 @@ fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str)
         escape(&span.label),
         escape(&span.detail),
         if width > 8.0 { 3 } else { 0 },
-        // What alternates faster than can be drawn is as strong as it is busy.
+        // An alternation too fast to draw is shaded by how busy it is.
         1.0 - 0.75 * span.idle,
     );
     let letters = ((width - 10.0) / 6.4).max(0.0) as usize;

@@ -1,11 +1,10 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! What is shown is a [`Report`], plain data that `gather` reads off a module by `meshloom::hlo::analysis`; [`render`]
-//! turns it into HTML and inline SVG. Tables and charts are in the page as they are. The script sorts, filters, lays
-//! out the graph of scopes and reads values off the memory curve; without it those are merely still.
+//! A [`Report`] is plain data that `gather` reads from a module by `meshloom::hlo::analysis`; [`render`] turns it into
+//! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
+//! scopes and reads values off the memory curve; without it the page is static.
 //!
-//! The page is bounded whatever the program's size: tables have their largest rows, charts no more marks than there are
-//! pixels.
+//! The size of the page is bounded: tables have their largest rows, and charts no more marks than pixels.
 
 mod collectives;
 mod costs;

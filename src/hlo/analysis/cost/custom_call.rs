@@ -59,8 +59,8 @@ impl Target {
     }
 }
 
-/// The work of a custom call. What is not known of it is said by [`Work::unknown`]; its operands and results are taken
-/// to be read and written once.
+/// The work of a custom call. [`Work::unknown`] marks unknown work; operands and results are then assumed to be read
+/// and written once.
 pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
     let work =
         |flops| Work::flops(flops, operands.arithmetic()).with_bytes((operands.all_bytes(), operands.result_bytes()));

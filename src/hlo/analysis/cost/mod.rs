@@ -49,7 +49,7 @@ pub use roofline::{Bound, Roofline, Seconds};
 /// Operations and bytes. Numbers that are too large stay at the largest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Work {
-    /// Operations of arithmetic, but for transcendental functions.
+    /// Arithmetic operations, without transcendental functions.
     pub flops: u64,
     /// Transcendental functions: exponentials, logarithms, roots, powers.
     pub transcendentals: u64,
@@ -200,7 +200,7 @@ pub struct ScopeCost {
     pub seconds: Option<Seconds>,
 }
 
-/// A custom call of which it is not known what it computes.
+/// A custom call that computes something unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnknownCall {
     /// Its target.

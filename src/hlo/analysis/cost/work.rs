@@ -39,8 +39,8 @@ impl<'m, 'a> Counter<'m, 'a> {
         Counter { module, inside: RefCell::default(), reads: RefCell::default() }
     }
 
-    /// The work of an instruction and of what is inside it; nothing for an instruction that only runs other
-    /// computations, whose own instructions answer for themselves.
+    /// The work of an instruction and its contents; zero for an instruction that only runs other computations, whose
+    /// instructions count themselves.
     pub(super) fn work(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> Work {
         self.work_at(computation, instruction, 0)
     }

@@ -67,9 +67,9 @@ pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> V
 /// Where values start in a heap is a multiple of this.
 pub(super) const ALIGNMENT: u64 = 64;
 
-/// The size of a heap for values, of which those that are live at the same time do not overlap: each in the tightest
-/// gap (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), the largest first, or those that live longest,
-/// whichever takes less. `None` for too many values: that takes time quadratic in their number.
+/// The size of a heap for values such that values live at the same time do not overlap. Each goes into the tightest gap
+/// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), ordered by size or by lifetime, whichever needs less.
+/// `None` for too many values, since the time is quadratic in their number.
 pub(super) fn heap_size(values: &[Lifetime]) -> Option<u64> {
     /// More are not placed.
     const MOST_VALUES: usize = 6000;

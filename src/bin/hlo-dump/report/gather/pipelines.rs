@@ -14,8 +14,8 @@ pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeli
     for entry in &collectives.entries {
         let Some(line) = single_axis(entry).and_then(|_| Line::of(&entry.pairs)) else { continue };
         let Some((name, iterations)) = loop_of(walk, entry) else { continue };
-        // A ring that turns once for each of its devices hands every part to everybody: a gather in steps, and no
-        // pipeline. Of a loop that sends several values the same way, the first stands for all.
+        // A ring that turns once for each of its devices hands every part to every device: that is a gather in steps,
+        // not a pipeline. If a loop sends several values the same way, the first represents all.
         if iterations <= line.stages || !seen.insert((name, line.backward)) {
             continue;
         }
