@@ -72,7 +72,7 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
     for letters in inputs.iter().chain([&output]) {
         for (index, letter) in letters.iter().enumerate() {
             if !letter.is_alphabetic() {
-                return refuse(format!("`{letter}` is no letter"));
+                return refuse(format!("`{letter}` is not a letter"));
             }
             if letters[..index].contains(letter) {
                 return refuse(format!("`{letter}` occurs twice in one term"));

@@ -413,7 +413,7 @@ pub struct Doctor {
 /// A rate above 0.
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| format!("\"{text}\" is no rate above 0"))
+    rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
 }
 
 /// `replica=64MiB`.
@@ -434,7 +434,7 @@ fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
 
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("\"{text}\" is no number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
+    let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
     let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(letters);
     let (number, unit) = (number.trim().replace([',', '_'], ""), unit.trim().to_ascii_lowercase());

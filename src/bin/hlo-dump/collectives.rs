@@ -175,7 +175,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         && Communication::named(kind).is_none()
     {
         let all = Communication::ALL.map(Communication::name).join(", ");
-        bail!("--kind {kind}: there is no such collective; there are {all}");
+        bail!("--kind {kind}: unknown collective; known are {all}");
     }
     found.entries.retain(|entry| {
         over.iter().all(|axis| may_cross(entry, axis, loaded))

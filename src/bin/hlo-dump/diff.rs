@@ -55,7 +55,7 @@ pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
     print_figures(&figures);
     print_changes(&changes, arguments.limit);
     if same {
-        line("but for names, they mean the same");
+        line("they mean the same, except for names");
     } else if changes.is_empty() {
         line("the operations are the same");
     } else if !changes.same_wiring && changes.operations.is_empty() && changes.collectives.is_empty() {

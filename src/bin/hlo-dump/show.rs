@@ -28,7 +28,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
     match emit {
         Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
         Emit::Proto if file.is_none() && std::io::stdout().is_terminal() => {
-            bail!("a proto is no text for a terminal; write it to a file: --output module.pb")
+            bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Json => match file {

@@ -93,8 +93,8 @@ struct Run<'w, 'a> {
 }
 
 impl Run<'_, '_> {
-    /// Counts a place and all that it runs, in an iteration of each loop around it; `None` where which one is not
-    /// looked at. Branches are those around it of which nobody knows whether they are taken.
+    /// Counts a place and everything it runs, in one iteration of each surrounding loop; `None` if no particular
+    /// iteration is examined. `open` are the surrounding branches that may or may not be taken.
     fn place(&mut self, number: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {
         self.add(number, open, times);
         for callee in self.walk.places()[number].callees.clone() {

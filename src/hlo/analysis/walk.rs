@@ -65,8 +65,8 @@ pub struct Place<'a> {
     pub caller: Option<Caller<'a>>,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
-    /// The same if each loop of which nobody knows how often it runs, and what a custom call is given, ran once; for
-    /// what is in a branch, the bound.
+    /// The same, assuming that loops with an unknown trip count, and computations given to custom calls, ran once; in a
+    /// branch, the bound.
     pub assumed_executions: u64,
     /// The branches of conditionals around it, outermost first; empty where the walk is merged.
     pub branches: Vec<Branch>,

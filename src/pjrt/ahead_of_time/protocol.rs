@@ -123,7 +123,7 @@ fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
         return Err("it is damaged".into());
     }
     let (message, rest) = postcard::take_from_bytes(body).map_err(|error| error.to_string())?;
-    if rest.is_empty() { Ok(message) } else { Err("it goes on after its end".into()) }
+    if rest.is_empty() { Ok(message) } else { Err("it has data after its end".into()) }
 }
 
 #[cfg(test)]

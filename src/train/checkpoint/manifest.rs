@@ -106,7 +106,7 @@ impl StoredLeaf {
 
     /// Checks that the pieces are the whole value, each once, and lie within their files. The sizes may be anything.
     fn check(&self, files: &[StoredFile]) -> Result<(), String> {
-        let ty = self.ty().ok_or_else(|| format!("there is no element type {:?}", self.dtype))?;
+        let ty = self.ty().ok_or_else(|| format!("unknown element type {:?}", self.dtype))?;
         if bytes_of(ty.dtype, &self.dims).is_none() || (self.has_replicas && self.dims.is_empty()) {
             return Err(format!("the dimensions {:?} are not possible", self.dims));
         }
