@@ -16,7 +16,8 @@ type Letters = SmallVec<[char; 8]>;
 pub struct DotOptions {
     /// Element type of the accumulation and of the result; the operands' if none is given.
     pub dtype: Option<DType>,
-    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed likewise.
+    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed
+    /// likewise.
     pub precision: Precision,
 }
 
