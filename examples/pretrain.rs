@@ -32,14 +32,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use meshloom::Error;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, PjrtError, Plugin, Topology, worker};
-use meshloom::train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
-use meshloom::train::config::RunConfig;
-use meshloom::train::metrics::{MetricsWriter, Progress};
-use meshloom::train::parameters::LoadOptions;
-use meshloom::train::{StepAhead, Trainer};
+use meshloom_train::Error;
+use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
+use meshloom_train::config::RunConfig;
+use meshloom_train::metrics::{MetricsWriter, Progress};
+use meshloom_train::parameters::LoadOptions;
+use meshloom_train::{StepAhead, Trainer};
 
 /// Trains a decoder on text.
 #[derive(Parser)]

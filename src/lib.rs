@@ -69,26 +69,23 @@
     warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
 )]
 
-pub mod trace;
 pub mod ir;
 pub mod ops;
 pub mod autodiff;
 pub mod batching;
 pub mod passes;
+pub mod trace;
+pub mod optim;
 pub mod transform;
+pub mod nn;
 pub mod sharding;
 pub mod partition;
-pub mod hlo;
-pub mod pjrt;
+pub mod emit;
 pub mod compile;
-pub mod nn;
-pub mod optim;
-pub mod train;
 
-pub mod error;
-mod suggest;
-
-pub use error::Error;
+pub use compile::Error;
+pub use meshloom_hlo as hlo;
+pub use meshloom_pjrt as pjrt;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
