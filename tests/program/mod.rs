@@ -1,23 +1,23 @@
-//! The `pretrain` example as a program.
+//! The program `meshloom`.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program that `MESHLOOM_TEST_PRETRAIN` names; else builds the example as this test was built. Returns its path.
-pub fn pretrain() -> PathBuf {
-    if let Some(path) = env::var_os("MESHLOOM_TEST_PRETRAIN").filter(|path| !path.is_empty()) {
+/// The program that `MESHLOOM_TEST_PROGRAM` names; else builds it as this test was built. Returns its path.
+pub fn meshloom() -> PathBuf {
+    if let Some(path) = env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()) {
         return path.into();
     }
     let own = env::current_exe().expect("own path");
     // TARGET/PROFILE/deps/train-HASH
     let profile = own.ancestors().nth(2).expect("a profile's folder");
     let mut build = Command::new(env!("CARGO"));
-    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--example", "pretrain", "--target-dir"]);
+    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--bin", "meshloom", "--target-dir"]);
     build.arg(profile.parent().expect("the target folder"));
     if profile.ends_with("release") {
         build.arg("--release");
     }
     assert!(build.status().expect("cargo runs").success());
-    profile.join("examples/pretrain")
+    profile.join("meshloom")
 }

@@ -4,10 +4,11 @@ use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
 use crate::Error;
 use crate::ir::Literal;
 use crate::pjrt::{Array, Client};
-use crate::trace::{MapTree, Tree};
+use crate::trace::{MapTree, Param, Tree};
 use crate::train::Trainer;
 use crate::train::config::RunConfig;
 use crate::train::run::RunState;
+use crate::train::sample::Sampler;
 
 /// The sections whose keys say what is computed, so that another value makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
@@ -44,10 +45,7 @@ impl Trainer {
     /// # Errors
     /// The checkpoint's parameters are not those of the model, or the plugin fails.
     pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let outer = "outer.params.";
-        let has_outer = checkpoint.values().any(|(path, _)| path.starts_with(outer));
-        let declared = self.step.of_replica().state().params;
-        let literals = checkpoint.load_on_host(&declared, if has_outer { outer } else { "params." })?;
+        let literals = parameters_of(checkpoint, &self.step.of_replica().state().params)?;
         let client = self.program.executable().client();
         let put = |(literal, like): (Literal, Array)| Array::put(client, &literal, like.layout());
         let arrays = literals.leaves().into_iter().zip(self.state.params().leaves()).map(put);
@@ -78,6 +76,28 @@ impl Trainer {
             config: self.config.to_toml(),
         };
         Ok(checkpointer.save(about, &self.step.state(), &self.state)?)
+    }
+}
+
+/// The parameters of a checkpoint: of several replicas, those that they agree on.
+fn parameters_of<P>(checkpoint: &Checkpoint, declared: &P) -> Result<P::Mapped, Error>
+where
+    P: Tree<Leaf = Param> + MapTree<Literal>,
+{
+    let outer = "outer.params.";
+    let has_outer = checkpoint.values().any(|(path, _)| path.starts_with(outer));
+    Ok(checkpoint.load_on_host(declared, if has_outer { outer } else { "params." })?)
+}
+
+impl Sampler {
+    /// A sampler with the parameters of a checkpoint, for the model of its config.
+    ///
+    /// # Errors
+    /// The checkpoint's parameters are not those of the config's model, or the plugin refuses the program.
+    pub fn of_checkpoint(client: &Client, config: &RunConfig, checkpoint: &Checkpoint) -> Result<Sampler, Error> {
+        let model = config.decoder();
+        let params = parameters_of(checkpoint, &model.parameters())?;
+        Sampler::new(client, &model, &params, config.model.seq)
     }
 }
 

@@ -5,6 +5,7 @@
 //! what is allowed. Reading checks everything that can be checked without a model; [`RunConfig::check_supported`] says which of
 //! it this version can run.
 
+mod describe;
 mod error;
 mod family;
 mod pipeline;
@@ -19,6 +20,7 @@ mod value;
 use std::collections::HashMap;
 use std::path::Path;
 
+pub use describe::{KeyInfo, SectionInfo};
 pub use error::{ConfigError, ConfigErrorKind, Place};
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
@@ -150,7 +152,7 @@ impl RunConfig {
         add("train", self.train.write());
         add("checkpoint", self.checkpoint.write());
         add("mesh", self.mesh.write());
-        for (name, keys) in self.rules.write() {
+        for (name, keys) in self.rules.write_sections() {
             add(name, keys);
         }
         add("remat", self.remat.write());
