@@ -14,7 +14,7 @@ use divan::{AllocProfiler, Bencher, black_box};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom_train::step::{TrainStep, aliases};
 use shared::llama_405b;
 
 #[global_allocator]

@@ -19,9 +19,9 @@ use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
-use meshloom::train::data::TextDataset;
-use meshloom::train::step::{StepFunction, TrainStep, aliases};
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::TextDataset;
+use meshloom_train::step::{StepFunction, TrainStep, aliases};
 use shared::llama_405b;
 
 /// Which passes run.

@@ -12,8 +12,8 @@
 mod shared;
 
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use shared::jax::Jax;
 
 fn smallest_and_median(mut seconds: Vec<f64>) -> (f64, f64) {

@@ -5,11 +5,11 @@
 //! cargo run --release --example 07_presets_on_the_decoder
 //! ```
 
-use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RuleSets, Rules};
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::aliases;
+use meshloom_train::Error;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
 
 /// A decoder that eight devices can share along any axis.
 const SMALL: [&str; 9] = [
@@ -49,7 +49,7 @@ fn lowered(config: &RunConfig, mesh: &str, preset: &str) -> Result<Lowered, Erro
         deny_replication: true,
         ..LowerOptions::default()
     };
-    lower(step.graph(), &options)
+    Ok(lower(step.graph(), &options)?)
 }
 
 fn main() -> Result<(), Error> {

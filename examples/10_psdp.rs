@@ -5,14 +5,14 @@
 //! cargo run --release --example 10_psdp
 //! ```
 
-use meshloom::Error;
 use meshloom::partition::CollectiveKind::{AllGather, ReduceScatter};
 use meshloom::partition::Ledger;
 use meshloom::pjrt::Client;
 use meshloom::sharding::Role;
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 /// A decoder that compiles in a second.
 const SMALL: [&str; 8] = [

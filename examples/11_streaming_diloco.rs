@@ -5,11 +5,11 @@
 //! cargo run --release --example 11_streaming_diloco
 //! ```
 
-use meshloom::Error;
 use meshloom::hlo::analysis::{AxisPart, Devices, step_inputs, traffic};
 use meshloom::pjrt::Client;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 const SMALL: [&str; 11] = [
     "model.layers=4",

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::hlo::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
+use crate::emit::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
 use crate::ir::{Graph, PortInfo, TensorType, verify};
 use crate::partition::{Fallback, Ledger, Partitioned, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
@@ -23,11 +23,13 @@ use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, 
 use crate::sharding::{
     DevicePlace, Diagnostic, Mesh, RuleSets, ShardingTable, annotate, pad_uneven, propagate_with_sub_axes,
 };
-use crate::suggest::did_you_mean;
 use crate::trace::{MapTree, Tree};
+use meshloom_hlo::suggest::did_you_mean;
 
 pub use error::ArgumentError;
 pub use function::{CompiledFunction, compile};
+
+crate::tree_leaf!(Array);
 
 /// A pass that needs nothing but the graph.
 pub struct Pass {
@@ -425,7 +427,7 @@ impl Lowered {
     /// There are too few devices.
     pub fn options_on(&self, devices: &[DevicePlace]) -> Result<CompileOptions, Error> {
         let Some(mesh) = &self.mesh else { return Ok(CompileOptions::default()) };
-        Ok(CompileOptions::over_mesh(mesh, devices)?.annotated(self.annotation))
+        Ok(CompileOptions::over_mesh(mesh, devices)?.with_shardy(self.annotation.is_shardy()))
     }
 
     /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].

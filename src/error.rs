@@ -2,7 +2,9 @@
 
 use crate::transform::diloco::DilocoError;
 
-pub use crate::ir::{OpError, TypeError};
+use meshloom_hlo::mesh::MeshError;
+
+pub use crate::ir::{OpError, SpecError, TypeError};
 pub use crate::trace::{TraceError, TraceErrorKind};
 
 /// Everything that can go wrong in meshloom.
@@ -32,27 +34,6 @@ pub enum Error {
     /// The machine's or the plugin's fault, or arguments that do not fit a program.
     #[error(transparent)]
     Pjrt(#[from] Box<crate::pjrt::PjrtError>),
-    /// The run config's fault.
-    #[error(transparent)]
-    Config(#[from] Box<crate::train::config::ConfigError>),
-    /// The training text's fault.
-    #[error(transparent)]
-    Data(#[from] Box<crate::train::data::DataError>),
-    /// The parameter file's fault.
-    #[error(transparent)]
-    Parameters(#[from] Box<crate::train::parameters::ParameterError>),
-    /// The checkpoint's fault, or that of the run that asks for it.
-    #[error(transparent)]
-    Checkpoint(#[from] Box<crate::train::checkpoint::CheckpointError>),
-    /// The tokenizer file's fault.
-    #[error(transparent)]
-    Tokenizer(#[from] Box<crate::train::tokenizer::TokenizerError>),
-    /// The metrics file could not be written.
-    #[error(transparent)]
-    Metrics(#[from] crate::train::metrics::MetricsError),
-    /// The machine's fault, or ours: what all replicas should have alike differs.
-    #[error(transparent)]
-    Replicas(#[from] crate::train::diloco::ReplicasDiffer),
     /// The caller's fault: there can be no such DiLoCo run.
     #[error(transparent)]
     Diloco(#[from] DilocoError),
@@ -90,13 +71,20 @@ macro_rules! boxed {
     )*};
 }
 
+impl From<MeshError> for Error {
+    fn from(error: MeshError) -> Error {
+        crate::sharding::ShardingError::from(error).into()
+    }
+}
+
+impl From<SpecError> for Error {
+    fn from(error: SpecError) -> Error {
+        crate::sharding::ShardingError::from(error).into()
+    }
+}
+
 boxed! {
     Op(OpError),
     Sharding(crate::sharding::ShardingError),
-    Pjrt(crate::pjrt::PjrtError),
-    Config(crate::train::config::ConfigError),
-    Data(crate::train::data::DataError),
-    Parameters(crate::train::parameters::ParameterError),
-    Checkpoint(crate::train::checkpoint::CheckpointError),
-    Tokenizer(crate::train::tokenizer::TokenizerError)
+    Pjrt(crate::pjrt::PjrtError)
 }

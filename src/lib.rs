@@ -78,17 +78,16 @@ pub mod passes;
 pub mod transform;
 pub mod sharding;
 pub mod partition;
-pub mod hlo;
-pub mod pjrt;
+pub mod emit;
 pub mod compile;
 pub mod nn;
 pub mod optim;
-pub mod train;
 
 pub mod error;
-mod suggest;
 
 pub use error::Error;
+pub use meshloom_hlo as hlo;
+pub use meshloom_pjrt as pjrt;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use eight_devices::client;
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{Annotation, EmitOptions, emit, op_sharding};
+use meshloom::emit::{Annotation, EmitOptions, emit, op_sharding};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};

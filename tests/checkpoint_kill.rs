@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use meshloom::train::checkpoint::{Checkpoint, list};
+use meshloom_train::checkpoint::{Checkpoint, list};
 use program::meshloom;
 
 /// Kills in all, unless `CHECKPOINT_KILLS` says otherwise.

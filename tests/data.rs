@@ -1,7 +1,7 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use meshloom::train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
+use meshloom_train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/austen.txt");
 

@@ -7,15 +7,15 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use meshloom::Error;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::Client;
 use meshloom::trace::{MapTree, TensorSpec, Tree};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
-use meshloom::train::data::TextDataset;
-use meshloom::train::parameters::{LoadOptions, ParameterFile, load, save};
-use meshloom::train::tokenizer::Tokenizer;
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::TextDataset;
+use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
+use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 
 fn client() -> Client {

@@ -19,7 +19,7 @@ use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
-use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
 
 /// Largest relative error of anything in f32, single tensors included.
@@ -181,7 +181,7 @@ fn check(tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
     let optimizer = meshloom::optim::AdamWState { first: zeros(), second: zeros() };
-    let state = meshloom::train::step::TrainState { params: params.clone(), optimizer, step: Literal::scalar(0i32) };
+    let state = meshloom_train::step::TrainState { params: params.clone(), optimizer, step: Literal::scalar(0i32) };
     let mut state = program.put(0, &state).expect("the state fits").leaves();
     let batch = program.put(state.len(), &golden.batch()).expect("the batch fits").leaves();
     let (mut losses, mut grad_norms, mut param_norms) = (Vec::new(), Vec::new(), Vec::new());

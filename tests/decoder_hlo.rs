@@ -13,7 +13,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
-use meshloom::train::step::{DropoutConfig, TrainStep, aliases};
+use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 
 meshloom::tree! {
     struct LayerInput<T> {

@@ -8,8 +8,8 @@ use insta::assert_snapshot;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, Device, DeviceDescription, NamedValue, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
-use meshloom::train::StepAhead;
-use meshloom::train::config::RunConfig;
+use meshloom_train::StepAhead;
+use meshloom_train::config::RunConfig;
 use support::plugins::large_plugin;
 
 /// Devices as libtpu describes them, in its order of ids: core fastest, then x, y and z; slices from 100,000 on where there

@@ -8,19 +8,19 @@ mod eight_devices;
 use std::sync::OnceLock;
 
 use eight_devices::{client, relative_error};
-use meshloom::Error;
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
-use meshloom::train::data::TextDataset;
-use meshloom::train::diloco::check_replicas;
-use meshloom::train::run::{Calls, RunState};
-use meshloom::train::step::aliases;
 use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::TextDataset;
+use meshloom_train::diloco::check_replicas;
+use meshloom_train::run::{Calls, RunState};
+use meshloom_train::step::aliases;
 
 /// A decoder of four layers, of which each replica trains on four rows a step.
 const SMALL: &[&str] = &[

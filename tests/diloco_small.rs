@@ -405,7 +405,7 @@ fn programs_as_text() {
     ];
     for (name, options, steps) in cases {
         let function = stack_function(&options, 2, steps, descend_stack);
-        let aliases = meshloom::train::step::aliases(&function);
+        let aliases = meshloom_train::step::aliases(&function);
         let lowered = lower(function.graph(), &LowerOptions { aliases, ..stack_options(&mesh, &rules) });
         let lowered = lowered.unwrap_or_else(|error| panic!("{name}: {error}"));
         lowered.compile(&client()).unwrap_or_else(|error| panic!("{name}: {error}"));

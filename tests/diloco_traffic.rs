@@ -5,15 +5,15 @@
 #![allow(clippy::panic)]
 
 use meshloom::compile::Lowered;
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
-use meshloom::train::run::{Calls, RunState};
 use meshloom::transform::diloco::{Fragment, Transport};
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::{Calls, RunState};
 
 const SMALL: &[&str] = &[
     "model.layers=4",

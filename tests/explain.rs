@@ -1,7 +1,7 @@
 //! Every spec of a program has an origin that can be told: a rule, a constraint, or that nothing says anything.
 
 use meshloom::sharding::Explanation;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 fn explain(overrides: &[&str], query: &str) -> Vec<Explanation> {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use eight_devices::client;
 use hlo_modules::*;
 use local_graph::*;
+use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
-use meshloom::hlo::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::ir::{Graph, GraphBuilder, PortInfo};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::pjrt::CompileOptions;
 use meshloom::sharding::Mesh;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use support::plugins::cpu_clients;
 
 // Modules written by hand.

@@ -13,7 +13,7 @@ use meshloom::hlo::analysis::{Arithmetic, Chip, CostOptions, Devices, ModuleCost
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::Amount;
 use meshloom::pjrt::CompileOptions;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use support::plugins::cpu_clients;
 
 fn of(module: &HloModuleProto) -> ModuleCost {

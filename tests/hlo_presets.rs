@@ -12,7 +12,7 @@ use meshloom::hlo::analysis::{Communication, Devices, ModuleCollectives, collect
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::partition::{Amount, Ledger};
 use meshloom::sharding::Mesh;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 /// How often something runs, and what all of it moves, by kind and mesh axes.
 type Traffic = BTreeMap<(String, String), (u64, u64)>;

@@ -14,8 +14,8 @@ use meshloom::hlo::read;
 use meshloom::partition::{Amount, Bounds};
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
 use meshloom::transform::diloco::{Fragment, Transport};
+use meshloom_train::config::RunConfig;
 
 // Modules written by hand.
 

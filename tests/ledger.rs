@@ -7,7 +7,7 @@ mod support;
 use eight_devices::client;
 use local_graph::*;
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::{EmitOptions, emit};
+use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
@@ -15,7 +15,7 @@ use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, Topology};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec, scope};
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use std::sync::{Arc, Mutex, PoisonError};
 use support::plugins::{cpu_clients, large_plugin};
 
@@ -287,7 +287,8 @@ fn a_partitioned_step_compiles_ahead_of_time() {
     compile_ahead(
         test,
         &lowered.module.bytes,
-        &CompileOptions::partitioned(lowered.mesh.as_ref().map_or(1, Mesh::device_count)).annotated(lowered.annotation),
+        &CompileOptions::partitioned(lowered.mesh.as_ref().map_or(1, Mesh::device_count))
+            .with_shardy(lowered.annotation.is_shardy()),
     );
 }
 

@@ -13,7 +13,7 @@ use meshloom::ops::*;
 use meshloom::partition::Ledger;
 use meshloom::passes::{cancel_collectives, combine_collectives, eliminate_dead_code, hoist_gathers};
 use meshloom::sharding::Mesh;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 const MIB: u64 = 1 << 20;
 

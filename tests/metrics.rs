@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use insta::assert_snapshot;
-use meshloom::train::metrics::{MetricsWriter, Progress, StepMetrics};
+use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0 }

@@ -3,8 +3,8 @@
 mod eight_devices;
 
 use eight_devices::{client, relative_error};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 const SMALL: &[&str] = &[
     "model.layers=2",

@@ -21,7 +21,7 @@ use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{CompileOptions, DebugValue};
-use meshloom::train::step::aliases;
+use meshloom_train::step::aliases;
 use support::interpret::interpret;
 use support::random::Random;
 use support::spmd::run_local;

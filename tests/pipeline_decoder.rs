@@ -9,7 +9,7 @@ mod support;
 mod train_steps;
 
 use meshloom::ir::Literal;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use train_steps::{By, assert_same, batch};
 
 const MODEL: &str = r#"

@@ -5,9 +5,9 @@
 
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::partition::{Amount, CollectiveKind, Ledger, Memory};
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::aliases;
-use meshloom::train::{PipelinePrediction, Traffic};
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
+use meshloom_train::{PipelinePrediction, Traffic};
 
 const MODEL: &[&str] = &[
     "model.layers=8",

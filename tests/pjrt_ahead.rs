@@ -12,14 +12,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use meshloom::emit::device_groups;
 use meshloom::hlo::analysis::{Devices, collectives};
-use meshloom::hlo::device_groups;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
-use meshloom::train::StepAhead;
-use meshloom::train::config::RunConfig;
+use meshloom_train::StepAhead;
+use meshloom_train::config::RunConfig;
 use pjrt_modules as modules;
 use support::plugins::large_plugin;
 

@@ -5,9 +5,9 @@ mod eight_devices;
 use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::aliases;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
 
 const SMALL: &[&str] = &[
     "model.layers=2",

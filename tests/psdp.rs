@@ -18,8 +18,8 @@ use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::Role;
 use meshloom::trace::{Param, Tree};
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::TrainStep;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::TrainStep;
 use train_steps::{By, assert_same, batch, lowered};
 
 const MODEL: &str = r#"

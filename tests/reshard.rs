@@ -4,7 +4,7 @@ mod eight_devices;
 mod support;
 
 use eight_devices::client;
-use meshloom::hlo::{EmitOptions, GroupFormat, emit};
+use meshloom::emit::{EmitOptions, GroupFormat, emit};
 use meshloom::ir::{DType, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::partition::{Step, plan, reshard};

@@ -8,10 +8,10 @@ use std::fs;
 use std::sync::OnceLock;
 
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::train::config::RunConfig;
-use meshloom::train::data::TextDataset;
-use meshloom::train::parameters::{LoadOptions, ParameterFile, save};
-use meshloom::train::tokenizer::Tokenizer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::TextDataset;
+use meshloom_train::parameters::{LoadOptions, ParameterFile, save};
+use meshloom_train::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use proptest::sample::Index;
 

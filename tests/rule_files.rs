@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 use meshloom::sharding::{Mesh, RuleFile};
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 fn path(name: &str) -> String {
     format!("{}/tests/rule_files/{name}.yml", env!("CARGO_MANIFEST_DIR"))

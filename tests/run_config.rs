@@ -4,8 +4,8 @@ use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
-use meshloom::train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 
 /// Reads a config with overrides and returns its text, or the error.
 fn check(text: &str, overrides: &[&str]) -> String {

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 use meshloom::pjrt::Client;
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 const SMALL: &[&str] = &[
     "model.layers=2",
@@ -19,7 +19,7 @@ const SMALL: &[&str] = &[
 /// client.
 fn check(overrides: &[&str]) -> String {
     let overrides: Vec<String> = SMALL.iter().chain(overrides).map(|&text| text.to_owned()).collect();
-    let refused = RunConfig::from_overrides(&overrides).map_err(meshloom::Error::from).and_then(|config| {
+    let refused = RunConfig::from_overrides(&overrides).map_err(meshloom_train::Error::from).and_then(|config| {
         let (_, lowered) = config.lower_train_step()?;
         lowered.compile(&Client::cpu(4)?)
     });

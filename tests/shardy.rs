@@ -6,14 +6,14 @@ mod support;
 
 use eight_devices::{client, relative_error};
 use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::hlo::Annotation;
+use meshloom::emit::Annotation;
 use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
 use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, Topology};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use support::plugins::{cpu_clients, cpu_wheels, large_plugin};
 
 /// Three layers in a scan, with constraints inside, over a mesh if there is an annotation.
@@ -98,7 +98,7 @@ fn compile_ahead(
     ahead_of_time::compile(
         &Topology::parse(target)?,
         &lowered.module.bytes,
-        &CompileOptions::partitioned(8).annotated(lowered.annotation),
+        &CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy()),
         &settings,
     )
 }

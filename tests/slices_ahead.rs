@@ -7,7 +7,7 @@
 mod support;
 
 use meshloom::compile::Lowered;
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
@@ -15,8 +15,8 @@ use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{DeviceDescription, Topology};
 use meshloom::sharding::Mesh;
-use meshloom::train::config::RunConfig;
-use meshloom::train::run::Calls;
+use meshloom_train::config::RunConfig;
+use meshloom_train::run::Calls;
 use support::plugins::large_plugin;
 
 const TARGET: &str = "tpu7x:2x2x1:slices=2";

@@ -16,9 +16,9 @@ use eight_devices::{client, relative_error};
 use meshloom::compile::Lowered;
 use meshloom::pjrt::PjrtError;
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::aliases;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
 
 /// A model that runs twenty steps in a few seconds. Every dimension that rules split divides by eight.

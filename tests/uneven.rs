@@ -8,8 +8,8 @@ use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, Tree, checkpoint, concatenate, einsum, iota, scan};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {
     RuleSets::uniform(Rules::from_pairs(pairs).expect("rules").with_uneven(true))

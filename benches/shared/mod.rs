@@ -9,7 +9,7 @@ use meshloom::ir::DType;
 use meshloom::nn::DecoderConfig;
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
-use meshloom::train::step::{DropoutConfig, TrainStep};
+use meshloom_train::step::{DropoutConfig, TrainStep};
 
 /// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens. The model has 126 layers.
 pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> TrainStep {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::TensorType;
 use super::entities::{Name, Node, Origin, Value};
-use super::types::TensorType;
 use crate::ops::Op;
 use crate::sharding::{Role, Spec};
 

@@ -14,7 +14,7 @@ use std::fmt;
 use super::{FactorRule, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{DType, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 use crate::sharding::{Axes, Mesh, MeshAxis};

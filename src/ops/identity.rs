@@ -3,7 +3,7 @@
 use super::{AxisList, FactorKind, FactorRule, Memory, Op, Primitive, ResultTypes, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{AxisNames, Name, OpError, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
 use crate::sharding::{Role, Spec};

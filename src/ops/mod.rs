@@ -63,7 +63,7 @@ use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{Dims, Graph, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 

@@ -20,8 +20,9 @@ mod window;
 
 pub use context::PartitionContext;
 pub use fallback::Fallback;
-pub use ledger::{Amount, Bounds, Branch, Collective, CollectiveKind, Ledger, LedgerError, sum};
+pub use ledger::{Collective, Ledger, LedgerError, collective_of};
 pub use memory::{LiveValue, Memory};
+pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
 pub use walk::{Partitioned, partition};

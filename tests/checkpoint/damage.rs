@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meshloom::train::checkpoint::{Checkpoint, CheckpointError, Fallback, find};
+use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Fallback, find};
 use sha2::{Digest, Sha256};
 
 use crate::state::{declared, names, values, write, written_values};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use meshloom::train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Phase, Start, find, list};
+use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Phase, Start, find, list};
 
 use crate::state::{about, arrays, config, declared, names, values, write, written_values};
 
@@ -44,7 +44,7 @@ fn it_is_due_when_a_multiple_was_passed() {
     checkpointer.save(about(10), &declared(), &arrays(11)).expect("nothing to do");
     checkpointer.finish().expect("written");
     assert_eq!(list(directory.path()).expect("a list").len(), 4);
-    let never = meshloom::train::config::CheckpointConfig { every: 0, ..config(&directory.path().join("other"), 0) };
+    let never = meshloom_train::config::CheckpointConfig { every: 0, ..config(&directory.path().join("other"), 0) };
     let checkpointer = Checkpointer::new(&never, Start::Fresh).expect("a directory");
     assert!(!(0..100).any(|step| checkpointer.is_due(step)));
 }

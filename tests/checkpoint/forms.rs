@@ -6,7 +6,7 @@ use std::process::Command;
 use meshloom::ir::{DType, Literal, Name, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, ShardBox, ShardLayout};
 use meshloom::trace::{Init, Param, Path, Tree};
-use meshloom::train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Start};
+use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Start};
 
 use crate::eight_devices::client;
 use crate::state::{self, State, about, arrays, config, declared, literal, write, written_values};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use meshloom::train::checkpoint::Checkpoint;
+use meshloom_train::checkpoint::Checkpoint;
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Start, find};
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Start, find};
+use meshloom_train::config::RunConfig;
 
 use crate::eight_devices::{client, relative_error};
 
@@ -204,7 +204,7 @@ fn other_runs_are_refused_or_warned_of() {
     let checkpoint = Checkpoint::open(folder).expect("a checkpoint");
     assert_eq!(checkpoint.about().config, config(&[SMALL, ONE]).to_toml());
     let error = |overrides: &[&str]| match Trainer::resume(&config(&[SMALL, ONE, overrides]), &client(), &checkpoint) {
-        Err(meshloom::Error::Checkpoint(error)) => *error,
+        Err(meshloom_train::Error::Checkpoint(error)) => *error,
         Err(error) => panic!("{overrides:?}: {error}"),
         Ok(_) => panic!("{overrides:?} is taken"),
     };

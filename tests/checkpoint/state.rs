@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, ArraySpec, ShardLayout};
 use meshloom::trace::{Init, MapTree, Param, Tree};
-use meshloom::train::checkpoint::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition, Start};
-use meshloom::train::config::CheckpointConfig;
+use meshloom_train::checkpoint::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition, Start};
+use meshloom_train::config::CheckpointConfig;
 
 use crate::eight_devices::client;
 

@@ -18,7 +18,7 @@ use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
-use meshloom::train::step::{DropoutConfig, StepFunction, TrainStep};
+use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
 
 use crate::support::random::Random;
 

@@ -1,7 +1,7 @@
 //! The families in the run config.
 
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 use crate::client;
 use crate::meshes::config;

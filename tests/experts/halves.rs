@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meshloom::nn::{AttentionMask, DecoderLayer, Rotary, RowInputs};
 use meshloom::ops::Op;
-use meshloom::partition::CollectiveKind;
+use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
 
 use crate::meshes::config;
@@ -76,7 +76,7 @@ impl<'g> Program<'g> {
         let group = meshloom::ops::Group::new(mesh, &[axis]);
         let nodes = self.graph.nodes().enumerate();
         let of_tokens = nodes.filter_map(|(place, node)| {
-            let (kind, own) = CollectiveKind::of(node.op())?;
+            let (kind, own) = collective_of(node.op())?;
             let bytes = node.operands().iter().map(|&value| self.graph.ty(value).byte_count()).max()?;
             (*own == group && bytes >= LENGTH * 32 * 4).then_some((place, kind))
         });

@@ -6,7 +6,7 @@ use meshloom::ir::{Literal, Name};
 use meshloom::nn::{Batch, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 
 use crate::*;
 

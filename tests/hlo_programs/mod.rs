@@ -13,7 +13,7 @@ use meshloom::hlo::proto::{HloModuleProto, HloProto};
 use meshloom::ir::DType::F32;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
-use meshloom::train::config::RunConfig;
+use meshloom_train::config::RunConfig;
 use prost::Message;
 
 /// A module from its text.

@@ -3,7 +3,7 @@
 // Each test file uses a part of it.
 #![allow(dead_code)]
 
-use meshloom::hlo::{EmitOptions, GroupFormat, emit};
+use meshloom::emit::{EmitOptions, GroupFormat, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use meshloom::autodiff::{Tape, value_and_grad};
+use meshloom::emit::{EmitOptions, EmittedModule, emit};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::hlo::{EmitOptions, EmittedModule, emit};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;

@@ -13,7 +13,7 @@ pub fn meshloom() -> PathBuf {
     // TARGET/PROFILE/deps/train-HASH
     let profile = own.ancestors().nth(2).expect("a profile's folder");
     let mut build = Command::new(env!("CARGO"));
-    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--bin", "meshloom", "--target-dir"]);
+    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "-p", "meshloom-train", "--bin", "meshloom", "--target-dir"]);
     build.arg(profile.parent().expect("the target folder"));
     if profile.ends_with("release") {
         build.arg("--release");

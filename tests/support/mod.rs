@@ -11,8 +11,8 @@ pub mod spmd;
 
 use std::sync::OnceLock;
 
+use meshloom::emit::{EmitOptions, emit};
 use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
-use meshloom::hlo::{EmitOptions, emit};
 use meshloom::ir::{Graph, Literal, NodeRef, TensorType, verify};
 use meshloom::ops::{Op, Scan};
 use meshloom::pjrt::{Array, Client, CompileOptions, DebugValue, Executable, ShardLayout};

@@ -5,8 +5,8 @@ use meshloom::ir::Literal;
 use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
 use meshloom::trace::Tree;
-use meshloom::train::config::{ModelFamily, RunConfig};
-use meshloom::train::step::{StepInput, TrainStep};
+use meshloom_train::config::{ModelFamily, RunConfig};
+use meshloom_train::step::{StepInput, TrainStep};
 
 use crate::eight_devices::{client, relative_error};
 use crate::support::interpret::interpret;
