@@ -21,7 +21,7 @@ fn check(overrides: &[&str]) -> String {
     let overrides: Vec<String> = SMALL.iter().chain(overrides).map(|&text| text.to_owned()).collect();
     let refused = RunConfig::from_overrides(&overrides).map_err(meshloom_train::Error::from).and_then(|config| {
         let (_, lowered) = config.lower_train_step()?;
-        lowered.compile(&Client::cpu(4)?)
+        Ok(lowered.compile(&Client::cpu(4)?)?)
     });
     match refused {
         Ok(_) => "it fits".to_owned(),
