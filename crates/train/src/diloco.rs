@@ -169,8 +169,8 @@ impl<M: Model> DilocoStep<M> {
         self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
 
-    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where transfers
-    /// [overlap](Diloco::overlaps) with steps, or in the one for any.
+    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
+    /// transfers [overlap](Diloco::overlaps) with steps, or in the one for any.
     pub(super) fn apply_several(
         &self,
         declared: &M::Params<Param>,

@@ -139,8 +139,8 @@ impl<M: Model> TrainStep<M> {
         }
     }
 
-    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in the first
-    /// step.
+    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in
+    /// the first step.
     ///
     /// # Errors
     /// As [`TrainStep::trace`].

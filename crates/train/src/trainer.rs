@@ -221,8 +221,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(metrics.into_iter().next().unwrap_or(StepMetrics::NONE))
     }
 
-    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more than `most`.
-    /// Returns what came of each.
+    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more
+    /// than `most`. Returns what came of each.
     ///
     /// # Errors
     /// As of [`Trainer::step`].
