@@ -101,7 +101,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
 /// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes nothing.
 #[test]
 fn first_parameters_do_not_depend_on_the_form() {
-    let params = |form| config(SHORT_RUN, &[form]).train_step().initialize(3).params;
+    let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).params;
     let (stacked, separate) = (params("model.scan_layers=true"), params("model.scan_layers=false"));
     let mut layers: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for (path, leaf) in separate.paths().into_iter().zip(separate.leaves()) {
@@ -168,7 +168,7 @@ fn child_hash() {
 fn the_state_is_donated() {
     for mesh in [ONE_DEVICE, MIXED] {
         let config = config(SHORT_RUN, mesh);
-        let state_count = config.train_step().state().leaves().len();
+        let state_count = config.train_step().unwrap().state().leaves().len();
         let (function, lowered) = config.lower_train_step().expect("it lowers");
         let expected: Vec<(usize, usize)> = (0..state_count).map(|index| (index, index)).collect();
         assert_eq!(aliases(&function), expected);
@@ -207,7 +207,7 @@ fn the_state_is_donated() {
 fn memory_is_split() {
     for (mesh, shards, batch_shards) in [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (FSDP, 8, 8), (MIXED, 4, 8)] {
         let config = config(SHORT_RUN, mesh);
-        let step = config.train_step();
+        let step = config.train_step().unwrap();
         let bytes = |is_split: bool| -> usize {
             let leaves = step.state().leaves();
             let has_embed = |axes: &[meshloom::ir::Name]| axes.iter().any(|name| name.text() == "embed");

@@ -1,6 +1,6 @@
 //! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
 
-use super::config::{self, RunConfig};
+use super::config::{self, ConfigError, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
@@ -37,7 +37,7 @@ impl RunConfig {
     /// # Errors
     /// The config asks for something that is not built yet, or its parts do not fit together.
     pub fn resolve(&self) -> Result<Run, Error> {
-        self.resolve_for(self.decoder())
+        self.resolve_for(self.decoder()?)
     }
 
     /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages), `seq` and `dropout`
@@ -63,10 +63,13 @@ impl RunConfig {
         Ok(Run { config: self.clone(), mesh, rules, step })
     }
 
-    /// The decoder that the config describes.
-    pub fn decoder(&self) -> DecoderConfig {
+    /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    ///
+    /// # Errors
+    /// The mesh, the rules or the pipeline cannot be as the config says.
+    pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
         let model = &self.model;
-        DecoderConfig {
+        Ok(DecoderConfig {
             layers: model.layers,
             embed: model.embed,
             heads: model.heads,
@@ -79,17 +82,19 @@ impl RunConfig {
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
             remat: self.remat_policy(),
-            // A config that has been read has none that cannot be.
-            pipeline: self.pipeline_options().ok().flatten(),
+            pipeline: self.pipeline_options()?,
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
-            parts: self.layer_parts(),
-        }
+            parts: self.layer_parts()?,
+        })
     }
 
     /// The train step of the decoder that the config describes: of all rows, as if there were one replica.
-    pub fn train_step(&self) -> TrainStep {
-        self.train_step_of(self.decoder())
+    ///
+    /// # Errors
+    /// As of [`RunConfig::decoder`].
+    pub fn train_step(&self) -> Result<TrainStep, ConfigError> {
+        Ok(self.train_step_of(self.decoder()?))
     }
 
     fn train_step_of<M>(&self, model: M) -> TrainStep<M> {

@@ -109,7 +109,7 @@ impl Sampler {
     /// # Errors
     /// The checkpoint's parameters are not those of the config's model, or the plugin refuses the program.
     pub fn of_checkpoint(client: &Client, config: &RunConfig, checkpoint: &Checkpoint) -> Result<Sampler, Error> {
-        let model = config.decoder();
+        let model = config.decoder()?;
         let params = parameters_of(checkpoint, &model.parameters())?;
         Sampler::new(client, &model, &params, config.model.seq)
     }

@@ -222,6 +222,12 @@ impl RulesConfig {
         std::iter::once(("rules", &self.source)).chain(roles)
     }
 
+    /// The keys that rules come from.
+    pub(super) fn given_keys(&self) -> impl Iterator<Item = String> {
+        let sources = self.sources().map(|(section, source)| format!("{section}.{}", source.key()));
+        sources.chain(self.all_overrides().map(|(section, _)| format!("{section}.override")))
+    }
+
     /// Every list of overrides with the section it stands in.
     fn all_overrides(&self) -> impl Iterator<Item = (&'static str, &Vec<RuleEntry>)> {
         let roles = self.roles().into_iter().map(|(_, name, role)| (name, &role.overrides));
