@@ -7,8 +7,8 @@ use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::stage::Stage;
 use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
-use meshloom::compile::{LOCAL_PASSES, LowerOptions, Lowered, PASSES, lower};
-use meshloom::emit::{Annotation, GroupFormat};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
+use meshloom::emit::GroupFormat;
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, ShardingTable};
@@ -177,15 +177,12 @@ impl RunConfig {
 
     /// What the config says of lowering, but for the mesh and the program's own aliases.
     fn lower_options<'a>(&self) -> LowerOptions<'a> {
-        let (explicit, annotation) = match self.partition.mode {
-            config::PartitionMode::Explicit => (true, Annotation::Tiles),
-            config::PartitionMode::Gspmd => (false, Annotation::Tiles),
-            // Every plugin known reads this form.
-            config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
-        };
         LowerOptions {
-            explicit,
-            annotation,
+            partition: match self.partition.mode {
+                config::PartitionMode::Explicit => PartitionMode::Explicit,
+                config::PartitionMode::Gspmd => PartitionMode::GSPMD,
+                config::PartitionMode::Shardy => PartitionMode::SHARDY,
+            },
             deny_replication: self.partition.replication == config::Replication::Deny,
             overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
@@ -256,17 +253,23 @@ impl<M: Model> Run<M> {
     /// # Errors
     /// As of [`Run::lower`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
-        let none: Vec<&str> = PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name).collect();
-        let whole = LowerOptions { explicit: false, ..self.config.lower_options() };
-        let as_it_is = LowerOptions { without: &none, ..whole.clone() };
         let calls = self.config.calls();
+        let options =
+            |function: &RunFunction<M>| LowerOptions { aliases: aliases(function), ..self.config.lower_options() };
         match stage {
-            Stage::Traced => Ok(lower(self.step.of_replica().trace_loss()?.graph(), &as_it_is)?),
-            Stage::Differentiated => self.lower_with(&self.trace(calls)?, as_it_is),
-            Stage::Transformed => self.lower_with(&self.trace(calls)?, whole),
-            Stage::Sharded => {
-                self.lower_with(&self.trace(calls)?, LowerOptions { explicit: false, ..self.lower_options() })
+            Stage::Traced => {
+                let function = self.step.of_replica().trace_loss()?;
+                Ok(lower_as_traced(function.graph(), &self.config.lower_options()))
             }
+            Stage::Differentiated => {
+                let function = self.trace(calls)?;
+                Ok(lower_as_traced(function.graph(), &options(&function)))
+            }
+            Stage::Transformed => {
+                let function = self.trace(calls)?;
+                Ok(lower(function.graph(), &options(&function))?)
+            }
+            Stage::Sharded => self.lower_annotated(calls),
             Stage::Partitioned | Stage::Compiled => Ok(self.lower(calls, GroupFormat::Lists)?.1),
         }
     }
@@ -278,7 +281,16 @@ impl<M: Model> Run<M> {
     /// As of [`Run::lower`].
     pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
         // The table is there before anything is partitioned.
-        let options = LowerOptions { explicit: false, ..self.lower_options() };
-        Ok(self.lower_with(&self.trace(Calls::Single)?, options)?.debug_sharding)
+        Ok(self.lower_annotated(Calls::Single)?.sharded().map(|sharded| sharded.table.clone()))
+    }
+
+    /// The program of one call in global shapes, with the specs of the rules as annotations.
+    fn lower_annotated(&self, calls: Calls) -> Result<Lowered, Error> {
+        let options = self.lower_options();
+        let partition = match options.partition {
+            PartitionMode::Explicit => PartitionMode::GSPMD,
+            annotated => annotated,
+        };
+        self.lower_with(&self.trace(calls)?, LowerOptions { partition, ..options })
     }
 }
