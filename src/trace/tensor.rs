@@ -1,4 +1,4 @@
-//! Tensor handles, their shape operations, and what makes tensors from nothing.
+//! Tensor handles, their shape operations, and tensors made from nothing.
 
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds, RangeFull};

@@ -1,23 +1,25 @@
-//! Pipelines over a mesh axis: every stage holds some layers of each repeat, and microbatches go round the stages.
+//! Pipelines over a mesh axis: every stage holds some layers of each repeat, and microbatches travel through the
+//! stages.
 //!
-//! [`pipeline`] runs a layer function on stacked weights. What it makes is an ordinary program in global view, in which stages are a
-//! dimension: named `activation_stage` in activations and `layers` in weights, and split over the mesh axis that the rules give these
-//! names. Moving results from stage to stage is a [roll](crate::ops::Roll) along it, which becomes a collective-permute.
+//! [`pipeline`] runs a layer function on stacked weights. The result is an ordinary program in global view, in which
+//! stages are a dimension: named `activation_stage` in activations and `layers` in weights, and split over the mesh
+//! axis that the rules give these names. A [roll](crate::ops::Roll) along it moves results from stage to stage, which
+//! becomes a collective-permute.
 //!
 //! | module | what it says |
 //! |---|---|
-//! | `options` | the form of a pipeline, and which there can be |
+//! | `options` | the options of a pipeline, and which combinations are possible |
 //! | `phases` | which stage works on what, and when |
-//! | `stage` | what all stages do in an iteration: the layers, mapped over the stages, and the halves of their derivative |
+//! | `stage` | one iteration of all stages: the layers, mapped over the stages, and both halves of their derivative |
 //! | `weights` | what is gathered when, and where cotangents of weights are added up and scattered |
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
-//! | `timeline` | the schedule as data, to be looked at and counted |
-//! | `one_f_one_b` | forwards and backwards in one loop, of which the loss is a part |
+//! | `timeline` | the schedule as data |
+//! | `one_f_one_b` | both passes in one loop, which contains the loss |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
-//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as MaxText has them (maxtext.layers.pipeline), PipeDream-Flush's
-//! 1F1B (Narayanan et al., arXiv 2104.04473).
+//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as in MaxText (maxtext.layers.pipeline),
+//! PipeDream-Flush's 1F1B (Narayanan et al., arXiv 2104.04473).
 
 mod back;
 mod iteration;

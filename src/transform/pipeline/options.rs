@@ -1,4 +1,4 @@
-//! What a pipeline looks like, and which pipelines there can be.
+//! The options of a pipeline, and which combinations are possible.
 
 use std::fmt;
 

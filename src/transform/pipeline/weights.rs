@@ -1,4 +1,4 @@
-//! Where an iteration's weights come from, and where their cotangents go.
+//! The source of an iteration's weights, and the destination of their cotangents.
 
 use super::stage::STAGE;
 use super::{PipelineOptions, WeightPlan};
