@@ -32,8 +32,8 @@ fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
     cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
 }
 
-/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
-/// because that is from where it looks for them.
+/// The path of a wheel's shared object in the cache. One with companions lies as deep as in an installation, because it
+/// searches for them relative to itself.
 pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
     let object = Path::new(wheel.object);
     match (wheel.companions, object.file_name()) {

@@ -64,9 +64,9 @@ impl FromStr for Stage {
 }
 
 impl RunConfig {
-    /// The program that the config describes, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what
-    /// a plugin gets, as [`Stage::Partitioned`] is (or [`Stage::Sharded`], where the config lets XLA partition): only a
-    /// plugin goes further.
+    /// The program of the config at a stage; it runs `train.steps_per_call` steps. [`Stage::Compiled`] gives the input
+    /// of the plugin, the same as [`Stage::Partitioned`] (or [`Stage::Sharded`], if XLA partitions): only a plugin goes
+    /// further.
     ///
     /// # Errors
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.

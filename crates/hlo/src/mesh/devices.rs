@@ -114,7 +114,7 @@ fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
     (0..devices.len()).map(|index| ids[position(index)]).collect()
 }
 
-/// The box that the coordinates fill: its sizes, and the ids by coordinates, the first of which varies fastest.
+/// The box of coordinates: its sizes, and the ids by coordinates, the first of which varies fastest.
 fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
     let rank = devices.first()?.coords.len();
     if rank == 0 || devices.iter().any(|device| device.coords.len() != rank) {
@@ -152,7 +152,8 @@ struct Piece {
     stride: usize,
 }
 
-/// For each axis what it has of each dimension. The product of the axes is that of the box, so there is always enough left.
+/// The share of each axis in each dimension. The product of the axes is that of the box, so there is always enough
+/// left.
 fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
@@ -168,8 +169,8 @@ fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
     cuts
 }
 
-/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions taken
-/// whole, then those with faster links.
+/// The best way to make an axis out of the remaining dimensions: first with the fewest dimensions cut, then with the
+/// most dimensions taken whole, then with the faster links.
 fn choose(axis: usize, left: &[usize]) -> Vec<usize> {
     let score = |sizes: &Vec<usize>| {
         let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);

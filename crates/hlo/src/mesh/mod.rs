@@ -185,8 +185,8 @@ impl Mesh {
         Mesh { axes, dcn: Vec::new() }
     }
 
-    /// The mesh with an axis cut in two, `major` parts of what is left, and for each axis of this mesh what has become of it; `None`
-    /// where no more axes fit.
+    /// The mesh with an axis cut in two, `major` parts and the rest, and for each axis of this mesh what became of it;
+    /// `None` if no more axes fit.
     pub fn cut(&self, axis: MeshAxis, major: usize) -> Option<(Mesh, Vec<Axes>)> {
         let (mut axes, mut parts) = (Vec::new(), Vec::new());
         for old in self.axes() {
