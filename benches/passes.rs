@@ -192,7 +192,7 @@ fn main() -> anyhow::Result<()> {
         &["model.scan_layers=true", "remat.policy=full"],
         &["model.scan_layers=false"],
     ] {
-        let mut overrides: Vec<String> = ["mesh.axes=data=1", "target.devices=1"].map(str::to_owned).into();
+        let mut overrides = vec![shared::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
         overrides.extend(set.iter().map(|&text| text.to_owned()));
         overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
         let config = RunConfig::from_overrides(&overrides)?;

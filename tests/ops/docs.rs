@@ -183,10 +183,10 @@ fn the_table_of_ops_is_up_to_date() {
         let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(title).collect();
         writeln!(table, "- {row}: {}", ops.join(", ")).expect("a string takes all");
     }
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ops.md");
+    let path = support::path("docs/ops.md");
     if std::env::var_os("MESHLOOM_UPDATE").is_some() {
-        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).expect("the folder");
-        std::fs::write(path, &table).expect("the file");
+        std::fs::create_dir_all(support::path("docs")).expect("the folder");
+        std::fs::write(&path, &table).expect("the file");
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
     assert!(found == table, "docs/ops.md is not what the ops say; MESHLOOM_UPDATE=1 writes it");

@@ -281,6 +281,3 @@ fn alive(columns: &[Column], stage: usize) -> usize {
     }
     most
 }
-
-#[cfg(test)]
-mod tests;
