@@ -34,7 +34,7 @@ impl MeshAxis {
 ///
 /// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
 /// The text form is that of the run config: `data=2,fsdp=4`. Which hardware device has which number says
-/// [`device_order`](super::device_order).
+/// [`device_order`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
