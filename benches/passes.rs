@@ -80,7 +80,7 @@ fn contend(function: &StepFunction, config: &RunConfig, step: &TrainStep, rounds
         let lowered = lower(function.graph(), &LowerOptions { without: &variant.without, ..LowerOptions::default() })?;
         contenders.push(Contender {
             variant,
-            nodes: lowered.graph.total_node_count(),
+            nodes: lowered.graph().total_node_count(),
             instructions: lowered.module.instruction_count,
             module: lowered.module.bytes.clone(),
             program: Some(lowered.compile(&client)?),

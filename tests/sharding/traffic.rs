@@ -52,7 +52,6 @@ fn lowered(mesh: &str, overrides: &[&str], without: &[&str]) -> Lowered {
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases(&step),
-        explicit: true,
         deny_replication: true,
         without,
         ..LowerOptions::default()
@@ -242,12 +241,8 @@ fn accumulated_gradients() {
     })
     .expect("it traces");
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        explicit: true,
-        without: &["combine-collectives"],
-        ..LowerOptions::default()
-    };
+    let options =
+        LowerOptions { sharding: Some((&mesh, &rules)), without: &["combine-collectives"], ..LowerOptions::default() };
     let ledger = lower(step.graph(), &options).expect("it lowers").collectives();
     // In the loop only the number of tokens, which every gradient is divided by.
     let inside = ledger.inside_loops();

@@ -51,7 +51,6 @@ fn lowered(config: &RunConfig) -> Lowered {
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases(&function),
-        explicit: true,
         without,
         ..LowerOptions::default()
     };
@@ -89,7 +88,7 @@ fn check(overrides: &[&str], bound: f64) {
         expect(CollectiveKind::AllGather, "replica", sums / size("replica"));
     }
     assert!(wrong.is_empty(), "{overrides:?}: {wrong:#?}\n{ledger}");
-    let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &lowered.aliases);
+    let memory = Memory::of(lowered.emitted(), &lowered.aliases);
     let error = prediction.memory.peak() as f64 / memory.peak as f64 - 1.0;
     println!("{overrides:?}: memory {error:+.3} of {}: {:?}", memory.peak, prediction.memory);
     assert!(error.abs() <= bound, "{overrides:?}: memory off by {error:+.3}: {:?}\n{memory}", prediction.memory);

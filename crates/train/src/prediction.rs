@@ -346,7 +346,7 @@ impl LayerCost {
         let mesh = config.mesh()?;
         let rules = RuleSets::uniform(without_gathered(&config.rule_sets()?.compute)?);
         let temporaries = |lowered: &Lowered| {
-            let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &[]);
+            let memory = Memory::of(lowered.emitted(), &[]);
             memory.peak.saturating_sub(memory.arguments + memory.outputs)
         };
         let one = lower_layers(config, 1, &mesh, &rules)?;
@@ -391,8 +391,7 @@ fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets)
         })
     })?;
     let sharding = (mesh.device_count() > 1).then_some((mesh, rules));
-    let explicit = sharding.is_some();
-    Ok(lower(function.graph(), &LowerOptions { sharding, explicit, ..LowerOptions::default() })?)
+    Ok(lower(function.graph(), &LowerOptions { sharding, ..LowerOptions::default() })?)
 }
 
 /// The rules for weights in use: split over none of the axes that they are gathered over.

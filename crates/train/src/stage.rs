@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::config::RunConfig;
 use super::step::{TrainStep, aliases};
 use crate::Error;
-use meshloom::compile::{LOCAL_PASSES, LowerOptions, Lowered, PASSES, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
 use meshloom::emit::GroupFormat;
 use meshloom::hlo::suggest::did_you_mean;
 
@@ -72,29 +72,31 @@ impl RunConfig {
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         self.check_supported()?;
-        let none: Vec<&str> = PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name).collect();
-        let as_it_is = LowerOptions { without: &none, explicit: false, ..self.lower_options() };
         match stage {
             Stage::Traced => {
                 let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step() };
-                Ok(lower(step.trace_loss()?.graph(), &as_it_is)?)
+                Ok(lower_as_traced(step.trace_loss()?.graph(), &self.lower_options()))
             }
             Stage::Differentiated => {
                 let function = self.trace_run(self.calls())?;
-                Ok(lower(function.graph(), &LowerOptions { aliases: aliases(&function), ..as_it_is })?)
+                let options = LowerOptions { aliases: aliases(&function), ..self.lower_options() };
+                Ok(lower_as_traced(function.graph(), &options))
             }
             Stage::Transformed => {
                 let function = self.trace_run(self.calls())?;
-                let options = LowerOptions { aliases: aliases(&function), explicit: false, ..self.lower_options() };
+                let options = LowerOptions { aliases: aliases(&function), ..self.lower_options() };
                 Ok(lower(function.graph(), &options)?)
             }
             Stage::Sharded => {
                 let function = self.trace_run(self.calls())?;
                 let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
                 let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
+                let partition = match self.lower_options().partition {
+                    PartitionMode::Explicit => PartitionMode::GSPMD,
+                    annotated => annotated,
+                };
                 let aliases = aliases(&function);
-                let options = LowerOptions { sharding, aliases, explicit: false, ..self.lower_options() };
-                Ok(lower(function.graph(), &options)?)
+                Ok(lower(function.graph(), &LowerOptions { sharding, aliases, partition, ..self.lower_options() })?)
             }
             Stage::Partitioned | Stage::Compiled => Ok(self.lower_run(self.calls(), GroupFormat::Lists)?.1),
         }

@@ -12,8 +12,8 @@ use super::sample::Sampler;
 use super::step::{DropoutConfig, TrainStep, aliases};
 use super::tokenizer::Tokenizer;
 use crate::Error;
-use meshloom::compile::{LowerOptions, Lowered, Program, lower};
-use meshloom::emit::{Annotation, GroupFormat};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Program, lower};
+use meshloom::emit::GroupFormat;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::optim::{AdamW, WarmupCosine};
@@ -126,15 +126,12 @@ impl RunConfig {
 
     /// What the config says of lowering, but for the mesh and the program's own aliases.
     pub(super) fn lower_options<'a>(&self) -> LowerOptions<'a> {
-        let (explicit, annotation) = match self.partition.mode {
-            config::PartitionMode::Explicit => (true, Annotation::Tiles),
-            config::PartitionMode::Gspmd => (false, Annotation::Tiles),
-            // Every plugin known reads this form.
-            config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
-        };
         LowerOptions {
-            explicit,
-            annotation,
+            partition: match self.partition.mode {
+                config::PartitionMode::Explicit => PartitionMode::Explicit,
+                config::PartitionMode::Gspmd => PartitionMode::GSPMD,
+                config::PartitionMode::Shardy => PartitionMode::SHARDY,
+            },
             deny_replication: self.partition.replication == config::Replication::Deny,
             overlap_collectives: self.target.platform != config::Platform::Cpu,
             // On a CPU, the devices' memory is the host's.
@@ -154,7 +151,7 @@ impl RunConfig {
         let mut config = self.clone();
         // The table is there before anything is partitioned.
         config.partition.mode = config::PartitionMode::Gspmd;
-        Ok(config.lower_train_step()?.1.debug_sharding)
+        Ok(config.lower_train_step()?.1.sharded().map(|sharded| sharded.table.clone()))
     }
 }
 
