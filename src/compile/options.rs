@@ -41,8 +41,8 @@ pub struct LowerOptions<'a> {
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
     /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
     pub groups: GroupFormat,
-    /// Lets the plugin run collectives that do not depend on each other in any order, or at once, as it is best for GPU and TPU. The
-    /// CPU plugins' virtual devices may then wait for each other for ever, so by default they run in the order of the program.
+    /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
+    /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
     pub overlap_collectives: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
