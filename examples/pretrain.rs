@@ -51,7 +51,8 @@ struct Arguments {
     /// Overrides one key of the config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// Steps to run, at least 1, those before a checkpoint included; as --set train.steps=N, but the learning-rate schedule keeps its length
+    /// Steps to run, at least 1, those before a checkpoint included; as --set train.steps=N, but the learning-rate
+    /// schedule keeps its length
     #[arg(long, value_name = "N", value_parser = parse_steps, allow_hyphen_values = true)]
     steps: Option<u64>,
     /// Seed of parameters and data; short for --set train.seed=N
@@ -264,7 +265,8 @@ fn print_sharding(config: &RunConfig, settings: &Settings) -> Result<(), Error> 
     Ok(())
 }
 
-/// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each device.
+/// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each
+/// device.
 fn compile_ahead(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<(), Error> {
     let ahead = StepAhead::compile(config, settings)?;
     for warning in ahead.lowered.warnings() {

@@ -1,8 +1,8 @@
-//! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches that
-//! exclude one another.
+//! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches
+//! that exclude one another.
 //!
-//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of them, but lies
-//! between what the cheapest and the dearest branch of each conditional move.
+//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of
+//! them, but lies between what the cheapest and the dearest branch of each conditional move.
 
 use std::collections::BTreeMap;
 use std::fmt;

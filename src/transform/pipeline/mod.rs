@@ -55,7 +55,8 @@ use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label,
 /// Stacked weights of all layers, and the logical names of their dimensions.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {
-    /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's weight.
+    /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's
+    /// weight.
     pub weights: W,
     /// For each tensor, the names of all dimensions.
     pub names: Vec<AxisNames>,
@@ -72,17 +73,18 @@ pub struct PipelineInput<X> {
     pub rows: X,
 }
 
-/// Runs stacked layers as a pipeline: `layer` gets the activations `[B/M, ..]` of a microbatch, its own weights, the rows that belong
-/// to the microbatch, and what place it has; it returns activations of the same type and a tree of auxiliary values. Returns the
-/// activations `[B, ..]` after all layers, and the auxiliary values, summed over layers and microbatches.
+/// Runs stacked layers as a pipeline: `layer` gets the activations `[B/M, ..]` of a microbatch, its own weights, the
+/// rows that belong to the microbatch, and what place it has; it returns activations of the same type and a tree of
+/// auxiliary values. Returns the activations `[B, ..]` after all layers, and the auxiliary values, summed over layers
+/// and microbatches.
 ///
-/// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors, but no
-/// floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j` are those at
-/// `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what splits the rows of a microbatch,
-/// is in place.
+/// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors,
+/// but no floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j`
+/// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
+/// splits the rows of a microbatch, is in place.
 ///
-/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where
-/// it is no number.
+/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not
+/// even where it is no number.
 #[track_caller]
 pub fn pipeline<W, X, A>(
     options: &PipelineOptions,
@@ -357,8 +359,8 @@ impl Program<'_> {
         )
     }
 
-    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not gathered before the
-    /// cotangents are there: nor is it the same gather as the forward pass's.
+    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not
+    /// gathered before the cotangents are there: nor is it the same gather as the forward pass's.
     fn weights_again(
         &self,
         weights: Vec<Tensor>,

@@ -1,9 +1,10 @@
 //! Which device stands where in a mesh.
 //!
-//! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of the
-//! hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the devices of a
-//! slice fill. Axes choose from minor to major. An axis takes whole dimensions of the box where their product is its
-//! size, as many as possible, since each brings links of its own; else it cuts dimensions, and takes neighbours.
+//! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of
+//! the hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the
+//! devices of a slice fill. Axes choose from minor to major. An axis takes whole dimensions of the box where their
+//! product is its size, as many as possible, since each brings links of its own; else it cuts dimensions, and takes
+//! neighbours.
 //!
 //! The idea of taking whole dimensions, and more of them first, is that of JAX's `mesh_utils.create_device_mesh`.
 
@@ -20,17 +21,18 @@ pub struct DevicePlace {
     pub id: i32,
     /// The slice it belongs to: devices of one slice share the fast network.
     pub slice: i64,
-    /// Where it is within its slice, the dimension with the fastest links first: core on its chip, x, y, z for a TPU; place
-    /// in its host, host for a GPU. Empty where a plugin does not say, as for a CPU.
+    /// Where it is within its slice, the dimension with the fastest links first: core on its chip, x, y, z for a TPU;
+    /// place in its host, host for a GPU. Empty where a plugin does not say, as for a CPU.
     pub coords: SmallVec<[i64; 4]>,
 }
 
-/// The ids of the devices in the order of the mesh, row-major. Without coordinates, and where coordinates do not
-/// fill a box, the devices of a slice keep their order. A mesh without a DCN part over several slices has its most major axes
+/// The ids of the devices in the order of the mesh, row-major. Without coordinates, and where coordinates do not fill a
+/// box, the devices of a slice keep their order. A mesh without a DCN part over several slices has its most major axes
 /// cross them.
 ///
 /// # Errors
-/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the slices.
+/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the
+/// slices.
 pub fn device_order(mesh: &Mesh, devices: &[DevicePlace]) -> Result<Vec<i32>, MeshError> {
     let count = mesh.device_count();
     let Some(devices) = devices.get(..count) else {

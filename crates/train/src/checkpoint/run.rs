@@ -17,11 +17,13 @@ const FREE_KEYS: [&str; 5] =
     ["model.scan_layers", "model.batch_split", "train.microbatches", "train.steps_per_call", "diloco.check_replicas"];
 
 impl Trainer {
-    /// As [`Trainer::new`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and microbatches may be
-    /// others than those of the run that wrote it. What else differs in the configs is among the [warnings](Trainer::warnings).
+    /// As [`Trainer::new`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and
+    /// microbatches may be others than those of the run that wrote it. What else differs in the configs is among the
+    /// [warnings](Trainer::warnings).
     ///
     /// # Errors
-    /// Those of [`Trainer::new`]; or the checkpoint's values are not those of the config's model: the error names the first.
+    /// Those of [`Trainer::new`]; or the checkpoint's values are not those of the config's model: the error names the
+    /// first.
     pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
         let declared = config.state()?;
         // Before anything is compiled.
@@ -38,8 +40,8 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of several, those that
-    /// they agree on. The optimizer's state and the step stay.
+    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of
+    /// several, those that they agree on. The optimizer's state and the step stay.
     ///
     /// # Errors
     /// The checkpoint's parameters are not those of the model, or the plugin fails.
