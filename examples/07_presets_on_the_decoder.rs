@@ -38,7 +38,7 @@ const RUNS: [(&str, &str); 9] = [
 ];
 
 fn lowered(config: &RunConfig, mesh: &str, preset: &str) -> Result<Lowered, Error> {
-    let step = config.train_step().trace()?;
+    let step = config.train_step()?.trace()?;
     let mesh = Mesh::parse(mesh, 8)?;
     // Strict: what does not fit is an error rather than left whole.
     let rules = RuleSets::uniform(Rules::preset(preset, true)?);

@@ -480,7 +480,7 @@ fn decoder(without: &[&str]) -> Graph {
     ];
     let config: Vec<String> = config.iter().map(|&text| text.to_owned()).collect();
     let config = RunConfig::from_overrides(&config).unwrap();
-    let function = config.train_step().trace().unwrap();
+    let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
     let options = LowerOptions { sharding: Some((&mesh, &rules)), without, ..LowerOptions::default() };
     lower(function.graph(), &options).unwrap().partitioned().expect("it is partitioned").graph.clone()

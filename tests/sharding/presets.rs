@@ -15,7 +15,7 @@ fn lowered(mesh: &str, rules: &RuleSets, overrides: &[&str]) -> Lowered {
     let pipeline = [axes.as_str(), "pipeline.repeats=1", "pipeline.microbatches=2"];
     let pipeline = if mesh.contains("stage") { &pipeline[..] } else { &[] };
     let config = config(&[DECODER, OF_EIGHT_HEADS, overrides, pipeline]);
-    let function = config.train_step().trace().expect("it traces");
+    let function = config.train_step().unwrap().trace().expect("it traces");
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
     let options = LowerOptions {
         sharding: Some((&mesh, rules)),

@@ -46,7 +46,7 @@ fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
 /// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not
 /// predicted.
 fn lowered(config: &RunConfig) -> Lowered {
-    let function = config.train_step().trace().unwrap();
+    let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
     let without: &[&str] = if config.train.microbatches > 1 { &["loop-invariants", "hoist-gathers"] } else { &[] };
     let options = LowerOptions {

@@ -40,7 +40,7 @@ fn config(settings: &[&str]) -> RunConfig {
 /// Its train step. Without a large epsilon a first step is the sign of the gradient, and rounding decides on that of
 /// what is almost zero.
 fn train_step(config: &RunConfig) -> TrainStep {
-    let mut step = config.train_step();
+    let mut step = config.train_step().unwrap();
     step.optimizer.epsilon = 1e-2;
     step
 }

@@ -164,8 +164,8 @@ impl Predictor<'_> {
 
     /// The stacked weights of the layers.
     fn layer_weights(&self) -> Result<Vec<LayerWeight>, Error> {
-        let Layers::Stacked(layers) = self.config.decoder().parameters().layers else { return Ok(Vec::new()) };
-        let decoder = self.config.decoder();
+        let Layers::Stacked(layers) = self.config.decoder()?.parameters().layers else { return Ok(Vec::new()) };
+        let decoder = self.config.decoder()?;
         let leaves = layers.paths().into_iter().zip(layers.leaves());
         leaves
             .map(|(path, param)| {
@@ -242,7 +242,7 @@ impl Predictor<'_> {
     }
 
     fn memory(&self, weights: &[LayerWeight], layer: &LayerCost) -> Result<PipelineMemory, Error> {
-        let state = self.config.train_step().state();
+        let state = self.config.train_step()?.state();
         let total = |role, specs: Vec<TensorSpec>| -> Result<u64, Error> {
             specs.iter().map(|spec| Ok(self.part(role, spec)?.1)).sum()
         };
@@ -376,7 +376,7 @@ impl LayerCost {
 /// So many layers, with their gradients, for one microbatch.
 fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
     let model = &config.model;
-    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder() };
+    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder()? };
     let rows = config.rows_of_layer();
     let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
     let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);

@@ -3,11 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::config::RunConfig;
-use super::step::{TrainStep, aliases};
-use crate::Error;
-use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
-use meshloom::emit::GroupFormat;
 use meshloom::hlo::suggest::did_you_mean;
 
 /// A stage of a program. Each adds one thing to the stage before.
@@ -60,45 +55,5 @@ impl FromStr for Stage {
             let all = names().collect::<Vec<_>>().join(", ");
             format!("there is no stage \"{text}\"{}; there are {all}", did_you_mean(text, names()))
         })
-    }
-}
-
-impl RunConfig {
-    /// The program of the config at a stage; it runs `train.steps_per_call` steps. [`Stage::Compiled`] gives the input
-    /// of the plugin, the same as [`Stage::Partitioned`] (or [`Stage::Sharded`], if XLA partitions): only a plugin goes
-    /// further.
-    ///
-    /// # Errors
-    /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
-    pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
-        self.check_supported()?;
-        match stage {
-            Stage::Traced => {
-                let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step() };
-                Ok(lower_as_traced(step.trace_loss()?.graph(), &self.lower_options()))
-            }
-            Stage::Differentiated => {
-                let function = self.trace_run(self.calls())?;
-                let options = LowerOptions { aliases: aliases(&function), ..self.lower_options() };
-                Ok(lower_as_traced(function.graph(), &options))
-            }
-            Stage::Transformed => {
-                let function = self.trace_run(self.calls())?;
-                let options = LowerOptions { aliases: aliases(&function), ..self.lower_options() };
-                Ok(lower(function.graph(), &options)?)
-            }
-            Stage::Sharded => {
-                let function = self.trace_run(self.calls())?;
-                let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
-                let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
-                let partition = match self.lower_options().partition {
-                    PartitionMode::Explicit => PartitionMode::GSPMD,
-                    annotated => annotated,
-                };
-                let aliases = aliases(&function);
-                Ok(lower(function.graph(), &LowerOptions { sharding, aliases, partition, ..self.lower_options() })?)
-            }
-            Stage::Partitioned | Stage::Compiled => Ok(self.lower_run(self.calls(), GroupFormat::Lists)?.1),
-        }
     }
 }

@@ -19,7 +19,7 @@ const LENGTH: usize = 16;
 
 /// One layer of a family on a mesh, alone: its result, or the gradients in its input and parameters.
 fn layer(model: &[&str], mesh: &str, gradients: bool) -> Arc<Graph> {
-    let config = config(mesh, model).decoder();
+    let config = config(mesh, model).decoder().unwrap();
     let params: DecoderLayer<_> = match config.parameters().layers {
         meshloom::nn::Layers::Separate(mut layers) => layers.remove(0),
         meshloom::nn::Layers::Stacked(_) => panic!("the layers are stacked"),
