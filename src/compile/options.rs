@@ -30,7 +30,7 @@ pub struct LowerOptions<'a> {
     pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
     /// Pairs of (output, input) that share a buffer: the input is donated.
     pub aliases: Vec<(usize, usize)>,
-    /// Names of passes of [`PASSES`] and [`LOCAL_PASSES`] that do not run.
+    /// Names of passes of [`PASSES`](super::PASSES) and [`LOCAL_PASSES`](super::LOCAL_PASSES) that do not run.
     pub without: &'a [&'a str],
     /// How much memory fewer collectives may cost.
     pub limits: CollectiveLimits,
