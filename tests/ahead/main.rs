@@ -1,7 +1,7 @@
 //! Programs for hardware that is not there, compiled ahead of time by the plugins for it.
 //!
-//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and
-//! GPUs (200 MB each) where they are not, and a test fails that is without.
+//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the
+//! plugins for TPUs and GPUs (200 MB each) where they are not, and a test fails that is without.
 //!
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 

@@ -1,7 +1,7 @@
 //! Plugins for tests: every CPU plugin, and the large ones where they are at hand.
 //!
-//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache; those for TPUs and GPUs (200 MB each) only when
-//! the user asks for it.
+//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache; those for TPUs and GPUs (200 MB
+//! each) only when the user asks for it.
 
 use std::env;
 use std::sync::{Arc, OnceLock};
@@ -24,8 +24,8 @@ pub fn cpu_plugins() -> Vec<Arc<Plugin>> {
     cpu_wheels().map(load).collect()
 }
 
-/// Whether the plugin for hardware that is not there is at hand; else why not. With `MESHLOOM_TEST_PLUGINS=all` it is downloaded if it
-/// is not, and an error is one.
+/// Whether the plugin for hardware that is not there is at hand; else why not. With `MESHLOOM_TEST_PLUGINS=all` it is
+/// downloaded if it is not, and an error is one.
 pub fn large_plugin(platform: &str) -> Result<Result<(), String>, PjrtError> {
     let is_needed = env::var_os("MESHLOOM_TEST_PLUGINS").is_some_and(|value| value == "all");
     match Plugin::locate(platform, &FindOptions { allow_fetch: is_needed, ..FindOptions::default() }) {
@@ -35,8 +35,8 @@ pub fn large_plugin(platform: &str) -> Result<Result<(), String>, PjrtError> {
     }
 }
 
-/// A client of every CPU plugin, with its wheel's name; made once for all tests of a file. With `MESHLOOM_TEST_CPU=NAME` only that
-/// wheel's.
+/// A client of every CPU plugin, with its wheel's name; made once for all tests of a file. With
+/// `MESHLOOM_TEST_CPU=NAME` only that wheel's.
 pub fn cpu_clients() -> &'static [(&'static str, Client)] {
     static CLIENTS: OnceLock<Vec<(&'static str, Client)>> = OnceLock::new();
     CLIENTS.get_or_init(|| {
