@@ -40,7 +40,7 @@ const FORMS: [(&str, &[&str]); 3] = [
 fn sent(config: &RunConfig) -> Result<Vec<u64>, Error> {
     let lowered = config.lower_train_step()?.1;
     let (mesh, module) = (config.mesh()?, lowered.module.decode());
-    let axis = AxisPart::parse("diloco", &mesh).map_err(Box::new)?;
+    let axis = AxisPart::parse("diloco", &mesh)?;
     let devices = Devices::partitioned(mesh.device_count());
     let found = traffic(&module, devices, (&mesh, &axis), &step_inputs(&module, None), 0..STEPS);
     // The schedule depends on the step alone, so the least is the most.

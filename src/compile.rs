@@ -14,19 +14,17 @@ mod report;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use crate::Error;
 use crate::emit::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
 use crate::ir::{Graph, PortInfo, TensorType, verify};
-use crate::partition::{Fallback, Ledger, Partitioned, partition};
+use crate::partition::{Fallback, Ledger, Partitioned, pad_uneven, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
-use crate::sharding::{
-    DevicePlace, Diagnostic, Mesh, RuleSets, ShardingTable, annotate, pad_uneven, propagate_with_sub_axes,
-};
+use crate::sharding::{Diagnostic, RuleSets, ShardingTable, annotate, propagate_with_sub_axes};
 use crate::trace::{MapTree, Tree};
+use meshloom_hlo::mesh::{DevicePlace, Mesh};
 use meshloom_hlo::suggest::did_you_mean;
 
-pub use error::ArgumentError;
+pub use error::{ArgumentError, Error};
 pub use function::{CompiledFunction, compile};
 
 crate::tree_leaf!(Array);

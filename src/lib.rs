@@ -69,23 +69,21 @@
     warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
 )]
 
-pub mod trace;
 pub mod ir;
 pub mod ops;
 pub mod autodiff;
 pub mod batching;
 pub mod passes;
+pub mod trace;
+pub mod optim;
 pub mod transform;
+pub mod nn;
 pub mod sharding;
 pub mod partition;
 pub mod emit;
 pub mod compile;
-pub mod nn;
-pub mod optim;
 
-pub mod error;
-
-pub use error::Error;
+pub use compile::Error;
 pub use meshloom_hlo as hlo;
 pub use meshloom_pjrt as pjrt;
 

@@ -5,7 +5,7 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
 use crate::ops::Group;
-use crate::sharding::{Mesh, MeshAxis};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone, and
 /// skipped by the others as an unknown field, so the form goes by the plugin's API version.

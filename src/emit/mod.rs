@@ -29,9 +29,9 @@ use meshloom_hlo::{literal_proto, tuple_shape};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{Metadata, ModuleWriter};
-use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
+use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType};
 use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
-use crate::sharding::{Mesh, Spec};
+use meshloom_hlo::mesh::Mesh;
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,7 @@
 //! Specs as XLA's sharding annotations, in the three dialects that there are.
 
-use crate::sharding::{Mesh, MeshAxis, Spec};
+use crate::ir::Spec;
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
 use meshloom_hlo::proto::{
     AxisRefProto, FrontendAttributes, HloInstructionProto, MeshProto, NamedShardingProto, OpSharding, mesh_proto,

@@ -15,6 +15,7 @@ mod plan;
 mod primitive;
 mod region;
 mod reshard;
+mod uneven;
 mod walk;
 mod window;
 
@@ -25,5 +26,6 @@ pub use memory::{LiveValue, Memory};
 pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
+pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
 pub use window::Stretch;

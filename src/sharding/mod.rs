@@ -24,7 +24,6 @@ mod propagate;
 mod refine;
 mod resolve;
 mod rules;
-mod uneven;
 mod table;
 
 pub use crate::ir::{Axes, Role, Spec, SpecDisplay, SpecError};
@@ -33,6 +32,7 @@ pub use error::ShardingError;
 pub use explain::{ExplainedStep, Explanation, UnknownTensor, explain};
 pub use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshAxis, MeshError, device_order};
 pub(crate) use propagate::is_made_anywhere;
+pub(crate) use propagate::ties;
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub use refine::{Propagated, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
@@ -41,4 +41,3 @@ pub use rules::{
     RuleProblem, RuleSets, Rules,
 };
 pub use table::{RowKind, ShardingRow, ShardingTable};
-pub use uneven::pad_uneven;

@@ -1,11 +1,11 @@
 //! Forward mode and linear transposes, against reverse mode: `<ct, J v> = <J' ct, v>`.
 
-use meshloom::Error;
-use meshloom::error::TypeError;
 use meshloom::ir::DType::{F64, S32};
+use meshloom::ir::TypeError;
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::passes::eliminate_dead_code;
+use meshloom::trace::TraceErrorKind;
 use meshloom::trace::{
     Function, ScanOptions, Tensor, checkpoint, cond, constant, custom_vjp, full, grad, jvp, linear_transpose,
     linearize, scan, scan_with, switch, vjp, while_loop, zeros,
@@ -272,7 +272,8 @@ fn transposing_evaluates_nothing() {
 fn functions_that_are_not_linear_are_refused() {
     let refusal = |program: fn(Tensor) -> Tensor| {
         let trace = |x: Vec<Tensor>| vec![linear_transpose(x[0], program, program(x[0]))];
-        let Err(Error::Op(error)) = Function::trace("f", specs(&[&[3]]), trace) else { panic!("must be refused") };
+        let Err(error) = Function::trace("f", specs(&[&[3]]), trace) else { panic!("must be refused") };
+        let TraceErrorKind::Op(error) = error.kind else { panic!("{error}") };
         let TypeError::NotLinear(reason) = error.error else { panic!("{error}") };
         assert!(error.origin.location.is_some_and(|place| place.file().ends_with("forward_mode.rs")), "{error}");
         format!("{}: {reason}", error.op)

@@ -1,7 +1,5 @@
 //! The tracing language: what it records, and what it says of programs that make no sense.
 
-use meshloom::Error;
-use meshloom::error::TraceErrorKind;
 use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType, verify};
 use meshloom::ops::RematPolicy;
@@ -9,11 +7,12 @@ use meshloom::trace::{
     Function, MapTree, Path, ScanOptions, Tensor, TensorSpec, Tree, arange, checkpoint, concatenate, constant,
     custom_vjp, einsum, full, grad, iota, scan, scan_with, scope, stack, value_and_grad, vjp, zeros,
 };
+use meshloom::trace::{TraceError, TraceErrorKind};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use support::*;
 
-fn trace<R>(f: impl FnOnce(Tensor, Tensor) -> R) -> Result<Graph, Error>
+fn trace<R>(f: impl FnOnce(Tensor, Tensor) -> R) -> Result<Graph, TraceError>
 where
     R: Tree<Leaf = Tensor> + MapTree<TensorSpec>,
     R::Mapped: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
@@ -32,11 +31,7 @@ where
     R::Mapped: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
 {
     let Err(error) = trace(f) else { panic!("no error where expected: {expected}") };
-    let (origin, message) = match &error {
-        Error::Op(error) => (error.origin, error.to_string()),
-        Error::Trace(error) => (error.origin, error.to_string()),
-        error => panic!("{error}"),
-    };
+    let (origin, message) = (error.origin, error.to_string());
     let location = origin.location.unwrap_or_else(|| panic!("{message} has no place"));
     let place = format!("at {location})");
     assert!(message.ends_with(&place), "{message}");
@@ -307,10 +302,7 @@ fn tensors_out_of_place() {
     // Of another thread's trace, whatever its number.
     check_error("axis 9 is out of range or repeated for a tensor of type f64[2,3] (HERE)", |x, _| {
         let other = std::thread::spawn(move || trace(|_, y| x + y).map(|_| ()).expect_err("another thread's"));
-        assert!(matches!(
-            other.join().expect("no panic"),
-            Error::Trace(error) if error.kind == TraceErrorKind::Escaped
-        ));
+        assert!(matches!(other.join().expect("no panic"), TraceError { kind: TraceErrorKind::Escaped, .. }));
         x.sum(9) // wrong
     });
     // Made while no trace was under way.
@@ -327,7 +319,7 @@ fn tensors_out_of_place() {
             let inner = Function::trace("inner", TensorSpec::new(F64, [2, 3]), |z| {
                 z + x // wrong
             });
-            let Err(Error::Trace(error)) = inner else { panic!("a capture must be refused") };
+            let Err(error) = inner else { panic!("a capture must be refused") };
             assert!(matches!(error.kind, TraceErrorKind::Capture { .. }));
             custom_vjp(
                 x,

@@ -1,7 +1,6 @@
 //! `vmap` of programs: against a loop over the examples, with gradients both ways, loops, checkpoints, hand-written
 //! gradients and calls; what the batched graphs are made of; and what is refused.
 
-use meshloom::Error;
 use meshloom::autodiff;
 use meshloom::batching::{self, BatchAxis};
 use meshloom::ir::DType::{F64, S32};
@@ -356,9 +355,9 @@ fn ports_keep_their_paths_and_get_the_name() {
 // Errors.
 
 fn refused(shapes: &[&[usize]], program: impl FnOnce(&[Tensor]) -> Vec<Tensor>, message: &str) {
-    let error: Error = Function::trace("program", specs(shapes), |x| program(&x)).map(drop).expect_err(message);
+    let error = Function::trace("program", specs(shapes), |x| program(&x)).map(drop).expect_err(message);
     let text = error.to_string();
-    assert!(matches!(error, Error::Trace(_) | Error::Op(_)) && text.contains(message), "{text:?} has no {message:?}");
+    assert!(text.contains(message), "{text:?} has no {message:?}");
     assert!(text.contains("tests/compiler/vmap.rs"), "{text:?} has no source line");
 }
 

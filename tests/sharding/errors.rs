@@ -13,7 +13,7 @@ fn check(overrides: &[&str]) -> String {
     let overrides: Vec<String> = [DECODER, EIGHT_HEADS, overrides].concat().into_iter().map(str::to_owned).collect();
     let refused = RunConfig::from_overrides(&overrides).map_err(meshloom_train::Error::from).and_then(|config| {
         let (_, lowered) = config.lower_train_step()?;
-        Ok(lowered.compile(&Client::cpu(4).map_err(meshloom::Error::from)?)?)
+        Ok(lowered.compile(&Client::cpu(4)?)?)
     });
     match refused {
         Ok(_) => "it fits".to_owned(),

@@ -10,7 +10,7 @@ use meshloom_hlo::{Amount, Branch, CollectiveKind};
 use super::{Collective, Ledger, Names, collective_of};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
 use crate::ops::{Group, Op};
-use crate::sharding::Mesh;
+use meshloom_hlo::mesh::Mesh;
 
 impl Ledger {
     /// The collectives of a local graph.

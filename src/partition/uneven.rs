@@ -1,6 +1,6 @@
 //! Uneven dimensions: a dimension that its axes do not divide is made larger, until they do.
 //!
-//! Where the rules allow it ([`Rules::with_uneven`](super::Rules::with_uneven)), a spec may split ten rows over eight devices. Such a
+//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows over eight devices. Such a
 //! dimension is padded, and with it every dimension that runs over the same loops: of all ops that compute element by element, of
 //! contractions, reductions, lookups. What the elements beyond the true size hold is nobody's concern, as long as nobody
 //! reads them: what enters a reduction is masked with the reduction's identity, positions are clamped to the true size, and an
@@ -13,22 +13,22 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::propagate::ties;
-use super::{Mesh, Spec};
-use crate::Error;
-use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
+use meshloom_hlo::mesh::Mesh;
+
+use super::PartitionContext;
+use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, Spec, TensorType, Value, ValueMap};
 use crate::ops::{
     BinaryKind, Direction, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
     TensorFactors, greatest_common_divisor,
 };
-use crate::partition::PartitionContext;
+use crate::sharding::ties;
 
 /// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an input
 /// (`aliases` of (output, input)) are padded as that is.
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.
-pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, Error> {
+pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, OpError> {
     if !has_uneven_spec(graph, mesh) {
         return Ok(None);
     }
@@ -200,7 +200,7 @@ struct Rewriter {
 }
 
 impl Rewriter {
-    fn graph(&mut self, graph: &Graph) -> Result<Graph, Error> {
+    fn graph(&mut self, graph: &Graph) -> Result<Graph, OpError> {
         let mut builder = GraphBuilder::like(graph);
         let mut map = ValueMap::new(graph);
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
@@ -232,7 +232,7 @@ impl Rewriter {
         node: NodeRef<'_>,
         rule: &FactorRule,
         map: &ValueMap,
-    ) -> Result<SmallVec<[Value; 2]>, Error> {
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let classes = &self.classes;
         let grown = |factor: usize| {
             can_grow(rule, factor)
@@ -282,7 +282,6 @@ impl Rewriter {
             (&result_types.iter().collect::<Vec<_>>(), &result_types.iter().map(whole).collect::<Vec<_>>()),
             &result_dims,
         )
-        .map_err(Error::from)
     }
 
     /// A node with bodies: what enters and leaves them is padded alike on both sides.
@@ -292,7 +291,7 @@ impl Rewriter {
         graph: &Graph,
         node: NodeRef<'_>,
         map: &ValueMap,
-    ) -> Result<SmallVec<[Value; 2]>, Error> {
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let mut failure = None;
         let op = node.op().map_regions(|body| {
             self.body(body).unwrap_or_else(|error| {
@@ -315,7 +314,7 @@ impl Rewriter {
         Ok(builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?.into_iter().collect())
     }
 
-    fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, Error> {
+    fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, OpError> {
         if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
             return Ok(done.clone());
         }
