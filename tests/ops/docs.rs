@@ -15,7 +15,7 @@ use crate::table::entries;
 const HEAD: &str = "\
 # Ops
 
-Made by `tests/ops/docs.rs` from the ops themselves; `MESHLOOM_UPDATE=1 cargo test --test ops docs` writes it.
+Made by `tests/ops/docs.rs` from the ops themselves; `MESHLOOM_UPDATE=1 cargo test -p meshloom-tests --test ops docs` writes it.
 
 - vjp, jvp, vmap: whether the op has a rule for reverse mode, forward mode and batching; `-` where nothing it takes or
   gives is floating-point.
