@@ -12,9 +12,8 @@ use crate::decoder_cases::{Case, Model, Sizes, Variant};
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
-use meshloom::pjrt::{CompileOptions, DebugValue};
 use meshloom_train::step::aliases;
-use support::eight_devices::{client, relative_error};
+use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
 use support::spmd::run_local;
@@ -106,10 +105,7 @@ fn numbers(literals: &[Literal]) -> Vec<Vec<f64>> {
 }
 
 fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
-    // That LLVM takes its time over tiny kernels is of no use here.
-    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
-    let options = CompileOptions { debug_options, ..lowered.compile_options(&client()).expect("eight devices") };
-    let program = lowered.compile_with(&client(), &options).map_err(|error| error.to_string())?;
+    let program = compile(lowered).map_err(|error| error.to_string())?;
     let arguments = program.put(0, &inputs.to_vec()).map_err(|error| error.to_string())?;
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;
     Ok(outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect())

@@ -15,16 +15,11 @@ use meshloom_train::data::TextDataset;
 use meshloom_train::diloco::check_replicas;
 use meshloom_train::run::{Calls, RunState};
 use meshloom_train::step::aliases;
-use support::configs::{self, TINY};
+use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 
 /// What each replica does with a tiny decoder.
-const RUN: &[&str] = &[
-    "train.steps=200",
-    "train.learning_rate=1e-3",
-    // That LLVM takes its time over tiny kernels is of no use here.
-    "target.compiler_options=[\"xla_backend_optimization_level=0\"]",
-];
+const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
 const ROWS: usize = 4;
 const STEPS: u64 = 200;
 const LAYERS: usize = 4;
