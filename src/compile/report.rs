@@ -1,4 +1,4 @@
-//! What is known of a lowered program: its collectives and its memory.
+//! What is known about a lowered program: its collectives and its memory.
 
 use super::{Lowered, Program};
 use crate::partition::{Ledger, LedgerError, Memory};
@@ -10,8 +10,8 @@ impl Lowered {
         self.local.is_none() && self.mesh.as_ref().is_some_and(|mesh| mesh.device_count() > 1)
     }
 
-    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one device,
-    /// there are none.
+    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one
+    /// device, there are none.
     pub fn collectives(&self) -> Ledger {
         if self.partitioned_by_xla() {
             return Ledger::failed(LedgerError::PartitionedByXla);

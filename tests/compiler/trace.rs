@@ -190,7 +190,7 @@ fn einsum_errors() {
         |x, y| einsum("aa,bc->ab", &[x, y]), // wrong
     );
     check_error(
-        "einsum formula `a1,bc->ab`: `1` is no letter (HERE)",
+        "einsum formula `a1,bc->ab`: `1` is not a letter (HERE)",
         |x, y| einsum("a1,bc->ab", &[x, y]), // wrong
     );
     check_error(

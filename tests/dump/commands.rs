@@ -128,8 +128,8 @@ fn wrong_use_says_what_to_do() {
     check_refused(&["collectives", TEXT, "--mesh", "data=3"], "has 3 devices, but there are 8");
     check_refused(&["collectives", TEXT, "--over", "fsdp"], "add --mesh");
     check_refused(&["collectives", TEXT, "--mesh", "data=2,fsdp=4", "--over", "fsd"], "did you mean \"fsdp\"?");
-    check_refused(&["collectives", TEXT, "--kind", "gather"], "there is no such collective");
-    check_refused(&["collectives", TEXT, "--min-bytes", "4 parsecs"], "is no number of bytes");
+    check_refused(&["collectives", TEXT, "--kind", "gather"], "unknown collective");
+    check_refused(&["collectives", TEXT, "--min-bytes", "4 parsecs"], "is not a number of bytes");
     check_refused(&["collectives", TEXT, "--set", "model.layers=1"], "--set is for run configs");
     check_refused(&["collectives", TEXT, "--stage", "sharded"], "--stage sharded is for run configs");
     check_refused(&["collectives", CONFIG, "--mesh", "data=8"], "--set mesh.axes");
@@ -147,7 +147,7 @@ fn wrong_use_says_what_to_do() {
     check_refused(&["compile", TEXT, "--target", "v5x:2x4"], "did you mean");
     check_refused(&["man", "--json"], "this command prints no table");
     check_refused(&["man", "nothing"], "there is no command \"nothing\"");
-    check_refused(&["doctor", "--fetch", "npu"], "there is no such platform");
+    check_refused(&["doctor", "--fetch", "npu"], "unknown platform");
 }
 
 // Commands.

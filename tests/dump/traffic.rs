@@ -220,7 +220,7 @@ fn mistakes_are_named() {
     check_refused(&["traffic", STREAMING, "--over", "dilco"], "did you mean \"diloco\"?");
     check_refused(&["traffic", STREAMING, "--over", "fsdp:(3)2"], "has no axis \"fsdp:(3)2\"");
     check_refused(&["traffic", STREAMING, "--compare", "steaming"], "\"steaming\" is none of vanilla, streaming");
-    check_refused(&["traffic", STREAMING, "--gbps", "0"], "is no rate above 0");
+    check_refused(&["traffic", STREAMING, "--gbps", "0"], "is not a rate above 0");
     check_refused(&["traffic", "examples/configs/fsdp8.toml"], "say which one is slow, as --over data");
     check_refused(&["traffic", "tests/foreign/fsdp_mlp.partitioned.txt"], "the module names no mesh; add --mesh");
     let text = [

@@ -129,8 +129,8 @@ fn counts_by_hand() {
     }
 }
 
-/// Every microbatch goes through every stage once in each repeat, forwards, then backwards; a stage's weights are there when it
-/// works, and at most two repeats' are unless they are kept.
+/// Every microbatch goes through every stage once in each repeat, forwards, then backwards; a stage's weights are there
+/// when it works, and at most two repeats' are unless they are kept.
 #[test]
 fn schedules_are_sound() {
     for stages in [1, 2, 3, 4] {

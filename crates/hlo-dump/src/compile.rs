@@ -189,7 +189,8 @@ fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
     Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
 }
 
-/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh has.
+/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
+/// has.
 pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProtoWithConfig> {
     let settings = Settings::default();
     if !config.target.topology.is_empty() {

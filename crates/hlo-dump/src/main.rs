@@ -1,7 +1,7 @@
-//! `hlo-dump`: see any partitioned program.
+//! `hlo-dump`: shows any partitioned program.
 //!
-//! Each command is a file: it loads its inputs (`input.rs`), asks `meshloom_hlo::analysis`, and prints a table or JSON
-//! (`output.rs`). What is computed is in the library; here is only what it looks like.
+//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
+//! JSON (`output.rs`). The library computes; this program only prints.
 
 mod arguments;
 mod check;

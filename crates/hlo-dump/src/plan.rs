@@ -1,4 +1,5 @@
-//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one looks like.
+//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
+//! looks like.
 
 use std::path::Path;
 

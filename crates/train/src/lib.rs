@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So runs on
-//! different meshes can be compared line by line.
+//! Parameters depend only on the seed and their path, a batch only on the seed and the step, and neither on the mesh.
+//! So the lines of runs on different meshes can be compared.
 
 mod ahead;
 mod alternatives;

@@ -27,8 +27,8 @@ impl StepMetrics {
     pub(super) const NONE: StepMetrics =
         StepMetrics { step: 0, loss: f64::NAN, grad_norm: f64::NAN, tokens_per_second: 0.0, step_seconds: 0.0 };
 
-    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough to be
-    /// read back; what is not finite is `null`, because JSON has no other way to say it.
+    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough
+    /// to be read back; what is not finite is `null`, because JSON has no other way to say it.
     pub fn to_json(&self) -> String {
         format!(
             "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"tokens_per_second\": {}, \"step_seconds\": {}}}",
@@ -83,13 +83,13 @@ impl MetricsWriter {
         MetricsWriter::open(path.as_ref(), File::options().write(true).create(true).truncate(true))
     }
 
-    /// A file to be continued as it is; it is made when there is none. [`MetricsWriter::resume`] is for resumed runs.
+    /// Appends to a file, or creates it. [`MetricsWriter::resume`] is for resumed runs.
     pub fn append(path: impl AsRef<Path>) -> Result<MetricsWriter, MetricsError> {
         MetricsWriter::open(path.as_ref(), File::options().append(true).create(true))
     }
 
-    /// The file of a run that goes on after `step` steps: lines of later steps, and half a line at the end, are dropped. The file is
-    /// replaced as a whole or not at all. It is made when there is none.
+    /// The file of a run that continues after `step` steps: later lines, and half a line at the end, are dropped. The
+    /// file is replaced as a whole or not at all, and created if necessary.
     ///
     /// # Errors
     /// The file cannot be read or written, or a line before the last is not one of metrics.
@@ -200,7 +200,7 @@ impl Progress {
             }
             Out::Plain { out, every } => {
                 if metrics.step <= 1 || metrics.step == self.steps || metrics.step.is_multiple_of(*every) {
-                    // Nobody reads a closed standard error: a run does not end for it.
+                    // A closed standard error does not end a run.
                     let _ = writeln!(out, "step {}/{}  {message}", metrics.step, self.steps);
                 }
             }

@@ -98,7 +98,8 @@ meshloom::tree! {
     pub struct RunInput<T> {
         /// The state, which is donated.
         pub state: RunState<T>,
-        /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are several.
+        /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are
+        /// several.
         pub batch: Batch<T>,
     }
 
@@ -106,7 +107,8 @@ meshloom::tree! {
     pub struct RunOutput<T> {
         /// The new state.
         pub state: RunState<T>,
-        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each replica, likewise.
+        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each
+        /// replica, likewise.
         pub loss: T,
         /// The norm of the gradient, likewise.
         pub grad_norm: T,

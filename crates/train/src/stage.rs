@@ -10,7 +10,7 @@ use meshloom::compile::{LOCAL_PASSES, LowerOptions, Lowered, PASSES, lower};
 use meshloom::emit::GroupFormat;
 use meshloom::hlo::suggest::did_you_mean;
 
-/// A stage of a program. Each has what the one before has, and one thing more.
+/// A stage of a program. Each adds one thing to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The forward pass, as the closure was recorded: of one replica, if there are several.
@@ -64,8 +64,9 @@ impl FromStr for Stage {
 }
 
 impl RunConfig {
-    /// The program that the config describes, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what a plugin gets, as [`Stage::Partitioned`] is
-    /// (or [`Stage::Sharded`], where the config lets XLA partition): only a plugin goes further.
+    /// The program that the config describes, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what
+    /// a plugin gets, as [`Stage::Partitioned`] is (or [`Stage::Sharded`], where the config lets XLA partition): only a
+    /// plugin goes further.
     ///
     /// # Errors
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.

@@ -99,8 +99,8 @@ impl TrainStep {
         }
     }
 
-    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in the first
-    /// step.
+    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in
+    /// the first step.
     ///
     /// # Errors
     /// As [`TrainStep::trace`].

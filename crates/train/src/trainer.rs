@@ -101,7 +101,8 @@ impl RunConfig {
         self.lower_train_step_for(GroupFormat::Lists)
     }
 
-    /// As [`RunConfig::lower_train_step`], for a plugin that reads this form of device groups: see [`GroupFormat::read_by`].
+    /// As [`RunConfig::lower_train_step`], for a plugin that reads this form of device groups: see
+    /// [`GroupFormat::read_by`].
     ///
     /// # Errors
     /// As there.
@@ -295,8 +296,8 @@ impl Trainer {
         Ok(metrics.into_iter().next().unwrap_or(StepMetrics::NONE))
     }
 
-    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more than `most`.
-    /// Returns what came of each.
+    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more
+    /// than `most`. Returns what came of each.
     ///
     /// # Errors
     /// As of [`Trainer::step`].

@@ -266,7 +266,7 @@ const CASES: &[(&str, Change, &str, &str)] = &[
         "another element type",
         |folder| edit_manifest(folder, "\"bf16\"", "\"bf17\""),
         MANIFEST,
-        "there is no element type \"bf17\"",
+        "unknown element type \"bf17\"",
     ),
     (
         "a value twice",

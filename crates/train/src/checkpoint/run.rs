@@ -112,7 +112,7 @@ fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
             if saved.get(name) != own.get(name) && !FREE_KEYS.contains(&key.as_str()) {
                 let text = |value: Option<&toml::Value>| value.map_or("not given".to_owned(), ToString::to_string);
                 warnings.push(format!(
-                    "{key} is {}, but was {} in the run that wrote the checkpoint: this run goes on in another way",
+                    "{key} is {}, but was {} in the run that wrote the checkpoint: this run continues with the new value",
                     text(own.get(name)),
                     text(saved.get(name)),
                 ));

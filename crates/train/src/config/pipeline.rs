@@ -41,12 +41,12 @@ impl RunConfig {
         }
     }
 
-    /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the mesh axis `stage`,
-    /// whole: also what of it crosses slices.
+    /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the
+    /// mesh axis `stage`, whole: also what of it crosses slices.
     ///
     /// # Errors
-    /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys of `[pipeline]`
-    /// exclude each other.
+    /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys
+    /// of `[pipeline]` exclude each other.
     pub fn pipeline_options(&self) -> Result<Option<PipelineOptions>, ConfigError> {
         let Some(pipeline) = &self.pipeline else { return Ok(None) };
         let options = self.unchecked_options(pipeline, axis_size(&self.mesh()?, "stage"));
