@@ -254,7 +254,6 @@ fn scale(rounds: usize) -> anyhow::Result<()> {
             let options = LowerOptions {
                 sharding: Some((&mesh, &rules)),
                 aliases: aliases(&function),
-                explicit: true,
                 groups: GroupFormat::Iota,
                 ..LowerOptions::default()
             };

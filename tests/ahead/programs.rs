@@ -28,14 +28,14 @@ pub fn several_operands(target: &str) {
 pub fn a_partitioned_step(target: &str) {
     let lowered = explicit_step(&["mesh.axes=\"data=2,fsdp=4\""]);
     assert!(lowered.collectives().iter().expect("a ledger").any(|entry| entry.operand_count > 1));
-    let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy());
+    let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
     compile(target, &lowered.module.bytes, &options);
 }
 
 pub fn every_dialect(target: &str) {
     for annotation in [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed] {
         let lowered = annotated_layers(Some(annotation));
-        let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy());
+        let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
         assert!(compile(target, &lowered.module.bytes, &options).arguments > 0, "{annotation:?}");
     }
 }

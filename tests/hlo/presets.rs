@@ -57,7 +57,7 @@ fn lower(preset: &str, mesh: &str) -> Lowered {
 
 fn check(preset: &str, axes: &str) {
     let lowered = lower(preset, axes);
-    let mesh = lowered.local_mesh.clone().or(lowered.mesh.clone()).expect("a mesh");
+    let mesh = lowered.emitted_mesh().cloned().expect("a mesh");
     let plain = Mesh::parse(axes, 8).expect("a mesh");
     let found = |module: &HloModuleProto| collectives(module, Devices::partitioned(8)).along(&plain);
     let ledger = of_ledger(&lowered.collectives());

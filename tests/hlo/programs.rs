@@ -55,12 +55,8 @@ fn two_layers() -> Lowered {
         (loss, up - up_gradient * 0.1, down - down_gradient * 0.1)
     });
     let mesh = Mesh::parse("data=4,tensor=2", 8).expect("a mesh");
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        aliases: vec![(1, 0), (2, 1)],
-        explicit: true,
-        ..LowerOptions::default()
-    };
+    let options =
+        LowerOptions { sharding: Some((&mesh, &rules)), aliases: vec![(1, 0), (2, 1)], ..LowerOptions::default() };
     lower(step.expect("it traces").graph(), &options).expect("it lowers")
 }
 

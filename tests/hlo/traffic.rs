@@ -234,7 +234,7 @@ fn by_step(config: &RunConfig, module: &HloModuleProto, axis: &str, steps: u64) 
 
 /// Numbers of each fragment on one device, from the shapes of parameters alone: matrices are split over `fsdp`, norms are whole.
 fn fragment_sizes(config: &RunConfig, fragments: usize, fsdp: usize) -> Vec<usize> {
-    let params = config.train_step().state().params;
+    let params = config.train_step().unwrap().state().params;
     let mut sizes = vec![0; fragments];
     for (path, param) in params.paths().into_iter().zip(params.leaves()) {
         let own = param.spec.ty.element_count() / if path.contains("norm") { 1 } else { fsdp };

@@ -478,10 +478,10 @@ fn decoder(without: &[&str]) -> Graph {
     ];
     let config: Vec<String> = config.iter().map(|&text| text.to_owned()).collect();
     let config = RunConfig::from_overrides(&config).unwrap();
-    let function = config.train_step().trace().unwrap();
+    let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, without, ..LowerOptions::default() };
-    lower(function.graph(), &options).unwrap().local.unwrap()
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), without, ..LowerOptions::default() };
+    lower(function.graph(), &options).unwrap().partitioned().expect("it is partitioned").graph.clone()
 }
 
 /// Each pass can be switched off by its name, and what it does is seen in the count of collectives.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::decoder_cases::{Case, Model, Sizes, Variant};
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom_train::step::aliases;
@@ -111,12 +111,12 @@ fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
     Ok(outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect())
 }
 
-fn lowered(model: &Model, case: &Case, explicit: bool) -> Result<Lowered, String> {
+fn lowered(model: &Model, case: &Case, partition: PartitionMode) -> Result<Lowered, String> {
     let rules = case.rules();
     let options = LowerOptions {
         sharding: Some((&case.mesh, &rules)),
         aliases: aliases(&model.function),
-        explicit,
+        partition,
         without: case.without(),
         ..LowerOptions::default()
     };
@@ -136,9 +136,9 @@ fn compare(found: &[Vec<f64>], reference: &Reference) -> Result<(), String> {
 
 /// On the plugin's devices.
 fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Result<(), String> {
-    for explicit in [true, false].into_iter().take(1 + usize::from(with_gspmd)) {
-        let by = if explicit { "meshloom" } else { "GSPMD" };
-        let lowered = lowered(&reference.model, case, explicit)?;
+    for partition in [PartitionMode::Explicit, PartitionMode::GSPMD].into_iter().take(1 + usize::from(with_gspmd)) {
+        let by = if partition == PartitionMode::Explicit { "meshloom" } else { "GSPMD" };
+        let lowered = lowered(&reference.model, case, partition)?;
         let found = run(&lowered, &reference.model.inputs)?;
         compare(&found, reference).map_err(|error| format!("partitioned by {by}: {error}"))?;
     }
@@ -148,8 +148,8 @@ fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Res
 /// On host values.
 fn check_by_interpreting(reference: &Reference, case: &Case) -> Result<(), String> {
     let check = || {
-        let lowered = lowered(&reference.model, case, true)?;
-        let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else {
+        let lowered = lowered(&reference.model, case, PartitionMode::Explicit)?;
+        let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
             return Err("there is no local graph".to_owned());
         };
         compare(&numbers(&run_local(local, mesh, &reference.model.inputs)?), reference)

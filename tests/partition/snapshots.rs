@@ -59,7 +59,6 @@ fn check(name: &str, mesh: &str, preset: &str) {
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases,
-        explicit: true,
         deny_replication: true,
         omit_metadata: true,
         ..LowerOptions::default()

@@ -20,7 +20,7 @@ fn check(mesh: &str) {
     let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
     let eight = config(&overrides);
     let (_, lowered) = eight.lower_train_step().expect("it lowers");
-    let local = lowered.local.expect("a local graph");
+    let local = &lowered.partitioned().expect("a local graph").graph;
     if std::env::var("SHOW").is_ok() {
         println!("{local}");
     }
@@ -64,7 +64,7 @@ fn sub_axes_of_grouped_attention() {
     let one = numbers(&config(&[&model[..], &["mesh.axes=\"data=1\"", "target.devices=1"]].concat()), 3);
     let eight = config(&[&model[..], &["mesh.axes=\"data=2,tensor=4\"", "partition.replication=\"deny\""]].concat());
     let (_, lowered) = eight.lower_train_step().expect("it lowers");
-    assert_eq!(lowered.local_mesh.as_ref().expect("a mesh").to_string(), "data=2,tensor:(1)2=2,tensor:(2)2=2");
+    assert_eq!(lowered.emitted_mesh().expect("a mesh").to_string(), "data=2,tensor:(1)2=2,tensor:(2)2=2");
     // Nothing of queries, keys or scores moves forwards: only what the output projection has added up in parts.
     let moved = lowered.collectives().in_scope("attention").forward();
     println!("{moved}");

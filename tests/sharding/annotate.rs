@@ -6,11 +6,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use insta::assert_snapshot;
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, LoweredProgram, PartitionMode, Sharded, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit, op_sharding};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
-use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, Spec, annotate};
+use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, ShardingTable, Spec, annotate};
 use meshloom::trace::{
     Function, MapTree, ScanOptions, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
 };
@@ -204,9 +204,9 @@ fn called_functions_stay_one() {
         Function::trace("double", input(), |x| x.with_axes(["activation_batch", ""]) * 2.0).expect("it traces");
     let function = Function::trace("f", input(), |x| double.call(double.call(x))).expect("it traces");
     let computations = |sharding| {
-        let options = LowerOptions { sharding, ..LowerOptions::default() };
+        let options = LowerOptions { sharding, partition: PartitionMode::GSPMD, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options).expect("it lowers");
-        let bodies = lowered.graph.nodes().flat_map(|node| node.op().regions().map(Arc::as_ptr).collect::<Vec<_>>());
+        let bodies = lowered.graph().nodes().flat_map(|node| node.op().regions().map(Arc::as_ptr).collect::<Vec<_>>());
         assert_eq!(bodies.collect::<HashSet<_>>().len(), 1);
         lowered.module.decode().computations.len()
     };
@@ -242,20 +242,14 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
     let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
     let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
-    let lowered = Lowered {
-        graph,
-        unpadded: None,
-        local: None,
-        local_mesh: None,
-        module,
-        mesh: Some(mesh.clone()),
-        diagnostics: Vec::new(),
-        fallbacks: Vec::new(),
-        timings: Vec::new(),
-        aliases: Vec::new(),
-        debug_sharding: None,
-        annotation: Annotation::Tiles,
+    let table = ShardingTable {
+        mesh: mesh.clone(),
+        rules: RuleSets::uniform(Rules::from_pairs(&[]).expect("no rules")),
+        rows: Vec::new(),
     };
+    let sharded = Sharded { graph, unpadded: None, mesh: mesh.clone(), table, diagnostics: Vec::new() };
+    let program = LoweredProgram::Annotated { sharded: Box::new(sharded), annotation: Annotation::Tiles };
+    let lowered = Lowered { program, module, aliases: Vec::new(), timings: Vec::new() };
     let program = compile(&lowered).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
 use meshloom::ops::*;
@@ -148,19 +148,19 @@ fn names_are_the_modules() {
     assert_eq!(names, emitted);
 }
 
-fn sharded(partition: bool) -> Lowered {
+fn sharded(partition: PartitionMode) -> Lowered {
     let rules: &[(&str, &[&str])] = &[("rows", &["data"])];
     let rules = RuleSets::uniform(Rules::from_pairs(rules).unwrap());
     let spec = TensorSpec::new(DType::F32, [ROWS, 4]).with_axes(&["rows", ""]);
     let function = Function::trace("total", spec, |x| scope("head", || scope("loss", || x.square().sum(..)))).unwrap();
     let mesh = mesh("data=8");
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: partition, ..LowerOptions::default() };
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), partition, ..LowerOptions::default() };
     lower(function.graph(), &options).unwrap()
 }
 
 #[test]
 fn unknown_names_are_errors() {
-    let ledger = sharded(true).collectives();
+    let ledger = sharded(PartitionMode::Explicit).collectives();
     assert_eq!(ledger.over("data").count(), Ok(1));
     assert_eq!(ledger.in_scope("loss").count(), Ok(1));
     assert_eq!(ledger.in_scope("head/loss").forward().count(), Ok(1));
@@ -175,7 +175,7 @@ fn unknown_names_are_errors() {
     check(&ledger.over("dat"), "the mesh \"data=8\" has no axis \"dat\" (did you mean \"data\"?)");
     check(&ledger.over_any_of(&["data", "fsdp"]), "the mesh \"data=8\" has no axis \"fsdp\"");
     check(&ledger.in_scope("los"), "no node of the program is in a scope \"los\" (did you mean \"loss\"?)");
-    let by_xla = sharded(false);
+    let by_xla = sharded(PartitionMode::GSPMD);
     let expected = "XLA partitions this program: what it needs is known once it is compiled; use partition mode \
                     \"explicit\", or read the compiled module";
     check(&by_xla.collectives(), expected);
@@ -184,7 +184,7 @@ fn unknown_names_are_errors() {
 
 #[test]
 fn the_forms_of_a_ledger() {
-    let ledger = sharded(true).collectives();
+    let ledger = sharded(PartitionMode::Explicit).collectives();
     let json = serde_json::to_value(&ledger).unwrap();
     let source = json["collectives"][0]["source"].as_str().expect("a source line").to_owned();
     assert!(source.starts_with("tests/sharding/ledger.rs:"), "{source}");
@@ -207,7 +207,7 @@ fn the_forms_of_a_ledger() {
 /// The compiled program's collectives are the lowered one's.
 #[test]
 fn a_program_has_its_ledger() {
-    let lowered = sharded(true);
+    let lowered = sharded(PartitionMode::Explicit);
     let program = lowered.compile(&client()).unwrap();
     assert_eq!(program.collectives().to_string(), lowered.collectives().to_string());
     assert_eq!(program.collectives().count(), Ok(1));
@@ -225,7 +225,7 @@ fn memory_is_about_what_xla_plans() {
         println!("{mesh} {remat}: temporaries {ratio:.2} of XLA's\n{memory}");
         assert_eq!(memory.arguments, stats.arguments as u64);
         // XLA's outputs are one tuple, which has a pointer to each.
-        assert_eq!(memory.outputs + 8 * lowered.graph.outputs().len() as u64, stats.outputs as u64);
+        assert_eq!(memory.outputs + 8 * lowered.graph().outputs().len() as u64, stats.outputs as u64);
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers otherwise; but not by a half.
         assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");

@@ -1,6 +1,6 @@
 //! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight devices.
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
 use meshloom_train::Trainer;
 use meshloom_train::step::aliases;
@@ -15,10 +15,14 @@ fn lowered(mesh: &str, rules: &RuleSets, overrides: &[&str]) -> Lowered {
     let pipeline = [axes.as_str(), "pipeline.repeats=1", "pipeline.microbatches=2"];
     let pipeline = if mesh.contains("stage") { &pipeline[..] } else { &[] };
     let config = config(&[DECODER, OF_EIGHT_HEADS, overrides, pipeline]);
-    let function = config.train_step().trace().expect("it traces");
+    let function = config.train_step().unwrap().trace().expect("it traces");
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
-    let options =
-        LowerOptions { sharding: Some((&mesh, rules)), aliases: aliases(&function), ..LowerOptions::default() };
+    let options = LowerOptions {
+        sharding: Some((&mesh, rules)),
+        aliases: aliases(&function),
+        partition: PartitionMode::GSPMD,
+        ..LowerOptions::default()
+    };
     lower(function.graph(), &options).unwrap_or_else(|error| panic!("{mesh}: {error}"))
 }
 
@@ -27,7 +31,7 @@ fn preset(name: &str) -> RuleSets {
 }
 
 fn table(mesh: &str, rules: &RuleSets) -> ShardingTable {
-    lowered(mesh, rules, &[]).debug_sharding.expect("a table")
+    lowered(mesh, rules, &[]).sharded().expect("a table").table.clone()
 }
 
 /// The table, without what is alike everywhere: moments are split as their parameters, and lines move.
@@ -153,7 +157,7 @@ fn other_decoders() {
         [["model.scan_layers=false", "model.tied_embeddings=true"], ["remat.policy=full", "model.dropout=0.1"]]
     {
         let lowered = lowered("fsdp=2,context=2,tensor=2", &preset("decoder"), &overrides);
-        let table = lowered.debug_sharding.expect("a table");
+        let table = lowered.sharded().expect("a table").table.clone();
         let params = table.rows.iter().filter(|row| row.role() == Role::Params && !row.axes.is_empty());
         assert!(params.filter(|row| row.spec.is_replicated()).all(|row| row.name().contains("norm")));
         assert!(table.rows.iter().any(|row| matches!(row.kind, RowKind::Named(_))));
@@ -173,7 +177,7 @@ fn roles() {
     rules.params = rules.params.with_first(vec![own("embed", &[])]).expect("rules");
     rules.optimizer = rules.optimizer.with_first(vec![own("embed", &["data", "fsdp"])]).expect("rules");
     let lowered = lowered("data=2,fsdp=4", &rules, &[]);
-    let table = lowered.debug_sharding.expect("a table");
+    let table = lowered.sharded().expect("a table").table.clone();
     let text = |path: &str| {
         let row = table.rows.iter().find(|row| row.name() == path).expect("a row");
         format!("{} {}", row.spec.display(&table.mesh), table.origin(row))
@@ -182,7 +186,7 @@ fn roles() {
     assert_eq!(text("state.optimizer.first.layers.mlp.up"), "[_, (data,fsdp), _] preset decoder; test");
     assert_eq!(text("state.params.layers.mlp_norm"), "[_, _] preset decoder");
     // What the step returns lies as what it replaces.
-    let (graph, mut outputs) = (&lowered.graph, 0);
+    let (graph, mut outputs) = (&lowered.graph(), 0);
     for (output, input) in
         graph.output_info().iter().zip(graph.input_info()).take_while(|(_, input)| !input.path.starts_with("batch"))
     {

@@ -56,7 +56,7 @@ fn compile_ahead(
     ahead_of_time::compile(
         &Topology::parse(target)?,
         &lowered.module.bytes,
-        &CompileOptions::partitioned(8).with_shardy(lowered.annotation.is_shardy()),
+        &CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy()),
         &settings,
     )
 }

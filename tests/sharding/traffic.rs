@@ -48,11 +48,10 @@ fn config(mesh: &str, overrides: &[&str]) -> RunConfig {
 fn lowered(mesh: &str, overrides: &[&str], without: &[&str]) -> Lowered {
     let config = config(mesh, overrides);
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let step = config.train_step().trace().expect("it traces");
+    let step = config.train_step().unwrap().trace().expect("it traces");
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases(&step),
-        explicit: true,
         deny_replication: true,
         without,
         ..LowerOptions::default()
@@ -224,7 +223,7 @@ fn gathers_of_recomputed_layers() {
 fn accumulated_gradients() {
     const MICROBATCHES: usize = 4;
     let config = config("data=8", &[]);
-    let model = config.decoder();
+    let model = config.decoder().unwrap();
     let params = model.parameters().map(|_, param| param.spec.clone());
     let batch = Batch::specs(BATCH as usize, LENGTH as usize).map(|_, spec| {
         let dims: Vec<usize> = std::iter::once(MICROBATCHES).chain(spec.ty.dims.iter().copied()).collect();
@@ -242,12 +241,8 @@ fn accumulated_gradients() {
     })
     .expect("it traces");
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        explicit: true,
-        without: &["combine-collectives"],
-        ..LowerOptions::default()
-    };
+    let options =
+        LowerOptions { sharding: Some((&mesh, &rules)), without: &["combine-collectives"], ..LowerOptions::default() };
     let ledger = lower(step.graph(), &options).expect("it lowers").collectives();
     // In the loop only the number of tokens, which every gradient is divided by.
     let inside = ledger.inside_loops();

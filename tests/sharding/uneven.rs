@@ -1,6 +1,6 @@
 //! Dimensions that their axes do not divide: refused, unless asked for; then padded, and eight devices compute what one does.
 
-use meshloom::compile::{LowerOptions, compile, lower};
+use meshloom::compile::{LowerOptions, PartitionMode, compile, lower};
 use meshloom::ir::{DType, Literal};
 use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -35,14 +35,14 @@ fn check(name: &str, dims: [[usize; 2]; 2], f: impl Fn(Tensor, Tensor) -> Tensor
         let inputs = (numbers(&dims[0]), numbers(&dims[1]));
         let one = compile(&function, &client(), &LowerOptions::default()).expect("it compiles").call(&inputs);
         let (mesh, rules) = (Mesh::parse(mesh, 8).expect("a mesh"), rules(pairs));
-        for explicit in [true, false] {
-            let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit, ..LowerOptions::default() };
+        for partition in [PartitionMode::Explicit, PartitionMode::GSPMD] {
+            let options = LowerOptions { sharding: Some((&mesh, &rules)), partition, ..LowerOptions::default() };
             let compiled = compile(&function, &client(), &options).unwrap_or_else(|error| panic!("{name}: {error}"));
             let eight = compiled.call(&inputs).expect("it runs");
             let one = one.as_ref().expect("it runs");
             assert_eq!(eight.ty(), one.ty(), "{name}");
             let error = relative_error(&eight.to_f64_vec(), &one.to_f64_vec());
-            assert!(error <= 1e-5, "{name} on {mesh}, explicit {explicit}: {error:.1e}");
+            assert!(error <= 1e-5, "{name} on {mesh}, {partition:?}: {error:.1e}");
         }
     }
 }
@@ -124,7 +124,7 @@ fn refused_unless_asked_for() {
     let function = Function::trace("twice", spec, |x| x + x).expect("a traced function");
     let mesh = Mesh::parse("a=8", 8).expect("a mesh");
     let rules = RuleSets::uniform(Rules::from_pairs(&[("rows", &["a"])]).expect("rules"));
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
     let error = lower(function.graph(), &options).expect_err("ten rows over eight devices");
     assert!(error.to_string().contains("cannot be split 8 ways"), "{error}");
 }

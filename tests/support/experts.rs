@@ -85,13 +85,8 @@ pub fn partitioned(graph: &Graph, mesh: &str, rules: &RuleSets) -> Lowered {
 /// The same without some passes.
 pub fn partitioned_without(graph: &Graph, mesh: &str, rules: &RuleSets, without: &[&str]) -> Lowered {
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
-    let options = LowerOptions {
-        sharding: Some((&mesh, rules)),
-        explicit: true,
-        deny_replication: true,
-        without,
-        ..LowerOptions::default()
-    };
+    let options =
+        LowerOptions { sharding: Some((&mesh, rules)), deny_replication: true, without, ..LowerOptions::default() };
     lower(graph, &options).unwrap_or_else(|error| panic!("{mesh}: {error}"))
 }
 

@@ -27,11 +27,11 @@ fn build(arguments: &[&str], place: &str) -> PathBuf {
     profile.join(place)
 }
 
-/// The program that `MESHLOOM_TEST_PRETRAIN` names; else the example, which it builds.
-pub fn pretrain() -> PathBuf {
+/// The program that `MESHLOOM_TEST_PROGRAM` names; else `meshloom`, which it builds.
+pub fn meshloom() -> PathBuf {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    let named = || env::var_os("MESHLOOM_TEST_PRETRAIN").filter(|path| !path.is_empty()).map(PathBuf::from);
-    PATH.get_or_init(|| named().unwrap_or_else(|| build(&["--example", "pretrain"], "examples/pretrain"))).clone()
+    let named = || env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from);
+    PATH.get_or_init(|| named().unwrap_or_else(|| build(&["--bin", "meshloom"], "meshloom"))).clone()
 }
 
 pub fn hlo_dump() -> PathBuf {

@@ -1,6 +1,6 @@
 //! Programs that plugins for all kinds of hardware compile.
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::Annotation;
 use meshloom::ir::{DType, Graph, GraphBuilder};
 use meshloom::ops::{AllGather, AllReduce, Op, ReduceKind, ReduceScatter};
@@ -51,6 +51,10 @@ pub fn annotated_layers(annotation: Option<Annotation>) -> Lowered {
     })
     .unwrap_or_else(|error| panic!("{error}"));
     let sharding = annotation.map(|_| (&mesh, &rules));
-    let options = LowerOptions { sharding, annotation: annotation.unwrap_or_default(), ..LowerOptions::default() };
+    let options = LowerOptions {
+        sharding,
+        partition: PartitionMode::Annotated(annotation.unwrap_or_default()),
+        ..LowerOptions::default()
+    };
     lower(function.graph(), &options).unwrap()
 }

@@ -1,4 +1,4 @@
-//! The `pretrain` program, killed at random moments again and again: it goes on from the newest complete checkpoint, and all losses are
+//! `meshloom train`, killed at random moments again and again: it goes on from the newest complete checkpoint, and all losses are
 //! those of the run that nobody killed.
 //!
 //! ```text
@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use meshloom_train::checkpoint::{Checkpoint, list};
-use support::program::pretrain;
+use support::program::meshloom;
 
 /// Kills in all, unless `CHECKPOINT_KILLS` says otherwise.
 const KILLS: usize = 12;
@@ -70,7 +70,7 @@ impl Run {
     /// Starts the program, from the newest checkpoint if there is one.
     fn start(&self, program: &Path) -> Child {
         let mut command = Command::new(program);
-        command.current_dir(support::path("")).args(TINY.iter().flat_map(|text| ["--set", text]));
+        command.current_dir(support::path("")).arg("train").args(TINY.iter().flat_map(|text| ["--set", text]));
         command
             .args(["--sample", "0", "--checkpoint-every", &EVERY.to_string(), "--checkpoint"])
             .arg(&self.checkpoints);
@@ -78,7 +78,7 @@ impl Run {
         if self.newest().is_some() {
             command.arg("--resume").arg(&self.checkpoints);
         }
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("pretrain starts")
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("meshloom starts")
     }
 
     /// The step of the newest checkpoint.
@@ -139,7 +139,7 @@ struct Kills {
 fn a_killed_run_goes_on_with_the_same_bits() {
     let wanted = std::env::var("CHECKPOINT_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
     let seed = std::env::var("CHECKPOINT_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_261_122);
-    let (mut random, program) = (Random(seed), pretrain());
+    let (mut random, program) = (Random(seed), meshloom());
     let scratch = tempfile::tempdir().expect("a folder");
 
     let whole = Run::new(&scratch.path().join("whole"));
@@ -206,7 +206,7 @@ fn kill_one(run: &Run, program: &Path, duration: Duration, random: &mut Random, 
     child.kill().expect("killed");
     let stderr = stderr_of(child);
     if ended {
-        assert_eq!(run.newest(), Some(STEPS), "pretrain failed: {stderr}");
+        assert_eq!(run.newest(), Some(STEPS), "meshloom failed: {stderr}");
         return true;
     }
     kills.all += 1;

@@ -334,7 +334,7 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
     let golden = Golden::load(false);
     let model = DecoderConfig { layers, ..golden.model(scan_layers, remat) };
     let function = golden.step(model).trace().expect("it traces");
-    lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph
+    lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph().clone()
 }
 
 /// A layer has nine dots (four projections, two in attention, three in the mlp), each with two in the backward pass; the

@@ -2,7 +2,7 @@
 //! snapshotted under hlo_snapshots/decoder and compiled by the CPU plugin.
 
 use insta::assert_snapshot;
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
 use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs};
@@ -105,13 +105,18 @@ fn check(name: &str, (graph, aliases): (Graph, Vec<(usize, usize)>), with_graph:
     let mesh = Mesh::parse("data=2,fsdp=4", 8).expect("a mesh");
     let rules = RuleSets::uniform(Rules::preset("decoder", true).expect("the preset"));
     for (place, sharding) in [("one_device", None), ("data2_fsdp4", Some((&mesh, &rules)))] {
-        let options = LowerOptions { sharding, aliases: aliases.clone(), ..LowerOptions::default() };
+        let options = LowerOptions {
+            sharding,
+            aliases: aliases.clone(),
+            partition: PartitionMode::GSPMD,
+            ..LowerOptions::default()
+        };
         let lowered = lower(&graph, &options).expect("it lowers");
         let text = print(&lowered.module.decode(), &TextOptions::canonical());
         assert_snapshot!(format!("{name}.{place}"), text);
         compile(&lowered).expect("the plugin takes it");
         if with_graph && sharding.is_none() {
-            assert_snapshot!(format!("{name}.graph"), lowered.graph.to_string());
+            assert_snapshot!(format!("{name}.graph"), lowered.graph().to_string());
         }
     }
 }

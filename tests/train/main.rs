@@ -10,3 +10,4 @@ mod metrics;
 mod robustness;
 mod run_config;
 mod runs;
+mod vision_transformer;

@@ -1,5 +1,5 @@
 //! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as the
-//! sharding says, and the `pretrain` program.
+//! sharding says, and the program `meshloom`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use meshloom_train::step::aliases;
 use sha2::{Digest, Sha256};
 use support::configs::{self, ONE_DEVICE, SHORT_RUN};
 use support::eight_devices::{client, relative_error};
-use support::program::{pretrain as pretrain_path, test_alone};
+use support::program::{meshloom as program, test_alone};
 
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
@@ -101,7 +101,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
 /// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes nothing.
 #[test]
 fn first_parameters_do_not_depend_on_the_form() {
-    let params = |form| config(SHORT_RUN, &[form]).train_step().initialize(3).params;
+    let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).params;
     let (stacked, separate) = (params("model.scan_layers=true"), params("model.scan_layers=false"));
     let mut layers: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for (path, leaf) in separate.paths().into_iter().zip(separate.leaves()) {
@@ -168,7 +168,7 @@ fn child_hash() {
 fn the_state_is_donated() {
     for mesh in [ONE_DEVICE, MIXED] {
         let config = config(SHORT_RUN, mesh);
-        let state_count = config.train_step().state().leaves().len();
+        let state_count = config.train_step().unwrap().state().leaves().len();
         let (function, lowered) = config.lower_train_step().expect("it lowers");
         let expected: Vec<(usize, usize)> = (0..state_count).map(|index| (index, index)).collect();
         assert_eq!(aliases(&function), expected);
@@ -207,7 +207,7 @@ fn the_state_is_donated() {
 fn memory_is_split() {
     for (mesh, shards, batch_shards) in [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (FSDP, 8, 8), (MIXED, 4, 8)] {
         let config = config(SHORT_RUN, mesh);
-        let step = config.train_step();
+        let step = config.train_step().unwrap();
         let bytes = |is_split: bool| -> usize {
             let leaves = step.state().leaves();
             let has_embed = |axes: &[meshloom::ir::Name]| axes.iter().any(|name| name.text() == "embed");
@@ -242,10 +242,15 @@ fn memory_is_split() {
 
 // The program.
 
-/// Runs the `pretrain` example.
-fn pretrain(arguments: &[&str]) -> Output {
-    let mut command = Command::new(pretrain_path());
-    command.current_dir(support::path("")).args(arguments).output().expect("pretrain runs")
+/// Runs `meshloom`.
+fn meshloom(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.current_dir(support::path("")).args(arguments).output().expect("meshloom runs")
+}
+
+/// Runs `meshloom train`.
+fn train(arguments: &[&str]) -> Output {
+    meshloom(&[&["train"], arguments].concat())
 }
 
 fn with_overrides<'a>(arguments: &[&'a str], overrides: &[&'a str]) -> Vec<&'a str> {
@@ -253,12 +258,12 @@ fn with_overrides<'a>(arguments: &[&'a str], overrides: &[&'a str]) -> Vec<&'a s
 }
 
 #[test]
-fn pretrain_writes_metrics() {
+fn train_writes_metrics() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("metrics.jsonl");
     let metrics: &str = path.to_str().expect("a name");
     let arguments = ["--steps", "3", "--seed", "5", "--sample", "4", "--metrics", metrics];
-    let output = pretrain(&with_overrides(&arguments, SHORT_RUN));
+    let output = train(&with_overrides(&arguments, SHORT_RUN));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 3: loss "), "{output:?}");
 
@@ -287,30 +292,30 @@ fn pretrain_writes_metrics() {
 }
 
 #[test]
-fn pretrain_saves_and_loads_parameters() {
+fn train_saves_and_loads_parameters() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
     let (parameters, metrics) = (path("trained.safetensors"), path("metrics.jsonl"));
     let overrides = [SHORT_RUN, ONE_DEVICE].concat();
     let save = ["--steps", "4", "--sample", "0", "--save-parameters", &parameters];
-    let output = pretrain(&with_overrides(&save, &overrides));
+    let output = train(&with_overrides(&save, &overrides));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let load = ["--steps", "1", "--sample", "0", "--metrics", &metrics, "--load-parameters", &parameters];
-    let output = pretrain(&with_overrides(&load, &overrides));
+    let output = train(&with_overrides(&load, &overrides));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let line: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(&metrics).expect("the metrics")).expect("JSON");
     // The first batch again, with what four steps have learned.
     let drawn = numbers(&config(&overrides, &[]), 1)[0][0];
     assert!(line["loss"].as_f64().expect("a loss") < drawn - 0.1, "{line} {drawn}");
-    let output = pretrain(&with_overrides(&load, &[&overrides[..], &["model.mlp=64"]].concat()));
+    let output = train(&with_overrides(&load, &[&overrides[..], &["model.mlp=64"]].concat()));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && message.contains("layers.mlp.gate is f32["), "{message}");
 }
 
 #[test]
-fn pretrain_prints_shardings() {
-    let output = pretrain(&with_overrides(&["--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
+fn train_prints_shardings() {
+    let output = train(&with_overrides(&["--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{text}");
@@ -319,12 +324,12 @@ fn pretrain_prints_shardings() {
     }
     assert!(text.contains("\nbytes per device: parameters "), "{text}");
     let one = ["--debug-sharding", "--set", "mesh.axes=data=1", "--set", "target.devices=1"];
-    let output = pretrain(&with_overrides(&one, SHORT_RUN));
+    let output = train(&with_overrides(&one, SHORT_RUN));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "one device: nothing is sharded\n");
 }
 
 #[test]
-fn pretrain_explains_what_is_wrong() {
+fn train_explains_what_is_wrong() {
     let missing = PathBuf::from("/nowhere/metrics.jsonl");
     for (arguments, expected) in [
         (&["--set", "model.layer=2"][..], "did you mean \"layers\"?"),
@@ -333,9 +338,55 @@ fn pretrain_explains_what_is_wrong() {
         (&["--config", "/nowhere/run.toml"], "/nowhere/run.toml"),
         (&["--metrics", missing.to_str().expect("a name")], "/nowhere/metrics.jsonl"),
     ] {
-        let output = pretrain(&with_overrides(arguments, SHORT_RUN));
+        let output = train(&with_overrides(arguments, SHORT_RUN));
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
         assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_sampled() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoints = folder.path().join("checkpoints").to_str().expect("a name").to_owned();
+    let overrides = [SHORT_RUN, ONE_DEVICE].concat();
+    let arguments = ["--steps", "2", "--sample", "12", "--checkpoint", &checkpoints];
+    let trained = train(&with_overrides(&arguments, &overrides));
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    let sampled = meshloom(&["sample", "--checkpoint", &checkpoints, "--length", "12"]);
+    assert!(sampled.status.success(), "{}", String::from_utf8_lossy(&sampled.stderr));
+    // What the run printed at its end.
+    let (trained, sampled) = (String::from_utf8_lossy(&trained.stdout), String::from_utf8_lossy(&sampled.stdout));
+    assert!(sampled.starts_with("It was ") && trained.ends_with(&format!("\n\n{sampled}")), "{trained}: {sampled}");
+    let missing = meshloom(&["sample", "--checkpoint", folder.path().to_str().expect("a name")]);
+    let message = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(missing.status.code() == Some(1) && message.contains("there is no checkpoint in"), "{message}");
+}
+
+#[test]
+fn every_key_is_printed() {
+    let print = |arguments: &[&str]| {
+        let output = meshloom(&[&["config"], arguments].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let text = print(&["--set", "model.layers=2"]);
+    assert!(text.contains("  layers = 2 (default 4)\n      Number of decoder layers.\n"), "{text}");
+    assert!(text.contains("  sync_period (default 20)\n"), "{text}");
+    // The TOML form is a config: that of all defaults, and, without the marks, one with every section.
+    let defaults = print(&["--defaults", "--format", "toml"]);
+    assert_eq!(RunConfig::from_toml(&defaults, "defaults").expect("a config"), RunConfig::default());
+    let changed = print(&["--set", "rules.compute.override=[[\"embed\", []]]", "--format", "toml"]);
+    let compute = RunConfig::from_toml(&changed, "changed").expect("a config").rules.compute;
+    assert_eq!(compute.overrides.len(), 1, "{changed}");
+    let json: serde_json::Value = serde_json::from_str(&print(&["--format", "json"])).expect("JSON");
+    let sections = json.as_array().expect("sections");
+    let written = RunConfig::default().to_toml();
+    for line in written.lines().filter_map(|line| line.split_once(" = ")) {
+        let has = |section: &serde_json::Value| {
+            let keys = section["keys"].as_array().expect("keys");
+            keys.iter().any(|key| key["name"] == line.0 && key["meaning"].as_str().is_some_and(|text| text.len() > 9))
+        };
+        assert!(sections.iter().any(has), "{} is missing", line.0);
     }
 }

@@ -65,7 +65,7 @@ impl Plain {
         let rows = format!("train.batch={ROWS}");
         let own = ["mesh.axes=data=1", "target.devices=1", &rows];
         let config = config(&own, settings);
-        let step = config.train_step();
+        let step = config.train_step().unwrap();
         let function = step.trace().expect("it traces");
         let options = LowerOptions { aliases: aliases(&function), ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options).expect("it lowers");

@@ -87,8 +87,7 @@ fn simulation(mesh: Option<&str>) {
     let function = function.unwrap_or_else(|error| panic!("{error}"));
     let mesh = mesh.map(|mesh| Mesh::parse(mesh, 2).expect("a mesh"));
     let rules = RuleSets::uniform(Rules::from_pairs(&[("diloco", &["diloco"])]).expect("rules"));
-    let lower_options =
-        LowerOptions { sharding: mesh.as_ref().map(|mesh| (mesh, &rules)), explicit: true, ..LowerOptions::default() };
+    let lower_options = LowerOptions { sharding: mesh.as_ref().map(|mesh| (mesh, &rules)), ..LowerOptions::default() };
     let lowered = lower(function.graph(), &lower_options).unwrap_or_else(|error| panic!("{error}"));
     let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
 
@@ -234,7 +233,6 @@ fn descend_stack(params: Stack<Tensor>, x: Tensor) -> (Stack<Tensor>, Tensor) {
 fn stack_options<'a>(mesh: &'a Mesh, rules: &'a RuleSets) -> LowerOptions<'a> {
     LowerOptions {
         sharding: Some((mesh, rules)),
-        explicit: true,
         deny_replication: true,
         omit_metadata: true,
         ..LowerOptions::default()

@@ -1,7 +1,7 @@
 //! What DiLoCo sends over the mesh axis `diloco`, read off the program of one device: nothing but under a conditional, and there exactly
 //! one fragment.
 
-use meshloom::compile::Lowered;
+use meshloom::compile::{Lowered, Partitioned};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
@@ -36,9 +36,9 @@ impl Program {
     }
 
     fn local(&self) -> (&Graph, &Mesh) {
-        match (&self.lowered.local, &self.lowered.local_mesh) {
-            (Some(graph), Some(mesh)) => (graph, mesh),
-            _ => panic!("no local program"),
+        match self.lowered.partitioned() {
+            Some(Partitioned { graph, mesh, .. }) => (graph, mesh),
+            None => panic!("no local program"),
         }
     }
 

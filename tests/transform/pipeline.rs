@@ -4,7 +4,7 @@
 //! takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of random ones.
 
 use crate::pipelines::{Case, save};
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
@@ -30,9 +30,13 @@ fn meshes(stages: usize) -> &'static [&'static str] {
 
 fn lowered(case: &Case, graph: &Graph) -> Lowered {
     let (mesh, rules) = (case.mesh(), case.rules());
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
     let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{case}: {error}"));
-    assert!(lowered.fallbacks.is_empty(), "{case}: {:?}", lowered.fallbacks);
+    assert!(
+        lowered.partitioned().expect("it is partitioned").fallbacks.is_empty(),
+        "{case}: {:?}",
+        lowered.partitioned().expect("it is partitioned").fallbacks
+    );
     lowered
 }
 
@@ -51,7 +55,9 @@ fn check(case: &Case) {
 }
 
 fn interpret_local(case: &Case, lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
-    let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else { panic!("{case}: no local program") };
+    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
+        panic!("{case}: no local program")
+    };
     run_local(local, mesh, inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 

@@ -35,7 +35,7 @@ fn config(settings: &[&str]) -> RunConfig {
 /// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
 fn step(config: &RunConfig) -> Vec<(String, Literal)> {
     let weight = |row: usize, place: usize| if (row * config.model.seq + place) % 7 == 3 { 0.0 } else { 1.0 };
-    let results = train_steps::run(&config.train_step(), config, batch(config, weight), By::Interpreter);
+    let results = train_steps::run(&config.train_step().unwrap(), config, batch(config, weight), By::Interpreter);
     results.into_iter().filter(|(path, _)| !path.starts_with("state.params")).collect()
 }
 

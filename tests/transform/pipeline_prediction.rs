@@ -45,13 +45,12 @@ fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
 
 /// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not predicted.
 fn lowered(config: &RunConfig) -> Lowered {
-    let function = config.train_step().trace().unwrap();
+    let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
     let without: &[&str] = if config.train.microbatches > 1 { &["loop-invariants", "hoist-gathers"] } else { &[] };
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases(&function),
-        explicit: true,
         without,
         ..LowerOptions::default()
     };
@@ -89,7 +88,7 @@ fn check(overrides: &[&str], bound: f64) {
         expect(CollectiveKind::AllGather, "replica", sums / size("replica"));
     }
     assert!(wrong.is_empty(), "{overrides:?}: {wrong:#?}\n{ledger}");
-    let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &lowered.aliases);
+    let memory = Memory::of(lowered.emitted(), &lowered.aliases);
     let error = prediction.memory.peak() as f64 / memory.peak as f64 - 1.0;
     println!("{overrides:?}: memory {error:+.3} of {}: {:?}", memory.peak, prediction.memory);
     assert!(error.abs() <= bound, "{overrides:?}: memory off by {error:+.3}: {:?}\n{memory}", prediction.memory);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
 use insta::assert_snapshot;
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{Graph, Node, Value};
 use meshloom::ops::{Op, RematPolicy};
@@ -24,7 +24,6 @@ fn lowered(case: &Case) -> Lowered {
     let (mesh, rules) = (case.mesh(), case.rules());
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
-        explicit: true,
         deny_replication: true,
         without: &["combine-collectives"],
         ..LowerOptions::default()
@@ -34,7 +33,9 @@ fn lowered(case: &Case) -> Lowered {
 
 fn ledger(case: &Case) -> Ledger {
     let lowered = lowered(case);
-    let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else { panic!("{case}: no local program") };
+    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
+        panic!("{case}: no local program")
+    };
     Ledger::of(local, mesh)
 }
 
@@ -176,7 +177,7 @@ fn one_forward_one_backward_keeps_few_microbatches() {
             if stages == 2 { "stage=2,fsdp=4" } else { "stage=4,fsdp=2" },
         );
         let lowered = lowered(&case);
-        let (Some(local), Some(mesh)) = (&lowered.local, &lowered.local_mesh) else { panic!("no local program") };
+        let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
         let ledger = Ledger::of(local, mesh);
         // Two matrices of the layers, one of the loss.
         for kind in [CollectiveKind::AllGather, CollectiveKind::ReduceScatter] {
@@ -254,7 +255,7 @@ fn assert_independent(case: &Case, graph: &Graph, gathers: &[Node], (segment, _)
 fn gathers_may_overlap_with_a_repeat() {
     let case = Case::new(options(4, 3, 8, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
     let lowered = lowered(&case);
-    let local = lowered.local.as_ref().expect("a local program");
+    let local = &lowered.partitioned().expect("a local program").graph;
     let (loops, gathers) = loops_and_gathers(local);
     let lengths: Vec<usize> = loops.iter().map(|(_, length)| *length).collect();
     assert_eq!(lengths, [8, 3, 5, 3, 8, 8, 3, 5, 3, 8], "{local}");
@@ -275,7 +276,7 @@ fn gathers_may_overlap_with_a_repeat() {
 fn gathers_may_overlap_in_a_loop_over_repeats() {
     let case = Case::new(options(4, 5, 8, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
     let lowered = lowered(&case);
-    let local = lowered.local.as_ref().expect("a local program");
+    let local = &lowered.partitioned().expect("a local program").graph;
     let bodies: Vec<&Graph> = local
         .nodes()
         .filter_map(|node| match node.op() {
@@ -296,7 +297,7 @@ fn gathers_may_overlap_in_a_loop_over_repeats() {
 fn half_a_gather_waits_for_half_a_repeat() {
     let case = Case::new(options(4, 3, 16, WeightPlan::SplitSlidingWindow), "stage=4,fsdp=2");
     let lowered = lowered(&case);
-    let local = lowered.local.as_ref().expect("a local program");
+    let local = &lowered.partitioned().expect("a local program").graph;
     let (loops, gathers) = loops_and_gathers(local);
     let lengths: Vec<usize> = loops.iter().map(|(_, length)| *length).collect();
     assert_eq!(lengths[..7], [8, 8, 3, 6, 7, 3, 16], "{local}");
@@ -322,10 +323,10 @@ fn programs() {
     for (name, plan) in plans {
         let case = Case::new(options(2, 2, 4, plan), "stage=2,data=2,fsdp=2");
         let (mesh, rules) = (case.mesh(), case.rules());
-        for (stage, explicit) in [("global", false), ("local", true)] {
+        for (stage, partition) in [("global", PartitionMode::GSPMD), ("local", PartitionMode::Explicit)] {
             let options = LowerOptions {
                 sharding: Some((&mesh, &rules)),
-                explicit,
+                partition,
                 omit_metadata: true,
                 ..LowerOptions::default()
             };

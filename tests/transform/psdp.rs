@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::train_steps::{self, By, assert_same, batch, lowered};
 use insta::assert_snapshot;
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::Literal;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
@@ -39,7 +39,7 @@ fn config(settings: &[&str]) -> RunConfig {
 
 /// Its train step. Without a large epsilon a first step is the sign of the gradient, and rounding decides on that of what is almost zero.
 fn train_step(config: &RunConfig) -> TrainStep {
-    let mut step = config.train_step();
+    let mut step = config.train_step().unwrap();
     step.optimizer.epsilon = 1e-2;
     step
 }
@@ -247,7 +247,7 @@ fn optimizer_state_is_fully_sharded() {
         let mesh = config.mesh().expect("a mesh");
         let lowered = lowered(&train_step(&config), &config, CollectiveLimits::default());
         let (mut own, mut whole) = (0, 0);
-        for (info, ty) in lowered.graph.input_info().iter().zip(lowered.graph.input_types()) {
+        for (info, ty) in lowered.graph().input_info().iter().zip(lowered.graph().input_types()) {
             let Some(spec) = info.spec.as_ref().filter(|_| info.role == Role::Optimizer) else { continue };
             let local = spec.local_dims(&mesh, &ty.dims).expect("it divides");
             own += local.iter().product::<usize>();
@@ -270,9 +270,9 @@ fn programs() {
     let config = config(&["mesh.axes=replica=2,fsdp=4", "train.microbatches=2"]);
     let function = train_step(&config).trace().unwrap_or_else(|error| panic!("{error}"));
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
-    for (stage, explicit) in [("global", false), ("local", true)] {
+    for (stage, partition) in [("global", PartitionMode::GSPMD), ("local", PartitionMode::Explicit)] {
         let sharding = Some((&mesh, &rules));
-        let options = LowerOptions { sharding, explicit, omit_metadata: true, ..LowerOptions::default() };
+        let options = LowerOptions { sharding, partition, omit_metadata: true, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
         assert_snapshot!(stage, print(&lowered.module.decode(), &TextOptions::canonical()));
     }

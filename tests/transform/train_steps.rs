@@ -1,6 +1,6 @@
 //! Whole train steps of run configs: how they are made, run and compared.
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
 use meshloom::ir::Literal;
 use meshloom::nn::Batch;
 use meshloom::passes::CollectiveLimits;
@@ -42,7 +42,6 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
     let (mesh, rules) = (config.mesh().expect("a mesh"), config.rule_sets().expect("rules"));
     let options = LowerOptions {
         sharding: (mesh.device_count() > 1).then_some((&mesh, &rules)),
-        explicit: true,
         deny_replication: true,
         limits,
         ..LowerOptions::default()
@@ -64,12 +63,14 @@ pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) 
     let inputs = StepInput { state: step.initialize(7), batch }.leaves();
     let lowered = lowered(step, config, CollectiveLimits::default());
     let is_compiled = by == By::Plugin || config.model.family != ModelFamily::Llama;
-    let outputs = match (&lowered.local, &lowered.local_mesh) {
+    let outputs = match lowered.partitioned() {
         _ if is_compiled => run_compiled(&lowered, &inputs),
-        (Some(local), Some(mesh)) => run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}")),
-        _ => interpret(&lowered.graph, &inputs),
+        Some(Partitioned { graph, mesh, .. }) => {
+            run_local(graph, mesh, &inputs).unwrap_or_else(|error| panic!("{error}"))
+        }
+        None => interpret(lowered.graph(), &inputs),
     };
-    let paths = lowered.graph.output_info().iter().map(|info| info.path.to_string());
+    let paths = lowered.graph().output_info().iter().map(|info| info.path.to_string());
     paths.zip(outputs).collect()
 }
 

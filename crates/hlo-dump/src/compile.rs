@@ -197,7 +197,7 @@ pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProto
         announce(&Topology::parse(&config.target.topology)?, &settings)?;
         return Ok(of_run(config, &settings)?.module);
     }
-    let count = lowered.mesh.as_ref().map_or(1, Mesh::device_count);
+    let count = lowered.mesh().map_or(1, Mesh::device_count);
     let topology = Topology::parse(&format!("cpu:{count}"))?;
     announce(&topology, &settings)?;
     let described = ahead_of_time::describe(&topology, &settings)?;

@@ -52,7 +52,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
 }
 
 fn explained(run: &Run, tensor: &str) -> Result<Vec<Explanation>> {
-    if run.lowered.mesh.is_none() {
+    if run.lowered.mesh().is_none() {
         bail!("the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several");
     }
     let mut found = run.lowered.explain(tensor, usize::MAX)?;

@@ -221,7 +221,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
     for warning in lowered.warnings() {
         output::warn(&warning);
     }
-    let mesh = lowered.local_mesh.clone().or_else(|| lowered.mesh.clone());
+    let mesh = lowered.emitted_mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let (mut module, mut module_config) = (lowered.module.decode(), None);
     if stage == Stage::Compiled {

@@ -79,7 +79,7 @@ fn graph(loaded: &Loaded) -> Result<String> {
     let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
     let graph = match loaded.stage {
         Some(Stage::Compiled) => bail!("what a plugin compiled has no meshloom graph; take --stage partitioned"),
-        _ => run.lowered.local.as_ref().unwrap_or(&run.lowered.graph),
+        _ => run.lowered.emitted(),
     };
     Ok(graph.to_text(GraphTextOptions { origins: true }))
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
-use super::fetch::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
+use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
 

@@ -13,7 +13,7 @@ use super::buffer::{Buffer, type_of};
 use super::client::Client;
 use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
-use super::fetch::io_error;
+use super::files::io_error;
 use super::options::CompileOptions;
 use super::program::{self, Parameter, ProgramInfo};
 use super::sys::*;

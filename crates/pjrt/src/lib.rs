@@ -24,18 +24,23 @@ mod api;
 mod array;
 mod buffer;
 mod cache;
+mod cached;
 mod client;
 mod compiled;
 mod device;
 mod error;
 mod event;
 mod executable;
+#[cfg(feature = "fetch")]
 mod fetch;
+mod files;
 mod layout;
 mod options;
 mod plugin;
 mod profiler;
 mod program;
+#[cfg(feature = "fetch")]
+mod progress;
 mod search;
 #[rustfmt::skip]
 mod sys;

@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::api::string;
 use super::error::{ErrorCode, PjrtError};
-use super::fetch::write_atomically;
+use super::files::write_atomically;
 use super::plugin::Plugin;
 use super::sys::*;
 

@@ -43,7 +43,7 @@ impl StepAhead {
         let start = Instant::now();
         let (_, lowered) = config.lower_run(config.calls(), GroupFormat::read_by(api_version))?;
         let lower_time = start.elapsed();
-        let params = config.train_step().state().params;
+        let params = config.train_step()?.state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options()?;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
-use meshloom::ir::Literal;
+use meshloom::ir::{Literal, TensorType};
 
 /// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its
 /// context.
@@ -59,6 +59,16 @@ pub enum DataError {
         batch: usize,
         /// Tokens in each.
         seq: usize,
+    },
+    /// The batches of a dataset do not have as many rows as were asked for.
+    #[error(
+        "the batches of a call have {found} bytes, which do not fill {expected}: a dataset must give as many rows as it is asked for"
+    )]
+    Bytes {
+        /// The type that they should fill.
+        expected: TensorType,
+        /// Their bytes.
+        found: usize,
     },
 }
 

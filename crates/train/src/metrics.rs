@@ -1,10 +1,13 @@
 //! What a run reports: a JSON line per step for programs, a progress line for people.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+#[cfg(feature = "cli")]
+use std::io::IsTerminal;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(feature = "cli")]
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The numbers of one step.
@@ -144,7 +147,7 @@ fn lines_until(text: &str, step: u64) -> io::Result<&str> {
     Ok(&text[..end])
 }
 
-/// The live progress line: a bar on a terminal, else a plain line now and then.
+/// The live progress line: a plain line now and then; with the feature `cli`, on a terminal, a bar.
 pub struct Progress {
     steps: u64,
     /// Smoothed over recent steps, so that the first, which may compile, is soon forgotten.
@@ -153,8 +156,12 @@ pub struct Progress {
 }
 
 enum Out {
+    #[cfg(feature = "cli")]
     Bar(ProgressBar),
-    Plain { out: Box<dyn Write + Send>, every: u64 },
+    Plain {
+        out: Box<dyn Write + Send>,
+        every: u64,
+    },
 }
 
 impl Progress {
@@ -163,15 +170,16 @@ impl Progress {
 
     /// Progress on standard error of a run that ends with step `steps`.
     pub fn new(steps: u64) -> Progress {
-        if !io::stderr().is_terminal() {
-            return Progress::plain(steps, Box::new(io::stderr()));
+        #[cfg(feature = "cli")]
+        if io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+            // Without the template, which is a constant that parses, the bar would still show the message.
+            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {wide_msg}") {
+                bar.set_style(style);
+            }
+            return Progress { steps, step_seconds: None, out: Out::Bar(bar) };
         }
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-        // Without the template, which is a constant that parses, the bar would still show the message.
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {wide_msg}") {
-            bar.set_style(style);
-        }
-        Progress { steps, step_seconds: None, out: Out::Bar(bar) }
+        Progress::plain(steps, Box::new(io::stderr()))
     }
 
     /// Progress as plain lines.
@@ -194,6 +202,7 @@ impl Progress {
             clock(left),
         );
         match &mut self.out {
+            #[cfg(feature = "cli")]
             Out::Bar(bar) => {
                 bar.set_position(metrics.step);
                 bar.set_message(message);
@@ -210,6 +219,7 @@ impl Progress {
     /// A line above the progress line.
     pub fn note(&mut self, text: &str) {
         match &mut self.out {
+            #[cfg(feature = "cli")]
             Out::Bar(bar) => bar.println(text),
             Out::Plain { out, .. } => drop(writeln!(out, "{text}")),
         }
@@ -217,6 +227,7 @@ impl Progress {
 
     /// Ends the progress line and leaves it standing.
     pub fn finish(self) {
+        #[cfg(feature = "cli")]
         if let Out::Bar(bar) = self.out {
             bar.abandon();
         }

@@ -165,8 +165,8 @@ impl Predictor<'_> {
 
     /// The stacked weights of the layers.
     fn layer_weights(&self) -> Result<Vec<LayerWeight>, Error> {
-        let Layers::Stacked(layers) = self.config.decoder().parameters().layers else { return Ok(Vec::new()) };
-        let decoder = self.config.decoder();
+        let Layers::Stacked(layers) = self.config.decoder()?.parameters().layers else { return Ok(Vec::new()) };
+        let decoder = self.config.decoder()?;
         let leaves = layers.paths().into_iter().zip(layers.leaves());
         leaves
             .map(|(path, param)| {
@@ -243,7 +243,7 @@ impl Predictor<'_> {
     }
 
     fn memory(&self, weights: &[LayerWeight], layer: &LayerCost) -> Result<PipelineMemory, Error> {
-        let state = self.config.train_step().state();
+        let state = self.config.train_step()?.state();
         let total = |role, specs: Vec<TensorSpec>| -> Result<u64, Error> {
             specs.iter().map(|spec| Ok(self.part(role, spec)?.1)).sum()
         };
@@ -347,7 +347,7 @@ impl LayerCost {
         let mesh = config.mesh()?;
         let rules = RuleSets::uniform(without_gathered(&config.rule_sets()?.compute)?);
         let temporaries = |lowered: &Lowered| {
-            let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &[]);
+            let memory = Memory::of(lowered.emitted(), &[]);
             memory.peak.saturating_sub(memory.arguments + memory.outputs)
         };
         let one = lower_layers(config, 1, &mesh, &rules)?;
@@ -377,7 +377,7 @@ impl LayerCost {
 /// So many layers, with their gradients, for one microbatch.
 fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
     let model = &config.model;
-    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder() };
+    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder()? };
     let rows = config.rows_of_layer();
     let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
     let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
@@ -392,8 +392,7 @@ fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets)
         })
     })?;
     let sharding = (mesh.device_count() > 1).then_some((mesh, rules));
-    let explicit = sharding.is_some();
-    Ok(lower(function.graph(), &LowerOptions { sharding, explicit, ..LowerOptions::default() })?)
+    Ok(lower(function.graph(), &LowerOptions { sharding, ..LowerOptions::default() })?)
 }
 
 /// Rules by which weights lie as they are used: split over no axis that they are gathered over.

@@ -45,7 +45,7 @@ fn check(default_cases: u64, property: impl Fn(&Recipe, u64) -> Result<(), Strin
 
 fn optimized(graph: &Graph, without: &[&str]) -> Result<Graph, String> {
     let options = LowerOptions { without, ..LowerOptions::default() };
-    lower(graph, &options).map(|lowered| lowered.graph).map_err(|error| format!("{error}\n{graph}"))
+    lower(graph, &options).map(|lowered| lowered.graph().clone()).map_err(|error| format!("{error}\n{graph}"))
 }
 
 fn expect_same_bits(graph: &Graph, other: &Graph, inputs: &[Literal]) -> Result<(), String> {

@@ -37,12 +37,12 @@ fn impossible_keys_are_refused() {
 #[test]
 fn a_dense_family_has_no_experts() {
     let config = config("data=8", &["model.experts_per_token=9"]);
-    assert_eq!(config.layer_parts(), meshloom::nn::LayerParts::default());
+    assert_eq!(config.layer_parts().unwrap(), meshloom::nn::LayerParts::default());
 }
 
 #[test]
 fn groups_are_those_of_the_mesh() {
-    let parts = |mesh: &str| config(mesh, &["model.family=mixtral"]).layer_parts().routed;
+    let parts = |mesh: &str| config(mesh, &["model.family=mixtral"]).layer_parts().unwrap().routed;
     let cut = |mesh: &str| (parts(mesh).expert_groups, parts(mesh).sequence_parts);
     assert_eq!(cut("data=2,fsdp=2,expert=2"), (2, 1));
     assert_eq!(cut("expert=4,context=2"), (4, 2));

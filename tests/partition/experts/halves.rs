@@ -1,5 +1,6 @@
 //! The batch-split layer: its halves wait for nothing of each other, and stand in turns in the program.
 
+use meshloom::compile::Partitioned;
 use std::sync::Arc;
 
 use meshloom::nn::{AttentionMask, DecoderLayer, Rotary, RowInputs};
@@ -18,7 +19,7 @@ const LENGTH: usize = 16;
 
 /// One layer of a family on a mesh, alone: its result, or the gradients in its input and parameters.
 fn layer(model: &[&str], mesh: &str, gradients: bool) -> Arc<Graph> {
-    let config = config(mesh, model).decoder();
+    let config = config(mesh, model).decoder().unwrap();
     let params: DecoderLayer<_> = match config.parameters().layers {
         meshloom::nn::Layers::Separate(mut layers) => layers.remove(0),
         meshloom::nn::Layers::Stacked(_) => panic!("the layers are stacked"),
@@ -117,7 +118,7 @@ const MESH: &str = "data=2,fsdp=2,expert=2";
 #[test]
 fn halves_stand_in_turns_and_wait_for_nothing_of_each_other() {
     let lowered = partitioned(&layer(SPLIT, MESH, false), MESH, &rules(&[]));
-    let (mesh, graph) = (lowered.local_mesh.as_ref().expect("a mesh"), lowered.local.as_ref().expect("a program"));
+    let Partitioned { mesh, graph, .. } = lowered.partitioned().expect("a program");
     let program = Program::of(graph);
     let exchanges = program.exchanges(mesh);
     let kinds: Vec<CollectiveKind> = exchanges.iter().map(|&(_, kind)| kind).collect();
@@ -143,7 +144,7 @@ fn halves_stand_in_turns_and_wait_for_nothing_of_each_other() {
 #[test]
 fn a_whole_layer_has_nothing_between_exchange_and_use() {
     let lowered = partitioned(&layer(WHOLE, MESH, false), MESH, &rules(&[]));
-    let (mesh, graph) = (lowered.local_mesh.as_ref().expect("a mesh"), lowered.local.as_ref().expect("a program"));
+    let Partitioned { mesh, graph, .. } = lowered.partitioned().expect("a program");
     let program = Program::of(graph);
     let exchanges = program.exchanges(mesh);
     assert_eq!(exchanges.len(), 2);
@@ -160,7 +161,7 @@ fn a_whole_layer_has_nothing_between_exchange_and_use() {
 fn halves_are_independent_backwards() {
     let graph = layer(SPLIT, MESH, true);
     let lowered = partitioned_without(&graph, MESH, &rules(&[]), &["combine-collectives"]);
-    let (mesh, graph) = (lowered.local_mesh.as_ref().expect("a mesh"), lowered.local.as_ref().expect("a program"));
+    let Partitioned { mesh, graph, .. } = lowered.partitioned().expect("a program");
     let program = Program::of(graph);
     let exchanges = program.exchanges(mesh);
     let (gather, scatter) = (CollectiveKind::AllGather, CollectiveKind::ReduceScatter);

@@ -60,7 +60,7 @@ pub fn config(mesh: &str, model: &[&str]) -> RunConfig {
 
 /// Loss and gradients; and inputs for them.
 pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
-    let model = config.decoder();
+    let model = config.decoder().unwrap();
     let (batch, length) = (config.train.batch, config.model.seq);
     let params = model.parameters();
     let specs = (params.map(|_, param| param.spec.clone()), Batch::specs(batch, length));
@@ -89,7 +89,7 @@ fn check(mesh: &str, model: &[&str]) {
     let (graph, inputs) = loss_and_gradients(&config);
     let lowered = partitioned(&graph, mesh, &config.rule_sets().expect("rules"));
     // One device has one group of experts, one part of the sequence, and layers that are not cut.
-    let mut plain = config.decoder();
+    let mut plain = config.decoder().unwrap();
     plain.parts.routed.expert_groups = 1;
     plain.parts.routed.sequence_parts = 1;
     plain.parts.batch_split = false;
@@ -124,7 +124,7 @@ fn the_axes_of_the_pipeline_work_together() {
 #[test]
 fn parameters_have_the_names_of_the_field() {
     let config = config("data=2,fsdp=2,expert=2", MODELS[2]);
-    let params = config.decoder().parameters();
+    let params = config.decoder().unwrap().parameters();
     let mut rows = Vec::new();
     params.map(|path, param| {
         let axes: Vec<String> = param.spec.axes.iter().map(Name::to_string).collect();

@@ -23,15 +23,10 @@ pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
     // A gradient replaces its input, so it lies as that does.
     let aliases = (0..graph.inputs().len()).map(|input| (input + 1, input)).collect();
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        explicit: true,
-        aliases,
-        deny_replication: true,
-        ..LowerOptions::default()
-    };
+    let options =
+        LowerOptions { sharding: Some((&mesh, &rules)), aliases, deny_replication: true, ..LowerOptions::default() };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
-    Ledger::of(lowered.local.as_ref().expect("a local program"), &mesh)
+    Ledger::of(&lowered.partitioned().expect("a local program").graph, &mesh)
 }
 
 /// What goes over the axis of experts alone: tokens and their choices to the experts, results back; and the same for the
@@ -77,12 +72,22 @@ fn one_group_of_split_experts_is_a_named_fallback() {
     let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &experts(8, 2)));
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
     let (mesh, rules) = (Mesh::parse("fsdp=4,expert=2", 8).expect("a mesh"), rules(&[]));
-    let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(lowered.fallbacks.len(), 3, "{:?}", lowered.fallbacks);
-    assert!(
-        lowered.fallbacks.iter().all(|fallback| fallback.to_string().contains("ragged-dot")),
+    assert_eq!(
+        lowered.partitioned().expect("it is partitioned").fallbacks.len(),
+        3,
         "{:?}",
-        lowered.fallbacks
+        lowered.partitioned().expect("it is partitioned").fallbacks
+    );
+    assert!(
+        lowered
+            .partitioned()
+            .expect("it is partitioned")
+            .fallbacks
+            .iter()
+            .all(|fallback| fallback.to_string().contains("ragged-dot")),
+        "{:?}",
+        lowered.partitioned().expect("it is partitioned").fallbacks
     );
 }

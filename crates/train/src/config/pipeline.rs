@@ -95,13 +95,15 @@ impl RunConfig {
                 "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
                  {stages} * {repeats} * {layers_per_stage} = {held}"
             );
-            return Err(invalid("model.layers", self.model.layers, &reason));
+            let factors = ["pipeline.repeats", "pipeline.layers_per_stage"];
+            return Err(invalid("model.layers", self.model.layers, &reason).because(factors));
         }
         let batch = self.rows_at_once();
         if !batch.is_multiple_of(microbatches) {
             let of = if self.replicas() > 1 { " of each replica" } else { "" };
             let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");
-            return Err(invalid("pipeline.microbatches", microbatches, &reason));
+            let wrong = invalid("pipeline.microbatches", microbatches, &reason);
+            return Err(wrong.because(["train.batch", "train.microbatches"]));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::input::Loaded;
 use crate::report::ShardingRow;
 
 pub fn rows(loaded: &Loaded) -> Vec<ShardingRow> {
-    match loaded.run.as_ref().and_then(|run| run.lowered.debug_sharding.as_ref()) {
+    match loaded.run.as_ref().and_then(|run| run.lowered.sharded()).map(|sharded| &sharded.table) {
         Some(table) => of_rules(table),
         None => shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect(),
     }
