@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::Error;
 use crate::hlo::{Annotation, EmitOptions, EmittedModule, GroupFormat, emit};
 use crate::ir::{Graph, PortInfo, TensorType, verify};
-use crate::partition::{Fallback, Ledger, Partitioned, partition};
+use crate::partition::{Fallback, Ledger, PartitionError, Partitioned, partition};
 use crate::passes::{self, CollectiveLimits, Rewrite};
 use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
 use crate::sharding::{
@@ -332,7 +332,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         let Partitioned { graph: partitioned, fallbacks: found } =
             partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if options.deny_replication && !found.is_empty() {
-            return Err(Error::Replication(found));
+            return Err(PartitionError::Replication(found).into());
         }
         fallbacks = found;
         done("partition", &partitioned);

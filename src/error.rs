@@ -2,7 +2,7 @@
 
 use crate::transform::diloco::DilocoError;
 
-pub use crate::ir::{OpError, TypeError};
+pub use crate::ir::{InternalError, OpError, TypeError};
 pub use crate::trace::{TraceError, TraceErrorKind};
 
 /// Everything that can go wrong in meshloom.
@@ -64,12 +64,12 @@ pub enum Error {
         /// A name that is near, if any.
         suggestion: String,
     },
-    /// The program's fault, where replication is denied: an op cannot work on the parts of a value.
-    #[error(
-        "{}; split another dimension, or set partition.replication = \"warn\" to let every device hold the whole",
-        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-    )]
-    Replication(Vec<crate::partition::Fallback>),
+    /// The program's or the specs' fault: the program of one device cannot be made.
+    #[error(transparent)]
+    Partition(#[from] crate::partition::PartitionError),
+    /// meshloom's fault: what cannot happen has happened.
+    #[error(transparent)]
+    Internal(#[from] Box<InternalError>),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
     Verify {
@@ -92,6 +92,7 @@ macro_rules! boxed {
 
 boxed! {
     Op(OpError),
+    Internal(InternalError),
     Sharding(crate::sharding::ShardingError),
     Pjrt(crate::pjrt::PjrtError),
     Config(crate::train::config::ConfigError),

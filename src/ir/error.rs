@@ -1,6 +1,7 @@
 //! Why an op refuses its operands, and where in the user's program it stands.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use super::{DType, Origin, TensorType};
@@ -74,7 +75,53 @@ pub enum TypeError {
     /// The op has no batching rule.
     #[error("it has no batching rule; apply it in a scan over the batch")]
     NotBatchable,
+    /// meshloom's fault, not the op's.
+    #[error(transparent)]
+    Internal(#[from] Box<InternalError>),
 }
+
+/// What cannot happen has happened: a defect of meshloom. It stands in the place of a value that would have to be made up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InternalError {
+    /// The op, value or function that it is about.
+    pub subject: String,
+    /// What should have been.
+    pub expected: String,
+    /// The user's source line and scope path, where known.
+    pub origin: Origin,
+    /// The line of meshloom that has found it.
+    pub found_at: &'static Location<'static>,
+}
+
+impl InternalError {
+    /// An error about `subject`, found by the caller.
+    #[track_caller]
+    pub fn new(subject: impl fmt::Display, expected: impl fmt::Display) -> InternalError {
+        InternalError {
+            subject: subject.to_string(),
+            expected: expected.to_string(),
+            origin: Origin::default(),
+            found_at: Location::caller(),
+        }
+    }
+
+    /// With the place in the user's program.
+    #[must_use]
+    pub fn at(self, origin: Origin) -> InternalError {
+        InternalError { origin, ..self }
+    }
+}
+
+impl fmt::Display for InternalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let InternalError { subject, expected, origin, found_at } = self;
+        write!(f, "internal error at {}:{}: `{subject}`", found_at.file(), found_at.line())?;
+        write_place(f, *origin)?;
+        write!(f, ": expected {expected}; this is a defect of meshloom, please report it with the program that shows it")
+    }
+}
+
+impl std::error::Error for InternalError {}
 
 /// An op that refuses its operands, with everything needed to find the call.
 #[derive(Debug, Clone)]
@@ -95,8 +142,18 @@ impl OpError {
     }
 }
 
+impl From<InternalError> for OpError {
+    fn from(error: InternalError) -> OpError {
+        let origin = error.origin;
+        OpError { op: "", error: TypeError::Internal(Box::new(error)), operands: Vec::new(), origin }
+    }
+}
+
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let TypeError::Internal(error) = &self.error {
+            return error.fmt(f);
+        }
         write!(f, "{}(", self.op)?;
         for (index, (ty, path)) in self.operands.iter().enumerate() {
             write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value};
+use crate::ir::{DType, Dims, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{AxisIndex, Direction, Group, Op, Select};
 use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
 
@@ -45,6 +45,10 @@ impl PartitionContext<'_> {
         };
         if let Some(primitive) = op.as_primitive() {
             primitive.partition(&mut context)?;
+        }
+        if context.results.len() != result_types.len() {
+            let expected = format!("{} results of its partitioning rule", result_types.len());
+            return Err(InternalError::new(op.name(), expected).at(context.builder.origin()).into());
         }
         Ok(context.results)
     }

@@ -15,7 +15,6 @@ use smallvec::SmallVec;
 
 use super::propagate::ties;
 use super::{Mesh, Spec};
-use crate::Error;
 use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{
     BinaryKind, Direction, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
@@ -28,7 +27,7 @@ use crate::partition::PartitionContext;
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.
-pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, Error> {
+pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, OpError> {
     if !has_uneven_spec(graph, mesh) {
         return Ok(None);
     }
@@ -200,7 +199,7 @@ struct Rewriter {
 }
 
 impl Rewriter {
-    fn graph(&mut self, graph: &Graph) -> Result<Graph, Error> {
+    fn graph(&mut self, graph: &Graph) -> Result<Graph, OpError> {
         let mut builder = GraphBuilder::like(graph);
         let mut map = ValueMap::new(graph);
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
@@ -232,7 +231,7 @@ impl Rewriter {
         node: NodeRef<'_>,
         rule: &FactorRule,
         map: &ValueMap,
-    ) -> Result<SmallVec<[Value; 2]>, Error> {
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let classes = &self.classes;
         let grown = |factor: usize| {
             can_grow(rule, factor)
@@ -282,7 +281,6 @@ impl Rewriter {
             (&result_types.iter().collect::<Vec<_>>(), &result_types.iter().map(whole).collect::<Vec<_>>()),
             &result_dims,
         )
-        .map_err(Error::from)
     }
 
     /// A node with bodies: what enters and leaves them is padded alike on both sides.
@@ -292,7 +290,7 @@ impl Rewriter {
         graph: &Graph,
         node: NodeRef<'_>,
         map: &ValueMap,
-    ) -> Result<SmallVec<[Value; 2]>, Error> {
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let mut failure = None;
         let op = node.op().map_regions(|body| {
             self.body(body).unwrap_or_else(|error| {
@@ -315,7 +313,7 @@ impl Rewriter {
         Ok(builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?.into_iter().collect())
     }
 
-    fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, Error> {
+    fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, OpError> {
         if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
             return Ok(done.clone());
         }
