@@ -358,7 +358,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         overlap_collectives: options.overlap_collectives,
         host_memory: options.host_memory,
     };
-    let module = emit(local.as_ref().unwrap_or(&graph), emit_options);
+    let module = emit(local.as_ref().unwrap_or(&graph), emit_options)?;
     timings.push(PassTiming { pass: "emit", time: start.elapsed(), node_count: graph.total_node_count() });
     // A manual region is entered by tiles.
     let annotation = if local.is_some() { Annotation::Tiles } else { options.annotation };

@@ -62,7 +62,7 @@ fn several_operands_are_as_many_single_ones() {
 fn several_operands_compile_ahead_of_time() {
     let mesh = mesh("a=2,b=4");
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
-    let module = emit(&of_two_operands(&mesh, true), options);
+    let module = emit(&of_two_operands(&mesh, true), options).expect("a module");
     compile_ahead("several_operands_compile_ahead_of_time", &module.bytes, &CompileOptions::partitioned(8));
 }
 
@@ -186,7 +186,7 @@ fn names_are_the_modules() {
     let mesh = mesh("a=4,b=2");
     let graph = nested(&mesh);
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
-    let module = emit(&graph, options).decode();
+    let module = emit(&graph, options).expect("a module").decode();
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
     let mut emitted: Vec<&str> =
         instructions.filter(|instruction| instruction.channel_id > 0).map(|found| found.name.as_str()).collect();

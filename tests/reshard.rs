@@ -91,7 +91,8 @@ fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat) {
     }
     let graph = builder.finish(outputs, cases.iter().map(|case| port(&case.to)).collect());
     verify(&graph).expect("a valid graph");
-    let module = emit(&graph, EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() });
+    let options = EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() };
+    let module = emit(&graph, options).expect("a module");
     // The reference interpreter's collectives mean what the plugin's do.
     let inputs: Vec<Literal> = (0..cases.len()).map(values).collect();
     let interpreted = run_local(&graph, mesh, &inputs).expect("replicas that agree");

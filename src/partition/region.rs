@@ -138,7 +138,12 @@ impl<'a> Walk<'a, '_> {
     /// For each carry, the axes over which it can stay a partial sum all through the loop: what an iteration adds is partial
     /// over them, and nothing in it needs the sum. Found from above: every carry is taken to be partial over all axes that
     /// do not split it, until what comes out of an iteration is what went in.
-    fn partial_carries(&mut self, scan: &Scan, shardings: &Shardings, inputs: &[Spec]) -> Result<Vec<Axes>, PartitionError> {
+    fn partial_carries(
+        &mut self,
+        scan: &Scan,
+        shardings: &Shardings,
+        inputs: &[Spec],
+    ) -> Result<Vec<Axes>, PartitionError> {
         let carries = scan.invariant_count..scan.invariant_count + scan.carry_count;
         let free = |index: usize| -> Axes {
             if !scan.body.ty(scan.body.inputs()[index]).dtype.is_float() {

@@ -163,11 +163,11 @@ impl<'a, 'b> Walk<'a, 'b> {
             let target = asked(from);
             Ok((plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, &target)?, *local, target))
         });
-        let plans: SmallVec<[_; 1]> = plans.collect::<Result<_, InternalError>>().map_err(|error| self.located(error, value))?;
+        let plans: SmallVec<[_; 1]> =
+            plans.collect::<Result<_, InternalError>>().map_err(|error| self.located(error, value))?;
         let cheapest = plans.into_iter().min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len()));
-        let (plan, local, reached) = cheapest.ok_or_else(|| {
-            self.located(InternalError::new(value, "a local value of what has been computed"), value)
-        })?;
+        let (plan, local, reached) = cheapest
+            .ok_or_else(|| self.located(InternalError::new(value, "a local value of what has been computed"), value))?;
         // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it elsewhere.
         let reduces = plan.steps.iter().any(|step| matches!(step, Step::AllReduce { .. } | Step::ReduceScatter { .. }));
         let outer = self.builder.origin();
@@ -255,7 +255,9 @@ impl<'a, 'b> Walk<'a, 'b> {
         };
         primitive.partition(&mut context)?;
         let &[made] = &context.results[..] else {
-            return Err(InternalError::new(node.op().name(), "one result of its partitioning rule").at(node.origin()).into());
+            return Err(InternalError::new(node.op().name(), "one result of its partitioning rule")
+                .at(node.origin())
+                .into());
         };
         let made = self.on_first(made, spec.unreduced(), 0.0)?;
         self.builder.set_origin(outer);

@@ -31,7 +31,7 @@ pub struct Compiled {
 
 pub fn compile(graph: &Graph) -> Compiled {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    let module = emit(graph, EmitOptions::default());
+    let module = emit(graph, EmitOptions::default()).expect("a module");
     // XLA's own passes run as always; that LLVM takes its time over tiny kernels is of no use here.
     let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
     let compiled = client().compile(&module.bytes, &CompileOptions { debug_options, ..Default::default() });

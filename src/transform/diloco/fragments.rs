@@ -10,7 +10,7 @@ use super::options::{DilocoError, DilocoOptions, LayerOrder, Transport};
 use super::schedule::Fragment;
 use super::transport::payload_bytes;
 use crate::ir::{AxisNames, DType, Dims, Name};
-use crate::trace::{Param, Tensor, Tree, arange, map, scan};
+use crate::trace::{Param, Tensor, Tree, arange, fail_internal, map, scan};
 
 /// What the declarations of parameters do not say of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -201,7 +201,7 @@ impl Fragments {
     /// The parts of the fragment: of those leaves that it has a part in. `leading` dimensions stand before those declared. Layers
     /// come as a dimension of their own in front of all, and the dimensions that they are cut from are gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
-        let members: Vec<Tensor> = self.members(cut).filter_map(|(index, _)| leaves.get(index).copied()).collect();
+        let members: Vec<Tensor> = self.members(cut).map(|(index, _)| leaf_at(leaves, index)).collect();
         let Cut::Layers { layers, fragment } = cut else { return members };
         map(self.layer_numbers(layers, fragment), |number| {
             members.iter().map(|&leaf| self.layer(leaf, number, leading)).collect::<Vec<_>>()
@@ -214,7 +214,7 @@ impl Fragments {
         let parts = match cut {
             Cut::Whole | Cut::Outside => parts,
             Cut::Layers { layers, fragment } => {
-                let before: Vec<Tensor> = members.iter().filter_map(|&index| leaves.get(index).copied()).collect();
+                let before: Vec<Tensor> = members.iter().map(|&index| leaf_at(leaves, index)).collect();
                 let numbers = self.layer_numbers(layers, fragment);
                 let replace = |leaves: Vec<Tensor>, (number, layers): (Tensor, Vec<Tensor>)| {
                     let pairs = leaves.into_iter().zip(layers);
@@ -225,10 +225,11 @@ impl Fragments {
                 scan(before, (numbers, parts), replace).0
             }
         };
-        let mut result = leaves.to_vec();
-        for (index, part) in members.into_iter().zip(parts) {
-            if let Some(leaf) = result.get_mut(index) {
-                *leaf = part;
+        let (mut result, mut parts) = (leaves.to_vec(), parts.into_iter());
+        for index in members {
+            match (result.get_mut(index), parts.next()) {
+                (Some(leaf), Some(part)) => *leaf = part,
+                _ => drop(fail_internal("a fragment of DiLoCo", "a leaf and a part for each of its parameters")),
             }
         }
         result
@@ -296,6 +297,11 @@ impl Leaf {
     fn is_layer(&self) -> bool {
         self.stacked_dims > 0
     }
+}
+
+fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {
+    let leaf = leaves.get(index).copied();
+    leaf.unwrap_or_else(|| fail_internal("a fragment of DiLoCo", "a leaf for each of its parameters"))
 }
 
 /// The leading dimensions that all layers' parameters have.

@@ -66,7 +66,8 @@ impl Kept {
             (Kept::Separate(weights), Number::Known(repeat)) if repeat < weights.len() => weights[repeat].clone(),
             (Kept::Separate(weights), _) => {
                 // Weights stand apart only where no repeat's number is computed.
-                let missing = || fail_internal("a repeat of a pipeline", "a known number among those whose weights are kept");
+                let missing =
+                    || fail_internal("a repeat of a pipeline", "a known number among those whose weights are kept");
                 weights[0].iter().map(|_| missing()).collect()
             }
             (Kept::Stacked(weights), repeat) => {

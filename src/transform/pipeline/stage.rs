@@ -4,8 +4,8 @@ use super::PipelineOptions;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
 use crate::trace::{
-    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, refill, scan, stack, vmap_with,
-    zeros,
+    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, refill, scan, stack,
+    vmap_with, zeros,
 };
 
 /// The logical axis that runs over the stages in activations.
