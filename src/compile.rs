@@ -287,7 +287,7 @@ fn verify_passes(
 
 /// Runs all passes and emits the module.
 ///
-/// # Errors `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which
+/// # Errors `without` names no pass, or `aliases` no output or input; rules, mesh and program do not fit together; or a pass breaks an invariant, which
 /// is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     let mut timings = Vec::new();
@@ -299,6 +299,11 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
         start = Instant::now();
     };
     check_pass_names(options.without)?;
+    let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());
+    let missing = |&&(output, input): &&(usize, usize)| output >= outputs || input >= inputs;
+    if let Some(&(output, input)) = options.aliases.iter().find(missing) {
+        return Err(ArgumentError::Alias { output, input, inputs, outputs }.into());
+    }
     let limits = &options.limits;
     let steps = schedule(PASSES, options.without, limits);
     let run = run_passes(graph, &steps, limits, |name, graph| {

@@ -23,6 +23,20 @@ pub enum ArgumentError {
         /// Type of the value.
         found: TensorType,
     },
+    /// An output is to share its buffer with an input, but one of them does not exist.
+    #[error(
+        "output {output} cannot share a buffer with input {input}: the program has {inputs} inputs and {outputs} outputs"
+    )]
+    Alias {
+        /// The output asked for.
+        output: usize,
+        /// The input asked for.
+        input: usize,
+        /// Inputs of the program.
+        inputs: usize,
+        /// Outputs of the program.
+        outputs: usize,
+    },
     /// There are more values than inputs.
     #[error("the program has {inputs} inputs, but {given} are given")]
     Count {

@@ -204,11 +204,13 @@ mod tests {
     }
 
     /// What answers a case that cannot happen with a value, and what to write instead.
-    const MADE_UP: [(&str, &str); 8] = [
+    const MADE_UP: [(&str, &str); 10] = [
         ("debug_assert", "return an InternalError: in release the program goes on"),
         (".ok().flatten()", "carry the error up"),
-        (".next().unwrap_or", "a missing element is an InternalError; in a trace, use trace::refill"),
-        (".pop().unwrap_or", "a missing element is an InternalError"),
+        (".next().unwrap_or(", "a missing element is an InternalError; in a trace, use trace::refill"),
+        (".next().unwrap_or_default", "a missing element is an InternalError; in a trace, use trace::refill"),
+        (".pop().unwrap_or(", "a missing element is an InternalError"),
+        (".pop().unwrap_or_default", "a missing element is an InternalError"),
         (".nth(index).unwrap_or", "a missing element is an InternalError"),
         ("unwrap_or(Tensor::POISONED)", "say what is missing with trace::fail_internal"),
         ("unwrap_or_else(||Literal::scalar", "a literal of the wrong type is no answer"),
@@ -217,11 +219,11 @@ mod tests {
 
     /// Where a default is the meaning: file, what is written there, and why.
     const MEANT: [(&str, &str, &str); 5] = [
-        ("partition/ledger/select.rs", ".next().unwrap_or", "a name without a separator is its own first part"),
-        ("sharding/devices.rs", ".next().unwrap_or", "of no slices none differs in size"),
-        ("sharding/explain.rs", ".next().unwrap_or", "a message about a program without ports has no example"),
-        ("sharding/mesh.rs", ".next().unwrap_or", "a name without a separator is its own first part"),
-        ("transform/pipeline/timeline/mod.rs", ".next().unwrap_or", "a repeat that no phase uses spans nothing"),
+        ("partition/ledger/select.rs", ".next().unwrap_or(", "a name without a separator is its own first part"),
+        ("sharding/devices.rs", ".next().unwrap_or_default", "of no slices none differs in size"),
+        ("sharding/explain.rs", ".next().unwrap_or_default", "a message about a program without ports has no example"),
+        ("sharding/mesh.rs", ".next().unwrap_or_default", "a name without a separator is its own first part"),
+        ("transform/pipeline/timeline/mod.rs", ".next().unwrap_or(", "a repeat that no phase uses spans nothing"),
     ];
 
     fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {

@@ -75,23 +75,24 @@ impl Fragments {
     /// Cuts parameters as the options say.
     ///
     /// # Errors
-    /// There are no stacked layers to cut, or they do not divide as the options want.
+    /// There are no stacked layers to cut, or they do not divide as the options want; or the layout is that of other parameters.
     pub fn new(
         options: &DilocoOptions,
         params: &impl Tree<Leaf = Param>,
         layout: &Layout,
     ) -> Result<Fragments, DilocoError> {
-        let leaf = |(index, param): (usize, Param)| {
+        let leaf = |((index, param), path): ((usize, Param), String)| {
             let rank = param.spec.ty.rank();
-            let parts = layout.parts.get(index).filter(|parts| parts.len() == rank);
-            Leaf {
-                names: param.spec.axes,
-                dims: param.spec.ty.dims,
-                parts: parts.cloned().unwrap_or_else(|| vec![1; rank]),
-                stacked_dims: param.stacked_dims,
-            }
+            let parts = match layout.parts.get(index) {
+                None if layout.parts.is_empty() => vec![1; rank],
+                Some(parts) if parts.len() == rank => parts.clone(),
+                found => return Err(DilocoError::Parts { path, rank, found: found.map_or(0, Vec::len) }),
+            };
+            let stacked_dims = param.stacked_dims;
+            Ok(Leaf { names: param.spec.axes, dims: param.spec.ty.dims, parts, stacked_dims })
         };
-        let leaves: Vec<Leaf> = params.leaves().into_iter().enumerate().map(leaf).collect();
+        let leaves = params.leaves().into_iter().enumerate().zip(params.paths());
+        let leaves: Vec<Leaf> = leaves.map(leaf).collect::<Result<_, _>>()?;
         let Some(streaming) = options.streaming else {
             return Ok(Fragments {
                 leaves,
