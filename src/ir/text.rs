@@ -13,9 +13,9 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use super::Role;
 use super::graph::{Graph, NodeRef, PortInfo};
 use crate::ops::Op;
-use crate::sharding::Role;
 
 /// How a graph is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

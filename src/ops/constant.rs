@@ -3,9 +3,10 @@
 use super::{FactorKind, FactorRule, Primitive, ResultTypes, complement, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
-use crate::ir::{DType, Literal, OpError, TensorType, TypeError, number_bytes};
+use crate::emit::EmitContext;
+use crate::ir::{DType, Literal, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
+use meshloom_hlo::number_bytes;
 
 /// A dense constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! What keeps a graph from being partitioned.
 
 use super::Fallback;
-use crate::ir::{InternalError, OpError};
+use crate::ir::{InternalError, OpError, SpecError};
 use crate::sharding::ShardingError;
 
 /// Why a graph cannot be partitioned.
@@ -33,6 +33,12 @@ impl From<OpError> for PartitionError {
 impl From<ShardingError> for PartitionError {
     fn from(error: ShardingError) -> PartitionError {
         PartitionError::Sharding(Box::new(error))
+    }
+}
+
+impl From<SpecError> for PartitionError {
+    fn from(error: SpecError) -> PartitionError {
+        ShardingError::from(error).into()
     }
 }
 

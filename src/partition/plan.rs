@@ -11,8 +11,8 @@ use std::collections::BinaryHeap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ir::InternalError;
-use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
+use crate::ir::{Axes, InternalError, Spec};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One change of a spec.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -5,9 +5,10 @@ use smallvec::SmallVec;
 use super::linear::{Linear, is_zero, linearity};
 use super::walk::Walk;
 use super::{Fallback, PartitionContext, PartitionError};
-use crate::ir::{DType, Dims, InternalError, NodeRef, OpError, TensorType, Value};
+use crate::ir::{Axes, DType, Dims, InternalError, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, Primitive, ReduceKind};
-use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, is_made_anywhere, resolve, spec_of};
+use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
+use meshloom_hlo::mesh::MeshAxis;
 
 /// Types of an op's operands or results.
 type Types<'t> = SmallVec<[&'t TensorType; 4]>;

@@ -7,9 +7,10 @@ use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionContext, PartitionError};
-use crate::ir::{DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, TensorType, Value};
+use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Primitive, Select};
-use crate::sharding::{Axes, Mesh, MeshAxis, Shardings, Spec};
+use crate::sharding::Shardings;
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// The program of one device, and what of it could not be split.
 #[derive(Clone, Debug)]

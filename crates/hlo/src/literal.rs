@@ -1,0 +1,174 @@
+//! Dense host values.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::narrow::{F8E4M3FN, F8E5M2, S4, U4};
+use super::types::{DType, TensorType};
+
+/// A Rust scalar that is the host form of a [`DType`].
+pub trait Element: bytemuck::NoUninit + bytemuck::AnyBitPattern + PartialEq + Send + Sync {
+    /// The element type it stands for.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {
+        $(impl Element for $rust { const DTYPE: DType = DType::$dtype; })*
+    };
+}
+
+elements! {
+    i8 => S8, i16 => S16, i32 => S32, i64 => S64,
+    u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+    S4 => S4, U4 => U4, F8E4M3FN => F8E4M3FN, F8E5M2 => F8E5M2,
+    half::bf16 => BF16, half::f16 => F16, f32 => F32, f64 => F64,
+}
+
+/// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
+///
+/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives them.
+#[derive(Clone)]
+pub struct Literal {
+    ty: TensorType,
+    bytes: Arc<[u8]>,
+}
+
+impl Literal {
+    /// A literal from raw row-major bytes; `None` when their number is not that of the type.
+    pub fn from_bytes(ty: TensorType, bytes: impl Into<Arc<[u8]>>) -> Option<Literal> {
+        let bytes = bytes.into();
+        (bytes.len() == ty.byte_count()).then_some(Literal { ty, bytes })
+    }
+
+    /// A literal from row-major elements; `None` when their number is not the product of `dims`.
+    pub fn from_slice<T: Element>(dims: &[usize], elements: &[T]) -> Option<Literal> {
+        Literal::from_bytes(TensorType::new(T::DTYPE, dims), bytemuck::cast_slice(elements))
+    }
+
+    /// A `pred` literal; `None` when the number of elements is not the product of `dims`.
+    pub fn from_bools(dims: &[usize], elements: &[bool]) -> Option<Literal> {
+        Literal::from_bytes(TensorType::new(DType::Pred, dims), bytemuck::cast_slice::<bool, u8>(elements))
+    }
+
+    /// A scalar.
+    pub fn scalar<T: Element>(element: T) -> Literal {
+        Literal { ty: TensorType::scalar(T::DTYPE), bytes: bytemuck::bytes_of(&element).into() }
+    }
+
+    /// A literal of one dimension.
+    pub fn vector<T: Element>(elements: &[T]) -> Literal {
+        Literal { ty: TensorType::new(T::DTYPE, &[elements.len()]), bytes: bytemuck::cast_slice(elements).into() }
+    }
+
+    /// A literal of two dimensions, from its rows.
+    pub fn matrix<T: Element, const N: usize>(rows: &[[T; N]]) -> Literal {
+        let ty = TensorType::new(T::DTYPE, &[rows.len(), N]);
+        Literal { ty, bytes: bytemuck::cast_slice(rows.as_flattened()).into() }
+    }
+
+    /// A literal of the numbers that `f` gives for each row-major position, converted to the element type; out-of-range
+    /// integers saturate.
+    pub fn from_fn(ty: TensorType, f: impl Fn(usize) -> f64) -> Literal {
+        let width = ty.dtype.byte_count();
+        let mut bytes = Vec::with_capacity(ty.byte_count());
+        for index in 0..ty.element_count() {
+            bytes.extend_from_slice(&number_bytes(ty.dtype, f(index))[..width]);
+        }
+        Literal { ty, bytes: bytes.into() }
+    }
+
+    /// Element type and dimensions.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The row-major bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The elements; `None` when `T` is not the element type.
+    pub fn to_vec<T: Element>(&self) -> Option<Vec<T>> {
+        (T::DTYPE == self.ty.dtype)
+            .then(|| self.bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+
+    /// All elements as `f64`, whatever the element type (64-bit integers are rounded).
+    pub fn to_f64_vec(&self) -> Vec<f64> {
+        fn each<T: Element>(bytes: &[u8], convert: impl Fn(T) -> f64) -> Vec<f64> {
+            bytes.chunks_exact(size_of::<T>()).map(|chunk| convert(bytemuck::pod_read_unaligned(chunk))).collect()
+        }
+        let bytes = &self.bytes;
+        match self.ty.dtype {
+            DType::Pred | DType::U8 => each(bytes, |x: u8| x.into()),
+            DType::S4 => each(bytes, S4::to_f64),
+            DType::U4 => each(bytes, U4::to_f64),
+            DType::F8E4M3FN => each(bytes, F8E4M3FN::to_f64),
+            DType::F8E5M2 => each(bytes, F8E5M2::to_f64),
+            DType::S8 => each(bytes, |x: i8| x.into()),
+            DType::S16 => each(bytes, |x: i16| x.into()),
+            DType::S32 => each(bytes, |x: i32| x.into()),
+            DType::S64 => each(bytes, |x: i64| x as f64),
+            DType::U16 => each(bytes, |x: u16| x.into()),
+            DType::U32 => each(bytes, |x: u32| x.into()),
+            DType::U64 => each(bytes, |x: u64| x as f64),
+            DType::BF16 => each(bytes, half::bf16::to_f64),
+            DType::F16 => each(bytes, half::f16::to_f64),
+            DType::F32 => each(bytes, |x: f32| x.into()),
+            DType::F64 => each(bytes, |x: f64| x),
+        }
+    }
+}
+
+/// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
+pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
+    match dtype {
+        DType::Pred => put(&[u8::from(number != 0.0)]),
+        DType::S4 => put(&S4::from_f64(number).0.to_le_bytes()),
+        DType::U4 => put(&[U4::from_f64(number).0]),
+        DType::F8E4M3FN => put(&[F8E4M3FN::from_f64(number).0]),
+        DType::F8E5M2 => put(&[F8E5M2::from_f64(number).0]),
+        DType::S8 => put(&(number as i8).to_le_bytes()),
+        DType::S16 => put(&(number as i16).to_le_bytes()),
+        DType::S32 => put(&(number as i32).to_le_bytes()),
+        DType::S64 => put(&(number as i64).to_le_bytes()),
+        DType::U8 => put(&(number as u8).to_le_bytes()),
+        DType::U16 => put(&(number as u16).to_le_bytes()),
+        DType::U32 => put(&(number as u32).to_le_bytes()),
+        DType::U64 => put(&(number as u64).to_le_bytes()),
+        // What `f32` holds goes by way of it: `half` drops the lower bits of an `f64` before it rounds.
+        DType::BF16 if number == f64::from(number as f32) => put(&half::bf16::from_f32(number as f32).to_le_bytes()),
+        DType::BF16 => put(&half::bf16::from_f64(number).to_le_bytes()),
+        DType::F16 if number == f64::from(number as f32) => put(&half::f16::from_f32(number as f32).to_le_bytes()),
+        DType::F16 => put(&half::f16::from_f64(number).to_le_bytes()),
+        DType::F32 => put(&(number as f32).to_le_bytes()),
+        DType::F64 => put(&number.to_le_bytes()),
+    }
+    bytes
+}
+
+// Bit equality: what common-subexpression elimination needs (it must not merge 0.0 with -0.0 and may merge equal NaNs).
+impl PartialEq for Literal {
+    fn eq(&self, other: &Literal) -> bool {
+        self.ty == other.ty && self.bytes == other.bytes
+    }
+}
+
+impl Eq for Literal {}
+
+impl Hash for Literal {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.ty.hash(state);
+        self.bytes.hash(state);
+    }
+}
+
+impl fmt::Debug for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.ty, self.to_f64_vec())
+    }
+}
