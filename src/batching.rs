@@ -28,7 +28,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::autodiff::place;
-use crate::ir::{Graph, GraphBuilder, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{Graph, GraphBuilder, InternalError, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
 /// The dimension that a batch runs along.
@@ -201,7 +201,10 @@ fn walk(
         builder.set_origin(place(node, outer.phase));
         let results = batch_node(builder, node, &operands, mapping)?;
         builder.set_origin(outer);
-        debug_assert_eq!(results.len(), node.results().len(), "{} states each of its results", node.op().name());
+        if results.len() != node.results().len() {
+            let expected = format!("{} results of its batching rule, not {}", node.results().len(), results.len());
+            return Err(InternalError::new(node.op().name(), expected).at(node.origin()).into());
+        }
         for (old, new) in node.results().zip(results) {
             map.set(old, new.value);
             batched[old.index()] = new.batched;

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::regions::{cond_activity, scan_activity, while_activity};
 use super::{forward, linear};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, Value, Values};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, Value, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
 
 /// Results, and their tangents where there are any.
@@ -48,14 +48,13 @@ pub(super) fn jvp(
             let pushed = push_body(&checkpoint.body, &flags(tangents), |_| false, (&all, None), cache)?;
             let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
             let results = builder.push(op, &grouped(operands, tangents, &all))?;
-            Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+            ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
         }
         Op::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
         Op::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
         Op::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
         Op::While(op) => jvp_while(builder, op, operands, tangents, cache),
-        // Every other op is a primitive, which never comes here.
-        op => Ok((builder.push(op.clone(), operands)?, vec![None; operands.len()])),
+        op => Err(InternalError::new(op.name(), "regions, or a derivative of its own").at(builder.origin()).into()),
     }
 }
 
@@ -78,14 +77,20 @@ fn grouped(values: &[Value], tangents: &[Option<Value>], groups: &[Range<usize>]
 }
 
 /// The reverse of [`grouped`], where the marked values have tangents.
-fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Outcome {
+fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Result<Outcome, OpError> {
     let mut ports = ports.iter().copied();
+    let missing = || InternalError::new("a body with tangents", "a port for each value and each tangent");
+    let mut next = || ports.next().ok_or_else(missing);
     let (mut values, mut tangents) = (Values::new(), Vec::new());
     for group in groups {
-        values.extend(ports.by_ref().take(group.len()));
-        tangents.extend(active[group.clone()].iter().map(|&active| active.then(|| ports.next()).flatten()));
+        for _ in group.clone() {
+            values.push(next()?);
+        }
+        for &active in &active[group.clone()] {
+            tangents.push(active.then(&mut next).transpose()?);
+        }
     }
-    (values, tangents)
+    Ok((values, tangents))
 }
 
 /// Inputs for a body's values and, where active, their tangents, in the order of [`grouped`].
@@ -145,7 +150,7 @@ fn jvp_call(
         }
     };
     let results = builder.push(Call { function: pushed.graph }, &grouped(operands, tangents, &all))?;
-    Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+    ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
 }
 
 fn jvp_cond(
@@ -164,7 +169,7 @@ fn jvp_cond(
     let mut ports = vec![operands[0]];
     ports.extend(grouped(&operands[1..], &tangents[1..], &all));
     let results = builder.push(op, &ports)?;
-    Ok(ungrouped(&results, &active, &whole(active.len())))
+    ungrouped(&results, &active, &whole(active.len()))
 }
 
 fn jvp_scan(
@@ -188,7 +193,7 @@ fn jvp_scan(
         ..scan.clone()
     };
     let results = builder.push(op, &grouped(operands, &tangents, &inputs))?;
-    Ok(ungrouped(&results, &pushed.active, &outputs))
+    ungrouped(&results, &pushed.active, &outputs)
 }
 
 fn jvp_while(
@@ -212,7 +217,7 @@ fn jvp_while(
         invariant_count: invariants + count(&active[groups[0].clone()]),
     };
     let results = builder.push(op, &grouped(operands, &tangents, &groups))?;
-    Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+    ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
 }
 
 fn count(flags: &[bool]) -> usize {

@@ -15,7 +15,7 @@ pub(super) use scan::{scan_activity, while_activity};
 use super::keep::{self, NodeKept};
 use super::split::Residual;
 use super::tape::Tape;
-use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
+use crate::ir::{GraphBuilder, InternalError, OpError, TypeError, Value, ValueMap, Values};
 use crate::ops::{CustomVjp, Op};
 
 /// What a region op leaves behind for its backward pass.
@@ -147,8 +147,7 @@ pub(super) fn pullback(
         }
         (_, RegionTape::Inline(tape)) => tape.pullback(builder, cotangents),
         (Op::Scan(scan), RegionTape::Scan(tape)) => scan::pullback(builder, scan, tape, operands, cotangents),
-        // A tape is always the one its own op left behind.
-        _ => Ok(vec![None; operands.len()]),
+        (op, _) => Err(InternalError::new(op.name(), "the record that it left behind").at(builder.origin()).into()),
     }
 }
 

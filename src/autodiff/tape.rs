@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::keep::{self, Kept};
 use super::regions::{self, CallCache, RegionTape};
 use super::{GradientError, VjpContext};
-use crate::ir::{Graph, GraphBuilder, Node, NodeRef, OpError, Phase, PortInfo, Value, ValueMap, Values};
+use crate::ir::{Graph, GraphBuilder, InternalError, Node, NodeRef, OpError, Phase, PortInfo, Value, ValueMap, Values};
 use crate::ops::Op;
 
 /// A graph that has been copied into a builder in such a way that cotangents can be pulled back through it.
@@ -185,11 +185,12 @@ impl<'g> Tape<'g> {
                     })?;
                 }
                 None => {
-                    if let Some(region) = self.regions.get(&node.id) {
-                        let found =
-                            regions::pullback(builder, node.op(), region, &operands, &needs, &incoming, &self.calls)?;
-                        gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
-                    }
+                    let region = self.regions.get(&node.id).ok_or_else(|| {
+                        InternalError::new(node.op().name(), "a record of its forward pass").at(node.origin())
+                    })?;
+                    let found =
+                        regions::pullback(builder, node.op(), region, &operands, &needs, &incoming, &self.calls)?;
+                    gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
                 }
             }
             for (index, operand) in node.operands().iter().enumerate() {

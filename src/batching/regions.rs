@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TypeError, Value};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TypeError, Value};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, Scan, Select, While};
 
 type Results = SmallVec<[Batched; 2]>;
@@ -228,7 +228,8 @@ fn batch_cond(
         branches.push(results.collect::<Result<Vec<Value>, _>>()?);
     }
     // The last branch is what every other choice comes to.
-    let Some(mut results) = branches.pop() else { return Ok(Results::new()) };
+    let last = branches.pop();
+    let mut results = last.ok_or_else(|| InternalError::new("cond", "a branch").at(builder.origin()))?;
     for (index, branch) in branches.into_iter().enumerate() {
         let index = builder.splat_like(selector.value, index as f64);
         let chosen = builder.compare(Direction::Eq, selector.value, index)?;

@@ -178,9 +178,8 @@ impl GraphBuilder {
         source.outputs().iter().map(|&value| map.get(value)).collect()
     }
 
-    /// Ends construction.
+    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is not so.
     pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {
-        debug_assert_eq!(outputs.len(), output_info.len());
         self.graph.outputs = outputs;
         self.graph.output_info = output_info;
         self.graph
@@ -225,9 +224,9 @@ impl ValueMap {
         map
     }
 
-    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set.
+    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has not is
+    /// a value that no graph has, which the verifier refuses as used before it is defined.
     pub(crate) fn get(&self, value: Value) -> Value {
-        debug_assert_ne!(self.0[value.index()], UNMAPPED, "{value} is used before it is mapped");
         Value(self.0[value.index()])
     }
 

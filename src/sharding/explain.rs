@@ -260,11 +260,12 @@ impl<'a> Levels<'a> {
 
     fn port_reason(&self, (_, value): Place) -> String {
         let graph = self.levels[0].graph;
-        let (index, is_input) = match graph.inputs().iter().position(|&input| input == value) {
-            Some(index) => (index, true),
-            None => (graph.outputs().iter().position(|&output| output == value).unwrap_or(0), false),
+        let input = graph.inputs().iter().zip(graph.input_info()).find(|(input, _)| **input == value);
+        let output = graph.outputs().iter().zip(graph.output_info()).find(|(output, _)| **output == value);
+        let is_input = input.is_some();
+        let Some((_, info)) = input.or(output) else {
+            return "it is a port of the program".to_owned();
         };
-        let info = if is_input { &graph.input_info()[index] } else { &graph.output_info()[index] };
         let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {

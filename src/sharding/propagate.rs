@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::resolve::{resolve, spec_of};
 use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
-use crate::ops::{FactorKind, FactorRule, Op};
+use crate::ops::{FactorKind, FactorRule, Op, Primitive};
 
 /// Why a value has its spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -221,13 +221,20 @@ impl Sweeper<'_> {
                 let (operand, origin) = (node.operands()[0], SpecOrigin::Constraint(node.id));
                 self.offer(shardings, operand, graph.ty(operand), spec.dims(), origin);
             }
-            op if op.as_primitive().is_some() => self.visit_primitive(graph, node, shardings),
-            op => self.visit_region(graph, node, op, shardings),
+            op => match op.as_primitive() {
+                Some(primitive) => self.visit_primitive(graph, node, primitive, shardings),
+                None => self.visit_region(graph, node, op, shardings),
+            },
         }
     }
 
-    fn visit_primitive(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
-        let Some(primitive) = node.op().as_primitive() else { return };
+    fn visit_primitive(
+        &mut self,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        primitive: &dyn Primitive,
+        shardings: &mut Shardings,
+    ) {
         let tensors: SmallVec<[Value; 6]> = node.operands().iter().copied().chain(node.results()).collect();
         let entries = || tensors.iter().map(|value| &shardings.values[value.index()]);
         let last_change = entries().map(|entry| entry.time).max().unwrap_or(0);

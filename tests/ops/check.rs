@@ -35,7 +35,7 @@ pub struct Program(Executable);
 
 fn emitted(graph: &Graph) -> EmittedModule {
     verify(graph).unwrap_or_else(|error| panic!("{error}"));
-    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() })
+    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() }).expect("a module")
 }
 
 impl Program {

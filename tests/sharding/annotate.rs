@@ -241,7 +241,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let mut builder = GraphBuilder::new("place");
     let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
     let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
-    let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
+    let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() }).expect("a module");
     let table = ShardingTable {
         mesh: mesh.clone(),
         rules: RuleSets::uniform(Rules::from_pairs(&[]).expect("no rules")),

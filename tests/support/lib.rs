@@ -60,7 +60,7 @@ pub struct Compiled {
 
 pub fn compile(graph: &Graph) -> Compiled {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    let module = emit(graph, EmitOptions::default());
+    let module = emit(graph, EmitOptions::default()).expect("a module");
     let options = CompileOptions { debug_options: unoptimized(), ..CompileOptions::default() };
     let compiled = client().compile(&module.bytes, &options);
     let executable = compiled.unwrap_or_else(|error| panic!("{error}\n{graph}"));

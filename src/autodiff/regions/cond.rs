@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{spread, unify};
 use crate::autodiff::split::{Halves, Joint, Residual, output_activity};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TensorType, Value, Values};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value, Values};
 use crate::ops::Cond;
 
 #[derive(Debug)]
@@ -113,7 +113,7 @@ pub(super) fn pullback(
     operands: &[Value],
     cotangents: &[Option<Value>],
 ) -> Result<Vec<Option<Value>>, OpError> {
-    let Some(branch) = cond.branches.first() else { return Ok(vec![None; operands.len()]) };
+    let branch = cond.branches.first().ok_or_else(|| InternalError::new("cond", "a branch").at(builder.origin()))?;
     let mut arguments = vec![operands[0]];
     arguments.extend(&tape.residuals);
     arguments.extend(cotangents_of(builder, &tape.outputs, cotangents, |output| branch.ty(branch.outputs()[output])));

@@ -300,8 +300,10 @@ fn root(graph: &Graph, mut value: Value) -> Value {
         match node.op() {
             op if is_alias(op) => value = node.operands()[0],
             Op::Barrier(_) => {
-                let place = node.results().position(|result| result == value).unwrap_or(0);
-                value = node.operands()[place];
+                // Result and operand of one place are one buffer.
+                let mut pairs = node.results().zip(node.operands());
+                let Some((_, &operand)) = pairs.find(|(result, _)| *result == value) else { break };
+                value = operand;
             }
             _ => break,
         }

@@ -10,7 +10,7 @@ use super::stage::StageHalves;
 use super::weights::{Number, RepeatSums, Window};
 use super::{Phase, WeightUse};
 use crate::ir::DType;
-use crate::trace::{ScanOptions, Tensor, arange, scan_with};
+use crate::trace::{ScanOptions, Tensor, arange, fail_internal, scan_with};
 
 /// Cotangents of the state, and the sums of those of a window's weights.
 type Back = (State<Tensor>, Vec<Vec<Tensor>>);
@@ -167,7 +167,10 @@ impl Backward<'_> {
         let offset = repeat * options.microbatches as f64;
         let window = Window::Two { before, after, repeat };
         let (state, mut sums) = self.phase_from(&phase, Part::Whole, &window, offset, (state, sums));
-        let done = sums.pop().unwrap_or_default();
+        let done = sums.pop().unwrap_or_else(|| {
+            fail_internal("the change to a repeat of a pipeline", "sums of its weights");
+            Vec::new()
+        });
         (state, sums, self.reduced(done))
     }
 }

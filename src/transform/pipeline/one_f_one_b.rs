@@ -18,7 +18,7 @@ use super::weights::{Items, Number, Window, no_sum, per_stage, pick_own};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Graph, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, full, iota, label, zeros};
+use crate::trace::{self, Place, Tensor, fail_internal, full, iota, label, zeros};
 
 crate::tree! {
     /// What is carried from iteration to iteration.
@@ -45,6 +45,8 @@ crate::tree! {
 /// The loss of a microbatch: a traced function of activations `[mb, ..]`, its own weights and rows `[mb, ..]`.
 pub(super) struct LossFunction {
     pub(super) graph: Graph,
+    /// Of the loss.
+    pub(super) dtype: DType,
     pub(super) captured: Vec<Tensor>,
     pub(super) weight_count: usize,
     /// The logical names of the activations that it gets.
@@ -132,7 +134,10 @@ impl Pass<'_> {
         let options = machine.options;
         let nothing = machine.start(io);
         let stash = machine.stage.residual_types(self.halves).into_iter();
-        let Window::One(weights) = self.window else { return self.nothing(io) };
+        let Window::One(weights) = self.window else {
+            fail_internal("a pipeline of one forward and one backward pass in turn", "the weights of one repeat");
+            return self.nothing(io);
+        };
         let stash = stash.map(|ty| zeros(ty.dtype, [&[ty.dims[0], self.depth()], &ty.dims[1..]].concat()));
         let state = State {
             shift: nothing.shift,
@@ -142,7 +147,7 @@ impl Pass<'_> {
             aux: machine.stage.aux_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect(),
             sums: weights.iter().map(|&weight| no_sum(weight)).collect(),
             loss_sums: self.loss_weights.iter().map(|&weight| no_sum(weight)).collect(),
-            loss: zeros(self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype), []),
+            loss: zeros(self.loss.dtype, []),
         };
         let count = options.microbatches + 2 * (options.stages - 1);
         let state = machine.each_iteration((0..count, false), Number::Known(0).tensor(), state, |iteration, state| {

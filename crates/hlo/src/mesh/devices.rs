@@ -99,10 +99,10 @@ fn common_divisor(a: usize, b: usize) -> usize {
 
 /// The ids of a slice's devices in the order of the mesh's part within it.
 fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
-    let Some((shape, ids)) = device_box(devices) else {
+    let found = device_box(devices).and_then(|(shape, ids)| Some((cut(axes, &shape)?, shape, ids)));
+    let Some((cuts, shape, ids)) = found else {
         return devices.iter().map(|device| device.id).collect();
     };
-    let cuts = cut(axes, &shape);
     let position = |position: usize| {
         let mut coords = vec![0; shape.len()];
         for (mut index, pieces) in digits(position, axes).into_iter().zip(&cuts) {
@@ -154,13 +154,12 @@ struct Piece {
     stride: usize,
 }
 
-/// The share of each axis in each dimension. The product of the axes is that of the box, so there is always enough
-/// left.
-fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
+/// For each axis what it has of each dimension. None unless the product of the axes is that of the box.
+fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
     for &axis in axes.iter().rev() {
-        let sizes = choose(axis, &left);
+        let sizes = choose(axis, &left)?;
         cuts.push(sizes.iter().zip(&strides).map(|(&size, &stride)| Piece { size, stride }).collect());
         for ((size, left), stride) in sizes.into_iter().zip(&mut left).zip(&mut strides) {
             *left /= size;
@@ -168,18 +167,18 @@ fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
         }
     }
     cuts.reverse();
-    cuts
+    Some(cuts)
 }
 
-/// The best way to make an axis out of the remaining dimensions: first with the fewest dimensions cut, then with the
-/// most dimensions taken whole, then with the faster links.
-fn choose(axis: usize, left: &[usize]) -> Vec<usize> {
+/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions taken
+/// whole, then those with faster links.
+fn choose(axis: usize, left: &[usize]) -> Option<Vec<usize>> {
     let score = |sizes: &Vec<usize>| {
         let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);
         let whole = taken().filter(|(size, left)| size == left).count();
         (std::cmp::Reverse(taken().count() - whole), whole, sizes.clone())
     };
-    ways(axis, left).into_iter().max_by_key(score).unwrap_or_else(|| vec![1; left.len()])
+    ways(axis, left).into_iter().max_by_key(score)
 }
 
 /// All ways to write `axis` as a product of divisors, one of each dimension.
