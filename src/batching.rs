@@ -27,7 +27,6 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::autodiff::place;
 use crate::ir::{Graph, GraphBuilder, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
@@ -198,7 +197,7 @@ fn walk(
         let operand = |value: &Value| Batched { value: map.get(*value), batched: batched[value.index()] };
         let operands: SmallVec<[Batched; 4]> = node.operands().iter().map(operand).collect();
         let outer = builder.origin();
-        builder.set_origin(place(node, outer.phase));
+        builder.set_origin(node.origin().copied_in(outer.phase));
         let results = batch_node(builder, node, &operands, mapping)?;
         builder.set_origin(outer);
         debug_assert_eq!(results.len(), node.results().len(), "{} states each of its results", node.op().name());

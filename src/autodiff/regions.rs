@@ -9,12 +9,10 @@ mod cond;
 mod scan;
 
 pub(super) use call::CallCache;
-pub(super) use cond::activity as cond_activity;
-pub(super) use scan::{scan_activity, while_activity};
 
 use super::keep::{self, NodeKept};
+use super::recorder::{Recorded, Recorder};
 use super::split::Residual;
-use super::tape::Tape;
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
 use crate::ops::{CustomVjp, Op};
 
@@ -27,20 +25,23 @@ pub(super) enum RegionTape<'g> {
     /// Residuals of the hand-written forward rule.
     CustomVjp(Vec<Value>),
     /// The body of a checkpoint that keeps everything.
-    Inline(Box<Tape<'g>>),
+    Inline(Box<dyn Recorded + 'g>),
     Scan(scan::ScanTape),
 }
 
 /// One region op that is being recorded.
-struct Recording<'a> {
-    operands: &'a [Value],
+#[derive(Clone, Copy)]
+pub(super) struct Recording<'a> {
+    pub(super) operands: &'a [Value],
     /// Which operands are active.
-    active: &'a [bool],
+    pub(super) active: &'a [bool],
     /// Which results a cotangent may come for.
-    wanted: &'a [bool],
+    pub(super) wanted: &'a [bool],
     /// What checkpoints around the op have kept of its regions.
-    kept: &'a [NodeKept],
-    calls: &'a CallCache,
+    pub(super) kept: &'a [NodeKept],
+    pub(super) calls: &'a CallCache,
+    /// Records bodies.
+    pub(super) recorder: &'a dyn Recorder,
 }
 
 impl Recording<'_> {
@@ -69,38 +70,34 @@ fn marked(flags: impl IntoIterator<Item = bool>) -> Vec<usize> {
 pub(super) fn record<'g>(
     builder: &mut GraphBuilder,
     op: &'g Op,
-    operands: &[Value],
-    active: &[bool],
-    wanted: &[bool],
-    kept: &[NodeKept],
-    calls: &CallCache,
+    recording: &Recording<'_>,
 ) -> Result<(Values, RegionTape<'g>), OpError> {
-    let recording = Recording { operands, active, wanted, kept, calls };
+    let Recording { operands, active, wanted, kept, recorder, .. } = *recording;
     Ok(match op {
         Op::Call(call) => {
-            let (results, tape) = call::record(builder, call, &recording)?;
+            let (results, tape) = call::record(builder, call, recording)?;
             (results, RegionTape::Call(tape))
         }
         Op::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
             let map = ValueMap::for_inputs(&checkpoint.body, operands);
             let kept: Vec<_> = kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
-            let tape = Tape::record_onto(builder, &checkpoint.body, map, active, wanted, &kept, calls)?;
-            (tape.outputs().into(), RegionTape::Inline(Box::new(tape)))
+            let tape = recorder.record(builder, &checkpoint.body, map, active, wanted, &kept)?;
+            (tape.outputs().into(), RegionTape::Inline(tape))
         }
         Op::Checkpoint(checkpoint) => {
-            let (results, tape) = checkpoint::record(builder, checkpoint, &recording)?;
+            let (results, tape) = checkpoint::record(builder, checkpoint, recording)?;
             (results, RegionTape::Checkpoint(tape))
         }
         Op::Cond(cond) => {
-            let (results, tape) = cond::record(builder, cond, &recording)?;
+            let (results, tape) = cond::record(builder, cond, recording)?;
             (results, RegionTape::Cond(tape))
         }
         Op::CustomVjp(custom) => {
-            let (results, residuals) = record_custom(builder, custom, &recording)?;
+            let (results, residuals) = record_custom(builder, custom, recording)?;
             (results, RegionTape::CustomVjp(residuals))
         }
         Op::Scan(scan) => {
-            let (results, tape) = scan::record(builder, scan, &recording)?;
+            let (results, tape) = scan::record(builder, scan, recording)?;
             (results, RegionTape::Scan(tape))
         }
         // A while; every other op is a primitive, which never comes here.
@@ -120,7 +117,7 @@ fn record_custom(
     let forward = &*custom.forward;
     let mut map = ValueMap::for_inputs(forward, recording.operands);
     let kept: Vec<_> = recording.kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
-    keep::copy(builder, forward, &mut map, &kept, &keep::Keeping::nothing(), recording.calls)?;
+    keep::copy(builder, forward, &mut map, &kept, &keep::Keeping::nothing(), &recording.calls.copies)?;
     let mut results: Values = forward.outputs().iter().map(|&value| map.get(value)).collect();
     let residuals = results.drain(custom.primal.outputs().len()..).collect();
     Ok((results, residuals))
@@ -134,12 +131,12 @@ pub(super) fn pullback(
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
-    calls: &CallCache,
+    recorder: &dyn Recorder,
 ) -> Result<Vec<Option<Value>>, OpError> {
     match (op, tape) {
         (Op::Call(call), RegionTape::Call(tape)) => call::pullback(builder, call, tape, operands.len(), cotangents),
         (Op::Checkpoint(checkpoint), RegionTape::Checkpoint(tape)) => {
-            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, calls)
+            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, recorder)
         }
         (Op::Cond(cond), RegionTape::Cond(tape)) => cond::pullback(builder, cond, tape, operands, cotangents),
         (Op::CustomVjp(custom), RegionTape::CustomVjp(residuals)) => {

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Bodies, copy_inputs, copy_outputs};
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{Bodies, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 
 /// Writes scans with an unroll factor out: a loop each round of which runs so many iterations, then what is left over,
@@ -27,21 +26,21 @@ fn unroll_in(graph: &Graph, bodies: &mut Bodies) -> Graph {
     if !has_unrolled(graph) {
         return graph.clone();
     }
-    let (mut builder, mut map) = copy_inputs(graph);
+    let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let by_body =
             |body: &Arc<Graph>| if has_unrolled(body) { bodies.transform(body, unroll_in) } else { body.clone() };
         match node.op().map_regions(by_body) {
-            Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut builder, node, scan, &mut map),
+            Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut copy.builder, node, scan, &mut copy.map),
             Some(op) => {
-                builder.copy_node_as(graph, node, op, &mut map);
+                copy.node_as(node, op);
             }
             None => {
-                builder.copy_node(graph, node, &mut map);
+                copy.node(node);
             }
         }
     }
-    copy_outputs(builder, graph, &map)
+    copy.finish()
 }
 
 /// Copies one scan as a loop over blocks, with the iterations left over after it.
