@@ -216,12 +216,14 @@ fn batch_node(
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<SmallVec<[Batched; 2]>, OpError> {
-    let Some(primitive) = node.op().as_primitive() else {
-        return regions::batch(builder, node.op(), operands, mapping);
-    };
+    if let Some(op) = node.op().region_kind() {
+        return regions::batch(builder, op, operands, mapping);
+    }
     let size = mapping.axis.size;
     let mut context = BatchContext { builder, size, operands, results: SmallVec::new(), mapping };
-    primitive.batch(&mut context)?;
+    if let Some(primitive) = node.op().as_primitive() {
+        primitive.batch(&mut context)?;
+    }
     Ok(context.results)
 }
 

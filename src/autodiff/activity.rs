@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::{Graph, TensorType};
-use crate::ops::{Analysis, Facts, Flow, Op};
+use crate::ops::{Analysis, Flow, Op, ValueFacts};
 
 /// Whether a value depends differentiably on an active input.
 struct Activity;
@@ -29,9 +29,9 @@ impl Analysis for Activity {
         !op.is_wrapper()
     }
 
-    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> Facts<bool> {
+    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
         let active = !matches!(op, Op::StopGradient(_)) && operands.contains(&true);
-        Facts::from_elem(active, result_count)
+        ValueFacts::from_elem(active, result_count)
     }
 
     fn of_type(&self, active: bool, ty: &TensorType) -> bool {

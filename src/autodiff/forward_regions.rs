@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use super::activity::region_activity;
 use super::linear;
 use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, Value, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan, While};
 
 /// Results, and their tangents where there are any.
 type Outcome = (Values, Vec<Option<Value>>);
@@ -49,26 +49,24 @@ impl JvpCache {
 /// The results of an op with regions, and their tangents.
 pub(super) fn jvp(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: RegionKind<'_>,
     operands: &[Value],
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
     match op {
-        Op::Call(call) => jvp_call(builder, call, operands, tangents, cache),
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Call(call) => jvp_call(builder, call, operands, tangents, cache),
+        RegionKind::Checkpoint(checkpoint) => {
             let all = whole(operands.len());
             let pushed = push_body(&checkpoint.body, &flags(tangents), |_| false, (&all, None), cache)?;
             let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
             let results = builder.push(op, &grouped(operands, tangents, &all))?;
             Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
         }
-        Op::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
-        Op::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
-        Op::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
-        Op::While(op) => jvp_while(builder, op, operands, tangents, cache),
-        // Every other op is a primitive, which never comes here.
-        op => Ok((builder.push(op.clone(), operands)?, vec![None; operands.len()])),
+        RegionKind::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
+        RegionKind::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
+        RegionKind::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
+        RegionKind::While(op) => jvp_while(builder, op, operands, tangents, cache),
     }
 }
 

@@ -13,7 +13,7 @@ use super::activity::{activity, demand, region_activity};
 use super::context::VjpContext;
 use super::tape::Tape;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
-use crate::ops::{Analysis, Binary, BinaryKind, CustomVjp, Executions, Facts, Op, Primitive, Unary, UnaryKind};
+use crate::ops::{Analysis, Binary, BinaryKind, CustomVjp, Executions, Op, Primitive, Unary, UnaryKind, ValueFacts};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -223,13 +223,13 @@ impl Analysis for Fact {
         op.executions(0) != Executions::Unknown
     }
 
-    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> Facts<bool> {
+    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
         let holds = match (self, op) {
             (_, Op::Barrier(_)) => return operands.into(),
             (Fact::Depends, _) => operands.contains(&true),
             (Fact::Zero, op) => op.as_primitive().is_some() && is_zero(op, operands),
         };
-        Facts::from_elem(holds, result_count)
+        ValueFacts::from_elem(holds, result_count)
     }
 
     /// Indices and flags are zero in no sense that matters here.

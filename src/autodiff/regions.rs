@@ -14,19 +14,19 @@ use super::keep::{self, NodeKept};
 use super::recorder::{Recorded, Recorder};
 use super::split::Residual;
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{CustomVjp, Op};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]
 pub(super) enum RegionTape<'g> {
-    Call(call::CallTape),
-    Checkpoint(checkpoint::CheckpointTape),
-    Cond(cond::CondTape),
+    Call(&'g Call, call::CallTape),
+    Checkpoint(&'g Checkpoint, checkpoint::CheckpointTape),
+    Cond(&'g Cond, cond::CondTape),
     /// Residuals of the hand-written forward rule.
-    CustomVjp(Vec<Value>),
+    CustomVjp(&'g CustomVjp, Vec<Value>),
     /// The body of a checkpoint that keeps everything.
     Inline(Box<dyn Recorded + 'g>),
-    Scan(scan::ScanTape),
+    Scan(&'g Scan, scan::ScanTape),
 }
 
 /// One region op that is being recorded.
@@ -69,39 +69,38 @@ fn marked(flags: impl IntoIterator<Item = bool>) -> Vec<usize> {
 /// The forward walk of one region op: pushes it in a form that keeps residuals; returns its results.
 pub(super) fn record<'g>(
     builder: &mut GraphBuilder,
-    op: &'g Op,
+    op: RegionKind<'g>,
     recording: &Recording<'_>,
 ) -> Result<(Values, RegionTape<'g>), OpError> {
     let Recording { operands, active, wanted, kept, recorder, .. } = *recording;
     Ok(match op {
-        Op::Call(call) => {
+        RegionKind::Call(call) => {
             let (results, tape) = call::record(builder, call, recording)?;
-            (results, RegionTape::Call(tape))
+            (results, RegionTape::Call(call, tape))
         }
-        Op::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
+        RegionKind::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
             let map = ValueMap::for_inputs(&checkpoint.body, operands);
             let kept: Vec<_> = kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
             let tape = recorder.record(builder, &checkpoint.body, map, active, wanted, &kept)?;
             (tape.outputs().into(), RegionTape::Inline(tape))
         }
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Checkpoint(checkpoint) => {
             let (results, tape) = checkpoint::record(builder, checkpoint, recording)?;
-            (results, RegionTape::Checkpoint(tape))
+            (results, RegionTape::Checkpoint(checkpoint, tape))
         }
-        Op::Cond(cond) => {
+        RegionKind::Cond(cond) => {
             let (results, tape) = cond::record(builder, cond, recording)?;
-            (results, RegionTape::Cond(tape))
+            (results, RegionTape::Cond(cond, tape))
         }
-        Op::CustomVjp(custom) => {
+        RegionKind::CustomVjp(custom) => {
             let (results, residuals) = record_custom(builder, custom, recording)?;
-            (results, RegionTape::CustomVjp(residuals))
+            (results, RegionTape::CustomVjp(custom, residuals))
         }
-        Op::Scan(scan) => {
+        RegionKind::Scan(scan) => {
             let (results, tape) = scan::record(builder, scan, recording)?;
-            (results, RegionTape::Scan(tape))
+            (results, RegionTape::Scan(scan, tape))
         }
-        // A while; every other op is a primitive, which never comes here.
-        op => {
+        RegionKind::While(op) => {
             let types = operands.iter().map(|&value| builder.ty(value).clone()).collect();
             return Err(OpError::new(op.name(), TypeError::NotReversible, types, builder.origin()));
         }
@@ -126,26 +125,21 @@ fn record_custom(
 /// The backward walk of one region op: cotangents of its operands from those of its results.
 pub(super) fn pullback(
     builder: &mut GraphBuilder,
-    op: &Op,
     tape: &RegionTape<'_>,
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
     recorder: &dyn Recorder,
 ) -> Result<Vec<Option<Value>>, OpError> {
-    match (op, tape) {
-        (Op::Call(call), RegionTape::Call(tape)) => call::pullback(builder, call, tape, operands.len(), cotangents),
-        (Op::Checkpoint(checkpoint), RegionTape::Checkpoint(tape)) => {
+    match tape {
+        RegionTape::Call(call, tape) => call::pullback(builder, call, tape, operands.len(), cotangents),
+        RegionTape::Checkpoint(checkpoint, tape) => {
             checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, recorder)
         }
-        (Op::Cond(cond), RegionTape::Cond(tape)) => cond::pullback(builder, cond, tape, operands, cotangents),
-        (Op::CustomVjp(custom), RegionTape::CustomVjp(residuals)) => {
-            Ok(pull_back_custom(builder, custom, residuals, cotangents))
-        }
-        (_, RegionTape::Inline(tape)) => tape.pullback(builder, cotangents),
-        (Op::Scan(scan), RegionTape::Scan(tape)) => scan::pullback(builder, scan, tape, operands, cotangents),
-        // A tape is always the one its own op left behind.
-        _ => Ok(vec![None; operands.len()]),
+        RegionTape::Cond(cond, tape) => cond::pullback(builder, cond, tape, operands, cotangents),
+        RegionTape::CustomVjp(custom, residuals) => Ok(pull_back_custom(builder, custom, residuals, cotangents)),
+        RegionTape::Inline(tape) => tape.pullback(builder, cotangents),
+        RegionTape::Scan(scan, tape) => scan::pullback(builder, scan, tape, operands, cotangents),
     }
 }
 

@@ -65,13 +65,13 @@ impl<'g> Tape<'g> {
         let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), recorder: recorder.clone() };
         for node in graph.nodes() {
             let differentiated = node.results().any(|result| wanted[result.index()]);
-            if !differentiated || node.op().as_primitive().is_some() {
+            let Some(op) = node.op().region_kind().filter(|_| differentiated) else {
                 if !node.results().all(|result| tape.map.find(result).is_some()) {
                     let kept = keep::at_node(kept, node.id);
                     keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, &recorder.calls.copies)?;
                 }
                 continue;
-            }
+            };
             // Even if its results are at hand, an op with regions runs again for what its backward pass needs.
             let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
             let active: SmallVec<[bool; 8]> = node.operands().iter().map(|value| tape.active[value.index()]).collect();
@@ -87,7 +87,7 @@ impl<'g> Tape<'g> {
                 calls: &recorder.calls,
                 recorder,
             };
-            let (results, region) = regions::record(builder, node.op(), &recording)?;
+            let (results, region) = regions::record(builder, op, &recording)?;
             builder.set_origin(outer);
             for (old, new) in node.results().zip(results) {
                 if tape.map.find(old).is_none() {
@@ -147,15 +147,7 @@ impl<'g> Tape<'g> {
                 }
                 None => {
                     if let Some(region) = self.regions.get(&node.id) {
-                        let found = regions::pullback(
-                            builder,
-                            node.op(),
-                            region,
-                            &operands,
-                            &needs,
-                            &incoming,
-                            &self.recorder,
-                        )?;
+                        let found = regions::pullback(builder, region, &operands, &needs, &incoming, &self.recorder)?;
                         gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
                     }
                 }

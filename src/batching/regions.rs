@@ -5,38 +5,35 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TensorType, TypeError, Value};
-use crate::ops::{Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Facts, Op, ReduceKind, Scan, Select, While};
+use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TensorType, Value};
+use crate::ops::{
+    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, RegionKind, Scan, Select, ValueFacts, While,
+};
 
 type Results = SmallVec<[Batched; 2]>;
 
 /// The results of an op with regions over a batch.
 pub(super) fn batch(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: RegionKind<'_>,
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<Results, OpError> {
     match op {
-        Op::Call(call) => {
+        RegionKind::Call(call) => {
             let any = vec![Demand::Any; call.function.outputs().len()];
             let (function, flags) = mapping.body(&call.function, &flags(operands), &any)?;
             push(builder, Call { function }, &values(operands), &flags)
         }
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Checkpoint(checkpoint) => {
             let any = vec![Demand::Any; checkpoint.body.outputs().len()];
             let (body, flags) = mapping.body(&checkpoint.body, &flags(operands), &any)?;
             push(builder, Checkpoint { body, policy: checkpoint.policy.clone() }, &values(operands), &flags)
         }
-        Op::Cond(cond) => batch_cond(builder, cond, operands, mapping),
-        Op::CustomVjp(custom) => batch_custom_vjp(builder, custom, operands, mapping),
-        Op::Scan(scan) => batch_scan(builder, scan, operands, mapping),
-        Op::While(op) => batch_while(builder, op, operands, mapping),
-        // Every other op is a primitive, which never comes here.
-        _ => {
-            let types = operands.iter().map(|operand| builder.ty(operand.value).clone()).collect();
-            Err(OpError::new(op.name(), TypeError::NotBatchable, types, builder.origin()))
-        }
+        RegionKind::Cond(cond) => batch_cond(builder, cond, operands, mapping),
+        RegionKind::CustomVjp(custom) => batch_custom_vjp(builder, custom, operands, mapping),
+        RegionKind::Scan(scan) => batch_scan(builder, scan, operands, mapping),
+        RegionKind::While(op) => batch_while(builder, op, operands, mapping),
     }
 }
 
@@ -75,10 +72,10 @@ impl Analysis for Differs {
         !matches!(op, Op::CustomVjp(_))
     }
 
-    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> Facts<bool> {
+    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
         match op {
             Op::Barrier(_) => operands.into(),
-            _ => Facts::from_elem(operands.contains(&true), result_count),
+            _ => ValueFacts::from_elem(operands.contains(&true), result_count),
         }
     }
 

@@ -23,7 +23,7 @@ use super::proto::{self, HloInstructionProto};
 use super::sharding::{Annotation, manual, op_sharding, result_attribute};
 use super::writer::{ComputationId, InstructionId, Metadata, ModuleWriter, literal, tuple_shape};
 use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, TensorType};
-use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
+use crate::ops::{ArgReduceKind, Memory, ReduceKind, RegionKind};
 use crate::sharding::{Mesh, Spec};
 
 /// What emission needs beside the graph.
@@ -313,17 +313,17 @@ impl Emitter {
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
         self.origin = node.origin().inside(self.phase);
         self.op_name = node.op().name();
-        match node.op() {
-            Op::Call(call) => self.call(call, operands),
-            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
-            Op::Cond(cond) => self.cond(graph, node, cond, operands),
-            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
-            Op::Scan(scan) => self.scan(graph, node, scan, operands),
-            Op::While(op) => self.while_loop(op, operands),
-            op => {
+        match node.op().region_kind() {
+            Some(RegionKind::Call(call)) => self.call(call, operands),
+            Some(RegionKind::Checkpoint(checkpoint)) => self.region(&checkpoint.body, operands),
+            Some(RegionKind::Cond(cond)) => self.cond(graph, node, cond, operands),
+            Some(RegionKind::CustomVjp(custom)) => self.region(&custom.primal, operands),
+            Some(RegionKind::Scan(scan)) => self.scan(graph, node, scan, operands),
+            Some(RegionKind::While(op)) => self.while_loop(op, operands),
+            None => {
                 let results = SmallVec::from_elem(0, node.results().len());
                 let mut context = EmitContext { emitter: self, graph, node, operands, results };
-                if let Some(primitive) = op.as_primitive() {
+                if let Some(primitive) = node.op().as_primitive() {
                     primitive.emit(&mut context);
                 }
                 context.results

@@ -80,9 +80,9 @@ impl<'g> GraphCopy<'g> {
 
 /// What a pass has made of the bodies it has met: one that is used twice is done once and stays shared.
 #[derive(Default)]
-pub(crate) struct Bodies(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
+pub(crate) struct BodyCache(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
 
-impl Bodies {
+impl BodyCache {
     /// What became of a body that has been met before.
     pub(crate) fn find(&self, body: &Arc<Graph>) -> Option<Arc<Graph>> {
         self.0.get(&Arc::as_ptr(body)).map(|(_, done)| done.clone())
@@ -99,7 +99,7 @@ impl Bodies {
     pub(crate) fn transform(
         &mut self,
         body: &Arc<Graph>,
-        pass: impl FnOnce(&Graph, &mut Bodies) -> Graph,
+        pass: impl FnOnce(&Graph, &mut BodyCache) -> Graph,
     ) -> Arc<Graph> {
         self.find(body).unwrap_or_else(|| {
             let done = Arc::new(pass(body, self));
@@ -108,7 +108,7 @@ impl Bodies {
     }
 
     /// An op with the pass run over its bodies; `None` for an op without.
-    pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut Bodies) -> Graph) -> Option<Op> {
+    pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
         op.map_regions(|body| self.transform(body, &pass))
     }
 }

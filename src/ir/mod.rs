@@ -31,7 +31,7 @@ mod verify;
 
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
-pub(crate) use copy::{Bodies, GraphCopy};
+pub(crate) use copy::{BodyCache, GraphCopy};
 pub use entities::{Name, Node, Origin, Phase, Scope, Value};
 pub(crate) use error::write_place;
 pub use error::{OpError, TypeError};

@@ -12,7 +12,7 @@ use super::edges::{Edge, Executions, Port, Target};
 use crate::ir::{Graph, TensorType};
 
 /// One fact for each operand or result.
-pub(crate) type Facts<F> = SmallVec<[F; 4]>;
+pub(crate) type ValueFacts<F> = SmallVec<[F; 4]>;
 
 /// Something that is known of each value, because it is known of what the value is made of.
 ///
@@ -37,7 +37,7 @@ pub(crate) trait Analysis {
     fn looks_into(&self, op: &Op) -> bool;
 
     /// What an op makes of what is known of its operands.
-    fn transfer(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> Facts<Self::Fact>;
+    fn transfer(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> ValueFacts<Self::Fact>;
 
     /// What of a fact can hold of a result of this type.
     fn of_type(&self, fact: Self::Fact, ty: &TensorType) -> Self::Fact;
@@ -47,7 +47,7 @@ pub(crate) trait Analysis {
         let mut facts = vec![Self::Fact::default(); graph.value_count()];
         graph.inputs().iter().zip(inputs).for_each(|(input, fact)| facts[input.index()] = fact.clone());
         for node in graph.nodes() {
-            let operands: Facts<_> = node.operands().iter().map(|value| facts[value.index()].clone()).collect();
+            let operands: ValueFacts<_> = node.operands().iter().map(|value| facts[value.index()].clone()).collect();
             let results = self.results(node.op(), &operands, node.results().len());
             for (result, fact) in node.results().zip(results) {
                 facts[result.index()] = self.of_type(fact, graph.ty(result));
@@ -63,7 +63,7 @@ pub(crate) trait Analysis {
     }
 
     /// The facts of an op's results.
-    fn results(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> Facts<Self::Fact> {
+    fn results(&self, op: &Op, operands: &[Self::Fact], result_count: usize) -> ValueFacts<Self::Fact> {
         if op.as_primitive().is_none() && self.looks_into(op) {
             self.through(op, operands).results
         } else {
@@ -97,7 +97,7 @@ pub(crate) trait Analysis {
                 (Some(fact), Some(control)) => Some(self.controlled(fact, control)),
                 (fact, _) => fact,
             };
-            let (mut results, mut settled) = (Facts::new(), true);
+            let (mut results, mut settled) = (ValueFacts::new(), true);
             for (edge, entering) in edges.iter().zip(&mut entering) {
                 let mut fact = leaving(edge);
                 if edge.is_carried()
@@ -127,7 +127,7 @@ pub(crate) struct Flow<F> {
     /// Of each region's inputs, in any iteration; nothing of a region that does not run.
     pub(crate) inputs: SmallVec<[Vec<F>; 2]>,
     /// Of the results.
-    pub(crate) results: Facts<F>,
+    pub(crate) results: ValueFacts<F>,
 }
 
 /// One item for each input of each region, from one for each edge.

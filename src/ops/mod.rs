@@ -48,7 +48,7 @@ pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
-pub(crate) use flow::{Analysis, Facts, Flow};
+pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use ragged::{RaggedDot, RaggedMode};
@@ -134,6 +134,13 @@ macro_rules! op_table {
             $($(#[$region_doc])* $region($region),)*
         }
 
+        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated in a way
+        /// of its own.
+        #[derive(Clone, Copy, Debug)]
+        pub enum RegionKind<'a> {
+            $($(#[$region_doc])* $region(&'a $region),)*
+        }
+
         $(impl From<$primitive> for Op {
             fn from(op: $primitive) -> Op { Op::$primitive(op) }
         })*
@@ -159,6 +166,14 @@ macro_rules! op_table {
                 match self {
                     $(Op::$primitive(op) => Some(op),)*
                     $(Op::$region(_) => None,)*
+                }
+            }
+
+            /// Which op with regions it is; `None` for one without.
+            pub fn region_kind(&self) -> Option<RegionKind<'_>> {
+                match self {
+                    $(Op::$primitive(_) => None,)*
+                    $(Op::$region(op) => Some(RegionKind::$region(op)),)*
                 }
             }
 

@@ -113,8 +113,10 @@ impl<'a, 'b> Walk<'a, 'b> {
                         others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
                     self.versions[node.result().index()].extend(complete);
                 }
-                op if op.as_primitive().is_some() => self.primitive(node)?,
-                _ => self.region(node)?,
+                op => match op.region_kind() {
+                    Some(region) => self.region(node, region)?,
+                    None => self.primitive(node)?,
+                },
             }
         }
         Ok(())

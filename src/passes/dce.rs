@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ir::{Bodies, Graph, GraphCopy, Value};
+use crate::ir::{BodyCache, Graph, GraphCopy, Value};
 use crate::ops::{Edge, Op, Port, Target};
 
 /// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single results,
 /// with the carries, slices and operands that served only them. Inputs stay, used or not.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
-    eliminate(graph, &mut Bodies::default())
+    eliminate(graph, &mut BodyCache::default())
 }
 
-fn eliminate(graph: &Graph, bodies: &mut Bodies) -> Graph {
+fn eliminate(graph: &Graph, bodies: &mut BodyCache) -> Graph {
     let liveness = Liveness::of(graph, &vec![true; graph.outputs().len()]);
     let mut copy = GraphCopy::with_inputs(graph);
     liveness.copy_nodes(graph, &mut copy, bodies);
@@ -81,7 +81,7 @@ impl Liveness {
     }
 
     /// Copies the nodes that are live.
-    fn copy_nodes(&self, graph: &Graph, copy: &mut GraphCopy<'_>, bodies: &mut Bodies) {
+    fn copy_nodes(&self, graph: &Graph, copy: &mut GraphCopy<'_>, bodies: &mut BodyCache) {
         for node in graph.nodes() {
             let kept: SmallVec<[bool; 4]> = node.results().map(|result| self.live[result.index()]).collect();
             if !kept.contains(&true) && !node.op().has_side_effect() {
@@ -141,7 +141,7 @@ impl RegionLiveness {
     }
 
     /// The op with bodies of what is needed.
-    fn extract(&self, op: &Op, bodies: &mut Bodies) -> Op {
+    fn extract(&self, op: &Op, bodies: &mut BodyCache) -> Op {
         let mut live = self.bodies.iter().enumerate();
         let extracted = op.map_regions(|body| {
             let Some((region, live)) = live.next() else { return body.clone() };

@@ -20,7 +20,7 @@ use super::hoist::{Bound, hoist};
 use super::loops::Loop;
 use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
 use crate::ir::{
-    Bodies, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
+    BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
 };
 use crate::ops::{Op, Scan, Splat};
 
@@ -72,7 +72,7 @@ impl Rewrite {
 
     /// Walks a graph and every region in it.
     pub(crate) fn run(self, graph: &Graph) -> Graph {
-        let mut context = Context { rewrite: self, bodies: Bodies::default(), distinct: Distinct::default() };
+        let mut context = Context { rewrite: self, bodies: BodyCache::default(), distinct: Distinct::default() };
         context.graph(graph, &[])
     }
 }
@@ -80,7 +80,7 @@ impl Rewrite {
 /// What a walk remembers from graph to graph.
 struct Context {
     rewrite: Rewrite,
-    bodies: Bodies,
+    bodies: BodyCache,
     distinct: Distinct,
 }
 

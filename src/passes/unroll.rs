@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::ir::{Bodies, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{BodyCache, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 
 /// Writes scans with an unroll factor out: a loop each round of which runs so many iterations, then what is left over,
@@ -11,7 +11,7 @@ use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 ///
 /// Differentiation and the other passes come before, so that they meet one copy of the body.
 pub fn unroll(graph: &Graph) -> Graph {
-    unroll_in(graph, &mut Bodies::default())
+    unroll_in(graph, &mut BodyCache::default())
 }
 
 fn is_unrolled(op: &Op) -> bool {
@@ -22,7 +22,7 @@ fn has_unrolled(graph: &Graph) -> bool {
     graph.nodes().any(|node| node.op().as_primitive().is_none() && is_unrolled(node.op()))
 }
 
-fn unroll_in(graph: &Graph, bodies: &mut Bodies) -> Graph {
+fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
     if !has_unrolled(graph) {
         return graph.clone();
     }

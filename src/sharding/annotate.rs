@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Assigned, Axes, Diagnostic, Mesh, MeshAxis, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec,
 };
-use crate::ir::{AxisNames, Bodies, Graph, GraphCopy, Origin, PortInfo, TensorType};
+use crate::ir::{AxisNames, BodyCache, Graph, GraphCopy, Origin, PortInfo, TensorType};
 use crate::ops::{Executions, Op, Reshard, WithAxes};
 
 /// What the sharding pass found besides the graph.
@@ -32,7 +32,7 @@ pub fn annotate(
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
     let diagnostics = rules.check_mesh(mesh)?;
-    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: Bodies::default() };
+    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
@@ -81,7 +81,7 @@ struct Pass<'a> {
     diagnostics: Vec<Diagnostic>,
     /// Every tensor with a spec.
     rows: Vec<ShardingRow>,
-    bodies: Bodies,
+    bodies: BodyCache,
 }
 
 /// The names as text; none for a dimension without one.

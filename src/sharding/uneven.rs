@@ -16,7 +16,9 @@ use smallvec::SmallVec;
 use super::propagate::ties;
 use super::{Mesh, Spec};
 use crate::Error;
-use crate::ir::{Bodies, DType, Dims, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, TensorType, Value, ValueMap};
+use crate::ir::{
+    BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, TensorType, Value, ValueMap,
+};
 use crate::ops::{
     BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
     TensorFactors, greatest_common_divisor,
@@ -41,7 +43,7 @@ pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Res
         }
     }
     classes.demand(graph, mesh);
-    let mut rewriter = Rewriter { classes, bodies: Bodies::default() };
+    let mut rewriter = Rewriter { classes, bodies: BodyCache::default() };
     Ok(Some(rewriter.graph(graph)?))
 }
 
@@ -195,7 +197,7 @@ type DimFactorsOf<'r> = &'r TensorFactors;
 
 struct Rewriter {
     classes: Classes,
-    bodies: Bodies,
+    bodies: BodyCache,
 }
 
 impl Rewriter {

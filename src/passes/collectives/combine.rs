@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::MIB;
-use crate::ir::{Bodies, DType, Graph, GraphCopy, Node, NodeRef, Phase, Value};
+use crate::ir::{BodyCache, DType, Graph, GraphCopy, Node, NodeRef, Phase, Value};
 use crate::ops::Op;
 use crate::passes::hoist::is_fused;
 
@@ -27,10 +27,10 @@ const MOVED: usize = 16;
 ///
 /// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
-    combine(graph, limit, &mut Bodies::default())
+    combine(graph, limit, &mut BodyCache::default())
 }
 
-fn combine(graph: &Graph, limit: u64, bodies: &mut Bodies) -> Graph {
+fn combine(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
     let mut walk = Walk { graph, copy: GraphCopy::with_inputs(graph), done: vec![false; graph.node_count()] };
     let alike = alike(graph);
     for node in graph.nodes() {

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::ir::{PortInfo, TensorType};
-use crate::ops::{Analysis, Facts, Group, Op};
+use crate::ops::{Analysis, Group, Op, ValueFacts};
 use crate::sharding::{Mesh, MeshAxis};
 
 /// A set of mesh axes.
@@ -47,7 +47,7 @@ impl AxisSet {
 }
 
 /// One set for each result or input.
-pub(super) type Sets = Facts<AxisSet>;
+pub(super) type Sets = ValueFacts<AxisSet>;
 
 /// Of a program's inputs: the axes that split them. Those without a spec are copies.
 pub(super) fn of_inputs(info: &[PortInfo]) -> Sets {
