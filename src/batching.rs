@@ -27,7 +27,6 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::autodiff::place;
 use crate::ir::{Graph, GraphBuilder, InternalError, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
@@ -198,7 +197,7 @@ fn walk(
         let operand = |value: &Value| Batched { value: map.get(*value), batched: batched[value.index()] };
         let operands: SmallVec<[Batched; 4]> = node.operands().iter().map(operand).collect();
         let outer = builder.origin();
-        builder.set_origin(place(node, outer.phase));
+        builder.set_origin(node.origin().copied_in(outer.phase));
         let results = batch_node(builder, node, &operands, mapping)?;
         builder.set_origin(outer);
         if results.len() != node.results().len() {
@@ -220,12 +219,14 @@ fn batch_node(
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<SmallVec<[Batched; 2]>, OpError> {
-    let Some(primitive) = node.op().as_primitive() else {
-        return regions::batch(builder, node.op(), operands, mapping);
-    };
+    if let Some(op) = node.op().region_kind() {
+        return regions::batch(builder, op, operands, mapping);
+    }
     let size = mapping.axis.size;
     let mut context = BatchContext { builder, size, operands, results: SmallVec::new(), mapping };
-    primitive.batch(&mut context)?;
+    if let Some(primitive) = node.op().as_primitive() {
+        primitive.batch(&mut context)?;
+    }
     Ok(context.results)
 }
 

@@ -10,18 +10,24 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::regions::{cond_activity, scan_activity, while_activity};
-use super::{forward, linear};
+use super::activity::region_activity;
+use super::linear;
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, Value, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan, While};
 
 /// Results, and their tangents where there are any.
 type Outcome = (Values, Vec<Option<Value>>);
 
 /// Called functions with tangents, for each activity of their inputs; the originals are held so that their addresses stay
 /// theirs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct JvpCache(Rc<RefCell<FxHashMap<Key, Known>>>);
+#[derive(Clone, Debug)]
+pub(super) struct JvpCache {
+    /// The walk over a body (`forward.rs`), which hands itself down to the ops that it meets.
+    walk: Walk,
+    functions: Rc<RefCell<FxHashMap<Key, Known>>>,
+}
+
+type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Result<Outcome, OpError>;
 
 type Key = (*const Graph, Vec<bool>);
 type Known = (Arc<Graph>, Pushed);
@@ -33,28 +39,34 @@ struct Pushed {
     active: Vec<bool>,
 }
 
+impl JvpCache {
+    /// Of no function yet.
+    pub(super) fn new(walk: Walk) -> JvpCache {
+        JvpCache { walk, functions: Rc::default() }
+    }
+}
+
 /// The results of an op with regions, and their tangents.
 pub(super) fn jvp(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: RegionKind<'_>,
     operands: &[Value],
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
     match op {
-        Op::Call(call) => jvp_call(builder, call, operands, tangents, cache),
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Call(call) => jvp_call(builder, call, operands, tangents, cache),
+        RegionKind::Checkpoint(checkpoint) => {
             let all = whole(operands.len());
             let pushed = push_body(&checkpoint.body, &flags(tangents), |_| false, (&all, None), cache)?;
             let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
             let results = builder.push(op, &grouped(operands, tangents, &all))?;
             ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
         }
-        Op::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
-        Op::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
-        Op::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
-        Op::While(op) => jvp_while(builder, op, operands, tangents, cache),
-        op => Err(InternalError::new(op.name(), "regions, or a derivative of its own").at(builder.origin()).into()),
+        RegionKind::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
+        RegionKind::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
+        RegionKind::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
+        RegionKind::While(op) => jvp_while(builder, op, operands, tangents, cache),
     }
 }
 
@@ -120,7 +132,7 @@ fn push_body(
 ) -> Result<Pushed, OpError> {
     let mut builder = GraphBuilder::new(format!("{}_jvp", body.name()));
     let (arguments, tangents) = declare(&mut builder, body, active, inputs);
-    let (values, mut tangents) = forward::walk(&mut builder, body, &arguments, &tangents, cache)?;
+    let (values, mut tangents) = (cache.walk)(&mut builder, body, &arguments, &tangents, cache)?;
     for (index, tangent) in tangents.iter_mut().enumerate() {
         if required(index) && tangent.is_none() {
             *tangent = Some(builder.zeros_like(values[index]));
@@ -139,13 +151,13 @@ fn jvp_call(
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
     let key = (Arc::as_ptr(&call.function), flags(tangents));
-    let known = cache.0.borrow().get(&key).map(|(_, pushed)| pushed.clone());
+    let known = cache.functions.borrow().get(&key).map(|(_, pushed)| pushed.clone());
     let all = whole(operands.len());
     let pushed = match known {
         Some(pushed) => pushed,
         None => {
             let pushed = push_body(&call.function, &key.1, |_| false, (&all, None), cache)?;
-            cache.0.borrow_mut().insert(key, (call.function.clone(), pushed.clone()));
+            cache.functions.borrow_mut().insert(key, (call.function.clone(), pushed.clone()));
             pushed
         }
     };
@@ -160,7 +172,7 @@ fn jvp_cond(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let active = cond_activity(cond, &flags(tangents));
+    let active = region_activity(cond.clone(), &flags(tangents)).results;
     let all = whole(operands.len() - 1);
     let branches = cond.branches.iter().map(|branch| {
         Ok(push_body(branch, &flags(&tangents[1..]), |output| active[output], (&all, None), cache)?.graph)
@@ -179,7 +191,7 @@ fn jvp_scan(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let (active, _) = scan_activity(scan, &flags(tangents));
+    let active = region_activity(scan.clone(), &flags(tangents)).inputs.swap_remove(0);
     let (invariants, carries) = (scan.invariant_count, scan.carry_count);
     let inputs = [0..invariants, invariants..invariants + carries, invariants + carries..operands.len()];
     let outputs = [0..carries, carries..scan.body.outputs().len()];
@@ -203,7 +215,7 @@ fn jvp_while(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let (active, _) = while_activity(op, &flags(tangents));
+    let active = region_activity(op.clone(), &flags(tangents)).inputs.swap_remove(0);
     let invariants = op.invariant_count;
     let groups = [0..invariants, invariants..operands.len()];
     let pushed = push_body(&op.body, &active, |output| active[invariants + output], (&groups, None), cache)?;

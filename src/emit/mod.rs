@@ -24,14 +24,14 @@ use prost::Message;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{self, HloInstructionProto};
 use meshloom_hlo::{literal_proto, tuple_shape};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{Metadata, ModuleWriter};
 use crate::ir::{DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType, Values};
-use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
-use meshloom_hlo::mesh::Mesh;
+use crate::ops::{ArgReduceKind, Memory, ReduceKind, RegionKind};
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]
@@ -339,18 +339,18 @@ impl Emitter {
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
         self.origin = node.origin().inside(self.phase);
         self.op_name = node.op().name();
-        match node.op() {
-            Op::Call(call) => self.call(call, operands),
-            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
-            Op::Cond(cond) => self.cond(graph, node, cond, operands),
-            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
-            Op::Scan(scan) => self.scan(graph, node, scan, operands),
-            Op::While(op) => self.while_loop(op, operands),
-            op => {
+        match node.op().region_kind() {
+            Some(RegionKind::Call(call)) => self.call(call, operands),
+            Some(RegionKind::Checkpoint(checkpoint)) => self.region(&checkpoint.body, operands),
+            Some(RegionKind::Cond(cond)) => self.cond(graph, node, cond, operands),
+            Some(RegionKind::CustomVjp(custom)) => self.region(&custom.primal, operands),
+            Some(RegionKind::Scan(scan)) => self.scan(graph, node, scan, operands),
+            Some(RegionKind::While(op)) => self.while_loop(op, operands),
+            None => {
                 let values: Values = node.results().collect();
                 let results = SmallVec::from_elem(UNSET, values.len());
                 let mut context = EmitContext { emitter: self, graph, node, operands, values, results };
-                if let Some(primitive) = op.as_primitive() {
+                if let Some(primitive) = node.op().as_primitive() {
                     primitive.emit(&mut context);
                 }
                 context.results

@@ -157,10 +157,7 @@ impl GraphBuilder {
     pub(crate) fn copy_node_as(&mut self, source: &Graph, node: NodeRef<'_>, op: Op, map: &mut ValueMap) -> Values {
         let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
         let outer = self.origin;
-        self.origin = node.origin();
-        if outer.phase != Default::default() {
-            self.origin.phase = outer.phase;
-        }
+        self.origin = node.origin().copied_in(outer.phase);
         let results = self.push_typed(op, &operands, node.results().map(|value| source.ty(value).clone()));
         self.origin = outer;
         for (old, &new) in node.results().zip(&results) {

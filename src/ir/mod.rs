@@ -19,6 +19,7 @@
 //! Architecture invariant: nothing here knows of HLO protos or of a plugin.
 
 mod builder;
+mod copy;
 mod entities;
 mod error;
 mod graph;
@@ -28,6 +29,7 @@ mod verify;
 
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
+pub(crate) use copy::{BodyCache, GraphCopy};
 pub use entities::{Name, Node, Origin, Phase, Scope, Value};
 pub(crate) use error::write_place;
 pub use error::{InternalError, OpError, TypeError};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::PartitionError;
 use super::walk::{Version, Walk};
 use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
-use crate::ops::{Call, Cond, Op, Scan, While};
+use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::Shardings;
 
 /// A partitioned body, and what came out of it before it was brought into the specs demanded.
@@ -18,15 +18,14 @@ struct Body {
 }
 
 impl<'a> Walk<'a, '_> {
-    pub(super) fn region(&mut self, node: NodeRef<'_>) -> Result<(), PartitionError> {
-        match node.op() {
-            Op::Scan(scan) => self.scan(node, scan),
-            Op::Call(call) => self.call(node, call),
-            Op::Cond(cond) => self.cond(node, cond),
-            Op::While(op) => self.while_loop(node, op),
-            Op::Checkpoint(checkpoint) => self.inline(node, &checkpoint.body),
-            Op::CustomVjp(custom) => self.inline(node, &custom.primal),
-            op => Err(InternalError::new(op.name(), "a rule for its regions").at(node.origin()).into()),
+    pub(super) fn region(&mut self, node: NodeRef<'_>, op: RegionKind<'_>) -> Result<(), PartitionError> {
+        match op {
+            RegionKind::Scan(scan) => self.scan(node, scan),
+            RegionKind::Call(call) => self.call(node, call),
+            RegionKind::Cond(cond) => self.cond(node, cond),
+            RegionKind::While(op) => self.while_loop(node, op),
+            RegionKind::Checkpoint(checkpoint) => self.inline(node, &checkpoint.body),
+            RegionKind::CustomVjp(custom) => self.inline(node, &custom.primal),
         }
     }
 

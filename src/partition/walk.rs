@@ -113,9 +113,12 @@ impl<'a, 'b> Walk<'a, 'b> {
                         others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
                     self.versions[node.result().index()].extend(complete);
                 }
-                op => match op.as_primitive() {
-                    Some(primitive) => self.primitive(node, primitive)?,
-                    None => self.region(node)?,
+                op => match (op.region_kind(), op.as_primitive()) {
+                    (Some(region), _) => self.region(node, region)?,
+                    (None, Some(primitive)) => self.primitive(node, primitive)?,
+                    (None, None) => {
+                        return Err(InternalError::new(op.name(), "a partitioning rule").at(node.origin()).into());
+                    }
                 },
             }
         }

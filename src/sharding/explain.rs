@@ -230,11 +230,11 @@ impl<'a> Levels<'a> {
             if touches(&node, value) {
                 candidates.extend(node.operands().iter().copied().chain(node.results()).map(|value| (level, value)));
                 let inner = |tie: &Tie| Some((self.level_of(level, node.id, tie.body)?, tie.inner));
-                candidates.extend(ties(node, node.op()).iter().filter(|tie| tie.outer == value).filter_map(inner));
+                candidates.extend(ties(node).iter().filter(|tie| tie.outer == value).filter_map(inner));
             }
         }
         if let Some((node, body, outer)) = around {
-            let ties = ties(node, node.op());
+            let ties = ties(node);
             candidates
                 .extend(ties.iter().filter(|tie| tie.body == body && tie.inner == value).map(|tie| (outer, tie.outer)));
         }

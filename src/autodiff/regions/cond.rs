@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{spread, unify};
-use crate::autodiff::split::{Halves, Joint, Residual, output_activity};
+use crate::autodiff::split::{Halves, Joint, Residual};
 use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value, Values};
 use crate::ops::Cond;
 
@@ -19,24 +19,14 @@ pub(in crate::autodiff) struct CondTape {
     outputs: Vec<usize>,
 }
 
-/// Activity of a cond's results: what is active in any branch.
-pub(in crate::autodiff) fn activity(cond: &Cond, operands: &[bool]) -> Vec<bool> {
-    let mut results = vec![false; cond.branches.first().map_or(0, |branch| branch.outputs().len())];
-    for branch in &cond.branches {
-        let active = output_activity(branch, &operands[1..]);
-        results.iter_mut().zip(active).for_each(|(result, active)| *result |= active);
-    }
-    results
-}
-
 pub(super) fn record(
     builder: &mut GraphBuilder,
     cond: &Cond,
     recording: &Recording<'_>,
 ) -> Result<(Values, CondTape), OpError> {
-    let Recording { active, wanted, kept, calls, .. } = *recording;
+    let Recording { active, wanted, kept, recorder, .. } = *recording;
     let joints = cond.branches.iter().enumerate();
-    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, calls));
+    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, recorder));
     let mut joints = joints.collect::<Result<Vec<Joint>, OpError>>()?;
     // All branches return the cotangents that any of them has.
     let inputs = marked((0..active.len() - 1).map(|input| joints.iter().any(|joint| joint.gradients[input].is_some())));
