@@ -9,7 +9,7 @@ use super::reshard::reshard;
 use super::{Fallback, PartitionContext};
 use crate::Error;
 use crate::ir::{Axes, DType, Graph, GraphBuilder, OpError, Origin, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Select};
+use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Select};
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -96,7 +96,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         for node in self.graph.nodes() {
             self.builder.set_origin(node.origin());
             match node.op() {
-                Op::Splat(_) | Op::Iota(_) => {}
+                op if is_made_in_place(op) => {}
                 Op::Reshard(reshard) => {
                     let operand = node.operands()[0];
                     let mut wanted = reshard.spec.clone();
@@ -141,7 +141,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             return Ok(*local);
         }
         let ty = self.graph.ty(value);
-        if self.is_made_in_place(value) {
+        if self.graph.defining_node(value).is_some_and(|node| is_made_in_place(node.op())) {
             let local = self.make(value, spec)?;
             self.set(value, local, spec.clone());
             return Ok(local);
@@ -181,12 +181,6 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         self.set(value, local, spec.clone());
         Ok(local)
-    }
-
-    /// Whether a value is made where it is needed, as it comes of nothing.
-    fn is_made_in_place(&self, value: Value) -> bool {
-        let node = self.graph.defining_node(value);
-        node.is_some_and(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))
     }
 
     /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but what it is
@@ -274,4 +268,10 @@ impl<'a, 'b> Walk<'a, 'b> {
     pub(super) fn set_origin(&mut self, origin: Origin) {
         self.builder.set_origin(origin);
     }
+}
+
+/// Whether an op's result is made where it is needed, as it comes of nothing.
+fn is_made_in_place(op: &Op) -> bool {
+    let facts = op.facts();
+    facts.class == Class::Source && facts.is_made_anywhere
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Recording, cotangents_of, gradients_of, residual_values};
 use crate::autodiff::split::{Halves, Joint, output_activity};
 use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, TensorType, Value, Values};
-use crate::ops::{Scan, While};
+use crate::ops::{RegionOp, Scan, While};
 
 #[derive(Debug)]
 pub(in crate::autodiff) struct ScanTape {

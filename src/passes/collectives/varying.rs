@@ -7,7 +7,8 @@
 use smallvec::SmallVec;
 
 use crate::ir::{Graph, NodeRef, PortInfo};
-use crate::ops::{Group, Op};
+use crate::ops::{Devices, Group, Op};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// A set of mesh axes.
@@ -60,16 +61,9 @@ pub(super) fn of_inputs(info: &[PortInfo]) -> Sets {
 
 /// Of a node's results, from those of its operands.
 pub(super) fn of_results(op: &Op, result_count: usize, operands: &[AxisSet]) -> Sets {
-    let all = AxisSet::union(operands);
     match op {
-        Op::AllGather(op) => each(operands, |set| set.without(AxisSet::along(&op.group))),
-        Op::AllReduce(op) => each(operands, |set| set.without(AxisSet::along(&op.group))),
-        Op::AllToAll(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
-        Op::AxisIndex(op) => SmallVec::from_elem(AxisSet::along(&op.group), 1),
-        Op::Barrier(_) => operands.into(),
         Op::Call(op) => of_outputs(&op.function, operands),
         Op::Checkpoint(op) => of_outputs(&op.body, operands),
-        Op::CollectivePermute(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
         Op::Cond(op) => {
             let mut results: Sets = SmallVec::from_elem(operands[0], result_count);
             for branch in &op.branches {
@@ -77,10 +71,7 @@ pub(super) fn of_results(op: &Op, result_count: usize, operands: &[AxisSet]) -> 
             }
             results
         }
-        // Foreign code may ask which device it is on.
-        Op::CustomCall(_) => SmallVec::from_elem(AxisSet::ALL, result_count),
         Op::CustomVjp(op) => of_outputs(&op.primal, operands),
-        Op::ReduceScatter(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
         Op::Scan(op) => {
             let body = body_inputs(&op.body, op.invariant_count, op.carry_count, operands);
             of_outputs(&op.body, &body)
@@ -99,7 +90,22 @@ pub(super) fn of_results(op: &Op, result_count: usize, operands: &[AxisSet]) -> 
                 }
             }
         }
-        _ => SmallVec::from_elem(all, result_count),
+        op => {
+            let facts = op.facts();
+            match facts.devices {
+                Devices::Alone if facts.is_separate => operands.into(),
+                Devices::Alone => SmallVec::from_elem(AxisSet::union(operands), result_count),
+                Devices::Unknown => SmallVec::from_elem(AxisSet::ALL, result_count),
+                Devices::Rank(group) => SmallVec::from_elem(AxisSet::along(group), result_count),
+                Devices::Exchange(CollectiveKind::AllGather | CollectiveKind::AllReduce, group) => {
+                    each(operands, |set| set.without(AxisSet::along(group)))
+                }
+                Devices::Exchange(
+                    CollectiveKind::AllToAll | CollectiveKind::CollectivePermute | CollectiveKind::ReduceScatter,
+                    group,
+                ) => each(operands, |set| set.or(AxisSet::along(group))),
+            }
+        }
     }
 }
 
