@@ -13,7 +13,7 @@ use super::activity::{activity, demand, region_activity};
 use super::context::VjpContext;
 use super::tape::Tape;
 use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
-use crate::ops::{Analysis, Binary, BinaryKind, CustomVjp, Executions, Op, Primitive, Unary, UnaryKind, ValueFacts};
+use crate::ops::{Analysis, CustomVjp, Executions, Op, Primitive, ValueFacts};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -155,18 +155,13 @@ fn why_not_linear(
     let scratch = builder.graph();
     let mut read = vec![false; scratch.value_count()];
     gradients.iter().flatten().for_each(|value| read[value.index()] = true);
-    for node in scratch.nodes().rev().filter(|node| !is_shape_only(node.op())).collect::<Vec<_>>() {
+    for node in scratch.nodes().rev().collect::<Vec<_>>() {
         if node.results().any(|result| read[result.index()]) {
             node.operands().iter().for_each(|operand| read[operand.index()] = true);
         }
     }
     let dependent = operands.iter().zip(depends).filter(|(_, depends)| **depends).map(|(value, _)| value);
     Ok(dependent.chain(&results).any(|value| read[value.index()]).then_some(NOT_CONSTANT))
-}
-
-/// Whether an op reads no elements.
-fn is_shape_only(op: &Op) -> bool {
-    matches!(op, Op::Splat(_) | Op::Constant(_) | Op::Iota(_))
 }
 
 /// Whether a hand-written backward rule reads residuals that depend on the operands marked.
@@ -224,12 +219,12 @@ impl Analysis for Fact {
     }
 
     fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
-        let holds = match (self, op) {
-            (_, Op::Barrier(_)) => return operands.into(),
-            (Fact::Depends, _) => operands.contains(&true),
-            (Fact::Zero, op) => op.as_primitive().is_some() && is_zero(op, operands),
-        };
-        ValueFacts::from_elem(holds, result_count)
+        match self {
+            Fact::Depends if op.facts().is_separate => operands.into(),
+            Fact::Depends => ValueFacts::from_elem(operands.contains(&true), result_count),
+            Fact::Zero if op.as_primitive().is_none() => ValueFacts::from_elem(false, result_count),
+            Fact::Zero => (0..result_count).map(|result| is_zero(op, result, operands)).collect(),
+        }
     }
 
     /// Indices and flags are zero in no sense that matters here.
@@ -238,19 +233,11 @@ impl Analysis for Fact {
     }
 }
 
-/// Whether an op's results are zero if the operands marked are. Of a product one is enough, of a sum it takes all; any op
-/// that is linear in each of its operands is a product.
-fn is_zero(op: &Op, operands: &[bool]) -> bool {
+/// Whether a result of an op is zero if the operands marked are.
+fn is_zero(op: &Op, result: usize, operands: &[bool]) -> bool {
     match op {
         Op::Splat(splat) => splat.number() == 0.0,
         Op::Constant(constant) => constant.0.to_f64_vec().iter().all(|&number| number == 0.0),
-        Op::Binary(Binary(BinaryKind::Multiply)) => operands.contains(&true),
-        Op::Binary(Binary(BinaryKind::Divide)) => operands[0],
-        Op::Binary(_) | Op::Concatenate(_) | Op::Pad(_) => operands.iter().all(|&zero| zero),
-        Op::DynamicUpdateSlice(_) => operands[0] && operands[1],
-        Op::Scatter(_) => operands[0] && operands[2],
-        Op::Select(_) => operands[1] && operands[2],
-        Op::Unary(Unary(kind)) => operands[0] && matches!(kind, UnaryKind::Negate | UnaryKind::Sine | UnaryKind::Tanh),
-        _ => operands.contains(&true),
+        op => op.facts().is_zero(result, operands),
     }
 }

@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::keep::{NodeKept, inside_body};
 use super::recorder::Recorder;
 use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, Value, ValueMap};
-use crate::ops::{BinaryKind, Op, UnaryKind};
+use crate::ops::{Class, Effect, Op};
 
 /// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.
 pub(super) struct Joint {
@@ -139,7 +139,7 @@ impl Joint {
         graph.inputs()[..input_count].iter().for_each(|input| known[input.index()] = true);
         for node in graph.nodes().take(self.boundary) {
             let all = node.operands().iter().all(|operand| known[operand.index()]);
-            node.results().for_each(|result| known[result.index()] = all && !matches!(node.op(), Op::Barrier(_)));
+            node.results().for_each(|result| known[result.index()] = all && node.op().facts().effect == Effect::None);
         }
         let chosen: Vec<bool> = values.iter().map(|value| known[value.index()]).collect();
         let mut live = vec![false; graph.value_count()];
@@ -183,21 +183,17 @@ impl Joint {
             if node.results().len() != 1 || !read.contains(&node.result()) {
                 continue;
             }
-            let shrinks = match node.op() {
-                Op::BroadcastInDim(_) => true,
-                Op::Convert(_) => {
-                    let (from, to) = (graph.ty(node.operands()[0]).dtype, graph.ty(node.result()).dtype);
-                    from != DType::Pred && from.bit_count() < to.bit_count()
-                }
-                _ => false,
-            };
+            let facts = node.op().facts();
+            let widens = |from: DType, to: DType| from != DType::Pred && from.bit_count() < to.bit_count();
+            let shrinks = facts.class == Class::Broadcast
+                || matches!(node.op(), Op::Convert(to) if widens(graph.ty(node.operands()[0]).dtype, to.0));
             let mut chain = Vec::new();
             let at_hand = |value: Value, chain: &mut Vec<usize>| self.at_hand(value, read, kept, chain, 0);
             if shrinks {
                 read.remove(&node.result());
                 read.insert(node.operands()[0]);
                 recomputed.insert(node.id.index());
-            } else if is_cheap(node) && node.operands().iter().all(|&value| at_hand(value, &mut chain)) {
+            } else if facts.is_cheap && node.operands().iter().all(|&value| at_hand(value, &mut chain)) {
                 read.remove(&node.result());
                 recomputed.insert(node.id.index());
                 recomputed.extend(chain);
@@ -228,7 +224,7 @@ impl Joint {
                 let node = self.builder.graph().node(node);
                 // The bound keeps the search linear; longer chains of cheap ops do not occur between residuals.
                 let found = depth < 4
-                    && is_cheap(node)
+                    && node.op().facts().is_cheap
                     && node.operands().iter().all(|&operand| self.at_hand(operand, read, kept, chain, depth + 1));
                 if found {
                     chain.push(node.id.index());
@@ -260,17 +256,5 @@ impl Joint {
             copy.node(node);
         }
         copy.finish_body(outputs.iter().copied())
-    }
-}
-
-/// Whether running a node again costs no more than reading its result back from memory.
-fn is_cheap(node: NodeRef<'_>) -> bool {
-    match node.op() {
-        Op::Binary(binary) => !matches!(binary.0, BinaryKind::Power | BinaryKind::Remainder),
-        Op::BroadcastInDim(_) | Op::Compare(_) | Op::Convert(_) | Op::Iota(_) | Op::Select(_) => true,
-        Op::Reshape(_) | Op::Slice(_) => true,
-        Op::Splat(_) | Op::MoveTo(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) => true,
-        Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
-        _ => false,
     }
 }

@@ -1,8 +1,8 @@
 //! Clamping between two bounds.
 
 use super::{
-    BinaryKind, Direction, FactorRule, OperandClass, Primitive, ReduceKind, ResultTypes, Select, expect_dims,
-    expect_dtype, expect_operands, one,
+    BinaryKind, Direction, FactorRule, Facts, OperandClass, Operands, Primitive, ReduceKind, ResultTypes, Select,
+    expect_dims, expect_dtype, expect_operands, one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -66,6 +66,10 @@ impl Primitive for Clamp {
             }
         }
         Ok(one(ty.clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::ELEMENTWISE.zero_of(Operands::All)
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -11,12 +11,16 @@
 
 use std::fmt;
 
-use super::{FactorRule, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype, expect_operands, one};
+use super::{
+    Devices, FactorRule, Facts, Linear, Operands, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype,
+    expect_operands, one,
+};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
 use crate::ir::{Axes, DType, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes, the
@@ -160,6 +164,10 @@ impl Primitive for AllGather {
         operands.iter().map(gathered).collect()
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::exchange(CollectiveKind::AllGather, &self.group).linear(Linear::Together(Operands::All))
+    }
+
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -175,6 +183,11 @@ impl Primitive for AllReduce {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_one_dtype(operands)?;
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        let facts = Facts::exchange(CollectiveKind::AllReduce, &self.group);
+        if self.kind == ReduceKind::Sum { facts.linear(Linear::Together(Operands::All)) } else { facts }
     }
 
     partitioned_only!();
@@ -201,6 +214,10 @@ impl Primitive for ReduceScatter {
         operands.iter().map(part).collect()
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::exchange(CollectiveKind::ReduceScatter, &self.group).linear(Linear::Together(Operands::All))
+    }
+
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -218,6 +235,10 @@ impl Primitive for AllToAll {
         expect_operands(operands, 1)?;
         expect_divides(operands[0], self.dim, &self.group)?;
         Ok(one(operands[0].clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::exchange(CollectiveKind::AllToAll, &self.group).linear(Linear::Together(Operands::All))
     }
 
     partitioned_only!();
@@ -246,6 +267,10 @@ impl Primitive for CollectivePermute {
         Ok(one(operands[0].clone()))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::exchange(CollectiveKind::CollectivePermute, &self.group).linear(Linear::Together(Operands::All))
+    }
+
     partitioned_only!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -261,6 +286,10 @@ impl Primitive for AxisIndex {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         Ok(one(TensorType::scalar(DType::S32)))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { devices: Devices::Rank(&self.group), ..Facts::SOURCE }
     }
 
     partitioned_only!();

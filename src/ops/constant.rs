@@ -1,6 +1,6 @@
 //! Ops without operands.
 
-use super::{FactorKind, FactorRule, Primitive, ResultTypes, complement, expect_operands, one};
+use super::{FactorKind, FactorRule, Facts, Primitive, ResultTypes, complement, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
@@ -20,6 +20,10 @@ impl Primitive for Constant {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         Ok(one(self.0.ty().clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::SOURCE
     }
 
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -84,6 +88,10 @@ impl Primitive for Splat {
         Ok(one(self.ty.clone()))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts { is_made_anywhere: true, ..Facts::SOURCE }
+    }
+
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
         Ok(())
     }
@@ -141,6 +149,10 @@ impl Primitive for Iota {
             return Err(TypeError::Attribute("positions cannot be of type pred".to_owned()));
         }
         Ok(one(self.ty.clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { is_made_anywhere: true, ..Facts::SOURCE }
     }
 
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -6,7 +6,7 @@
 //! closed under differentiation and batching.
 
 use super::{
-    AxisList, FactorKind, FactorRule, Precision, Primitive, ReduceKind, ResultTypes, Reverse, expect_dtype,
+    AxisList, FactorKind, FactorRule, Facts, Precision, Primitive, ReduceKind, ResultTypes, Reverse, expect_dtype,
     expect_operands, one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
@@ -215,6 +215,10 @@ impl Primitive for Convolution {
         let spaces = input.dims[2..].iter().zip(&kernel.dims[2..]);
         dims.extend(self.windows.iter().zip(spaces).map(|(window, (&size, &kernel))| window.positions(size, kernel)));
         Ok(one(TensorType { dtype: self.dtype, dims }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::PRODUCT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -1,8 +1,8 @@
 //! Running folds along a dimension.
 
 use super::{
-    BinaryKind, Direction, FactorKind, FactorRule, OperandClass, Primitive, ReduceKind, ResultTypes, Select, UnaryKind,
-    WindowDim, expect_axes, expect_operands, one, window_proto,
+    BinaryKind, Direction, FactorKind, FactorRule, Facts, OperandClass, Operands, Primitive, ReduceKind, ResultTypes,
+    Select, UnaryKind, WindowDim, expect_axes, expect_operands, one, window_proto,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -158,6 +158,14 @@ impl Primitive for Cumulative {
 
     /// With `y'[i] = a[i] y'[i - 1] + c[i] x'[i]`, cotangents run the other way: `s[i] = a[i + 1] s[i + 1] + y*[i]` and
     /// `x*[i] = c[i] s[i]`. Nothing is divided by, so zeros in a product do no harm, and of equal extrema the first gets all.
+    fn facts(&self) -> Facts<'_> {
+        match self.kind {
+            CumulativeKind::Sum => Facts::LINEAR,
+            CumulativeKind::Max | CumulativeKind::Min | CumulativeKind::Prod => Facts::KERNEL.zero_of(Operands::All),
+            CumulativeKind::LogSumExp => Facts::KERNEL,
+        }
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let (x, y) = (context.operand(0), context.result(0));

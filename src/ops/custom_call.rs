@@ -1,6 +1,6 @@
 //! Calls of code that the plugin knows by name.
 
-use super::{FactorKind, FactorRule, Primitive, ResultTypes};
+use super::{Devices, Effect, FactorKind, FactorRule, Facts, Primitive, ResultTypes};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
@@ -74,6 +74,12 @@ impl Primitive for CustomCall {
             }
         }
         Ok(self.results.iter().cloned().collect())
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        let effect = if self.has_side_effect { Effect::Side } else { Effect::None };
+        // Foreign code may ask which device it is on.
+        Facts { devices: Devices::Unknown, effect, ..Facts::KERNEL }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -1,7 +1,7 @@
 //! Tensor contraction.
 
 use super::{
-    AxisList, FactorKind, FactorRule, OperandClass, Primitive, ReduceKind, ResultTypes, after_batch, complement,
+    AxisList, FactorKind, FactorRule, Facts, OperandClass, Primitive, ReduceKind, ResultTypes, after_batch, complement,
     expect_axes, expect_dtype, expect_operands, one, to_i64, with_batch,
 };
 use crate::autodiff::{JvpContext, VjpContext};
@@ -112,6 +112,10 @@ impl Primitive for DotGeneral {
         result.extend(dims.lhs_free(lhs.rank()).iter().map(|&axis| lhs.dims[axis]));
         result.extend(dims.rhs_free(rhs.rank()).iter().map(|&axis| rhs.dims[axis]));
         Ok(one(TensorType { dtype: self.dtype, dims: result }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::PRODUCT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

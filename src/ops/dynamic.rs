@@ -3,9 +3,9 @@
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
 use super::{
-    AxisList, BinaryKind, Concatenate, FactorKind, FactorRule, Gather, GatherDims, IndexPromise, OperandClass,
-    Primitive, ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype, expect_operands, one,
-    to_i64,
+    AxisList, BinaryKind, Class, Concatenate, FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise,
+    OperandClass, Operands, Primitive, ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype,
+    expect_operands, one, to_i64,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -55,6 +55,10 @@ impl Primitive for DynamicSlice {
         expect_starts(operands, 1, rank)?;
         expect_fits(&self.sizes, operands[0])?;
         Ok(one(TensorType { dtype: operands[0].dtype, dims: self.sizes.clone() }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::MOVEMENT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -139,6 +143,10 @@ impl Primitive for DynamicUpdateSlice {
         expect_dtype(1, operands[1], operands[0].dtype)?;
         expect_fits(&operands[1].dims, operands[0])?;
         Ok(one(operands[0].clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { class: Class::Kernel, is_in_place: true, ..Facts::moves(Operands::These(&[0, 1])) }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

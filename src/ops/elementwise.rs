@@ -2,12 +2,13 @@
 //!
 //! All operands of an elementwise op have exactly the same dimensions; broadcasting is an op of its own.
 
-use super::{FactorRule, Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types, one};
+use super::{
+    Facts, Linear, Operands, Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types,
+    one, pointwise,
+};
 use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
 use crate::emit::EmitContext;
 use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,17 @@ pub(super) fn is_packed(dtype: DType) -> bool {
 /// What one row's gradient expression yields: nothing where the derivative is zero almost everywhere.
 type Gradient = Result<Option<Value>, OpError>;
 
+// The facts of the rows: how much there is to compute, and whether the result is zero where all operands are.
+const CHEAP: Facts<'static> = Facts::ELEMENTWISE;
+const CHEAP_ZERO: Facts<'static> = CHEAP.zero_of(Operands::All);
+const COSTLY: Facts<'static> = Facts::COSTLY;
+const COSTLY_ZERO: Facts<'static> = COSTLY.zero_of(Operands::All);
+const PRODUCT: Facts<'static> = CHEAP.linear(Linear::Each(Operands::All));
+const QUOTIENT: Facts<'static> = CHEAP.linear(Linear::OfFloats(Operands::These(&[0])));
+const SUM: Facts<'static> = CHEAP.linear(Linear::Together(Operands::All));
+
 macro_rules! unary_table {
-    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident |$b:pat_param, $ct:pat_param, $x:pat_param, $y:pat_param| $vjp:expr;)*) => {
+    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident $facts:ident |$b:pat_param, $ct:pat_param, $x:pat_param, $y:pat_param| $vjp:expr;)*) => {
         /// The functions of one operand.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum UnaryKind { $($(#[$doc])* $kind,)* }
@@ -81,6 +91,11 @@ macro_rules! unary_table {
                 match self { $(UnaryKind::$kind => OperandClass::$class,)* }
             }
 
+            /// What passes ask of it.
+            const fn facts(self) -> Facts<'static> {
+                match self { $(UnaryKind::$kind => $facts,)* }
+            }
+
             /// Cotangent of the operand `x` from that of the result `y`.
             fn gradient(self, builder: &mut GraphBuilder, ct: Value, x: Value, y: Value) -> Gradient {
                 match self { $(UnaryKind::$kind => {
@@ -94,44 +109,44 @@ macro_rules! unary_table {
 
 unary_table! {
     /// Absolute value. Its slope is the sign: 0 at 0.
-    Abs "abs" FloatOrSigned |b, ct, x, _| { let s = b.unary(UnaryKind::Sign, x)?; b.mul(ct, s).map(Some) };
+    Abs "abs" FloatOrSigned CHEAP_ZERO |b, ct, x, _| { let s = b.unary(UnaryKind::Sign, x)?; b.mul(ct, s).map(Some) };
     /// Angle whose cosine this is, from 0 to pi.
-    Acos "acos" Float |b, ct, x, _| {
+    Acos "acos" Float COSTLY |b, ct, x, _| {
         let slope = inverse_leg(b, x, 1.0)?;
         let product = b.mul(ct, slope)?;
         b.neg(product).map(Some)
     };
     /// Number, 0 or above, whose hyperbolic cosine this is.
-    Acosh "acosh" Float |b, ct, x, _| { let slope = inverse_leg(b, x, -1.0)?; b.mul(ct, slope).map(Some) };
+    Acosh "acosh" Float COSTLY |b, ct, x, _| { let slope = inverse_leg(b, x, -1.0)?; b.mul(ct, slope).map(Some) };
     /// Angle whose sine this is, from -pi / 2 to pi / 2.
-    Asin "asin" Float |b, ct, x, _| { let slope = inverse_leg(b, x, 1.0)?; b.mul(ct, slope).map(Some) };
+    Asin "asin" Float COSTLY_ZERO |b, ct, x, _| { let slope = inverse_leg(b, x, 1.0)?; b.mul(ct, slope).map(Some) };
     /// Number whose hyperbolic sine this is.
-    Asinh "asinh" Float |b, ct, x, _| {
+    Asinh "asinh" Float COSTLY_ZERO |b, ct, x, _| {
         let square = b.mul(x, x)?;
         let sum = b.shift(square, 1.0)?;
         let slope = b.unary(UnaryKind::Rsqrt, sum)?;
         b.mul(ct, slope).map(Some)
     };
     /// Angle whose tangent this is, from -pi / 2 to pi / 2.
-    Atan "atan" Float |b, ct, x, _| { let square = b.mul(x, x)?; let sum = b.shift(square, 1.0)?; b.div(ct, sum).map(Some) };
+    Atan "atan" Float COSTLY_ZERO |b, ct, x, _| { let square = b.mul(x, x)?; let sum = b.shift(square, 1.0)?; b.div(ct, sum).map(Some) };
     /// Number whose hyperbolic tangent this is.
-    Atanh "atanh" Float |b, ct, x, _| { let product = legs(b, x, 1.0)?; b.div(ct, product).map(Some) };
+    Atanh "atanh" Float COSTLY_ZERO |b, ct, x, _| { let product = legs(b, x, 1.0)?; b.div(ct, product).map(Some) };
     /// Cube root, also of negative numbers.
-    Cbrt "cbrt" Float |b, ct, _, y| {
+    Cbrt "cbrt" Float COSTLY_ZERO |b, ct, _, y| {
         let square = b.mul(y, y)?;
         let triple = b.scale(square, 3.0)?;
         b.div(ct, triple).map(Some)
     };
     /// Smallest integer not below.
-    Ceil "ceil" Float |_, _, _, _| Ok(None);
+    Ceil "ceil" Float CHEAP_ZERO |_, _, _, _| Ok(None);
     /// Cosine.
-    Cosine "cosine" Float |b, ct, x, _| { let s = b.unary(UnaryKind::Sine, x)?; let n = b.neg(s)?; b.mul(ct, n).map(Some) };
+    Cosine "cosine" Float COSTLY |b, ct, x, _| { let s = b.unary(UnaryKind::Sine, x)?; let n = b.neg(s)?; b.mul(ct, n).map(Some) };
     /// Hyperbolic cosine.
-    Cosh "cosh" Float |b, ct, x, _| { let slope = b.unary(UnaryKind::Sinh, x)?; b.mul(ct, slope).map(Some) };
+    Cosh "cosh" Float COSTLY |b, ct, x, _| { let slope = b.unary(UnaryKind::Sinh, x)?; b.mul(ct, slope).map(Some) };
     /// Number of zero bits above the highest bit that is set.
-    CountLeadingZeros "count-leading-zeros" Integer |_, _, _, _| Ok(None);
+    CountLeadingZeros "count-leading-zeros" Integer CHEAP |_, _, _, _| Ok(None);
     /// Error function.
-    Erf "erf" Float |b, ct, x, _| {
+    Erf "erf" Float COSTLY_ZERO |b, ct, x, _| {
         let square = b.mul(x, x)?;
         let exponent = b.neg(square)?;
         let bell = b.unary(UnaryKind::Exponential, exponent)?;
@@ -139,62 +154,62 @@ unary_table! {
         b.mul(ct, slope).map(Some)
     };
     /// Number whose error function this is.
-    ErfInv "erf-inv" Float |b, ct, _, y| {
+    ErfInv "erf-inv" Float COSTLY_ZERO |b, ct, _, y| {
         let square = b.mul(y, y)?;
         let power = b.unary(UnaryKind::Exponential, square)?;
         let slope = b.scale(power, 1.0 / std::f64::consts::FRAC_2_SQRT_PI)?;
         b.mul(ct, slope).map(Some)
     };
     /// e to the power of the operand.
-    Exponential "exponential" Float |b, ct, _, y| b.mul(ct, y).map(Some);
+    Exponential "exponential" Float COSTLY |b, ct, _, y| b.mul(ct, y).map(Some);
     /// e to the power of the operand, less one, exact near zero.
-    ExponentialMinusOne "exponential-minus-one" Float |b, ct, _, y| { let s = b.shift(y, 1.0)?; b.mul(ct, s).map(Some) };
+    ExponentialMinusOne "exponential-minus-one" Float COSTLY_ZERO |b, ct, _, y| { let s = b.shift(y, 1.0)?; b.mul(ct, s).map(Some) };
     /// Largest integer not above.
-    Floor "floor" Float |_, _, _, _| Ok(None);
+    Floor "floor" Float CHEAP_ZERO |_, _, _, _| Ok(None);
     /// Whether the operand is neither infinite nor NaN; the result is `pred`.
-    IsFinite "is-finite" Float |_, _, _, _| Ok(None);
+    IsFinite "is-finite" Float CHEAP |_, _, _, _| Ok(None);
     /// Natural logarithm.
-    Log "log" Float |b, ct, x, _| b.div(ct, x).map(Some);
+    Log "log" Float COSTLY |b, ct, x, _| b.div(ct, x).map(Some);
     /// Natural logarithm of one plus the operand, exact near zero.
-    LogPlusOne "log-plus-one" Float |b, ct, x, _| { let s = b.shift(x, 1.0)?; b.div(ct, s).map(Some) };
+    LogPlusOne "log-plus-one" Float COSTLY_ZERO |b, ct, x, _| { let s = b.shift(x, 1.0)?; b.div(ct, s).map(Some) };
     /// 1 / (1 + exp(-x)).
-    Logistic "logistic" Float |b, ct, _, y| {
+    Logistic "logistic" Float COSTLY |b, ct, _, y| {
         let complement = b.reverse_sub(1.0, y)?;
         let slope = b.mul(y, complement)?;
         b.mul(ct, slope).map(Some)
     };
     /// Sign change.
-    Negate "negate" Numeric |b, ct, _, _| b.neg(ct).map(Some);
+    Negate "negate" Numeric SUM |b, ct, _, _| b.neg(ct).map(Some);
     /// Bitwise (or logical, for `pred`) complement.
-    Not "not" Bits |_, _, _, _| Ok(None);
+    Not "not" Bits CHEAP |_, _, _, _| Ok(None);
     /// Number of bits that are set.
-    PopulationCount "popcnt" Integer |_, _, _, _| Ok(None);
+    PopulationCount "popcnt" Integer CHEAP |_, _, _, _| Ok(None);
     /// Nearest integer, halves away from zero.
-    RoundNearestAwayFromZero "round-nearest-afz" Float |_, _, _, _| Ok(None);
+    RoundNearestAwayFromZero "round-nearest-afz" Float CHEAP_ZERO |_, _, _, _| Ok(None);
     /// Nearest integer, halves to even.
-    RoundNearestEven "round-nearest-even" Float |_, _, _, _| Ok(None);
+    RoundNearestEven "round-nearest-even" Float CHEAP_ZERO |_, _, _, _| Ok(None);
     /// One over the square root.
-    Rsqrt "rsqrt" Float |b, ct, x, y| {
+    Rsqrt "rsqrt" Float COSTLY |b, ct, x, y| {
         let ratio = b.div(y, x)?;
         let slope = b.scale(ratio, -0.5)?;
         b.mul(ct, slope).map(Some)
     };
     /// -1, 0 or 1 by sign; zeros keep theirs. The slope is 0, at 0 too.
-    Sign "sign" FloatOrSigned |_, _, _, _| Ok(None);
+    Sign "sign" FloatOrSigned CHEAP_ZERO |_, _, _, _| Ok(None);
     /// Sine.
-    Sine "sine" Float |b, ct, x, _| { let c = b.unary(UnaryKind::Cosine, x)?; b.mul(ct, c).map(Some) };
+    Sine "sine" Float COSTLY_ZERO |b, ct, x, _| { let c = b.unary(UnaryKind::Cosine, x)?; b.mul(ct, c).map(Some) };
     /// Hyperbolic sine.
-    Sinh "sinh" Float |b, ct, x, _| { let slope = b.unary(UnaryKind::Cosh, x)?; b.mul(ct, slope).map(Some) };
+    Sinh "sinh" Float COSTLY_ZERO |b, ct, x, _| { let slope = b.unary(UnaryKind::Cosh, x)?; b.mul(ct, slope).map(Some) };
     /// Square root.
-    Sqrt "sqrt" Float |b, ct, _, y| { let half = b.scale(ct, 0.5)?; b.div(half, y).map(Some) };
+    Sqrt "sqrt" Float COSTLY_ZERO |b, ct, _, y| { let half = b.scale(ct, 0.5)?; b.div(half, y).map(Some) };
     /// Tangent.
-    Tan "tan" Float |b, ct, _, y| {
+    Tan "tan" Float COSTLY_ZERO |b, ct, _, y| {
         let square = b.mul(y, y)?;
         let slope = b.shift(square, 1.0)?;
         b.mul(ct, slope).map(Some)
     };
     /// Hyperbolic tangent.
-    Tanh "tanh" Float |b, ct, _, y| {
+    Tanh "tanh" Float COSTLY_ZERO |b, ct, _, y| {
         let square = b.mul(y, y)?;
         let slope = b.reverse_sub(1.0, square)?;
         b.mul(ct, slope).map(Some)
@@ -215,6 +230,10 @@ impl Primitive for Unary {
         self.0.class().check(0, operands[0])?;
         let dtype = if self.0 == UnaryKind::IsFinite { DType::Pred } else { operands[0].dtype };
         Ok(one(operands[0].with_dtype(dtype)))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        self.0.facts()
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -238,17 +257,7 @@ impl Primitive for Unary {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         if !super::expansion::emit(self.0, context) {
@@ -258,7 +267,7 @@ impl Primitive for Unary {
 }
 
 macro_rules! binary_table {
-    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident
+    ($($(#[$doc:meta])* $kind:ident $name:literal $class:ident $facts:ident
         |$b:pat_param, $ct:pat_param, $x:pat_param, $y:pat_param, $z:pat_param| $lhs:expr, $rhs:expr;)*) => {
         /// The functions of two operands.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -278,6 +287,11 @@ macro_rules! binary_table {
                 match self { $(BinaryKind::$kind => OperandClass::$class,)* }
             }
 
+            /// What passes ask of it.
+            const fn facts(self) -> Facts<'static> {
+                match self { $(BinaryKind::$kind => $facts,)* }
+            }
+
             /// Cotangent of operand `index` (0: `x`, 1: `y`) from that of the result `z`.
             fn gradient(
                 self, index: usize, builder: &mut GraphBuilder, ct: Value, x: Value, y: Value, z: Value,
@@ -293,11 +307,11 @@ macro_rules! binary_table {
 
 binary_table! {
     /// Sum.
-    Add "add" Numeric |_, ct, _, _, _| Ok(Some(ct)), Ok(Some(ct));
+    Add "add" Numeric SUM |_, ct, _, _, _| Ok(Some(ct)), Ok(Some(ct));
     /// Bitwise (or logical, for `pred`) and.
-    And "and" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    And "and" Bits CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// Angle of the point (y, x), whose first operand is the ordinate: the arc tangent of x / y in the right quadrant.
-    Atan2 "atan2" Float |b, ct, x, y, _| {
+    Atan2 "atan2" Float COSTLY_ZERO |b, ct, x, y, _| {
         let norm = squared_norm(b, x, y)?;
         let slope = b.div(y, norm)?;
         b.mul(ct, slope).map(Some)
@@ -308,21 +322,21 @@ binary_table! {
         b.neg(product).map(Some)
     };
     /// Quotient; integers round towards zero.
-    Divide "divide" Numeric |b, ct, _, y, z| b.div(ct, y).map(Some), {
+    Divide "divide" Numeric QUOTIENT |b, ct, _, y, z| b.div(ct, y).map(Some), {
         let ratio = b.div(z, y)?;
         let product = b.mul(ct, ratio)?;
         b.neg(product).map(Some)
     };
     /// Larger of two; NaN if either is. Ties share the gradient.
-    Maximum "maximum" Numeric |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
+    Maximum "maximum" Numeric CHEAP_ZERO |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
     /// Smaller of two; NaN if either is. Ties share the gradient.
-    Minimum "minimum" Numeric |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
+    Minimum "minimum" Numeric CHEAP_ZERO |b, ct, x, y, z| extremum(b, ct, x, y, z).map(Some), extremum(b, ct, y, x, z).map(Some);
     /// Product.
-    Multiply "multiply" Numeric |b, ct, x, y, _| b.mul(ct, y).map(Some), b.mul(ct, x).map(Some);
+    Multiply "multiply" Numeric PRODUCT |b, ct, x, y, _| b.mul(ct, y).map(Some), b.mul(ct, x).map(Some);
     /// Bitwise (or logical, for `pred`) or.
-    Or "or" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    Or "or" Bits CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// x to the power of y.
-    Power "power" Float |b, ct, x, y, z| {
+    Power "power" Float COSTLY |b, ct, x, y, z| {
         // The slope in x is y x^(y - 1); where y is 0, it is 0, also where x is 0 and the power infinite.
         let lower = b.shift(y, -1.0)?;
         let (zero, one) = (b.zeros_like(y), b.splat_like(y, 1.0));
@@ -342,7 +356,7 @@ binary_table! {
         b.mul(ct, slope).map(Some)
     };
     /// Remainder with the sign of the dividend.
-    Remainder "remainder" Numeric |b, ct, x, y, z| Ok(Some(ct)), {
+    Remainder "remainder" Numeric COSTLY |b, ct, x, y, z| Ok(Some(ct)), {
         // z = x - y * trunc(x / y), of which trunc(x / y) = (x - z) / y is constant almost everywhere.
         let whole = b.sub(x, z)?;
         let quotient = b.div(whole, y)?;
@@ -351,15 +365,15 @@ binary_table! {
         b.neg(product).map(Some)
     };
     /// Bits moved up; zero for a shift of the width or more.
-    ShiftLeft "shift-left" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    ShiftLeft "shift-left" Integer CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// Bits moved down, copies of the sign bit moved in.
-    ShiftRightArithmetic "shift-right-arithmetic" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    ShiftRightArithmetic "shift-right-arithmetic" Integer CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// Bits moved down, zeros moved in.
-    ShiftRightLogical "shift-right-logical" Integer |_, _, _, _, _| Ok(None), Ok(None);
+    ShiftRightLogical "shift-right-logical" Integer CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// Difference.
-    Subtract "subtract" Numeric |b, ct, _, _, _| Ok(Some(ct)), b.neg(ct).map(Some);
+    Subtract "subtract" Numeric SUM |b, ct, _, _, _| Ok(Some(ct)), b.neg(ct).map(Some);
     /// Bitwise (or logical, for `pred`) exclusive or.
-    Xor "xor" Bits |_, _, _, _, _| Ok(None), Ok(None);
+    Xor "xor" Bits CHEAP |_, _, _, _, _| Ok(None), Ok(None);
 }
 
 /// `sign (1 - x)(1 + x)`, which loses nothing near 1.
@@ -406,6 +420,10 @@ impl Primitive for Binary {
         Ok(one(operands[0].clone()))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        self.0.facts()
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let (x, y, z) = (context.operand(0), context.operand(1), context.result(0));
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -432,17 +450,7 @@ impl Primitive for Binary {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -502,6 +510,10 @@ impl Primitive for Compare {
         Ok(one(operands[0].with_dtype(DType::Pred)))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::ELEMENTWISE
+    }
+
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
         // The result is `pred`, which has no cotangent, so the differentiation never gets here with one.
         Ok(())
@@ -512,17 +524,7 @@ impl Primitive for Compare {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let comparison_type = match context.operand_type(0).dtype {
@@ -555,6 +557,11 @@ impl Primitive for Select {
         Ok(one(operands[1].clone()))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        const CHOSEN: Operands = Operands::These(&[1, 2]);
+        Facts { picks: Some(CHOSEN), ..Facts::ELEMENTWISE.linear(Linear::Together(CHOSEN)) }
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let chosen = context.operand(0);
@@ -574,17 +581,7 @@ impl Primitive for Select {
         context.linear_in(Select, &[1, 2])
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -605,6 +602,10 @@ impl Primitive for Convert {
         Ok(one(operands[0].with_dtype(self.0)))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::ELEMENTWISE.linear(Linear::OfFloats(Operands::All))
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let dtype = context.operand_type(0).dtype;
@@ -618,17 +619,7 @@ impl Primitive for Convert {
         if self.0.is_float() { context.linear_in(self.clone(), &[0]) } else { Ok(()) }
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -657,6 +648,10 @@ impl Primitive for BitcastConvert {
         Ok(one(operands[0].with_dtype(self.0)))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::ELEMENTWISE
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         Err(context.not_differentiable(self.name()))
     }
@@ -665,17 +660,7 @@ impl Primitive for BitcastConvert {
         Err(context.not_differentiable(self.name()))
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());

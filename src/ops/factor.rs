@@ -11,6 +11,29 @@ use smallvec::SmallVec;
 use super::{ReduceKind, greatest_common_divisor};
 use crate::ir::TensorType;
 
+/// The rules of an op whose tensors all have the same dimensions, each of which is a loop of its own, and whose attributes say
+/// nothing of them: it is the same for a batch and for a part.
+macro_rules! pointwise {
+    () => {
+        fn factors(
+            &self,
+            operands: &[&$crate::ir::TensorType],
+            results: &[&$crate::ir::TensorType],
+        ) -> $crate::ops::FactorRule {
+            $crate::ops::FactorRule::pointwise(operands, results)
+        }
+
+        fn batch(&self, context: &mut $crate::batching::BatchContext<'_>) -> Result<(), $crate::ir::OpError> {
+            context.all(self.clone())
+        }
+
+        fn partition(&self, context: &mut $crate::partition::PartitionContext<'_>) -> Result<(), $crate::ir::OpError> {
+            context.apply(self.clone())
+        }
+    };
+}
+pub(super) use pointwise;
+
 /// What it takes to split a factor over devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FactorKind {

@@ -7,8 +7,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    AxisList, FactorKind, FactorRule, Primitive, ReduceKind, ResultTypes, after_batch, batched_dims, complement,
-    expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
+    AxisList, FactorKind, FactorRule, Facts, Linear, Operands, Primitive, ReduceKind, ResultTypes, after_batch,
+    batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -295,6 +295,10 @@ impl Primitive for Gather {
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::MOVEMENT
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let ty = context.operand_type(0).clone();
@@ -542,6 +546,15 @@ impl Primitive for Scatter {
             }
         }
         Ok(one(operand.clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        const COMBINED: Operands = Operands::These(&[0, 2]);
+        let facts = Facts { is_in_place: true, ..Facts::KERNEL.zero_of(COMBINED) };
+        match self.kind {
+            ScatterKind::Add => facts.linear(Linear::Together(COMBINED)),
+            ScatterKind::Max | ScatterKind::Min | ScatterKind::Multiply | ScatterKind::Set => facts,
+        }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -1,6 +1,9 @@
 //! Ops whose results are their operands: they tell the compiler something.
 
-use super::{AxisList, FactorKind, FactorRule, Memory, Op, Primitive, ResultTypes, expect_operands, one};
+use super::{
+    AxisList, Effect, FactorKind, FactorRule, Facts, Linear, Memory, Op, Operands, Primitive, ResultTypes, Zeros,
+    expect_operands, one, pointwise,
+};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
@@ -19,6 +22,17 @@ impl Primitive for Barrier {
 
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            effect: Effect::Fence,
+            zeros: Zeros::Matching,
+            is_cheap: false,
+            is_separate: true,
+            picks: Some(Operands::All),
+            ..Facts::IDENTITY.linear(Linear::Together(Operands::All))
+        }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -143,6 +157,10 @@ impl Primitive for Named {
         infer_identity(operands)
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::IDENTITY
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         if let Some(ct) = context.cotangent(0) {
             context.set(0, ct);
@@ -157,17 +175,7 @@ impl Primitive for Named {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -186,6 +194,11 @@ impl Primitive for MoveTo {
         infer_identity(operands)
     }
 
+    fn facts(&self) -> Facts<'_> {
+        // Its result has a buffer of its own, in another memory.
+        Facts { is_cheap: true, ..Facts::LINEAR }
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         // Only the value itself is moved: cotangents and tangents are used where they arise.
         if let Some(ct) = context.cotangent(0) {
@@ -201,17 +214,7 @@ impl Primitive for MoveTo {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_move(self.0);
@@ -236,6 +239,10 @@ impl Primitive for WithAxes {
             }
         }
         Ok(types)
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::IDENTITY
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -278,6 +285,11 @@ impl Primitive for Reshard {
         Ok(types)
     }
 
+    fn facts(&self) -> Facts<'_> {
+        // It may communicate.
+        Facts { is_cheap: false, ..Facts::IDENTITY }
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         apply_to_cotangent(self.clone(), context)
     }
@@ -312,6 +324,10 @@ impl Primitive for StopGradient {
         infer_identity(operands)
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::IDENTITY
+    }
+
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
         Ok(())
     }
@@ -320,17 +336,7 @@ impl Primitive for StopGradient {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();

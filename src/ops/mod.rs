@@ -1,8 +1,8 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
-//! [`Primitive`] has no default bodies, so a missing rule is a compile error. Ops with regions ([`Scan`], [`While`],
-//! [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) have [data-flow edges](Edge) instead of rules, which is all that most passes
-//! need to know of them.
+//! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
+//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are [`RegionOp`]s: they have
+//! [data-flow edges](Edge) instead of rules, which is all that most passes need to know of them.
 
 mod build;
 mod collective;
@@ -17,6 +17,7 @@ mod edges;
 mod elementwise;
 mod expansion;
 mod factor;
+mod facts;
 mod flow;
 mod gather;
 mod identity;
@@ -48,6 +49,7 @@ pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
+pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
@@ -55,12 +57,13 @@ pub use ragged::{RaggedDot, RaggedMode};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};
-pub use region::{Call, Checkpoint, Cond, CustomVjp, Scan, While};
+pub use region::{Bodies, Call, Checkpoint, Cond, CustomVjp, RegionOp, Scan, While};
 pub use remat::{Memory, RematPolicy};
 pub use roll::Roll;
 pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
 pub use sort::{Sort, TopK};
 
+use factor::pointwise;
 use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
@@ -87,6 +90,9 @@ pub trait Primitive {
     /// # Errors
     /// The first operand or attribute that does not fit.
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError>;
+
+    /// What passes ask of the op besides its rules.
+    fn facts(&self) -> Facts<'_>;
 
     /// The reverse-mode rule: operand cotangents from result cotangents, as nodes.
     ///
@@ -182,6 +188,22 @@ macro_rules! op_table {
                 match self {
                     $(Op::$primitive(_) => None,)*
                     $(Op::$region(op) => Some(op),)*
+                }
+            }
+
+            /// What is known of an op with regions; `None` for one without.
+            pub fn as_region(&self) -> Option<&dyn RegionOp> {
+                match self {
+                    $(Op::$primitive(_) => None,)*
+                    $(Op::$region(op) => Some(op),)*
+                }
+            }
+
+            /// What passes ask of the op besides its rules.
+            pub fn facts(&self) -> Facts<'_> {
+                match self {
+                    $(Op::$primitive(op) => op.facts(),)*
+                    $(Op::$region(op) => Facts::of_bodies(&op.bodies()),)*
                 }
             }
 
@@ -323,46 +345,20 @@ op_table! {
 }
 
 impl Op {
-    /// The bodies of an op with regions.
+    /// The bodies of an op with regions; none for one without.
     pub fn regions(&self) -> impl Iterator<Item = &Arc<Graph>> {
-        let bodies: SmallVec<[&Arc<Graph>; 3]> = match self {
-            Op::Call(op) => SmallVec::from_slice(&[&op.function]),
-            Op::Checkpoint(op) => SmallVec::from_slice(&[&op.body]),
-            Op::Cond(op) => op.branches.iter().collect(),
-            Op::CustomVjp(op) => SmallVec::from_slice(&[&op.primal, &op.forward, &op.backward]),
-            Op::Scan(op) => SmallVec::from_slice(&[&op.body]),
-            Op::While(op) => SmallVec::from_slice(&[&op.condition, &op.body]),
-            _ => SmallVec::new(),
-        };
-        bodies.into_iter()
+        self.as_region().map(RegionOp::bodies).unwrap_or_default().into_iter()
     }
-}
 
-impl Op {
+    /// The same op with its bodies replaced; `None` for an op without regions.
+    pub(crate) fn map_regions(&self, mut f: impl FnMut(&Arc<Graph>) -> Arc<Graph>) -> Option<Op> {
+        Some(self.as_region()?.with_bodies(&mut f))
+    }
+
     /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached: no pass
     /// may drop, merge or move it, whoever reads its results.
     pub fn has_side_effect(&self) -> bool {
-        match self {
-            Op::CustomCall(op) => op.has_side_effect,
-            op => op.regions().any(|body| body.nodes().any(|node| node.op().has_side_effect())),
-        }
-    }
-}
-
-impl Op {
-    /// The same op with its bodies replaced; `None` for an op without regions.
-    pub(crate) fn map_regions(&self, mut f: impl FnMut(&Arc<Graph>) -> Arc<Graph>) -> Option<Op> {
-        Some(match self {
-            Op::Call(op) => Call { function: f(&op.function) }.into(),
-            Op::Checkpoint(op) => Checkpoint { body: f(&op.body), policy: op.policy.clone() }.into(),
-            Op::Cond(op) => Cond { branches: op.branches.iter().map(f).collect() }.into(),
-            Op::CustomVjp(op) => {
-                CustomVjp { primal: f(&op.primal), forward: f(&op.forward), backward: f(&op.backward) }.into()
-            }
-            Op::Scan(op) => Scan { body: f(&op.body), ..op.clone() }.into(),
-            Op::While(op) => While { condition: f(&op.condition), body: f(&op.body), ..op.clone() }.into(),
-            _ => return None,
-        })
+        self.facts().effect == Effect::Side
     }
 }
 

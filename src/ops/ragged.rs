@@ -9,8 +9,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    FactorKind, FactorRule, Precision, Primitive, ReduceKind, ResultTypes, expect_dims, expect_dtype, expect_operands,
-    one,
+    FactorKind, FactorRule, Facts, Precision, Primitive, ReduceKind, ResultTypes, expect_dims, expect_dtype,
+    expect_operands, one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::{BatchContext, batch_in_front};
@@ -143,6 +143,10 @@ impl Primitive for RaggedDot {
         };
         expect_dims(1, rhs, &rhs_dims)?;
         Ok(one(TensorType { dtype: self.dtype, dims }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::PRODUCT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -2,12 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::{FactorRule, Primitive, ResultTypes, expect_dtype, expect_operands, expect_same_types};
+use super::{Facts, Primitive, ResultTypes, expect_dtype, expect_operands, expect_same_types, pointwise};
 use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
 use crate::emit::{EmitContext, InstructionId};
 use crate::ir::{DType, OpError, TensorType, TypeError};
-use crate::partition::PartitionContext;
 
 /// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key and two of
 /// counter; all of the same dimensions. An element of the result depends on the same element of the operands alone.
@@ -87,6 +85,10 @@ impl Primitive for Threefry {
     }
 
     /// Integers have no gradient.
+    fn facts(&self) -> Facts<'_> {
+        Facts::KERNEL
+    }
+
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
         Ok(())
     }
@@ -95,17 +97,7 @@ impl Primitive for Threefry {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    pointwise!();
 
     /// A call of a function of 134 instructions that is emitted once for each shape.
     fn emit(&self, context: &mut EmitContext<'_>) {

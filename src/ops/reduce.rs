@@ -1,8 +1,8 @@
 //! Reductions.
 
 use super::{
-    AxisList, Binary, BinaryKind, Direction, FactorKind, FactorRule, Primitive, ResultTypes, after_batch, complement,
-    expect_axes, expect_operands, one, to_i64,
+    AxisList, Binary, BinaryKind, Class, Direction, FactorKind, FactorRule, Facts, Primitive, ResultTypes, after_batch,
+    complement, expect_axes, expect_operands, one, to_i64,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -118,6 +118,12 @@ impl Primitive for Reduce {
         let kept = complement(&self.axes, operands[0].rank());
         let dims = kept.iter().map(|&axis| operands[0].dims[axis]).collect();
         Ok(one(TensorType { dtype: operands[0].dtype, dims }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        // Of nothing, what is no sum is not zero.
+        let facts = if self.kind == ReduceKind::Sum { Facts::LINEAR } else { Facts::KERNEL };
+        Facts { class: Class::Fold, ..facts }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -246,6 +252,10 @@ impl Primitive for ArgReduce {
             return Err(TypeError::Attribute(format!("dimension {} has more positions than s32 can count", self.axis)));
         }
         Ok(one(types[0].with_dtype(DType::S32)))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { class: Class::Fold, ..Facts::KERNEL }
     }
 
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -1,8 +1,8 @@
 //! Reductions of windows that slide over a tensor: pooling.
 
 use super::{
-    ArgReduceKind, AxisList, Binary, Direction, FactorKind, FactorRule, Gather, GatherDims, IndexPromise, Pad, PadDim,
-    Primitive, ReduceKind, ResultTypes, Scatter, ScatterKind, Select, expect_operands, one,
+    ArgReduceKind, AxisList, Binary, Direction, FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Pad,
+    PadDim, Primitive, ReduceKind, ResultTypes, Scatter, ScatterKind, Select, expect_operands, one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -233,6 +233,10 @@ impl Primitive for ReduceWindow {
     }
 
     /// Of equal extrema of a window the first gets the cotangent. Products of windows have no gradient, as in JAX.
+    fn facts(&self) -> Facts<'_> {
+        if self.kind == ReduceKind::Sum { Facts::LINEAR } else { Facts::KERNEL }
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let (x, ty) = (context.operand(0), context.operand_type(0).clone());
@@ -317,6 +321,10 @@ impl Primitive for ArgReduceWindow {
             return Err(TypeError::Attribute(format!("there are {count} positions, more than s32 can count")));
         }
         Ok(one(TensorType { dtype: DType::S32, dims }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::KERNEL
     }
 
     fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {

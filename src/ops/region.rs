@@ -5,8 +5,31 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::{RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
+use smallvec::SmallVec;
+
+use super::{Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
 use crate::ir::{DType, Graph, TensorType, TypeError};
+
+/// The bodies of an op.
+pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;
+
+/// What the compiler must know about an op with regions.
+pub trait RegionOp {
+    /// The name in text forms and messages.
+    fn name(&self) -> &'static str;
+
+    /// The typing rule: result types from operand types, or why operands, attributes and bodies do not fit together.
+    ///
+    /// # Errors
+    /// The first operand, attribute or body that does not fit.
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError>;
+
+    /// The bodies.
+    fn bodies(&self) -> Bodies<'_>;
+
+    /// The same op with its bodies replaced, in the order of [`RegionOp::bodies`].
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op;
+}
 
 /// Region ops compare by the identity of their bodies: equal bodies built twice are different, which only costs a
 /// missed merge.
@@ -151,17 +174,12 @@ fn expect_stable_carries(body: &Graph, invariant_count: usize, carry_count: usiz
     Ok(())
 }
 
-impl Scan {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for Scan {
+    fn name(&self) -> &'static str {
         "scan"
     }
 
-    /// See [`Scan`].
-    ///
-    /// # Errors
-    /// Operands, body inputs and body outputs do not fit together.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let (body, stacked_start) = (&*self.body, self.invariant_count.saturating_add(self.carry_count));
         expect_operands(operands, body.inputs().len())?;
         if operands.len() < stacked_start {
@@ -206,19 +224,22 @@ impl Scan {
         };
         Ok(body.output_types().enumerate().map(stack).collect())
     }
+
+    fn bodies(&self) -> Bodies<'_> {
+        SmallVec::from_slice(&[&self.body])
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        Scan { body: f(&self.body), ..self.clone() }.into()
+    }
 }
 
-impl While {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for While {
+    fn name(&self) -> &'static str {
         "while"
     }
 
-    /// The carries' types.
-    ///
-    /// # Errors
-    /// Operands, condition and body do not fit together.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.condition, operands)?;
         expect_inputs(&self.body, operands)?;
         let Some(carry_count) = operands.len().checked_sub(self.invariant_count) else {
@@ -241,20 +262,22 @@ impl While {
         expect_stable_carries(&self.body, self.invariant_count, carry_count)?;
         Ok(self.body.output_types().cloned().collect())
     }
+
+    fn bodies(&self) -> Bodies<'_> {
+        SmallVec::from_slice(&[&self.condition, &self.body])
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        While { condition: f(&self.condition), body: f(&self.body), ..self.clone() }.into()
+    }
 }
 
-impl Cond {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for Cond {
+    fn name(&self) -> &'static str {
         "cond"
     }
 
-    /// The branches' output types.
-    ///
-    /// # Errors
-    /// The selector is of another type or does not fit the number of branches; the branches do not take the other
-    /// operands, or do not all return the same types.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let (Some((selector, operands)), Some((first, rest))) = (operands.split_first(), self.branches.split_first())
         else {
             let message = format!("it needs a selector and branches, found {} branches", self.branches.len());
@@ -289,55 +312,66 @@ impl Cond {
         Ok(first.output_types().cloned().collect())
     }
 
+    fn bodies(&self) -> Bodies<'_> {
+        self.branches.iter().collect()
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        Cond { branches: self.branches.iter().map(f).collect() }.into()
+    }
+}
+
+impl Cond {
     /// The branch that a selector's value chooses: what XLA does with an index out of range.
     pub fn chosen(&self, selector: i32) -> usize {
         usize::try_from(selector).unwrap_or(usize::MAX).min(self.branches.len().saturating_sub(1))
     }
 }
 
-impl Call {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for Call {
+    fn name(&self) -> &'static str {
         "call"
     }
 
-    /// The function's output types.
-    ///
-    /// # Errors
-    /// The operands are not of the function's input types.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.function, operands)?;
         Ok(self.function.output_types().cloned().collect())
     }
+
+    fn bodies(&self) -> Bodies<'_> {
+        SmallVec::from_slice(&[&self.function])
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        Call { function: f(&self.function) }.into()
+    }
 }
 
-impl Checkpoint {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for Checkpoint {
+    fn name(&self) -> &'static str {
         "checkpoint"
     }
 
-    /// The body's output types.
-    ///
-    /// # Errors
-    /// The operands are not of the body's input types.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.body, operands)?;
         Ok(self.body.output_types().cloned().collect())
     }
+
+    fn bodies(&self) -> Bodies<'_> {
+        SmallVec::from_slice(&[&self.body])
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        Checkpoint { body: f(&self.body), policy: self.policy.clone() }.into()
+    }
 }
 
-impl CustomVjp {
-    /// The name in text forms and messages.
-    pub fn name(&self) -> &'static str {
+impl RegionOp for CustomVjp {
+    fn name(&self) -> &'static str {
         "custom-vjp"
     }
 
-    /// The primal's output types.
-    ///
-    /// # Errors
-    /// The operands are not of the primal's input types, or the three graphs do not fit together.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
+    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.primal, operands)?;
         expect_inputs(&self.forward, operands)?;
         let (primal, forward, backward) = (&self.primal, &self.forward, &self.backward);
@@ -369,5 +403,13 @@ impl CustomVjp {
             )));
         }
         Ok(outputs)
+    }
+
+    fn bodies(&self) -> Bodies<'_> {
+        SmallVec::from_slice(&[&self.primal, &self.forward, &self.backward])
+    }
+
+    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+        CustomVjp { primal: f(&self.primal), forward: f(&self.forward), backward: f(&self.backward) }.into()
     }
 }

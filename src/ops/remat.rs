@@ -1,6 +1,6 @@
 //! Checkpoint policies: which intermediate values are kept for the backward pass, and where.
 
-use super::Op;
+use super::{Class, Op};
 use crate::ir::Name;
 
 /// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
@@ -71,7 +71,7 @@ impl RematPolicy {
             }
             RematPolicy::Save(names) => (named(names), Memory::Device),
             RematPolicy::Offload(names) => (named(names), Memory::Host),
-            RematPolicy::SaveExcept(names) => (!named(names) && !is_free(op), Memory::Device),
+            RematPolicy::SaveExcept(names) => (!named(names) && !is_free(op.facts().class), Memory::Device),
             RematPolicy::Any(policies) => return policies.iter().find_map(|policy| policy.keeps(op, names)),
         };
         kept.then_some(memory)
@@ -79,6 +79,6 @@ impl RematPolicy {
 }
 
 /// Whether repeating an op costs nothing, so that keeping its result would only fill memory.
-fn is_free(op: &Op) -> bool {
-    matches!(op, Op::BroadcastInDim(_) | Op::Constant(_) | Op::Iota(_) | Op::Splat(_))
+fn is_free(class: Class) -> bool {
+    matches!(class, Class::Broadcast | Class::Source)
 }

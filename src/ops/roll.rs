@@ -1,7 +1,8 @@
 //! Cyclic shifts.
 
 use super::{
-    FactorKind, FactorRule, Primitive, ResultTypes, SliceDim, expect_axes, expect_operands, one, slice_dimensions,
+    FactorKind, FactorRule, Facts, Primitive, ResultTypes, SliceDim, expect_axes, expect_operands, one,
+    slice_dimensions,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -34,6 +35,10 @@ impl Primitive for Roll {
             return Err(TypeError::Attribute("the shift has no opposite".to_owned()));
         }
         Ok(one(operands[0].clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::MOVEMENT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -3,8 +3,9 @@
 use smallvec::SmallVec;
 
 use super::{
-    AxisList, CollectivePermute, FactorKind, FactorRule, Primitive, ReduceKind, ResultTypes, Select, after_batch,
-    batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
+    AxisList, Class, CollectivePermute, FactorKind, FactorRule, Facts, Operands, Primitive, ReduceKind, ResultTypes,
+    Select, after_batch, batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
+    to_i64, with_batch,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -48,6 +49,10 @@ impl Primitive for BroadcastInDim {
             }
         }
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.clone() }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { class: Class::Broadcast, is_cheap: true, is_made_anywhere: true, ..Facts::MOVEMENT }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -109,6 +114,10 @@ impl Primitive for Reshape {
             )));
         }
         Ok(one(result))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { class: Class::Reshape, is_cheap: true, ..Facts::MOVEMENT }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -225,6 +234,10 @@ impl Primitive for Transpose {
         Ok(one(TensorType { dtype: operands[0].dtype, dims }))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::MOVEMENT
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let mut inverse = AxisList::from_elem(0, self.permutation.len());
@@ -313,6 +326,10 @@ impl Primitive for Slice {
         }
         let dims = self.ranges.iter().map(|range| range.size()).collect();
         Ok(one(TensorType { dtype: operand.dtype, dims }))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { is_cheap: true, ..Facts::MOVEMENT }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -458,6 +475,10 @@ impl Primitive for Pad {
         Ok(one(TensorType { dtype: operand.dtype, dims }))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::moves(Operands::All)
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let zero = context.builder.splat(TensorType::scalar(context.operand_type(0).dtype), 0.0);
@@ -592,6 +613,10 @@ impl Primitive for Concatenate {
         Ok(one(result))
     }
 
+    fn facts(&self) -> Facts<'_> {
+        Facts::moves(Operands::All)
+    }
+
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let dims = context.builder.ty(ct).dims.clone();
@@ -677,6 +702,10 @@ impl Primitive for Reverse {
         expect_operands(operands, 1)?;
         expect_axes(&self.axes, operands[0].rank())?;
         Ok(one(operands[0].clone()))
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::MOVEMENT
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

@@ -7,8 +7,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    FactorKind, FactorRule, Gather, GatherDims, IndexPromise, Iota, Primitive, ResultTypes, Scatter, ScatterKind,
-    expect_dims, expect_operands, one,
+    FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Iota, Operands, Primitive, ResultTypes, Scatter,
+    ScatterKind, Zeros, expect_dims, expect_operands, one,
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
@@ -62,6 +62,10 @@ impl Primitive for Sort {
             expect_dims(index, ty, &first.dims)?;
         }
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts { zeros: Zeros::Matching, ..Facts::KERNEL }
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
@@ -226,6 +230,10 @@ impl Primitive for TopK {
         let mut results = one(TensorType { dtype: operand.dtype, dims: dims.clone() });
         results.push(TensorType { dtype: DType::S32, dims });
         Ok(results)
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::KERNEL.zero_of(Operands::All)
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {

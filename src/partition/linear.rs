@@ -1,57 +1,40 @@
 //! Which ops may be applied to a partial sum: linear ones, whose results are no larger.
 
-use smallvec::SmallVec;
-
 use crate::ir::{Graph, Phase, TensorType, Value};
-use crate::ops::{BinaryKind, Op, ReduceKind, ScatterKind, UnaryKind};
+use crate::ops::{Class, Effect, Linear, Op};
 
-/// Operands that an op is linear in.
-pub(super) enum Linear {
-    /// None: every operand has to be complete.
-    No,
-    /// In all of these together: each must be a partial sum over the same axes.
-    Together(SmallVec<[usize; 4]>),
-    /// In each of these alone, while the others are complete.
-    Either(SmallVec<[usize; 2]>),
-}
-
-/// What an op does to partial sums. An op with a result of more elements is better applied to the sum.
+/// The operands in which an op is best applied to partial sums. Those that the op is linear in together must be partial sums
+/// over the same axes; of those that it is linear in alone, one may be, while the others are complete.
+///
+/// An op with a result of more elements, or one that takes time, is better applied to the sum.
 ///
 /// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the same: it is to have the
 /// bits of its primal, not those of a sum of them, and a gradient that is added up in a loop would else be reduced in every iteration.
-pub(super) fn linearity(op: &Op, operands: &[&TensorType], phase: Phase) -> Linear {
-    let together = |list: &[usize]| Linear::Together(SmallVec::from_slice(list));
-    // The parts of an integer sum wrap around as the sum does, but a quotient of parts is none of the sum.
-    match op {
-        Op::Unary(op) if op.0 == UnaryKind::Negate => together(&[0]),
-        Op::Binary(op) => match op.0 {
-            BinaryKind::Add | BinaryKind::Subtract => together(&[0, 1]),
-            BinaryKind::Multiply => Linear::Either(SmallVec::from_slice(&[0, 1])),
-            BinaryKind::Divide if operands[0].dtype.is_float() => together(&[0]),
-            _ => Linear::No,
-        },
-        Op::Reduce(op) if op.kind == ReduceKind::Sum => together(&[0]),
-        Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::Slice(_)
-        | Op::Reverse(_)
-        | Op::Roll(_)
-        | Op::Named(_)
-        | Op::StopGradient(_)
-        | Op::DynamicSlice(_) => together(&[0]),
-        Op::Select(_) => together(&[1, 2]),
+pub(super) fn linearity(op: &Op, operands: &[&TensorType], result: &TensorType, phase: Phase) -> Linear {
+    let facts = op.facts();
+    let linear = match facts.linear {
+        Linear::OfFloats(which) if result.dtype.is_float() && operands[0].dtype.is_float() => Linear::Together(which),
+        // The parts of an integer sum wrap around as the sum does, but a quotient of parts is none of the sum.
+        Linear::OfFloats(_) => Linear::No,
+        linear => linear,
+    };
+    let is_light = match facts.class {
+        Class::Elementwise | Class::Fold | Class::Identity | Class::Movement | Class::Reshape => true,
         // Rows that come together: routed tokens, or gradients of a gather.
-        Op::Scatter(op)
-            if op.kind == ScatterKind::Add && operands[2].element_count() >= operands[0].element_count() =>
-        {
-            together(&[0, 2])
+        Class::Kernel => facts.is_in_place,
+        Class::Broadcast | Class::Source => false,
+    };
+    if !is_light || facts.effect != Effect::None {
+        return Linear::No;
+    }
+    match (op, linear) {
+        (Op::Convert(to), _) if phase != Phase::Backward && !is_widening(operands[0], to.0) => Linear::No,
+        (_, Linear::Together(which)) => {
+            let read = which.of(operands.len()).into_iter().skip(usize::from(facts.is_in_place));
+            let count: usize = read.map(|index| operands[index].element_count()).sum();
+            if count >= result.element_count() { linear } else { Linear::No }
         }
-        Op::Concatenate(_) => Linear::Together((0..operands.len()).collect()),
-        Op::Convert(op) if is_widening(operands[0], op.0) => together(&[0]),
-        Op::Convert(op) if phase == Phase::Backward && op.0.is_float() && operands[0].dtype.is_float() => {
-            together(&[0])
-        }
-        _ => Linear::No,
+        (_, linear) => linear,
     }
 }
 

@@ -2,11 +2,11 @@
 
 use smallvec::SmallVec;
 
-use super::linear::{Linear, is_zero, linearity};
+use super::linear::{is_zero, linearity};
 use super::walk::Walk;
 use super::{Fallback, PartitionContext, PartitionError};
 use crate::ir::{Axes, DType, Dims, InternalError, NodeRef, OpError, Spec, TensorType, Value};
-use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, Primitive, ReduceKind};
+use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, Primitive, ReduceKind};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
 
@@ -144,9 +144,10 @@ impl Walk<'_, '_> {
         if (0..operands.len()).all(|index| unreduced(index).is_none()) {
             return None;
         }
-        match linearity(node.op(), operands, node.origin().phase) {
-            Linear::No => None,
+        match linearity(node.op(), operands, self.graph.ty(node.results().next()?), node.origin().phase) {
+            Linear::No | Linear::OfFloats(_) => None,
             Linear::Together(which) => {
+                let which = which.of(operands.len());
                 // Zeros are a sum over anything, and a scalar is sooner left to one device than another is added up.
                 let is_made = |index: usize| {
                     let value = node.operands()[index];
@@ -161,7 +162,8 @@ impl Walk<'_, '_> {
                 }
                 (!common.is_empty()).then_some(Carried { axes: common, operands: which })
             }
-            Linear::Either(which) => {
+            Linear::Each(which) => {
+                let which = which.of(operands.len());
                 let mut partial = which.iter().filter_map(|&index| Some((index, unreduced(index)?)));
                 let ((index, axes), None) = (partial.next()?, partial.next()) else { return None };
                 // The other factor must not be split by them, or be partial itself.

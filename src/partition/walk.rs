@@ -8,7 +8,7 @@ use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionContext, PartitionError};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Primitive, Select};
+use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Primitive, Select};
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -95,7 +95,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         for node in self.graph.nodes() {
             self.builder.set_origin(node.origin());
             match node.op() {
-                Op::Splat(_) | Op::Iota(_) => {}
+                op if is_made_in_place(op) => {}
                 Op::Reshard(reshard) => {
                     let operand = node.operands()[0];
                     let mut wanted = reshard.spec.clone();
@@ -191,7 +191,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
     /// The node of a value that is made where it is needed, as it comes of nothing.
     fn made_in_place(&self, value: Value) -> Option<(NodeRef<'a>, &'a dyn Primitive)> {
-        let node = self.graph.defining_node(value).filter(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))?;
+        let node = self.graph.defining_node(value).filter(|node| is_made_in_place(node.op()))?;
         Some((node, node.op().as_primitive()?))
     }
 
@@ -286,4 +286,10 @@ impl<'a, 'b> Walk<'a, 'b> {
     pub(super) fn set_origin(&mut self, origin: Origin) {
         self.builder.set_origin(origin);
     }
+}
+
+/// Whether an op's result is made where it is needed, as it comes of nothing.
+fn is_made_in_place(op: &Op) -> bool {
+    let facts = op.facts();
+    facts.class == Class::Source && facts.is_made_anywhere
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::evaluate::evaluate;
 use super::rewrite::{Match, Rewrite, Rule};
 use crate::ir::{Literal, TensorType, Value};
-use crate::ops::{Constant, Op, Splat};
+use crate::ops::{Class, Constant, Op, Splat};
 
 /// Computes nodes whose operands are constants, in their own element type. Only what [`evaluate`] knows is folded: what
 /// is the same on every back end.
@@ -32,25 +32,11 @@ const RULES: &[Rule] = &[
 ];
 
 fn rules(op: &Op) -> &'static [Rule] {
-    match op {
-        Op::Constant(_) => &RULES[1..],
-        Op::BroadcastInDim(_)
-        | Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::Slice(_)
-        | Op::Reverse(_)
-        | Op::DynamicSlice(_)
-        | Op::DynamicUpdateSlice(_)
-        | Op::Pad(_)
-        | Op::Concatenate(_)
-        | Op::Select(_)
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Convert(_)
-        | Op::BitcastConvert(_)
-        | Op::Reduce(_) => RULES,
-        _ => &[],
+    match op.facts().class {
+        // Its bytes may be those of a splat.
+        Class::Source if matches!(op, Op::Constant(_)) => &RULES[1..],
+        Class::Source | Class::Identity => &[],
+        Class::Broadcast | Class::Elementwise | Class::Fold | Class::Kernel | Class::Movement | Class::Reshape => RULES,
     }
 }
 
@@ -67,22 +53,14 @@ fn fold_splats(node: &mut Match<'_, '_>) -> Option<Value> {
     let splats = splats?;
     let scalar = |splat: &Splat| evaluate(&Splat::new(TensorType::scalar(splat.ty.dtype), splat.number()).into(), &[]);
     let first = scalar(splats.first()?)?;
-    let element = match node.op {
-        // One number everywhere; start indices do not matter.
-        Op::BroadcastInDim(_)
-        | Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::Slice(_)
-        | Op::Reverse(_)
-        | Op::DynamicSlice(_) => first,
-        Op::DynamicUpdateSlice(_) | Op::Pad(_) if scalar(&splats[1])? == first => first,
-        Op::Concatenate(_) if splats.iter().all(|other| scalar(other).as_ref() == Some(&first)) => first,
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Convert(_) | Op::BitcastConvert(_) => {
-            let scalars: Option<SmallVec<[Literal; 3]>> = splats.iter().map(scalar).collect();
-            let scalars = scalars?;
-            evaluate(node.op, &scalars.iter().collect::<SmallVec<[&Literal; 3]>>())?
-        }
-        _ => return None,
+    let facts = node.op.facts();
+    let element = if facts.class == Class::Elementwise {
+        let scalars: Option<SmallVec<[Literal; 3]>> = splats.iter().map(scalar).collect();
+        evaluate(node.op, &scalars?.iter().collect::<SmallVec<[&Literal; 3]>>())?
+    } else {
+        // One number everywhere, whatever is moved where.
+        let picked = facts.picks?.of(splats.len());
+        picked.iter().all(|&index| scalar(&splats[index]).as_ref() == Some(&first)).then_some(first)?
     };
     let splat = splat(&element, node.ty)?;
     node.push(splat, &[])
@@ -95,7 +73,7 @@ fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
     }
     // Most nodes have an operand that is no constant, which is found before anything is computed.
     let constant = |&operand: &Value| {
-        let is_constant = matches!(node.made_by(operand), Some((Op::Splat(_) | Op::Constant(_) | Op::Iota(_), _)));
+        let is_constant = node.made_by(operand).is_some_and(|(op, _)| op.facts().is_constant());
         is_constant && small(node.ty_of(operand))
     };
     if !node.operands().iter().all(constant) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::rewrite::Rewrite;
 use crate::ir::{Graph, GraphCopy, NodeRef, Origin, Phase, TensorType, Value, ValueMap, Values};
-use crate::ops::{Op, Scan};
+use crate::ops::{Class, Effect, Op, Scan};
 
 /// Moves nodes of scan bodies that depend on invariants alone in front of the scan, innermost scans first.
 ///
@@ -57,22 +57,20 @@ fn place(scan: &Scan, bound: Bound) -> (Vec<Place>, Vec<Value>) {
     for node in body.nodes() {
         let all = |flags: &[bool]| node.operands().iter().all(|value| flags[value.index()]);
         let recomputed = bound != Bound::None && node.origin().phase == Phase::Recompute;
-        let is_invariant =
-            all(&invariant) && !matches!(node.op(), Op::Barrier(_)) && !node.op().has_side_effect() && !recomputed;
-        let is_constant = match node.op() {
-            Op::Splat(_) | Op::Constant(_) | Op::Iota(_) => true,
-            Op::BroadcastInDim(_) | Op::Convert(_) | Op::Reshape(_) => all(&constant),
-            _ => false,
+        let facts = node.op().facts();
+        let is_invariant = all(&invariant) && facts.effect == Effect::None && !recomputed;
+        // What a conversion converts from.
+        let converted = match node.op() {
+            Op::Convert(_) => Some(body.ty(node.operands()[0]).dtype.bit_count()),
+            _ => None,
         };
-        let is_free = is_constant
-            || match node.op() {
-                Op::BroadcastInDim(_) => true,
-                Op::Convert(to) => to.0.bit_count() < body.ty(node.operands()[0]).dtype.bit_count(),
-                _ => false,
-            };
+        let is_constant = facts.is_constant()
+            || (matches!(facts.class, Class::Broadcast | Class::Reshape) || converted.is_some()) && all(&constant);
+        let narrows = |bits| bits > body.ty(node.result()).dtype.bit_count();
+        let is_free = is_constant || facts.class == Class::Broadcast || converted.is_some_and(narrows);
         let made_of: usize = node.operands().iter().map(|value| source_bytes[value.index()]).sum();
         let grows = |result: Value| body.ty(result).byte_count() > made_of;
-        let too_large = bound == Bound::Operands && is_fused(node.op()) && node.results().any(grows);
+        let too_large = bound == Bound::Operands && facts.class.is_fused() && node.results().any(grows);
         stays[node.id.index()] = is_free || too_large || !room.admits(body, node, is_invariant);
         for result in node.results() {
             invariant[result.index()] = is_invariant;
@@ -122,27 +120,6 @@ impl Room {
         *left = rest.unwrap_or(*left);
         rest.is_some()
     }
-}
-
-/// Whether back ends compute an op within its readers, so that its result need not be in memory.
-pub(super) fn is_fused(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Binary(_)
-            | Op::BitcastConvert(_)
-            | Op::BroadcastInDim(_)
-            | Op::Compare(_)
-            | Op::Concatenate(_)
-            | Op::Convert(_)
-            | Op::DynamicSlice(_)
-            | Op::Pad(_)
-            | Op::Reshape(_)
-            | Op::Reverse(_)
-            | Op::Select(_)
-            | Op::Slice(_)
-            | Op::Transpose(_)
-            | Op::Unary(_)
-    )
 }
 
 /// Pushes nodes in front of a loop.

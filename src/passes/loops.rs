@@ -144,9 +144,9 @@ impl Loop {
         let (first_carry, carry_count) = (self.scan.invariant_count, self.scan.carry_count);
         let body = self.scan.body.clone();
         let carries = first_carry..first_carry + carry_count;
-        let constant = |graph: &Graph, value| match graph.defining_node(value).map(|node| node.op()) {
-            Some(op @ (Op::Splat(_) | Op::Constant(_) | Op::Iota(_))) => Some(op.clone()),
-            _ => None,
+        let constant = |graph: &Graph, value| {
+            let op = graph.defining_node(value)?.op();
+            op.facts().is_constant().then(|| op.clone())
         };
         let unchanged: Vec<bool> = (0..carry_count)
             .map(|carry| {
@@ -213,8 +213,8 @@ impl Loop {
 
 fn invariant_entry(op: &Op) -> Entry {
     match op {
-        Op::Splat(_) | Op::Iota(_) => Entry::Made(op.clone()),
-        Op::Constant(constant) if constant.0.ty().element_count() <= LARGEST_FOLDED => Entry::Made(op.clone()),
+        Op::Constant(constant) if constant.0.ty().element_count() > LARGEST_FOLDED => Entry::Same,
+        op if op.facts().is_constant() => Entry::Made(op.clone()),
         _ => Entry::Same,
     }
 }

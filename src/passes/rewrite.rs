@@ -22,7 +22,7 @@ use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, re
 use crate::ir::{
     BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
 };
-use crate::ops::{Op, Scan, Splat};
+use crate::ops::{Effect, Op, Scan, Splat};
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
 pub struct Rule {
@@ -218,7 +218,7 @@ impl Walk<'_> {
     /// The results of a node with these operands: of a new one, or of an equal one that is there already. Barriers are
     /// never merged: what they guard is meant to be computed again.
     pub(super) fn push(&mut self, op: &Op, operands: &[Value], types: impl IntoIterator<Item = TensorType>) -> Values {
-        if !self.context.rewrite.merge || matches!(op, Op::Barrier(_)) || op.has_side_effect() {
+        if !self.context.rewrite.merge || op.facts().effect != Effect::None {
             return self.builder.push_typed(op.clone(), operands, types);
         }
         let hash = FxBuildHasher.hash_one((op, operands));

@@ -126,10 +126,8 @@ impl Shardings {
 
 /// Whether a value can be made in any spec without moving anything: it comes of nothing, or of a scalar alone.
 pub(crate) fn is_made_anywhere(graph: &Graph, value: Value) -> bool {
-    graph.defining_node(value).is_some_and(|node| match node.op() {
-        Op::Splat(_) | Op::Iota(_) => true,
-        Op::BroadcastInDim(_) => graph.ty(node.operands()[0]).rank() == 0,
-        _ => false,
+    graph.defining_node(value).is_some_and(|node| {
+        node.op().facts().is_made_anywhere && node.operands().iter().all(|&operand| graph.ty(operand).rank() == 0)
     })
 }
 

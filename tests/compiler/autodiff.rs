@@ -173,6 +173,29 @@ fn broadcasts_and_masks_are_not_stacked() {
 }
 
 #[test]
+fn what_takes_few_instructions_is_not_stacked() {
+    let cheap: Program = |x| {
+        let body = |h: Tensor, w: Tensor| {
+            let weights = constant(Literal::from_slice(&[3], &[1.0, 2.0, 3.0]).expect("three"));
+            ((h * w.clamp(-0.5, 0.5) * weights).sin(), ())
+        };
+        scan(x[0], x[1], body).0.sum(..)
+    };
+    let costly: Program = |x| scan(x[0], x[1], |h, w| ((h * w.atan2(0.5)).sin(), ())).0.sum(..);
+    let shapes: &[&[usize]] = &[&[3], &[5, 3]];
+    let scans = [cheap, costly].map(|program| {
+        check(shapes, program);
+        describe_scans(&optimize(&differentiated(shapes, program))).join("\n")
+    });
+    insta::assert_snapshot!(scans.join("\n"), @r#"
+    invariants [] carries [f64[3]] inputs [f64[5,3]] outputs [f64[5,3]]
+    reverse invariants [] carries [f64[3]] inputs [f64[5,3] f64[5,3]] outputs [f64[5,3]]
+    invariants [] carries [f64[3]] inputs [f64[5,3]] outputs [f64[5,3] f64[5,3]]
+    reverse invariants [] carries [f64[3]] inputs [f64[5,3] f64[5,3] f64[5,3]] outputs [f64[5,3]]
+    "#);
+}
+
+#[test]
 fn gradients_of_narrowed_invariants_are_summed_wide() {
     // Weights in f64, computation in f32: the sum over iterations must not be taken in f32.
     let program: Program = |x| {

@@ -283,6 +283,9 @@ fn functions_that_are_not_linear_are_refused() {
         |x| x * x,
         |x| x.exp() - x.exp(),
         |x| x + 1.0,
+        |x| x + zeros(F64, [3]).pow(zeros(F64, [3])),
+        |x| x + zeros(F64, [3]).clamp(1.0, 2.0),
+        |x| x + zeros(F64, [3]).cumlogsumexp(0),
         |_| full(F64, [3], 1.0),
         |x| x.greater(0.5).select(x, x * 2.0),
         |x| x + x.stop_gradient(),
@@ -302,6 +305,9 @@ fn functions_that_are_not_linear_are_refused() {
     sine: its derivative depends on the linear inputs
     multiply: its derivative depends on the linear inputs
     exponential: its derivative depends on the linear inputs
+    add: its result is not zero where the linear inputs are: something that does not depend on them is added
+    add: its result is not zero where the linear inputs are: something that does not depend on them is added
+    add: its result is not zero where the linear inputs are: something that does not depend on them is added
     add: its result is not zero where the linear inputs are: something that does not depend on them is added
     splat: its result is not zero where the linear inputs are: something that does not depend on them is added
     compare: its result depends on the linear inputs, but has no derivative in them

@@ -197,12 +197,12 @@ fn what_a_loop_computes_from_invariants_is_taken_from_outside() {
 fn what_is_larger_than_its_operands_stays_in_the_loop() {
     let graph = traced(|x| {
         let (h, _) = scan(x[0], x[1], |h, w| {
-            // Positions compared: nothing to hold before, a whole matrix after. The sine of a repeated row: a matrix
-            // for a row.
+            // Positions compared: nothing to hold before, a whole matrix after. The sine of a repeated row, and the row
+            // within bounds: a matrix for a row.
             let below = iota(S32, [3, 3], 0).less(iota(S32, [3, 3], 1));
-            let wide = x[0].broadcast_to([3, 3]).sin();
+            let (wide, bounded) = (x[0].broadcast_to([3, 3]).sin(), x[0].broadcast_to([3, 3]).clamp(-1.0, 1.0));
             let small = x[2].cos().sum(0);
-            (below.select(wide, h.broadcast_to([3, 3])).sum(0) + small * w, ())
+            (below.select(wide, h.broadcast_to([3, 3]) * bounded).sum(0) + small * w, ())
         });
         vec![h]
     });

@@ -7,6 +7,7 @@ mod control;
 mod docs;
 mod elementwise;
 mod factors;
+mod facts;
 mod fuzz;
 mod gathers;
 mod golden;

@@ -6,7 +6,7 @@ use super::{Recording, cotangents_of, gradients_of, residual_values};
 use crate::autodiff::activity::region_activity;
 use crate::autodiff::split::{Halves, Joint};
 use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, TensorType, Value, Values};
-use crate::ops::Scan;
+use crate::ops::{RegionOp, Scan};
 
 #[derive(Debug)]
 pub(in crate::autodiff) struct ScanTape {

@@ -39,17 +39,13 @@ pub use select::LedgerError;
 use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use crate::ir::Phase;
-use crate::ops::{Group, Op};
+use crate::ops::{Devices, Group, Op};
 
 /// The kind of an op, with the devices that take part; `None` for an op that is no collective.
 pub fn collective_of(op: &Op) -> Option<(CollectiveKind, &Group)> {
-    match op {
-        Op::AllGather(op) => Some((CollectiveKind::AllGather, &op.group)),
-        Op::AllReduce(op) => Some((CollectiveKind::AllReduce, &op.group)),
-        Op::AllToAll(op) => Some((CollectiveKind::AllToAll, &op.group)),
-        Op::CollectivePermute(op) => Some((CollectiveKind::CollectivePermute, &op.group)),
-        Op::ReduceScatter(op) => Some((CollectiveKind::ReduceScatter, &op.group)),
-        _ => None,
+    match op.facts().devices {
+        Devices::Exchange(kind, group) => Some((kind, group)),
+        Devices::Alone | Devices::Rank(_) | Devices::Unknown => None,
     }
 }
 

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::LiveValue;
 use crate::ir::{Graph, NodeRef, Value};
-use crate::ops::{Edge, Op, Port};
+use crate::ops::{Class, Edge, Effect, Port};
 
 /// Where an input of a graph lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -182,9 +182,10 @@ impl<'g> Plan<'g> {
             carries(node).for_each(|(operand, result)| {
                 self.take_over(node, operand, result);
             });
-            let taken = match node.op() {
-                Op::DynamicUpdateSlice(_) | Op::Scatter(_) => &node.operands()[..1],
-                op if is_elementwise(op) => node.operands(),
+            let facts = node.op().facts();
+            let taken = match facts.class {
+                _ if facts.is_in_place => &node.operands()[..1],
+                Class::Elementwise => node.operands(),
                 _ => continue,
             };
             // One result has room in one operand.
@@ -278,16 +279,12 @@ fn carries(node: NodeRef<'_>) -> impl Iterator<Item = (Value, Value)> {
 /// The value in whose buffer a value lies.
 fn root(graph: &Graph, mut value: Value) -> Value {
     while let Some(node) = graph.defining_node(value) {
-        match node.op() {
-            op if is_alias(op) => value = node.operands()[0],
-            Op::Barrier(_) => {
-                // Result and operand of one place are one buffer.
-                let mut pairs = node.results().zip(node.operands());
-                let Some((_, &operand)) = pairs.find(|(result, _)| *result == value) else { break };
-                value = operand;
-            }
-            _ => break,
+        let facts = node.op().facts();
+        if !is_alias(facts.class) {
+            break;
         }
+        let place = if facts.is_separate { node.results().position(|result| result == value) } else { None };
+        value = node.operands()[place.unwrap_or(0)];
     }
     value
 }
@@ -297,8 +294,8 @@ fn computed_in_readers(graph: &Graph) -> Vec<bool> {
     let mut readers = vec![0u32; graph.value_count()];
     let mut within = vec![true; graph.value_count()];
     for node in graph.nodes() {
-        let absorbs =
-            is_elementwise(node.op()) || moves_elements(node.op()) || is_free(node.op()) || is_fold(node.op());
+        let facts = node.op().facts();
+        let absorbs = facts.class != Class::Kernel && facts.effect == Effect::None;
         for operand in node.operands() {
             readers[operand.index()] += 1;
             within[operand.index()] &= absorbs;
@@ -307,53 +304,21 @@ fn computed_in_readers(graph: &Graph) -> Vec<bool> {
     graph.outputs().iter().for_each(|output| within[output.index()] = false);
     let mut computed = vec![false; graph.value_count()];
     for node in graph.nodes() {
-        let op = node.op();
-        let fuses = is_elementwise(op) || moves_elements(op);
+        let class = node.op().facts().class;
         for result in node.results() {
             let index = result.index();
-            computed[index] = is_alias(op)
-                || matches!(op, Op::Barrier(_) | Op::Splat(_) | Op::Constant(_) | Op::Iota(_) | Op::AxisIndex(_))
-                || within[index] && (is_free(op) || fuses && readers[index] <= 1);
+            computed[index] = match class {
+                Class::Identity | Class::Reshape | Class::Source => true,
+                Class::Broadcast => within[index],
+                Class::Elementwise | Class::Movement => within[index] && readers[index] <= 1,
+                Class::Fold | Class::Kernel => false,
+            };
         }
     }
     computed
 }
 
-fn is_alias(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Named(_) | Op::StopGradient(_) | Op::WithAxes(_) | Op::Reshard(_))
-}
-
-fn is_free(op: &Op) -> bool {
-    is_alias(op)
-        || matches!(op, Op::BroadcastInDim(_) | Op::Splat(_) | Op::Iota(_) | Op::Constant(_) | Op::AxisIndex(_))
-}
-
-fn is_elementwise(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Binary(_)
-            | Op::BitcastConvert(_)
-            | Op::Clamp(_)
-            | Op::Compare(_)
-            | Op::Convert(_)
-            | Op::Select(_)
-            | Op::Unary(_)
-    )
-}
-
-fn moves_elements(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Concatenate(_)
-            | Op::DynamicSlice(_)
-            | Op::Gather(_)
-            | Op::Pad(_)
-            | Op::Reverse(_)
-            | Op::Slice(_)
-            | Op::Transpose(_)
-    )
-}
-
-fn is_fold(op: &Op) -> bool {
-    matches!(op, Op::Reduce(_) | Op::ArgReduce(_))
+/// Whether a result lies where the operand does.
+fn is_alias(class: Class) -> bool {
+    matches!(class, Class::Identity | Class::Reshape)
 }

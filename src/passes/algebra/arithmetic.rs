@@ -2,7 +2,7 @@
 
 use super::super::rewrite::{Match, Rule};
 use super::rules;
-use crate::ir::{DType, Value};
+use crate::ir::{DType, Value, Values};
 use crate::ops::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, Op, ReduceKind, Select, Splat, Unary, UnaryKind,
 };
@@ -251,12 +251,9 @@ fn never_negative_zero(node: &Match<'_, '_>, value: Value, depth: usize) -> bool
         Op::Binary(Binary(BinaryKind::Subtract)) => all(&operands[..1]),
         // An integer zero has no sign.
         Op::Convert(_) => !node.ty_of(operands[0]).dtype.is_float(),
-        Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Reverse(_) => {
-            all(&operands[..1])
-        }
-        Op::Select(_) => all(&operands[1..]),
-        Op::Concatenate(_) | Op::Pad(_) => all(operands),
-        _ => false,
+        op => op.facts().picks.is_some_and(|which| {
+            all(&which.of(operands.len()).iter().map(|&index| operands[index]).collect::<Values>())
+        }),
     }
 }
 

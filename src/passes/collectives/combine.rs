@@ -5,8 +5,7 @@ use smallvec::SmallVec;
 
 use super::MIB;
 use crate::ir::{BodyCache, DType, Graph, GraphCopy, Node, NodeRef, Phase, Value};
-use crate::ops::Op;
-use crate::passes::hoist::is_fused;
+use crate::ops::{Class, Op};
 
 /// A collective of several operands copies them side by side and apart again (see their emission), which costs more than it saves
 /// once they take longer to copy than a collective takes to start.
@@ -138,7 +137,9 @@ impl Walk<'_> {
                 continue;
             }
             let node = self.graph.defining_node(value)?;
-            if !is_light(node.op()) || needed.len() == MOVED {
+            let class = node.op().facts().class;
+            // Doing these earlier costs no more than their place in memory.
+            if !(class.is_fused() || class == Class::Source) || needed.len() == MOVED {
                 return None;
             }
             if needed.insert(node.id) {
@@ -149,9 +150,4 @@ impl Walk<'_> {
         needed.sort_unstable();
         Some(needed)
     }
-}
-
-/// Whether doing an op earlier costs no more than its place in memory.
-fn is_light(op: &Op) -> bool {
-    is_fused(op) || matches!(op, Op::Splat(_) | Op::Constant(_) | Op::Iota(_) | Op::AxisIndex(_))
 }

@@ -7,7 +7,8 @@
 use smallvec::SmallVec;
 
 use crate::ir::{PortInfo, TensorType};
-use crate::ops::{Analysis, Group, Op, ValueFacts};
+use crate::ops::{Analysis, Devices, Group, Op, ValueFacts};
+use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// A set of mesh axes.
@@ -80,17 +81,19 @@ impl Analysis for Varying {
     }
 
     fn transfer(&self, op: &Op, operands: &[AxisSet], result_count: usize) -> Sets {
-        match op {
-            Op::AllGather(op) => each(operands, |set| set.without(AxisSet::along(&op.group))),
-            Op::AllReduce(op) => each(operands, |set| set.without(AxisSet::along(&op.group))),
-            Op::AllToAll(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
-            Op::AxisIndex(op) => SmallVec::from_elem(AxisSet::along(&op.group), 1),
-            Op::Barrier(_) => operands.into(),
-            Op::CollectivePermute(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
-            // Foreign code may ask which device it is on.
-            Op::CustomCall(_) => SmallVec::from_elem(AxisSet::ALL, result_count),
-            Op::ReduceScatter(op) => each(operands, |set| set.or(AxisSet::along(&op.group))),
-            _ => SmallVec::from_elem(AxisSet::union(operands), result_count),
+        let facts = op.facts();
+        match facts.devices {
+            Devices::Alone if facts.is_separate => operands.into(),
+            Devices::Alone => SmallVec::from_elem(AxisSet::union(operands), result_count),
+            Devices::Unknown => SmallVec::from_elem(AxisSet::ALL, result_count),
+            Devices::Rank(group) => SmallVec::from_elem(AxisSet::along(group), result_count),
+            Devices::Exchange(CollectiveKind::AllGather | CollectiveKind::AllReduce, group) => {
+                each(operands, |set| set.without(AxisSet::along(group)))
+            }
+            Devices::Exchange(
+                CollectiveKind::AllToAll | CollectiveKind::CollectivePermute | CollectiveKind::ReduceScatter,
+                group,
+            ) => each(operands, |set| set.or(AxisSet::along(group))),
         }
     }
 
