@@ -1,5 +1,5 @@
-//! Which values a derivative flows through: forwards, those that depend differentiably on an input; backwards, those of which
-//! an output wants a cotangent.
+//! Which values a derivative flows through: forwards, those that depend differentiably on an input; backwards, those of
+//! which an output wants a cotangent.
 
 use smallvec::SmallVec;
 
@@ -57,8 +57,8 @@ pub(super) fn region_activity(op: impl Into<Op>, operands: &[bool]) -> Flow<bool
     Activity.through(&op.into(), operands)
 }
 
-/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is active,
-/// and so is everything on some way from it to such an output.
+/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is
+/// active, and so is everything on some way from it to such an output.
 pub(super) fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; graph.value_count()];
     for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {

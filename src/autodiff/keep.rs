@@ -1,9 +1,9 @@
 //! What a checkpoint keeps for its backward pass: which values of its body, and how they get there.
 //!
-//! [`Keeping`] lists the values that a policy keeps of a graph, those in regions included. Each has a slot. [`copy`] copies
-//! a graph so that it also returns the slots: a scan stacks them, branches share them, a call returns them. When the body
-//! is recorded again for the backward pass, [`Kept`] puts the slots' values in the place of what computed them, in the same
-//! way from the outside in.
+//! [`Keeping`] lists the values that a policy keeps of a graph, those in regions included. Each has a slot. [`copy`]
+//! copies a graph so that it also returns the slots: a scan stacks them, branches share them, a call returns them. When
+//! the body is recorded again for the backward pass, [`Kept`] puts the slots' values in the place of what computed
+//! them, in the same way from the outside in.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -280,8 +280,8 @@ fn copy_body(
     Ok(builder.finish_body(outputs))
 }
 
-/// Functions copied so far, with all that the copy depends on, so that calls that agree in it share one. The originals are
-/// held so that their addresses stay theirs.
+/// Functions copied so far, with all that the copy depends on, so that calls that agree in it share one. The originals
+/// are held so that their addresses stay theirs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Copies(Rc<RefCell<FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>>>);
 

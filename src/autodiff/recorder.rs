@@ -1,7 +1,7 @@
 //! What the rules of ops with regions ask of the walks over graphs.
 //!
-//! To differentiate such an op is to differentiate its bodies. The walks (`tape.rs`) stand above the rules, and hand themselves
-//! down to them as a [`Recorder`].
+//! To differentiate such an op is to differentiate its bodies. The walks (`tape.rs`) stand above the rules, and hand
+//! themselves down to them as a [`Recorder`].
 
 use std::fmt::Debug;
 
@@ -11,7 +11,8 @@ use crate::ir::{Graph, GraphBuilder, OpError, Value, ValueMap};
 /// Records graphs.
 pub(super) trait Recorder {
     /// Copies `graph` into the builder, where `map` holds the inputs, in such a way that cotangents can be pulled back
-    /// through it: from outputs marked wanted to inputs marked active. What checkpoints have kept is not computed again.
+    /// through it: from outputs marked wanted to inputs marked active. What checkpoints have kept is not computed
+    /// again.
     fn record<'g>(
         &self,
         builder: &mut GraphBuilder,

@@ -1,11 +1,11 @@
 //! The data flow of ops with regions: where values enter a region, go round in it and leave it.
 //!
-//! An op with regions says with [`Op::edges`] how its operands and results hang together with the inputs and outputs of its
-//! bodies, and with [`Op::executions`] how often each body runs. A pass that only follows values asks there and never matches
-//! on a region op, so that it treats them all, and one that is added later, alike.
+//! An op with regions says with [`Op::edges`] how its operands and results hang together with the inputs and outputs of
+//! its bodies, and with [`Op::executions`] how often each body runs. A pass that only follows values asks there and
+//! never matches on a region op, so that it treats them all, and one that is added later, alike.
 //!
-//! An [`Edge`] is one value on its whole way through an op. It may have several ends, since branches share their operands,
-//! and since a loop's carry is one value before, in and after an iteration:
+//! An [`Edge`] is one value on its whole way through an op. It may have several ends, since branches share their
+//! operands, and since a loop's carry is one value before, in and after an iteration:
 //!
 //! | op | edge | source | inputs | outputs | target |
 //! |---|---|---|---|---|---|
@@ -28,11 +28,13 @@
 //! | | whether to go on | | | 0 of the condition | control |
 //!
 //! What holds of every op:
-//! - Each operand is the source of exactly one edge, each result the target of exactly one; each input and output of each body
-//!   is on exactly one.
-//! - All ends of an edge have the same type, except that outside of a [sliced](Edge::sliced) edge there is one dimension more.
-//! - The source feeds the inputs when the op begins. An edge with inputs and outputs is carried: after each iteration the
-//!   outputs feed the inputs of the next. The target gets what the outputs were at last; if no body has run, the source.
+//! - Each operand is the source of exactly one edge, each result the target of exactly one; each input and output of
+//!   each body is on exactly one.
+//! - All ends of an edge have the same type, except that outside of a [sliced](Edge::sliced) edge there is one
+//!   dimension more.
+//! - The source feeds the inputs when the op begins. An edge from an operand to a result is carried: after each
+//!   iteration the outputs feed the inputs of the next. The target gets what the outputs were at last; if no body has
+//!   run, the source.
 //! - A body reads nothing else and gives nothing else: a region is closed.
 
 use std::sync::Arc;
@@ -82,7 +84,8 @@ pub enum Source {
 pub enum Target {
     /// Nowhere: only regions read it.
     Inside,
-    /// It decides which region runs, or whether one runs again. So it decides about every result, though it is part of none.
+    /// It decides which region runs, or whether one runs again. So it decides about every result, though it is part of
+    /// none.
     Control,
     /// The result with this index.
     Result(usize),
@@ -90,7 +93,7 @@ pub enum Target {
     Cotangent(usize),
 }
 
-/// One value on its way through an op with regions. See the [module](self) for what holds of all edges.
+/// One value on its way through an op with regions. See the [module](crate::ops::edges) for what holds of all edges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// What feeds the inputs at first.
@@ -101,8 +104,8 @@ pub struct Edge {
     pub outputs: SmallVec<[Port; 2]>,
     /// What becomes of it at last.
     pub target: Target,
-    /// Whether each iteration has a slice of its own: outside, the value has a leading dimension, whose size is the number of
-    /// iterations; an input is one slice of it, and an output is stacked to it.
+    /// Whether each iteration has a slice of its own: outside, the value has a leading dimension, whose size is the
+    /// number of iterations; an input is one slice of it, and an output is stacked to it.
     pub sliced: bool,
 }
 
@@ -114,8 +117,8 @@ pub trait DataFlow {
     /// How often a region runs.
     fn executions(&self, region: usize) -> Executions;
 
-    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops the
-    /// other ends of their edges.
+    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops
+    /// the other ends of their edges.
     fn with_operands(&self, kept: &[bool]) -> Op;
 }
 
@@ -215,8 +218,8 @@ fn plain_edges(body: &Graph) -> Vec<Edge> {
     inputs.chain((0..body.outputs().len()).map(|index| Edge::result_of(index, 0..1))).collect()
 }
 
-/// The edges of a loop's invariants and carries, whose inputs these regions have, and of which the last region returns the
-/// carries first.
+/// The edges of a loop's invariants and carries, whose inputs these regions have, and of which the last region returns
+/// the carries first.
 fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Range<usize>) -> Vec<Edge> {
     let last = regions.end - 1;
     let edge = |index: usize| {

@@ -1,7 +1,7 @@
 //! Analyses that go with the data, through regions too.
 //!
-//! An [`Analysis`] says what an op without regions makes of what is known of its operands; how facts go through loops, branches
-//! and calls follows from their [edges](super::Edge), and is written here once.
+//! An [`Analysis`] says what an op without regions makes of what is known of its operands; how facts go through loops,
+//! branches and calls follows from their [edges](super::Edge), and is written here once.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ pub(crate) type ValueFacts<F> = SmallVec<[F; 4]>;
 
 /// Something that is known of each value, because it is known of what the value is made of.
 ///
-/// In a loop, facts of carries are joined until no iteration changes them: joining again what has been joined must change
-/// nothing, and there must not be infinitely many facts on the way.
+/// In a loop, facts of carries are joined until no iteration changes them: joining again what has been joined must
+/// change nothing, and there must not be infinitely many facts on the way.
 pub(crate) trait Analysis {
     /// What is known of a value.
     type Fact: Clone + Default + PartialEq;
 
-    /// Whether a carry must be known by one fact before, in and after its loop, as where the fact decides about its type. Else
-    /// what a loop returns is known by what the last iteration makes of it.
+    /// Whether a carry must be known by one fact before, in and after its loop, as where the fact decides about its
+    /// type. Else what a loop returns is known by what the last iteration makes of it.
     const CARRY_IS_ONE: bool;
 
     /// What is known of a value that is one or the other.
@@ -32,8 +32,8 @@ pub(crate) trait Analysis {
     /// What is known of a value that depends on a choice, or on how often a loop runs, of which `control` is known.
     fn controlled(&self, fact: Self::Fact, control: &Self::Fact) -> Self::Fact;
 
-    /// Whether facts go through the regions of an op. What is not looked into is asked of [`Analysis::transfer`] like an op
-    /// without regions.
+    /// Whether facts go through the regions of an op. What is not looked into is asked of [`Analysis::transfer`] like
+    /// an op without regions.
     fn looks_into(&self, op: &Op) -> bool;
 
     /// What an op makes of what is known of its operands.

@@ -13,7 +13,7 @@ mod custom_call;
 mod cumulative;
 mod dot;
 mod dynamic;
-mod edges;
+pub mod edges;
 mod elementwise;
 mod expansion;
 mod factor;

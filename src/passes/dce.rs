@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use crate::ir::{BodyCache, Graph, GraphCopy, Value};
 use crate::ops::{Edge, Op, Port, Target};
 
-/// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single results,
-/// with the carries, slices and operands that served only them. Inputs stay, used or not.
+/// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single
+/// results, with the carries, slices and operands that served only them. Inputs stay, used or not.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
     eliminate(graph, &mut BodyCache::default())
 }
@@ -106,8 +106,8 @@ impl Liveness {
 }
 
 impl RegionLiveness {
-    /// What a loop or branches need for the results wanted; `None` for any other op, which needs all its operands. (What runs
-    /// exactly once keeps its ports: a function is shared by its calls.)
+    /// What a loop or branches need for the results wanted; `None` for any other op, which needs all its operands.
+    /// (What runs exactly once keeps its ports: a function is shared by its calls.)
     fn of(op: &Op, wanted: &[bool]) -> Option<RegionLiveness> {
         if op.as_primitive().is_some() || op.is_wrapper() {
             return None;
