@@ -38,9 +38,9 @@ fn config(overrides: &[&str]) -> RunConfig {
 /// Bytes of operands on one device in a step, by kind and mesh axes.
 type Traffic = BTreeMap<(CollectiveKind, Vec<String>), u64>;
 
-/// What a pipeline should move: layers do the same in every iteration, so it follows from the counts of its timeline, and from how the
-/// weights of one repeat and the activations of one iteration are split. Left out are embedding, head, loss and optimizer, what layers
-/// move within themselves, and the rows that each stage gets once.
+/// What a pipeline should move: layers do the same in every iteration, so it follows from the counts of its timeline,
+/// and from how the weights of one repeat and the activations of one iteration are split. Left out are embedding, head,
+/// loss and optimizer, what layers move within themselves, and the rows that each stage gets once.
 fn expected(config: &RunConfig) -> Traffic {
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
     let options = config.pipeline_options().unwrap().expect("a pipeline");
@@ -93,7 +93,8 @@ fn expected(config: &RunConfig) -> Traffic {
         let of_sum = if options.weights == WeightPlan::PerIteration { 1 } else { widening };
         let scattered = of_repeat * size(&gathered) * of_sum;
         add(CollectiveKind::ReduceScatter, &gathered, scattered, train.microbatches * counts.scatters);
-        // What splits rows but not the weight: its gradient is summed once, and scattered where the optimizer's state is split further.
+        // What splits rows but not the weight: its gradient is summed once, and scattered where the optimizer's state
+        // is split further.
         let is_summed = |axis: &MeshAxis| !whole.contains(axis) && !gathered.contains(axis);
         let of_state = part(Role::Optimizer, &used).0;
         let summed = of_stream.iter().copied().filter(is_summed);
@@ -119,7 +120,8 @@ fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
     })
 }
 
-/// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not predicted.
+/// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not
+/// predicted.
 fn lowered(config: &RunConfig) -> Lowered {
     let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
@@ -157,7 +159,8 @@ fn check(overrides: &[&str]) {
         expect(CollectiveKind::ReduceScatter, "fsdp", outside);
     }
     if size("replica") > 1 {
-        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all are `f32`.
+        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all
+        // are `f32`.
         let tables = outside_elements(&config) / size("fsdp") / size("tensor");
         let sums = 4 * (tables + config.model.embed as u64);
         expect(CollectiveKind::ReduceScatter, "replica", sums);

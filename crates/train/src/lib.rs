@@ -16,6 +16,9 @@
 //!
 //! Parameters depend only on the seed and their path, a batch only on the seed and the step, and neither on the mesh.
 //! So the lines of runs on different meshes can be compared.
+//!
+//! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
+//! other model and its data; the example `vision_transformer` has one.
 
 mod ahead;
 mod alternatives;

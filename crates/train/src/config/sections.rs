@@ -182,7 +182,8 @@ choice! {
 }
 
 section! {
-    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more than 1.
+    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more than
+    /// 1.
     PipelineConfig {
         /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
         microbatches: usize = 4,
@@ -264,8 +265,8 @@ choice! {
 }
 
 choice! {
-    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our partitioner
-    /// knows of it.
+    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our
+    /// partitioner knows of it.
     Replication {
         /// The value is gathered, with a warning.
         Warn = "warn",
@@ -303,7 +304,8 @@ section! {
         platform: Platform = Platform::Cpu,
         /// Number of devices. With a topology it is not looked at.
         devices: usize = 8,
-        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at hand.
+        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
+        /// hand.
         topology: String = String::new(),
         /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own.
         compiler_options: Vec<String> = Vec::new(),
