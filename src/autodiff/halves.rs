@@ -1,4 +1,4 @@
-//! Forward and backward half of a function, for those who run them apart.
+//! The forward and backward halves of a function, for callers that run them separately.
 
 use super::regions::CallCache;
 use super::split::{self, Joint, Residual, output_activity};

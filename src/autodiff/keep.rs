@@ -55,7 +55,7 @@ fn looked_into(op: &Op) -> SmallVec<[&Arc<Graph>; 2]> {
     match op {
         // What runs under differentiation is the forward rule.
         Op::CustomVjp(op) => SmallVec::from_slice(&[&op.forward]),
-        // How often a while runs is not known, so there is no room for what it would keep.
+        // The number of iterations of a while is unknown, so there is no room for what it would keep.
         Op::While(_) => SmallVec::new(),
         op => op.regions().collect(),
     }

@@ -1,6 +1,6 @@
-//! Linear transposition: the pullback of a linear function, which needs no point to be taken at.
+//! Linear transposition: the pullback of a linear function, which does not depend on a point.
 //!
-//! That a function is linear is read off its graph ([`check`]), op by op:
+//! [`check`] proves from the graph, op by op, that a function is linear:
 //! - an op's pullback must not read a value that depends on the linear inputs: the derivative would not be constant;
 //! - nothing that depends on them may get in by ways without a derivative (comparisons, integers, `stop_gradient`);
 //! - where the linear inputs are zero, so is every value that they reach: a constant that is added in makes it affine.

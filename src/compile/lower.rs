@@ -15,7 +15,8 @@ use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 /// Runs all passes and emits the module.
 ///
 /// # Errors
-/// `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+/// `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which is a
+/// defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     check_pass_names(options.without)?;
     let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };

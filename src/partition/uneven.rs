@@ -1,11 +1,12 @@
 //! Uneven dimensions: a dimension that its axes do not divide is made larger, until they do.
 //!
-//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows over eight devices. Such a
-//! dimension is padded, and with it every dimension that runs over the same loops: of all ops that compute element by element, of
-//! contractions, reductions, lookups. What the elements beyond the true size hold is nobody's concern, as long as nobody
-//! reads them: what enters a reduction is masked with the reduction's identity, positions are clamped to the true size, and an
-//! op that needs the true size (a reshape that splits the dimension, a sort along it) gets a slice. The result is an ordinary
-//! graph of global shapes, for any partitioner; the host pads what goes in and cuts what comes out.
+//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows
+//! over eight devices. Such a dimension is padded, and with it every dimension that runs over the same loops: of all
+//! ops that compute element by element, of contractions, reductions, lookups. What the elements beyond the true size
+//! hold is nobody's concern, as long as nobody reads them: what enters a reduction is masked with the reduction's
+//! identity, positions are clamped to the true size, and an op that needs the true size (a reshape that splits the
+//! dimension, a sort along it) gets a slice. The result is an ordinary graph of global shapes, for any partitioner; the
+//! host pads what goes in and cuts what comes out.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::ops::{
 };
 use crate::sharding::ties;
 
-/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an input
-/// (`aliases` of (output, input)) are padded as that is.
+/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an
+/// input (`aliases` of (output, input)) are padded as that is.
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.

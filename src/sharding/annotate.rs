@@ -1,4 +1,4 @@
-//! The sharding pass: logical axis names become specs.
+//! The sharding pass: logical axes become specs.
 
 use std::sync::Arc;
 

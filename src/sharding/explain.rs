@@ -1,8 +1,8 @@
-//! Why a value is sharded as it is: from itself, step by step, to the rule or the constraint that began it.
+//! Why a value has its sharding: from the value, step by step, to the rule or constraint that began it.
 //!
-//! Propagation notes for each value which node gave it its spec, and when. Going back is then a matter of looking, among the other
-//! tensors of that node, for the one that had the axes before: times fall at every step, so the chain ends, at a port of the
-//! program, at a `reshard`, or at a value of which nothing said anything.
+//! Propagation records for each value which node gave it its spec, and when. To go back, look among the other tensors
+//! of that node for the one that had the axes before. Times fall at every step, so the chain ends: at a port of the
+//! program, at a `reshard`, or at a value that nothing constrains.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ struct Levels<'a> {
 /// (`layers/attention`), or `file:line`. At most so many are explained, ports first.
 ///
 /// # Errors
-/// Nothing is called so.
+/// No tensor has this name.
 pub fn explain(
     graph: &Graph,
     shardings: &Shardings,

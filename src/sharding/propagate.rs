@@ -1,12 +1,13 @@
-//! Propagation: from the specs of ports and constraints to one for every value.
+//! Propagation: from the specs of ports and constraints to a spec for every value.
 //!
-//! Sweeps over the graph, forwards and backwards, until nothing changes: first over ops that have the same factors on
-//! all their tensors, so that what is certain spreads before anything is decided; then over all. Bodies take part: a value that enters
-//! or leaves a region has one spec on both sides, and so has a loop's carry before, in and after an iteration.
+//! It sweeps the graph forwards and backwards until nothing changes: first over ops that have the same factors on all
+//! their tensors, so that what is certain spreads before anything is decided, then over all ops. Regions take part: a
+//! value that enters or leaves a region has one spec on both sides, and a loop's carry has one before, in and after an
+//! iteration.
 //!
-//! Propagation only ever adds axes to dimensions that have none, and never moves one, so it ends. It leaves partial sums to the
-//! partitioner, which knows where they arise. The order of priorities is Shardy's (`docs/propagation.md`): constraints and
-//! ports, then ops that pass everything through, then the rest.
+//! Propagation only adds axes to dimensions that have none, and never moves one, so it ends. It leaves partial sums to
+//! the partitioner, which knows where they arise. The order of priorities is Shardy's (`docs/propagation.md`):
+//! constraints and ports, then ops that pass everything through, then the rest.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -176,7 +176,8 @@ fn options(mesh: &Mesh, groups: GroupFormat) -> EmitOptions<'_> {
     EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() }
 }
 
-/// Each collective of a ledger is the module's, whatever form its groups have, and whether loops say how often they run or not.
+/// Each collective of a ledger is the module's, whatever form its groups have, and whether loops say how often they run
+/// or not.
 #[test]
 fn what_is_emitted_is_what_the_ledger_has() {
     let mesh = mesh("a=4,b=2");

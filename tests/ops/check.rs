@@ -12,7 +12,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
-use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, ExecuteOptions};
+use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions};
 use prost::Message;
 
 use crate::harness::*;
@@ -27,9 +27,7 @@ pub fn client() -> Client {
 
 /// As little optimization as there is: these programs run for microseconds.
 pub fn options() -> CompileOptions {
-    let mut options = CompileOptions::default();
-    options.debug_options.insert("xla_backend_optimization_level".into(), DebugValue::Int(0));
-    options
+    CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() }
 }
 
 /// A graph, compiled.

@@ -56,8 +56,8 @@ fn what_several_operands_must_have_in_common() {
     );
 }
 
-/// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a reduce-scatter is
-/// called twice.
+/// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a
+/// reduce-scatter is called twice.
 fn nested(mesh: &Mesh) -> Graph {
     let ty = f32s(&[8]);
     let one = |op: Op, outputs: fn(&[meshloom::ir::Value]) -> Vec<meshloom::ir::Value>, extra: Option<TensorType>| {

@@ -28,7 +28,8 @@ elements! {
 
 /// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
 ///
-/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives them.
+/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives
+/// them.
 #[derive(Clone)]
 pub struct Literal {
     ty: TensorType,

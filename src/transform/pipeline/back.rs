@@ -1,8 +1,8 @@
-//! The phases of a pipeline backwards: those of the forward pass in reverse, each iteration from what it has kept.
+//! The backward phases of a pipeline: those of the forward pass in reverse, each iteration from what it kept.
 //!
-//! With weights in a sliding window, those of repeat `r - 1` are gathered (again, or not at all if they have been kept) during the rest
-//! of repeat `r`; and the cotangents of the weights of `r`, added up on each device for itself, are reduced and scattered once, when
-//! the change to `r` is through.
+//! With a sliding window, the weights of repeat `r - 1` are gathered during the rest of repeat `r`, unless they were
+//! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, when the change
+//! to `r` is complete.
 
 use super::iteration::{Machine, State};
 use super::run::{Kept, Part, inner_phase, is_looped};

@@ -1,12 +1,14 @@
-//! One forward, one backward: in every iteration a stage does the forward pass of one microbatch and the backward pass of another.
+//! One forward, one backward: in every iteration a stage runs the forward pass of one microbatch and the backward pass
+//! of another.
 //!
-//! In iteration `i` stage `s` goes forwards with microbatch `i - s` and then backwards with `i - 2 (S - 1) + s`: the last stage with the
-//! same. So the loss of a microbatch has to be known as soon as it has left the last stage, and is part of the loop, which computes
-//! loss and gradients in one pass; what a stage keeps of a microbatch it needs for `2 (S - 1 - s) + 1` iterations. With one program for
-//! all stages that is room for `2 S - 1` microbatches on each (S of them in use on average), however many there are.
+//! In iteration `i`, stage `s` runs the forward pass of microbatch `i - s` and then the backward pass of microbatch
+//! `i - 2 (S - 1) + s`; for the last stage they are the same. So the loss of a microbatch must be known when it leaves
+//! the last stage, and is part of the loop, which computes loss and gradients in one pass. A stage needs what it keeps
+//! of a microbatch for `2 (S - 1 - s) + 1` iterations. Since all stages run one program, each has room for `2 S - 1`
+//! microbatches (on average S are in use), however many there are.
 //!
-//! The state is that of [`iteration`](super::iteration), with two differences: cotangents are handed from stage to stage beside
-//! activations, and those of inputs take the slots of `io` that inputs leave.
+//! The state is that of [`iteration`](super::iteration), with two differences: cotangents travel from stage to stage
+//! beside activations, and the cotangents of inputs take the slots of `io` that inputs leave.
 //!
 //! Source: PipeDream-Flush (Narayanan et al., arXiv 2104.04473), with both passes in step over all stages.
 

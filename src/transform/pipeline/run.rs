@@ -1,8 +1,8 @@
 //! The phases of a pipeline, one after the other.
 //!
-//! Weights in a sliding window are gathered while a phase runs that does not need them: nothing in that phase depends on the gather,
-//! nor the gather on it. Between the first phase and the last there are, for each repeat `r` but the first and last, the change to it
-//! and the rest of it, during which the weights of `r + 1` are gathered. As a loop, these carry the weights of one repeat.
+//! Weights in a sliding window are gathered while a phase runs that does not need them: neither depends on the other.
+//! Each repeat `r` except the first and last has two phases: the change to it, and the rest of it, during which the
+//! weights of `r + 1` are gathered. As a loop, these phases carry the weights of one repeat.
 
 use std::ops::Range;
 

@@ -25,9 +25,9 @@ pub struct PipelineLoss<H> {
     pub penalties: Vec<f64>,
 }
 
-/// As [`pipeline`], with a loss of what comes out: `loss` gets activations, its weights, and the rows that belong to them, and returns a
-/// scalar. It is a sum over rows, so it may be taken by microbatches. Returns the loss with all penalties, and the auxiliary values,
-/// through which no gradient flows but that of the penalties.
+/// As [`pipeline`], with a loss of the results: `loss` gets activations, its weights, and their rows, and returns a
+/// scalar. It is a sum over rows, so it may be computed microbatch by microbatch. Returns the loss with all penalties,
+/// and the auxiliary values, through which only the gradient of the penalties flows.
 ///
 /// With the schedule 1F1B the loss of a microbatch and its gradient are computed while others are on their way; otherwise the loss is
 /// that of the whole batch.

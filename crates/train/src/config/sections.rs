@@ -182,8 +182,8 @@ choice! {
 }
 
 section! {
-    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more than
-    /// 1.
+    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
+    /// than 1.
     PipelineConfig {
         /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
         microbatches: usize = 4,
