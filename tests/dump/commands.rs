@@ -401,7 +401,7 @@ fn plans_as_json() {
     let permutes = own[0]["traffic"].as_array().expect("a list").iter().find(|it| it["kind"] == "collective-permute");
     assert_eq!(permutes.expect("permutes")["bytes"], 2 * 17 * 256 * 256 * 4);
     assert_eq!(json["timeline"]["columns"].as_array().expect("a list").len(), 18);
-    assert!(own[0]["peak"].as_u64() > own[0]["memory"]["stash"].as_u64());
+    assert!(own[0]["peak"].as_u64() > own[0]["memory"]["temporaries"].as_u64());
 }
 
 #[test]

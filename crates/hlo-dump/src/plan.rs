@@ -5,11 +5,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
+use meshloom::partition::{CollectiveKind, Ledger, Memory};
 use meshloom::pjrt::Topology;
-use meshloom::transform::pipeline::{PipelineOptions, Timeline};
+use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 use meshloom_hlo::analysis::Chip;
 use meshloom_train::config::RunConfig;
-use meshloom_train::{Alternative, PipelineMemory, PipelinePrediction, RefusedAlternative};
+use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
 use crate::arguments::Plan;
@@ -39,8 +40,28 @@ struct Row<'a> {
     keep_gathered: bool,
     peak: u64,
     fits: Option<bool>,
-    #[serde(flatten)]
-    prediction: &'a PipelinePrediction,
+    counts: &'a Counts,
+    traffic: Vec<Traffic>,
+    memory: Needs,
+}
+
+/// Collectives of one kind over the same mesh axes.
+#[derive(Serialize)]
+struct Traffic {
+    kind: &'static str,
+    axes: Vec<String>,
+    /// Bytes of the operands on one device, in all executions of one step.
+    bytes: u64,
+    /// Bytes that one device sends.
+    moved_bytes: u64,
+}
+
+/// What a device holds, in bytes.
+#[derive(Serialize)]
+struct Needs {
+    arguments: u64,
+    outputs: u64,
+    temporaries: u64,
 }
 
 #[derive(Serialize)]
@@ -72,7 +93,7 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
             microbatches: options.microbatches,
             chip: chip.map(|chip| chip.name),
             chip_bytes: there_is,
-            plans: possible.iter().map(|it| row(it, there_is)).collect(),
+            plans: possible.iter().map(|it| row(it, there_is)).collect::<Result<_>>()?,
             not_possible: refused.iter().map(not_possible).collect(),
             timeline: &timeline,
         };
@@ -85,13 +106,13 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
         &format!("{name} ({mesh}): {} layers on {stages} stages, {microbatches} microbatches", config.model.layers),
     ));
     let is_plan = |it: &&Alternative| same_split(&it.options, &options);
-    print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is);
-    print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is);
+    print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is)?;
+    print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is)?;
     for RefusedAlternative { repeats, layers_per_stage, reason } in &refused {
         output::note(&format!("not {repeats} repeats of {layers_per_stage} layers per stage: {reason}"));
     }
     if let Some(own) = possible.iter().find(|it| it.configured) {
-        print_memory(&own.prediction.memory, chip.map(|chip| chip.name).zip(there_is));
+        print_memory(&own.memory, chip.map(|chip| chip.name).zip(there_is));
     }
     line("");
     print_schedule(&timeline, arguments.schedule);
@@ -119,9 +140,9 @@ fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
     (a.repeats, a.schedule) == (b.repeats, b.schedule)
 }
 
-fn row(it: &Alternative, there_is: Option<u64>) -> Row<'_> {
-    let peak = it.prediction.memory.peak();
-    Row {
+fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
+    let &Memory { arguments, outputs, temporaries, peak, .. } = &it.memory;
+    Ok(Row {
         configured: it.configured,
         schedule: it.options.schedule.name(),
         repeats: it.options.repeats,
@@ -130,8 +151,24 @@ fn row(it: &Alternative, there_is: Option<u64>) -> Row<'_> {
         keep_gathered: it.options.keep_gathered,
         peak,
         fits: there_is.map(|there_is| peak <= there_is),
-        prediction: &it.prediction,
+        counts: &it.counts,
+        traffic: traffic(&it.collectives)?,
+        memory: Needs { arguments, outputs, temporaries },
+    })
+}
+
+/// The collectives of a step, added up by kind and axes.
+fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>> {
+    let mut by_axes: IndexMap<(CollectiveKind, &[String]), Traffic> = IndexMap::new();
+    for it in collectives.iter()? {
+        // Loops of a train step have known lengths; what may not run counts as if it did.
+        let times = it.executions.bound().with_context(|| format!("{} runs nobody knows how often", it.name))?;
+        let nothing = Traffic { kind: it.kind.name(), axes: it.axes.clone(), bytes: 0, moved_bytes: 0 };
+        let entry = by_axes.entry((it.kind, &it.axes)).or_insert(nothing);
+        entry.bytes += it.bytes * times;
+        entry.moved_bytes += it.moved_bytes * times;
     }
+    Ok(by_axes.into_values().collect())
 }
 
 fn not_possible(it: &RefusedAlternative) -> NotPossible {
@@ -139,7 +176,11 @@ fn not_possible(it: &RefusedAlternative) -> NotPossible {
     NotPossible { repeats: *repeats, layers_per_stage: *layers_per_stage, reason: reason.to_string() }
 }
 
-fn print_plans<'a>(title: &'static str, plans: impl Iterator<Item = &'a Alternative>, there_is: Option<u64>) {
+fn print_plans<'a>(
+    title: &'static str,
+    plans: impl Iterator<Item = &'a Alternative>,
+    there_is: Option<u64>,
+) -> Result<()> {
     let header = [
         ("", Column::Text),
         (title, Column::Text),
@@ -155,16 +196,16 @@ fn print_plans<'a>(title: &'static str, plans: impl Iterator<Item = &'a Alternat
     let mut any = false;
     for it in plans {
         any = true;
-        let Row { configured, schedule, repeats, layers_per_stage, weights, keep_gathered, peak, fits, prediction } =
-            row(it, there_is);
+        let row = row(it, there_is)?;
+        let Row { configured, schedule, repeats, layers_per_stage, weights, keep_gathered, peak, fits, .. } = row;
         table.row(vec![
             if configured { "*" } else { "" }.to_owned(),
             format!("{weights}{}", if keep_gathered { ", kept" } else { "" }),
             schedule.to_owned(),
             repeats.to_string(),
             layers_per_stage.to_string(),
-            format!("{:.1} %", 100.0 * prediction.counts.bubble_fraction),
-            sent(prediction),
+            format!("{:.1} %", 100.0 * row.counts.bubble_fraction),
+            sent(&row.traffic),
             output::human_bytes(peak),
             fits.map_or("", |fits| if fits { "fits" } else { "does not fit" }).to_owned(),
         ]);
@@ -173,37 +214,32 @@ fn print_plans<'a>(title: &'static str, plans: impl Iterator<Item = &'a Alternat
         line("");
         table.print();
     }
+    Ok(())
 }
 
 /// `fsdp 3.00 MiB, stage 34.0 MiB`: what a device sends in a step, by axes.
-fn sent(prediction: &PipelinePrediction) -> String {
+fn sent(traffic: &[Traffic]) -> String {
     let mut by_axes: IndexMap<String, u64> = IndexMap::new();
-    for it in &prediction.traffic {
+    for it in traffic {
         *by_axes.entry(it.axes.join("+")).or_default() += it.moved_bytes;
     }
     by_axes.sort_keys();
     by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
-fn print_memory(memory: &PipelineMemory, chip: Option<(&str, u64)>) {
-    let rows = [
-        ("parameters", memory.parameters),
-        ("optimizer", memory.optimizer),
-        ("gradients", memory.gradients),
-        ("gathered weights", memory.gathered),
-        ("sums of gradients", memory.sums),
-        ("kept for the backward pass", memory.stash),
-        ("under way, inputs and results", memory.state),
-        ("within a layer, or logits", memory.layer.max(memory.head)),
-        ("peak", memory.peak()),
-    ];
+fn print_memory(memory: &Memory, chip: Option<(&str, u64)>) {
+    const SHOWN: usize = 6;
+    let rows =
+        [("arguments: state and batch", memory.arguments), ("temporaries", memory.temporaries), ("peak", memory.peak)];
     line("");
-    let mut table = Table::new(&[("memory of a device, predicted", Column::Text), ("bytes", Column::Number)]);
+    let mut table = Table::new(&[("memory of a device", Column::Text), ("bytes", Column::Number)]);
     rows.iter().for_each(|(name, bytes)| table.row(vec![(*name).to_owned(), output::bytes(*bytes)]));
+    let largest = memory.live_at_peak.iter().take(SHOWN);
+    largest.for_each(|it| table.row(vec![format!("  at the peak: {}", it.name), output::bytes(it.bytes)]));
     table.print();
     if let Some((name, there_is)) = chip {
-        let part = 100.0 * memory.peak() as f64 / there_is as f64;
-        let (style, verdict) = if memory.peak() <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
+        let part = 100.0 * memory.peak as f64 / there_is as f64;
+        let (style, verdict) = if memory.peak <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
         line(&paint(style, &format!("{verdict}: {part:.1} % of the {} of a {name}", output::bytes(there_is))));
     }
 }

@@ -1,9 +1,9 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use super::config::{ConfigError, PipelineConfig, PipelineSchedule, PipelineWeights, RunConfig};
-use super::prediction::{LayerCost, PipelinePrediction};
+use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, RunConfig};
 use crate::Error;
-use meshloom::transform::pipeline::PipelineOptions;
+use meshloom::partition::{Ledger, Memory};
+use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 
 /// A pipeline that a config could have.
 #[derive(Clone, Debug)]
@@ -12,8 +12,12 @@ pub struct Alternative {
     pub options: PipelineOptions,
     /// Whether it is the one that the config has.
     pub configured: bool,
-    /// What it moves and needs.
-    pub prediction: PipelinePrediction,
+    /// Iterations, bubbles, gathers.
+    pub counts: Counts,
+    /// What the lowered train step moves.
+    pub collectives: Ledger,
+    /// What it needs.
+    pub memory: Memory,
 }
 
 /// A pipeline that a config cannot have.
@@ -43,23 +47,26 @@ impl RunConfig {
         let (Some(own), Some(options)) = (&self.pipeline, self.pipeline_options()?) else {
             return Ok((possible, refused));
         };
-        let layer = LayerCost::of(self)?;
         for pipeline in plans(own).into_iter().chain(splits(own, self.model.layers / options.stages)) {
             let configured = pipeline == *own;
             let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
             let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
             match other.on_devices(self.target.devices) {
-                Ok(other) => {
-                    if let (Some(options), Some(prediction)) =
-                        (other.pipeline_options()?, other.predict_pipeline_with(&layer)?)
-                    {
-                        possible.push(Alternative { options, configured, prediction });
-                    }
-                }
+                Ok(other) => possible.extend(other.alternative(configured)?),
                 Err(reason) => refused.push(RefusedAlternative { repeats, layers_per_stage, reason }),
             }
         }
         Ok((possible, refused))
+    }
+
+    /// The pipeline of this config, and what its lowered train step moves and needs.
+    fn alternative(mut self, configured: bool) -> Result<Option<Alternative>, Error> {
+        let Some(options) = self.pipeline_options()? else { return Ok(None) };
+        // Only of our own partitioner is known what it does.
+        self.partition.mode = PartitionMode::Explicit;
+        let (_, lowered) = self.lower_train_step()?;
+        let (counts, collectives) = (Timeline::of(&options).counts, lowered.collectives());
+        Ok(Some(Alternative { options, configured, counts, collectives, memory: lowered.memory()? }))
     }
 }
 

@@ -13,7 +13,8 @@ use meshloom::transform::diloco::{
     Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
 };
 
-/// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and the steps done.
+/// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
+/// the steps done.
 pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
 /// That of a model.
@@ -126,8 +127,8 @@ impl<M: Model> DilocoStep<M> {
         self.diloco.options().replicas
     }
 
-    /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over layers that
-    /// [`Param::stacked_dims`] counts.
+    /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over
+    /// layers that [`Param::stacked_dims`] counts.
     pub fn state(&self) -> StateOf<M, Param> {
         let inner = self.step.state();
         let params = inner.params.clone();

@@ -16,6 +16,9 @@
 //!
 //! Parameters depend only on the seed and their path, a batch only on the seed and the step, and neither on the mesh.
 //! So the lines of runs on different meshes can be compared.
+//!
+//! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
+//! other model and its data; the example `vision_transformer` has one.
 
 mod ahead;
 mod alternatives;
@@ -27,7 +30,6 @@ mod error;
 pub mod metrics;
 mod model;
 pub mod parameters;
-mod prediction;
 mod resolve;
 pub mod run;
 pub mod sample;
@@ -40,7 +42,6 @@ pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
 pub use error::Error;
 pub use model::{Dataset, Leaf, Model};
-pub use prediction::{LayerCost, PipelineMemory, PipelinePrediction, Traffic};
 pub use resolve::Run;
 pub use stage::Stage;
 pub use trainer::{Text, Trainer};

@@ -8,7 +8,8 @@ use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch};
 use meshloom::pjrt::Array;
 use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, Tree};
 
-/// What the trees of a model may have for leaves: declarations, types, traced tensors, values on the host or on devices.
+/// What the trees of a model may have for leaves: declarations, types, traced tensors, values on the host or on
+/// devices.
 pub trait Leaf:
     Tree<Leaf = Self>
     + MapTree<Param, Mapped = Param>
@@ -35,8 +36,8 @@ impl<T> Leaf for T where
 
 /// A model that can be trained.
 ///
-/// Sharding rules, optimizer, microbatches, DiLoCo, checkpoints and metrics work for any model: they see its parameters by their paths
-/// and the names of their dimensions. The model itself decides how its layers run, as a scan or as a
+/// Sharding rules, optimizer, microbatches, DiLoCo, checkpoints and metrics work for any model: they see its parameters
+/// by their paths and the names of their dimensions. The model itself decides how its layers run, as a scan or as a
 /// [pipeline](meshloom::transform::pipeline).
 ///
 /// A struct that [`tree!`](meshloom::tree) declares is a tree over any leaf, as both associated types must be.
@@ -81,8 +82,8 @@ pub trait Model: Clone + Debug {
 
 /// What a model is trained on.
 pub trait Dataset<M: Model> {
-    /// The batch of a step, counted from 0. It must depend on nothing but the arguments: then runs on different meshes see the same
-    /// data, and a resumed run continues where it stopped.
+    /// The batch of a step, counted from 0. It must depend on nothing but the arguments: then runs on different meshes
+    /// see the same data, and a resumed run continues where it stopped.
     ///
     /// # Errors
     /// There is no such batch.
@@ -116,7 +117,8 @@ impl Model for DecoderConfig {
     }
 }
 
-/// As [`tree!`](meshloom::tree), for structs that hold trees of other types as well: `T` is the leaf, the others are trees over it.
+/// As [`tree!`](meshloom::tree), for structs that hold trees of other types as well: `T` is the leaf, the others are
+/// trees over it.
 macro_rules! tree_of_trees {
     ($($(#[$doc:meta])* pub struct $name:ident<$leaf:ident, $($tree:ident = $default:ty),*> {
         $($(#[$field_doc:meta])* pub $field:ident: $ty:ty),* $(,)?

@@ -32,7 +32,8 @@ pub struct Run<M = DecoderConfig> {
 }
 
 impl RunConfig {
-    /// The run of the decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    /// The run of the decoder that the config describes. Of a topology, the devices must be known
+    /// ([`RunConfig::on_devices`]).
     ///
     /// # Errors
     /// The config asks for something that is not built yet, or its parts do not fit together.
@@ -40,8 +41,8 @@ impl RunConfig {
         self.resolve_for(self.decoder()?)
     }
 
-    /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages), `seq` and `dropout`
-    /// matter then, and `[data]` does not.
+    /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages),
+    /// `seq` and `dropout` matter then, and `[data]` does not.
     ///
     /// # Errors
     /// As of [`RunConfig::resolve`].
@@ -247,8 +248,9 @@ impl<M: Model> Run<M> {
         LowerOptions { sharding, ..self.config.lower_options() }
     }
 
-    /// The program of one call, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what a plugin gets, as
-    /// [`Stage::Partitioned`] is (or [`Stage::Sharded`], where the config lets XLA partition): only a plugin goes further.
+    /// The program of one call, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what a plugin gets,
+    /// as [`Stage::Partitioned`] is (or [`Stage::Sharded`], where the config lets XLA partition): only a plugin goes
+    /// further.
     ///
     /// # Errors
     /// As of [`Run::lower`].

@@ -92,7 +92,8 @@ tree_of_trees! {
     pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
         pub state: RunState<T, P>,
-        /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are several.
+        /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are
+        /// several.
         pub batch: B,
     }
 
@@ -100,7 +101,8 @@ tree_of_trees! {
     pub struct RunOutput<T, P = Decoder<T>> {
         /// The new state.
         pub state: RunState<T, P>,
-        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each replica, likewise.
+        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each
+        /// replica, likewise.
         pub loss: T,
         /// The norm of the gradient, likewise.
         pub grad_norm: T,

@@ -1,5 +1,5 @@
-//! Trains something that is not a decoder: a small vision transformer, over eight virtual CPU devices and a pipeline of two stages. Half
-//! way it stops, and continues from its checkpoint.
+//! Trains something that is not a decoder: a small vision transformer, over eight virtual CPU devices and a pipeline of
+//! two stages. Half way it stops, and continues from its checkpoint.
 //!
 //! ```text
 //! cargo run --release -p meshloom-train --example vision_transformer

@@ -1,7 +1,7 @@
 //! A small vision transformer, and drawn digits for it to tell apart.
 //!
-//! An image is cut into patches, which are what tokens are to a decoder. Every patch sees every other, and the mean over them says which
-//! digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
+//! An image is cut into patches, which are what tokens are to a decoder. Every patch sees every other, and the mean
+//! over them says which digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
 use meshloom::ir::{AxisNames, DType, Literal};
 use meshloom::nn::{Dropout, Mlp, WholeBatch, mlp, rms_norm};

@@ -48,7 +48,8 @@ pub struct ConfigError {
     pub place: Place,
     /// What.
     pub kind: Box<ConfigErrorKind>,
-    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is at fault.
+    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is
+    /// at fault.
     pub because: Vec<String>,
 }
 

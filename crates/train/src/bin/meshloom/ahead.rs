@@ -8,7 +8,8 @@ use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
 
-/// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each device.
+/// Compiles the train step for hardware that need not be there, and prints what XLA says of it. Sizes are of each
+/// device.
 pub fn run(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<()> {
     let ahead = StepAhead::compile(config, settings)?;
     for warning in ahead.lowered.warnings() {

@@ -62,7 +62,8 @@ Examples:
 pub struct Train {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Number of the last step, at least 1; steps before a checkpoint count. As --set train.steps=N, but the learning-rate schedule keeps its length
+    /// Number of the last step, at least 1; steps before a checkpoint count. As --set train.steps=N, but the
+    /// learning-rate schedule keeps its length
     #[arg(long, value_name = "N", value_parser = parse_steps, allow_hyphen_values = true)]
     pub steps: Option<u64>,
     /// Seed of parameters and data; short for --set train.seed=N
@@ -74,7 +75,8 @@ pub struct Train {
     /// Tokens to sample at the end
     #[arg(long, value_name = "N", default_value_t = 160)]
     pub sample: usize,
-    /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set target.topology=TOPOLOGY
+    /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set
+    /// target.topology=TOPOLOGY
     #[arg(long, value_name = "TOPOLOGY")]
     pub target: Option<String>,
     /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
