@@ -37,6 +37,6 @@ mod trainer;
 pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
 pub use error::Error;
+pub use meshloom::hlo::Stage;
 pub use prediction::{LayerCost, PipelineMemory, PipelinePrediction, Traffic};
-pub use stage::Stage;
 pub use trainer::Trainer;
