@@ -61,7 +61,7 @@ const MODEL: &[&str] = &[
 const MIB: f64 = (1 << 20) as f64;
 
 fn config(mesh: &str, mode: &str) -> anyhow::Result<RunConfig> {
-    let mut overrides: Vec<String> = MODEL.iter().map(|&text| text.to_owned()).collect();
+    let mut overrides: Vec<String> = MODEL.iter().map(|&text| text.to_owned()).chain([shared::text()]).collect();
     overrides.push(format!("mesh.axes=\"{mesh}\""));
     let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
     overrides.extend(own.split(';').filter(|text| !text.is_empty()).map(str::to_owned));
@@ -254,7 +254,6 @@ fn scale(rounds: usize) -> anyhow::Result<()> {
             let options = LowerOptions {
                 sharding: Some((&mesh, &rules)),
                 aliases: aliases(&function),
-                explicit: true,
                 groups: GroupFormat::Iota,
                 ..LowerOptions::default()
             };

@@ -67,7 +67,6 @@ fn main() -> Result<(), Error> {
             sharding: Some((&mesh, &rules)),
             // The new weights are laid out as the old, in whose buffers they are.
             aliases: vec![(1, 0), (2, 1)],
-            explicit: true,
             deny_replication: true,
             ..LowerOptions::default()
         };

@@ -7,8 +7,8 @@ use crate::ir::{DType, TensorType};
 use crate::ops::Group;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-/// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone, and
-/// skipped by the others as an unknown field, so the form goes by the plugin's API version.
+/// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone,
+/// and skipped by the others as an unknown field, so the form goes by the plugin's API version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GroupFormat {
     /// Every device is listed: understood by all, of the mesh's size.
@@ -21,8 +21,8 @@ pub enum GroupFormat {
 }
 
 impl GroupFormat {
-    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the versions that were
-    /// looked at, it is not known when one form gave way to the other, so there it is the lists.
+    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the tested
+    /// versions it is unknown when one form replaced the other, so lists are used there.
     pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
         match api_version {
             (0, 81) => GroupFormat::IotaInList,
@@ -119,14 +119,14 @@ impl EmitContext<'_> {
         self.emit_reduction("all-reduce", group, combiner, None);
     }
 
-    /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so these are
-    /// laid side by side too.
+    /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
+    /// these are laid side by side too.
     pub(crate) fn emit_reduce_scatter(&mut self, group: &Group, combiner: ComputationId, dim: usize) {
         self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
     }
 
-    /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them wrongly
-    /// in loops, so these are laid side by side as well.
+    /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them
+    /// wrongly in loops, so these are laid side by side as well.
     pub(crate) fn emit_all_gather(&mut self, group: &Group, dim: usize) {
         let operands = self.operand_ids();
         if operands.len() == 1 {
@@ -187,7 +187,8 @@ impl EmitContext<'_> {
         }
     }
 
-    /// One collective of matrices laid side by side, which are of type `before` together, and its result of type `after`.
+    /// One collective of matrices laid side by side, which are of type `before` together, and its result of type
+    /// `after`.
     fn exchange(
         &mut self,
         opcode: &str,

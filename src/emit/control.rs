@@ -1,7 +1,8 @@
-//! Emission of ops with regions, which become computations: a scan is a `while` with a known trip count, a while a `while`,
-//! a cond a `conditional`, a call a `call`. Checkpoints and custom VJPs that were not differentiated are written in line.
+//! Emission of ops with regions, which become computations: a scan is a `while` with a known trip count, a while is a
+//! `while`, a cond is a `conditional`, a call is a `call`. Checkpoints and custom VJPs that were not differentiated are
+//! inlined.
 //!
-//! A computation of a `while` or `conditional` takes one tuple: XLA has it so.
+//! XLA requires that a computation of a `while` or `conditional` takes one tuple.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What rules need to emit more than one instruction: further instructions, computations beside the open one, results
-//! out of a tuple.
+//! Helpers for rules that emit more than one instruction: further instructions, computations beside the open one,
+//! results out of a tuple.
 
 use meshloom_hlo::proto::HloInstructionProto;
 use meshloom_hlo::{shape, tuple_shape};
@@ -72,8 +72,9 @@ impl EmitContext<'_> {
         self.commit()
     }
 
-    /// A computation beside the open one, written by `f` from its parameters; `results` are the types of what `f` returns, a
-    /// tuple unless it is one. The same `name` gives the same computation: it must say everything that `f` depends on.
+    /// A computation beside the open one, written by `f` from its parameters; `results` are the types of what `f`
+    /// returns, a tuple unless it is one. The same `name` gives the same computation: it must say everything that `f`
+    /// depends on.
     pub fn computation(
         &mut self,
         name: &str,

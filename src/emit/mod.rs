@@ -3,9 +3,9 @@
 //! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
 //! the same bytes. Regions become computations (`control.rs`).
 //!
-//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program: annotations in one of the dialects of
-//! [`Annotation`] on parameters, on the root and on a `Sharding` custom call for each reshard, for XLA's partitioner to
-//! propagate.
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program. Annotations in one of the dialects
+//! of [`Annotation`] stand on parameters, on the root, and on a `Sharding` custom call for each reshard. XLA's
+//! partitioner propagates them.
 
 mod collective;
 mod control;
@@ -42,8 +42,8 @@ pub struct EmitOptions<'a> {
     pub aliases: &'a [(usize, usize)],
     /// Leaves out source lines and scope paths.
     pub omit_metadata: bool,
-    /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and the
-    /// specs of its ports say how the whole is put together from the parts.
+    /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
+    /// the specs of its ports say how the whole is put together from the parts.
     pub partitioned: bool,
     /// How collectives name their devices.
     pub groups: GroupFormat,
@@ -282,9 +282,9 @@ impl Emitter {
 
     /// Makes the instruction begun, which communicates, wait for the one before it that does.
     ///
-    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on each
-    /// other as threads come free, on each virtual device for itself, and with fewer threads than devices two of them end up
-    /// waiting in different collectives.
+    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on
+    /// each other as threads come free, on each virtual device for itself, and with fewer threads than devices two of
+    /// them end up waiting in different collectives.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
         let Some(last) = self.last_collective.last_mut() else { return };
@@ -509,8 +509,8 @@ impl EmitContext<'_> {
         self.results[0] = self.emitter.writer.commit();
     }
 
-    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the ledger
-    /// knows it.
+    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
+    /// ledger knows it.
     pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
         self.emitter.in_order();
         self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
@@ -560,7 +560,7 @@ impl EmitContext<'_> {
             let power = apply("exponential", &number, &[exponent]);
             let rest = apply("log-plus-one", &number, &[power]);
             let sum = apply("add", &number, &[larger, rest]);
-            // Equal infinities have no difference. Their sum is what they are, and NaN for NaN.
+            // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
             let undefined = apply("compare", &flag, &[difference, difference]);
             let plain = apply("add", &number, &[lhs, rhs]);
             apply("select", &number, &[undefined, plain, sum])

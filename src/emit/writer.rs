@@ -1,7 +1,7 @@
 //! Writing an `HloModuleProto` instruction by instruction.
 //!
-//! A module of a large model has tens of thousands of instructions. Each is put together in one scratch message and
-//! encoded at once into the bytes of its computation, so that a module never stands in memory as messages.
+//! A module of a large model has tens of thousands of instructions. Each is built in one scratch message and encoded at
+//! once into the bytes of its computation, so the module never exists in memory as messages.
 
 use std::fmt::Write;
 use std::ops::Range;

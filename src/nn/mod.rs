@@ -1,9 +1,9 @@
 //! Decoder parts and model families, written as ordinary users of [`trace`](crate::trace).
 //!
-//! Every part is a function of tensors, with its parameters in a [`tree!`](crate::tree) struct. Activations carry the
-//! logical axis names that MaxText-style rules know (`activation_batch`, `activation_length`, ...), parameters theirs
-//! (`embed`, `heads`, `mlp`, ...). Parts whose backward pass has a better form than the one derived from single ops
-//! bring it along as a custom VJP: it saves fewer and smaller values.
+//! Every part is a function of tensors, with its parameters in a [`tree!`](crate::tree) struct. Activations and
+//! parameters carry the logical axes that MaxText-style rules know: `activation_batch`, `activation_length`, ... and
+//! `embed`, `heads`, `mlp`, .... A part has a custom VJP if that saves fewer and smaller values than the derived
+//! backward pass.
 
 mod attention;
 mod batch_split;

@@ -2,7 +2,7 @@
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error. Ops with regions ([`Scan`], [`While`],
 //! [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) have data-flow edges instead of rules and are handled by name where graphs are walked:
-//! `autodiff::regions` and `hlo::emit`.
+//! `autodiff::regions` and `emit`.
 
 mod build;
 mod collective;

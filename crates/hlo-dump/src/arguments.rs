@@ -37,16 +37,16 @@ pub struct Input {
 /// How to read an input.
 #[derive(Args, Clone)]
 pub struct Reading {
-    /// Names the axes of HLO that does not itself: data=2,fsdp=4, major to minor
+    /// Names the mesh axes if the HLO does not: data=2,fsdp=4, major to minor
     #[arg(long, value_name = "AXES", help_heading = "Reading")]
     pub mesh: Option<String>,
     /// The stage to look at: of a run config, or of a dump folder
     #[arg(long, value_name = "STAGE", help_heading = "Reading", value_parser = parse_stage)]
     pub stage: Option<Stage>,
-    /// In a dump folder: the module whose number or name this is; without, the largest
+    /// In a dump folder: the module with this number or name; by default the largest
     #[arg(long, value_name = "NAME", help_heading = "Reading")]
     pub module: Option<String>,
-    /// In a dump folder: the file whose name contains this, such as a pass
+    /// In a dump folder: the file whose name contains this text, such as a pass
     #[arg(long, value_name = "TEXT", help_heading = "Reading", conflicts_with = "stage")]
     pub pass: Option<String>,
     /// Overrides one key of a run config; may be given more than once
@@ -62,10 +62,10 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
 pub struct Show {
     #[command(flatten)]
     pub input: Input,
-    /// In which form
+    /// The output form
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub emit: Emit,
-    /// Everything, to be read back; without it, names are renumbered and metadata and large constants left out
+    /// Prints everything, to be read back; by default names are renumbered, and metadata and large constants left out
     #[arg(long)]
     pub full: bool,
     /// Only this computation
@@ -74,7 +74,7 @@ pub struct Show {
     /// For dot and svg: how many levels of scopes to draw; 0 draws every instruction
     #[arg(long, value_name = "LEVELS", default_value_t = 3)]
     pub depth: usize,
-    /// Where to; without, standard output
+    /// The output file; by default standard output
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -106,13 +106,13 @@ pub struct Collectives {
     /// Sorts by this column, the largest first
     #[arg(long, value_name = "COLUMN", default_value = "program")]
     pub by: CollectiveColumn,
-    /// Adds up what is alike in this
+    /// Sums the collectives that agree in this column
     #[arg(long, value_name = "COLUMN")]
     pub group: Option<CollectiveGroup>,
     /// Train steps in one execution of the program, for the sum per step; a run config says it itself
     #[arg(long, value_name = "N")]
     pub steps: Option<NonZeroU64>,
-    /// At most so many rows; 0 for all
+    /// The most rows to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 50)]
     pub limit: usize,
 }
@@ -121,42 +121,42 @@ pub struct Collectives {
 pub struct Traffic {
     #[command(flatten)]
     pub input: Input,
-    /// The mesh axis, or part of one; without, diloco or replica, whichever the mesh has
+    /// The mesh axis, or part of one; by default diloco or replica, whichever the mesh has
     #[arg(long, value_name = "AXIS")]
     pub over: Option<String>,
-    /// How many steps, from the first; without, one sync period, or 1
+    /// The number of steps, from the first; by default one sync period, or 1
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// The run config in several forms beside each other: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
-    /// microbatches=N, joined by +, as vanilla,streaming,streaming+int4
+    /// Compares several forms of the run config: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
+    /// microbatches=N, joined by +, as in vanilla,streaming,streaming+int4
     #[arg(long, value_name = "FORMS", value_delimiter = ',')]
     pub compare: Vec<String>,
-    /// The input of the program that counts steps; without, one that is called step
+    /// The input of the program that counts steps; by default the one named step
     #[arg(long, value_name = "NAME", help_heading = "Reading")]
     pub step_input: Option<String>,
-    /// Also the time on a link of so many Gbit/s for each device: a model
+    /// Adds the time on a link of this rate, in Gbit/s for each device: a model
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub gbps: Option<f64>,
-    /// Draws all of it
+    /// Draws all series into this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub struct Select {
-    /// Only what crosses this mesh axis, or part of one (fsdp:(1)2); of several, all of them
+    /// Only collectives that cross this mesh axis, or part of one (fsdp:(1)2); if repeated, all of them
     #[arg(long, value_name = "AXIS")]
     pub over: Vec<String>,
-    /// Only of this kind: all-gather, all-reduce, ...
+    /// Only collectives of this kind: all-gather, all-reduce, ...
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,
-    /// Only what moves at least so much in all its executions: 4096, 16KiB, 2MiB
+    /// Only collectives that move at least this much in all their executions: 4096, 16KiB, 2MiB
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub min_bytes: Option<u64>,
-    /// Only what has this in its scope path
+    /// Only instructions with this text in their scope path
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
-    /// Only what is in a loop
+    /// Only collectives in a loop
     #[arg(long)]
     pub in_loops: bool,
 }
@@ -187,16 +187,16 @@ pub enum CollectiveGroup {
 pub struct Memory {
     #[command(flatten)]
     pub input: Input,
-    /// Only buffers of at least so much
+    /// Only buffers of at least this size
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub min_bytes: Option<u64>,
-    /// Only buffers with this in their scope path
+    /// Only buffers with this text in their scope path
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
-    /// At most so many rows; 0 for all
+    /// The most rows to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 20)]
     pub limit: usize,
-    /// Holds the peak against this chip's memory
+    /// Compares the peak with this chip's memory
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
 }
@@ -205,16 +205,16 @@ pub struct Memory {
 pub struct Cost {
     #[command(flatten)]
     pub input: Input,
-    /// The chip: v5p, v6e, tpu7x, h100, ...; without, operations and bytes alone
+    /// The chip: v5p, v6e, tpu7x, h100, ...; by default only operations and bytes are printed
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
-    /// Rows for what
+    /// What a row is
     #[arg(long, value_name = "WHAT", default_value = "loop")]
     pub by: CostBy,
-    /// Only what has this in its scope path
+    /// Only instructions with this text in their scope path
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
-    /// At most so many rows; 0 for all
+    /// The most rows to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 30)]
     pub limit: usize,
 }
@@ -247,13 +247,13 @@ pub struct Diff {
     pub after: PathBuf,
     #[command(flatten)]
     pub reading: Reading,
-    /// Overrides of a run config for the one after alone
+    /// Overrides one key of the second run config only
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set_after: Vec<String>,
     /// Exit status 1 if there is a difference
     #[arg(long)]
     pub exit_code: bool,
-    /// At most so many rows of each table; 0 for all
+    /// The most rows of each table; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 30)]
     pub limit: usize,
 }
@@ -277,20 +277,22 @@ pub struct Check {
     /// The most bytes that a device may send in one run
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_collective_bytes: Option<u64>,
-    /// The most collectives that may run in one run; one whose number is not known is too many
+    /// The most collectives that may execute in one run; an unknown number is too many
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_collectives: Option<u64>,
-    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more than once
+    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more
+    /// than once
     #[arg(long, value_name = "AXIS=BYTES", value_parser = parse_axis_bytes, help_heading = "Limits")]
     pub max_bytes_over: Vec<(String, u64)>,
-    /// The most collectives over an axis that may run in one run, whichever branches are taken; may be given more than once
+    /// The most collectives over an axis that may execute in one run, whichever branches are taken; may be given more
+    /// than once
     #[arg(long, value_name = "AXIS=N", value_parser = parse_axis_count, help_heading = "Limits")]
     pub max_collectives_over: Vec<(String, u64)>,
     /// The most memory that a device may need
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
-    /// What there may not be: replication, collectives-in-loops[=AXIS], collectives-over=AXIS,
-    /// collectives-outside-conditionals=AXIS, KIND[=AXIS] (all-gather=fsdp), unknown-trip-counts; may be given more than once
+    /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
+    /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
     /// With --deny replication: the smallest parameter that counts
@@ -301,7 +303,7 @@ pub struct Check {
 /// A rate above 0.
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| format!("\"{text}\" is no rate above 0"))
+    rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
 }
 
 /// `replica=64MiB`.
@@ -322,7 +324,7 @@ fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
 
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("\"{text}\" is no number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
+    let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
     let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(letters);
     let (number, unit) = (number.trim().replace([',', '_'], ""), unit.trim().to_ascii_lowercase());

@@ -25,7 +25,7 @@ enum Denied {
     OutsideConditionals(String),
     /// A kind of collective, over an axis if one is named.
     Kind(String, Option<String>),
-    /// A collective that runs nobody knows how often.
+    /// A collective with an unknown number of executions.
     UnknownTripCounts,
 }
 
@@ -112,7 +112,7 @@ fn parse(text: &str) -> Result<Denied> {
 
 fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Verdict {
     let violation = match found.bound() {
-        None => Some("not known: a loop runs nobody knows how often".to_owned()),
+        None => Some("unknown: a loop has an unknown trip count".to_owned()),
         Some(found) if found > most => Some(format!("{}, which is {} too many", text(found), text(found - most))),
         Some(_) => None,
     };

@@ -175,12 +175,12 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         && Communication::named(kind).is_none()
     {
         let all = Communication::ALL.map(Communication::name).join(", ");
-        bail!("--kind {kind}: there is no such collective; there are {all}");
+        bail!("--kind {kind}: unknown collective; known are {all}");
     }
     found.entries.retain(|entry| {
         over.iter().all(|axis| may_cross(entry, axis, loaded))
             && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
-            // What nobody knows may be large.
+            // An unknown amount may be large.
             && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
             && (!select.in_loops || entry.loop_depth > 0)

@@ -41,7 +41,7 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
     line("");
     print_total(&cost);
     if let (None, Some(chip)) = (&cost.roofline, chip) {
-        output::note(&format!("of {} no rates are published, so there is no estimate of time", chip.name));
+        output::note(&format!("no rates are published for {}, so there is no estimate of time", chip.name));
     }
     print_assumptions(&cost.assumptions);
     Ok(())

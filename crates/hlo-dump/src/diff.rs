@@ -55,7 +55,7 @@ pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
     print_figures(&figures);
     print_changes(&changes, arguments.limit);
     if same {
-        line("but for names, they mean the same");
+        line("they mean the same, except for names");
     } else if changes.is_empty() {
         line("the operations are the same");
     } else if !changes.same_wiring && changes.operations.is_empty() && changes.collectives.is_empty() {
@@ -190,7 +190,7 @@ fn heading(text: &str) {
     line(&paint(BOLD, text));
 }
 
-/// `+` for what is new or more, `-` for what is gone or less, `~` for what is as often and not the same.
+/// `+` for new or more, `-` for gone or fewer, `~` for as many but different.
 fn sign(before: Occurrence, after: Occurrence) -> &'static str {
     let size = |it: Occurrence| (it.executions.bound().unwrap_or(u64::MAX), it.count);
     match size(after).cmp(&size(before)) {

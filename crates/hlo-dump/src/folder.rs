@@ -1,7 +1,7 @@
-//! XLA dump folders (`--xla_dump_to`): which file of them is meant.
+//! XLA dump folders (`--xla_dump_to`): finds the file that is meant.
 //!
-//! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations` (`gpu_`, `tpu_`
-//! likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
+//! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations`
+//! (`gpu_`, `tpu_` likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         (None, Some(stage)) => (at_stage(dumps, stage), Some(stage)),
         (None, None) => {
             let compiled = at_stage(dumps, Stage::Compiled);
-            // A compiler that died has left what was there before.
+            // A compiler that died left only what it wrote before.
             if compiled.is_empty() { (dumps.clone(), None) } else { (compiled, Some(Stage::Compiled)) }
         }
     };

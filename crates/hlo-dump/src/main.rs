@@ -1,7 +1,7 @@
-//! `hlo-dump`: see any partitioned program.
+//! `hlo-dump`: shows any partitioned program.
 //!
-//! Each command is a file: it loads its inputs (`input.rs`), asks `meshloom_hlo::analysis`, and prints a table or JSON
-//! (`output.rs`). What is computed is in the library; here is only what it looks like.
+//! Each command is a file: it loads its inputs (`input.rs`), calls `meshloom_hlo::analysis`, and prints a table or
+//! JSON (`output.rs`). The library computes; this program only prints.
 
 mod arguments;
 mod check;
@@ -27,10 +27,10 @@ use anyhow::Result;
 use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// See any partitioned program: what moves, how often, over which mesh axis; what fills memory; what changed.
+/// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
-/// Reads HLO from anywhere: text or protos from JAX, MaxText, PyTorch/XLA, XLA dump folders, and meshloom's own run configs.
-/// Nothing but `compile`, `doctor` and `--stage compiled` of a config needs a plugin.
+/// Reads HLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, and meshloom's own run
+/// configs. Only `compile`, `doctor` and `--stage compiled` of a config need a plugin.
 #[derive(Parser)]
 #[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
 struct Arguments {
@@ -48,7 +48,8 @@ struct Arguments {
 }
 
 const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \
-input; what it is, its content tells.\n\nExit status: 0 done; 1 `check` found a violation, or `diff --exit-code` a difference; 2 an error.";
+input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
+--exit-code` a difference; 2 an error.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -61,13 +62,13 @@ enum Command {
     Traffic(Traffic),
     /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
     Memory(Memory),
-    /// What it costs on a chip: operations, bytes, and whether compute, memory or links bound it
+    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
     Cost(Cost),
-    /// Why a tensor is sharded so: from rule or annotation, op by op
+    /// Why a tensor has its sharding: from rule or annotation, op by op
     Explain(Explain),
     /// What changed between two programs, by meaning: renumbering is no difference
     Diff(Diff),
-    /// All of it on one page that needs no network
+    /// Everything on one page that needs no network
     Report(Report),
     /// Hold a program to limits, for CI
     Check(Check),
@@ -75,12 +76,12 @@ enum Command {
     Configs(configs::commands::Command),
     /// Print shell completions
     Completions {
-        /// For which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
     /// Print the manual page, in roff
     Man {
-        /// Of this command; without, of hlo-dump
+        /// The command; by default hlo-dump itself
         command: Option<String>,
     },
 }

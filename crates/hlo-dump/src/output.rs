@@ -14,7 +14,8 @@ use crate::arguments::{Color, Units};
 
 static UNITS: OnceLock<Units> = OnceLock::new();
 
-/// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not change it.
+/// Version of the JSON that each command prints. It grows when a field changes its meaning or goes; new fields do not
+/// change it.
 const SCHEMA_VERSION: u32 = 1;
 
 pub fn configure(color: Color, units: Option<Units>) {
@@ -260,7 +261,7 @@ impl Table {
         self.fitted().print_all();
     }
 
-    /// The table without columns in which there is nothing, and without as many of its optional ones as it takes to fit, the last
+    /// The table without its empty columns, and without as many optional columns as necessary to make it fit, the last
     /// first.
     fn fitted(&self) -> Table {
         let mut header = self.header.clone();
@@ -322,7 +323,7 @@ impl Table {
         let flexible = |index: usize| self.header[index].1 == Column::Flexible;
         let fixed: usize = (0..natural.len()).filter(|&index| !flexible(index)).map(|index| natural[index] + 2).sum();
         let mut order: Vec<usize> = (0..natural.len()).filter(|&index| flexible(index)).collect();
-        // The narrow ones first: what they do not need is for the others.
+        // The narrow columns first: the others share what these leave.
         order.sort_by_key(|&index| natural[index]);
         let mut left = terminal.saturating_sub(fixed);
         let mut widths = natural.clone();

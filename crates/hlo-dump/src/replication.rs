@@ -5,8 +5,8 @@ use meshloom_hlo::analysis::{ShardedValue, ValueKind, shardings};
 use crate::input::Loaded;
 use crate::output::human_bytes;
 
-/// Parameters of at least so many bytes that are not split at all, and values that our partitioner had to gather for an op; a
-/// module that does not say how its parameters are split is one finding.
+/// Parameters of at least so many bytes that are not split at all, and values that our partitioner had to gather for an
+/// op; a module that does not say how its parameters are split is one finding.
 pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
     if loaded.device_count() == 1 {
         return Vec::new();

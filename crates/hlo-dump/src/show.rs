@@ -26,7 +26,7 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
     match emit {
         Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
         Emit::Proto if file.is_none() && std::io::stdout().is_terminal() => {
-            bail!("a proto is no text for a terminal; write it to a file: --output module.pb")
+            bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Json => match file {
@@ -87,7 +87,7 @@ fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
         None => {
             let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
             match written {
-                // A reader that has gone away (`| head`) has what it wanted.
+                // A reader that has gone away (`| head`) has all it wanted.
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
                 written => written.context("cannot write"),
             }

@@ -3,9 +3,9 @@
 //! Fields and their meaning are documented in the `.proto` files. Maps are `BTreeMap`, so that a message encodes to
 //! the same bytes every time; large fields that few instructions carry are boxed.
 //!
-//! A program has millions of instructions and an instruction has a hundred fields, of which any opcode uses few. Those
-//! that are rare are in [`HloInstructionDetails`], out of line; the bytes know nothing of it, and code uses these fields as
-//! if they were the instruction's own, but for literals of the struct.
+//! A program has millions of instructions, and an instruction has a hundred fields, of which any opcode uses few. The
+//! rare ones are in [`HloInstructionDetails`], out of line. The encoded bytes are the same, and code uses these fields
+//! as if they were the instruction's own, except in struct literals.
 
 #![allow(missing_docs, clippy::all, clippy::pedantic)]
 
@@ -58,7 +58,7 @@ impl Deref for HloInstructionProto {
     }
 }
 
-/// Makes room for rare fields, if there is none: not to be used to set one to what it is without.
+/// Allocates the rare fields if necessary; do not use it to set a field to its default.
 impl DerefMut for HloInstructionProto {
     fn deref_mut(&mut self) -> &mut HloInstructionDetails {
         &mut self.details.get_or_insert_default().0
@@ -93,7 +93,7 @@ mod tests {
         fields.sort();
         assert_eq!(found, fields);
         assert_eq!(HloInstructionProto::decode(bytes.as_slice()).unwrap(), instruction);
-        // A tag that nobody knows.
+        // An unknown tag.
         bytes.extend([0xf8, 0x3f, 1]);
         assert_eq!(HloInstructionProto::decode(bytes.as_slice()).unwrap(), instruction);
     }

@@ -1,4 +1,4 @@
-//! Reading HLO in whatever form somebody has it.
+//! Reads HLO in any form.
 //!
 //! | form | where it comes from |
 //! |---|---|
@@ -8,10 +8,10 @@
 //! | `HloModuleProtoWithConfig` | what a PJRT plugin gives as the optimized program |
 //! | `HloSnapshot`, `HloUnoptimizedSnapshot` | `--xla_dump_hlo_snapshots`; the arguments are left out |
 //!
-//! Any of them may be compressed by gzip. Nothing of a name is looked at: the content tells.
+//! Any of them may be gzipped. The reader detects the format from the content, never from a name.
 //!
-//! What is read need not be well-meant. Protobuf can say in two bytes what takes a thousand in memory, so the messages are
-//! counted before they are decoded ([`Limits`]).
+//! Input may be malicious. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
+//! before it decodes them ([`Limits`]).
 
 mod form;
 
@@ -61,9 +61,9 @@ impl Form {
 pub struct Found {
     /// The module.
     pub module: HloModuleProto,
-    /// How it is compiled, if the form says so: device counts, layouts of arguments.
+    /// The compile settings, if the form has them: device counts, layouts of arguments.
     pub config: Option<HloModuleConfigProto>,
-    /// Where XLA has put its buffers, if the form says so.
+    /// XLA's buffer assignment, if the form has it.
     pub buffers: Option<BufferAssignmentProto>,
     /// The form.
     pub form: Form,
@@ -74,8 +74,8 @@ pub struct Found {
 pub struct Limits {
     /// Bytes of the input, after decompression.
     pub input_bytes: u64,
-    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take some ten times
-    /// theirs.
+    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
+    /// some ten times theirs.
     pub decoded_ratio: u64,
 }
 
@@ -163,7 +163,7 @@ pub enum ReadError {
 /// Reads a module in any form.
 ///
 /// # Errors
-/// It is no HLO, and the error says what it seems to be; it is broken; or it is larger than the limits.
+/// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
 pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         return read_plain(&decompress(bytes, limits)?, limits);
@@ -225,7 +225,8 @@ fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
     Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
 }
 
-/// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser takes too.
+/// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
+/// takes too.
 fn is_hlo_text(mut text: &[u8]) -> bool {
     loop {
         text = text.trim_ascii_start();

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::suggest::did_you_mean;
 
-/// A stage of a program. Each has what the one before has, and one thing more.
+/// A stage of a program. Each adds one thing to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The forward pass, as the closure was recorded: of one replica, if there are several.

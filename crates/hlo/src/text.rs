@@ -4,8 +4,8 @@
 //! everything, to be read back. [`TextOptions::canonical`] is for people and snapshots: the same syntax with less in
 //! it, and with names that do not change when an unrelated part of the program does.
 //!
-//! Printing never fails. What a malformed module leaves open shows in the text: an id that names nothing prints as
-//! `%MISSING_42`, a literal that does not hold what its shape says as `{...}`. XLA's parser rejects the former.
+//! Printing never fails. Defects of a malformed module show in the text: an id that names nothing prints as
+//! `%MISSING_42`, and a literal that does not match its shape as `{...}`. XLA's parser rejects the former.
 
 mod attributes;
 mod instruction;

@@ -86,7 +86,7 @@ pub(super) fn fields(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: false }
 }
 
-/// The fields of a serialized message of which the end may be missing: the last field has what is there.
+/// The fields of a serialized message that may be cut off: the last field has what is left of it.
 pub(super) fn fields_of_start(bytes: &[u8]) -> Fields<'_> {
     Fields { rest: bytes, cut_off: true }
 }

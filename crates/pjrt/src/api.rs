@@ -31,8 +31,8 @@ pub(super) unsafe trait Arguments: Default {
 macro_rules! functions {
     ($($function:ident $arguments:ident $size:ident),* $(,)?) => {
         $(
-            // SAFETY: the offset is that of the field of the same name, whose type in `sys` is a function over this struct
-            // (the constant below would not compile otherwise).
+            // SAFETY: the offset is that of the field of the same name, whose type in `sys` is a function over this
+            // struct (the constant below would not compile otherwise).
             unsafe impl Arguments for $arguments {
                 const NAME: &'static str = stringify!($function);
                 const OFFSET: usize = offset_of!(PJRT_Api, $function);
@@ -133,8 +133,8 @@ impl Api {
 
     /// An extension of the plugin's table, by its type.
     pub(super) fn extension(self, kind: PJRT_Extension_Type) -> Option<*const PJRT_Extension_Base> {
-        // SAFETY: the list's start is in every table that has a version, which is looked at when the plugin is loaded. The
-        // extensions live as long as the table, and each begins with a base.
+        // SAFETY: the list's start is in every table that has a version, which is looked at when the plugin is loaded.
+        // The extensions live as long as the table, and each begins with a base.
         unsafe {
             let mut next = (&raw const (*self.raw).extension_start).read();
             while !next.is_null() {
@@ -203,8 +203,8 @@ impl Api {
             ..Default::default()
         };
         type Void<A> = unsafe extern "C" fn(*mut A);
-        // SAFETY: `error` is live until it is destroyed last; the message is copied before that. `GetCode` cannot itself
-        // fail on a live error, so its result (which `call` would send here again) is not looked at.
+        // SAFETY: `error` is live until it is destroyed last; the message is copied before that. `GetCode` cannot
+        // itself fail on a live error, so its result (which `call` would send here again) is not looked at.
         unsafe {
             if let Some(get) = self.function::<Void<_>>(offset_of!(PJRT_Api, PJRT_Error_Message)) {
                 get(&mut message);

@@ -13,8 +13,8 @@ use super::event::Event;
 use super::sys::*;
 use meshloom_hlo::{DType, Literal, TensorType};
 
-/// A dense value in one device's memory. It may still be on its way there, or not yet computed: reading it waits. Cloning
-/// gives another handle to the same memory.
+/// A dense value in one device's memory. It may still be on its way there, or not yet computed: reading it waits.
+/// Cloning gives another handle to the same memory.
 #[derive(Clone)]
 pub struct Buffer(Arc<Inner>);
 
@@ -51,8 +51,9 @@ impl Buffer {
             device: raw_device,
             ..Arguments::new()
         };
-        // SAFETY: client and device are live, type and dimensions agree with the bytes (`Literal` checks), and the bytes are
-        // immutable and kept until the event says that the plugin has done with them. Buffer and event are then ours.
+        // SAFETY: client and device are live, type and dimensions agree with the bytes (`Literal` checks), and the
+        // bytes are immutable and kept until the event says that the plugin has done with them. Buffer and event are
+        // then ours.
         unsafe {
             client.api().call(&mut arguments)?;
             let buffer = Buffer::owned(client, device, ty, None, arguments.buffer);
@@ -106,10 +107,10 @@ impl Buffer {
     /// As [`Buffer::block_until_ready`], but no longer than `limit`.
     ///
     /// # Errors
-    /// [`PjrtError::TimedOut`] names the program and the device. The program runs on: PJRT has no way to end it. The buffer
-    /// can be waited for again, and it, the executable and the client can be dropped; but a client's last handle waits for
-    /// what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is for programs
-    /// that a plugin may run before `execute` returns.
+    /// [`PjrtError::TimedOut`] names the program and the device. The program runs on: PJRT has no way to end it. The
+    /// buffer can be waited for again, and it, the executable and the client can be dropped; but a client's last handle
+    /// waits for what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is
+    /// for programs that a plugin may run before `execute` returns.
     pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
         if self.ready_event()?.wait_within(limit)? {
             return Ok(());
@@ -159,8 +160,8 @@ impl Buffer {
             dst_size: target.len(),
             ..Arguments::new()
         };
-        // SAFETY: the buffer is live, the layout outlives the call, and the target is kept, unread, until the event (see
-        // `HostCopy`), which is then ours.
+        // SAFETY: the buffer is live, the layout outlives the call, and the target is kept, unread, until the event
+        // (see `HostCopy`), which is then ours.
         let event = unsafe {
             self.api().call(&mut arguments)?;
             Event::from_raw(self.api(), arguments.event)
@@ -211,8 +212,8 @@ impl Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the last handle is going, and the client is still there. PJRT itself keeps the memory of a buffer that an
-        // execution still reads.
+        // SAFETY: the last handle is going, and the client is still there. PJRT itself keeps the memory of a buffer
+        // that an execution still reads.
         unsafe { self.client.api().destroy(PJRT_Buffer_Destroy_Args { buffer: self.raw, ..Arguments::new() }) };
     }
 }

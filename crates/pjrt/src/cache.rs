@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
-use super::fetch::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
+use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
 use super::options::CompileOptions;
 use super::plugin::Plugin;
 
@@ -23,8 +23,8 @@ const DIGEST: &str = "digest";
 /// A temporary file this old belongs to a process that died.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Compiled programs in a folder, by the hash of everything they depend on: the module, the options, the plugin's file, and the
-/// devices. Any number of threads and processes may share it.
+/// Compiled programs in a folder, by the hash of everything they depend on: the module, the options, the plugin's file,
+/// and the devices. Any number of threads and processes may share it.
 #[derive(Clone, Debug)]
 pub struct CompileCache {
     directory: PathBuf,
@@ -39,8 +39,8 @@ impl CompileCache {
         Ok(CompileCache { directory, limit: None })
     }
 
-    /// The same cache, but whenever a program is added, those not used for longest go until all take no more than `bytes`. The
-    /// one just added stays, however large it is.
+    /// The same cache, but whenever a program is added, those not used for longest go until all take no more than
+    /// `bytes`. The one just added stays, however large it is.
     pub fn with_limit(self, bytes: u64) -> CompileCache {
         CompileCache { limit: Some(bytes), ..self }
     }
@@ -73,7 +73,8 @@ impl CompileCache {
         Ok(executable)
     }
 
-    /// An entry is the SHA-256 of the program, then the program: a damaged one must not reach the plugin, which trusts it.
+    /// An entry is the SHA-256 of the program, then the program: a damaged one must not reach the plugin, which trusts
+    /// it.
     fn store(&self, path: &Path, program: &[u8]) -> Result<(), PjrtError> {
         write_atomically(path, &[&Sha256::digest(program), program])?;
         match self.limit {
@@ -137,8 +138,8 @@ fn hash(parts: &[&[u8]]) -> String {
     hex(&hasher.finalize())
 }
 
-/// The instruction sets of this machine: a program compiled for others would die of an illegal instruction, and cache folders
-/// are shared between machines.
+/// The instruction sets of this machine: a program compiled for others would die of an illegal instruction, and cache
+/// folders are shared between machines.
 fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
@@ -159,8 +160,8 @@ fn mark_used(path: &Path) {
     }
 }
 
-/// Throws out the programs not used for longest, and what dead processes left. Others may do so at the same time: a file that is
-/// gone already is as good as thrown out, and whoever has one open keeps it.
+/// Throws out the programs not used for longest, and what dead processes left. Others may do so at the same time: a
+/// file that is gone already is as good as thrown out, and whoever has one open keeps it.
 fn evict(directory: &Path, keep: &Path, limit: u64) -> Result<(), PjrtError> {
     let mut programs = Vec::new();
     let mut total = 0;

@@ -19,8 +19,8 @@ pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 /// How to create a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientOptions {
-    /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices they
-    /// have, and refuse it.
+    /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices
+    /// they have, and refuse it.
     pub device_count: Option<usize>,
     /// More options, by the plugin's own names (`visible_devices`, `memory_fraction`). They go to the plugin unchecked.
     pub platform_options: Vec<(String, NamedValue)>,
@@ -144,7 +144,8 @@ impl Client {
         &self.0.platform_version
     }
 
-    /// All devices, in the plugin's order. Positions in this list are what the rest of this module calls a device's index.
+    /// All devices, in the plugin's order. Positions in this list are what the rest of this module calls a device's
+    /// index.
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
     }

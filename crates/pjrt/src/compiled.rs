@@ -34,7 +34,8 @@ pub struct MemoryStats {
     pub peak: i64,
 }
 
-/// XLA's own estimate of what a program costs on each device. It counts the body of a loop once, whatever its trip count.
+/// XLA's own estimate of what a program costs on each device. It counts the body of a loop once, whatever its trip
+/// count.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostAnalysis {
     /// Every figure, by XLA's name for it.
@@ -173,8 +174,8 @@ impl Compiled {
         let mut program = sized!(PJRT_Program, PJRT_Program_STRUCT_SIZE {});
         let mut arguments =
             PJRT_Executable_OptimizedProgram_Args { executable: self.raw, program: &mut program, ..Arguments::new() };
-        // SAFETY: the executable is live. The first call sets the size, the second fills a buffer of that size; the format
-        // string is the plugin's and is copied.
+        // SAFETY: the executable is live. The first call sets the size, the second fills a buffer of that size; the
+        // format string is the plugin's and is copied.
         unsafe {
             let called = self.api().call(&mut arguments);
             self.feature("the optimized program", called)?;

@@ -199,7 +199,8 @@ pub enum PjrtError {
         source: std::io::Error,
     },
 
-    /// The caller's: an option value that cannot work. Refused before the plugin sees it, which might abort the process.
+    /// The caller's: an option value that cannot work. Refused before the plugin sees it, which might abort the
+    /// process.
     #[error("{option} = {value} is not possible: expected {expected}")]
     InvalidOption {
         /// The option.
@@ -300,7 +301,8 @@ pub enum PjrtError {
         name: String,
     },
 
-    /// The plugin's, mostly: a worker, the child process that does what a plugin might die of, did not do what it was asked.
+    /// Usually the plugin's fault: the worker, a child process that shields this one from crashes of the plugin,
+    /// failed.
     #[error("{action} with {}: {failure}", .plugin.display())]
     Worker {
         /// What it was asked, with the names of program and topology.

@@ -77,7 +77,8 @@ impl Event {
         let held = Arc::new(held);
         let (api, kept) = (self.api, held.clone());
         let registered = self.on_ready(move |error| {
-            // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own event.
+            // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own
+            // event.
             let _ = unsafe { api.check("PJRT_Event_OnReady", error) };
             drop(kept);
         });
@@ -86,8 +87,8 @@ impl Event {
         }
     }
 
-    /// Has the plugin call `callback`, from any thread, when the event has happened; it then owns the error. When the plugin
-    /// refuses, the callback is dropped.
+    /// Has the plugin call `callback`, from any thread, when the event has happened; it then owns the error. When the
+    /// plugin refuses, the callback is dropped.
     fn on_ready<F: FnOnce(*mut PJRT_Error) + Send + 'static>(&self, callback: F) -> Result<(), PjrtError> {
         unsafe extern "C" fn run<F: FnOnce(*mut PJRT_Error)>(error: *mut PJRT_Error, user: *mut c_void) {
             // SAFETY: `user` is the box made below, and PJRT calls a callback once.

@@ -13,7 +13,7 @@ use super::buffer::{Buffer, type_of};
 use super::client::Client;
 use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
 use super::error::PjrtError;
-use super::fetch::io_error;
+use super::files::io_error;
 use super::options::CompileOptions;
 use super::program::{self, Parameter, ProgramInfo};
 use super::sys::*;
@@ -52,8 +52,8 @@ unsafe impl Sync for Loaded {}
 impl Drop for Loaded {
     fn drop(&mut self) {
         let arguments = PJRT_LoadedExecutable_Destroy_Args { executable: self.raw, ..Arguments::new() };
-        // SAFETY: the executable is live and ours, and not used again; its client is still there. Running executions keep what
-        // they need.
+        // SAFETY: the executable is live and ours, and not used again; its client is still there. Running executions
+        // keep what they need.
         unsafe { self.client.api().destroy(arguments) };
     }
 }
@@ -63,11 +63,12 @@ impl Drop for Loaded {
 pub struct ExecuteOptions {
     /// Parameters whose arguments stay usable although the program declares their donation. The plugin copies them.
     pub non_donatable: Vec<usize>,
-    /// How long starting the program and computing all results may take. With a limit, [`Executable::execute`] waits for the
-    /// results; without, some plugins still compute what they think is cheap before it returns.
+    /// The most time for starting the program and computing all results. With a limit, [`Executable::execute`] waits
+    /// for the results; without one, some plugins still compute cheap programs before it returns.
     ///
-    /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments that it
-    /// took are gone. All handles can be dropped; but the client's last one waits for what still runs on its devices.
+    /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments
+    /// that it took are gone. All handles can be dropped; but the client's last one waits for what still runs on its
+    /// devices.
     pub time_limit: Option<Duration>,
 }
 
@@ -80,8 +81,9 @@ impl Client {
         prepared.compile(self, module)
     }
 
-    /// Loads what [`Executable::serialize`] or [`CompiledAhead::serialized`](super::ahead_of_time::CompiledAhead::serialized)
-    /// gave for this module and these options.
+    /// Loads what [`Executable::serialize`] or
+    /// [`CompiledAhead::serialized`](super::ahead_of_time::CompiledAhead::serialized) gave for this module and these
+    /// options.
     ///
     /// The plugin trusts the bytes, and may end the process over damaged ones: keep a digest with them, as
     /// [`CompileCache`](super::CompileCache) does.
@@ -257,7 +259,8 @@ impl Executable {
         launched
     }
 
-    /// Launches on a thread of its own, because a plugin may run the program before it returns, and waits for the results.
+    /// Launches on a thread of its own, because a plugin may run the program before it returns, and waits for the
+    /// results.
     fn launch_within(
         &self,
         arguments: &[Vec<Buffer>],
@@ -480,8 +483,8 @@ impl Inner {
             ..Arguments::new()
         };
         let api = self.client.api();
-        // SAFETY: executable and buffers are live; there is one list for each device, of as many arguments and room for as
-        // many outputs as the program has. The output buffers are then ours.
+        // SAFETY: executable and buffers are live; there is one list for each device, of as many arguments and room for
+        // as many outputs as the program has. The output buffers are then ours.
         unsafe {
             api.call(&mut call)?;
             // The types first: should one be unknown, there are no handles yet that would free the buffers.

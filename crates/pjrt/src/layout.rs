@@ -12,8 +12,8 @@ use meshloom_hlo::{DType, Dims, TensorType};
 /// A box of a global value: one range for each dimension.
 pub type ShardBox = Vec<Range<usize>>;
 
-/// For each device, in the order of an executable's devices, the box of the global value that it holds. Devices with equal
-/// boxes hold copies. Cloning shares the boxes.
+/// For each device, in the order of an executable's devices, the box of the global value that it holds. Devices with
+/// equal boxes hold copies. Cloning shares the boxes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardLayout {
     dims: Dims,
@@ -51,8 +51,8 @@ impl ShardLayout {
         Ok(ShardLayout { dims: Dims::from_slice(dims), value_dims: None, boxes: boxes.into() })
     }
 
-    /// The same layout for values that are no larger than its dimensions: what they lack at the end of a dimension is made up
-    /// with zeros when they are put on devices, and left out when they are read.
+    /// The same layout for values no larger than its dimensions. Missing elements at the end of a dimension are padded
+    /// with zeros when values are put on devices, and cut off when they are read.
     ///
     /// # Errors
     /// The values are larger, or of another rank.
@@ -119,8 +119,9 @@ impl ShardLayout {
             let reason = format!("the shards hold {covered} of the {total} elements of the value");
             return Err(PjrtError::Layout { reason });
         }
-        // Shardings cut each dimension at the same places everywhere, so nearly always no box contains a cut of another, and
-        // then distinct boxes cannot overlap; equal volume is coverage. Only odd layouts are compared box by box.
+        // Shardings cut each dimension at the same places everywhere, so nearly always no box contains a cut of
+        // another, and then distinct boxes cannot overlap; equal volume is coverage. Only odd layouts are compared box
+        // by box.
         if covered > total || !self.is_grid(&devices) {
             for (position, &first) in devices.iter().enumerate() {
                 for &second in &devices[position + 1..] {
@@ -173,8 +174,8 @@ pub fn runs<'a>(ty: &TensorType, shard: &'a [Range<usize>]) -> Runs<'a> {
     Runs::new(ty, shard, first_run_dim(ty, shard))
 }
 
-/// The first dimension whose indices lie next to one another in a box, with all that follow: those that the box spans whole, and
-/// the one before them.
+/// The first dimension whose indices lie next to one another in a box, with all that follow: those that the box spans
+/// whole, and the one before them.
 fn first_run_dim(ty: &TensorType, shard: &[Range<usize>]) -> usize {
     let mut dim = shard.len();
     while dim > 0 && shard[dim - 1] == (0..ty.dims[dim - 1]) {
@@ -183,8 +184,8 @@ fn first_run_dim(ty: &TensorType, shard: &[Range<usize>]) -> usize {
     dim.saturating_sub(1)
 }
 
-/// Byte ranges of a box in one dense value and of a box of the same size in another, pairwise, as long as both are contiguous:
-/// what to copy from the first to the second. Both are of the same element type.
+/// Byte ranges of a box in one dense value and of a box of the same size in another, pairwise, as long as both are
+/// contiguous: what to copy from the first to the second. Both are of the same element type.
 pub fn shared_runs(
     (from, from_box): (&TensorType, &[Range<usize>]),
     (to, to_box): (&TensorType, &[Range<usize>]),

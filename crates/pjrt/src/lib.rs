@@ -8,33 +8,39 @@
 //! ```
 //!
 //! A [`Plugin`] is a shared object with XLA inside, found on the machine or fetched. A [`Client`] is its devices. An
-//! [`Executable`] is a program compiled for some of them. A [`Buffer`] is a value in one device's memory, an [`Array`] is a
-//! global value spread over many.
+//! [`Executable`] is a program compiled for some of them. A [`Buffer`] is a value in one device's memory, an [`Array`]
+//! is a global value spread over many.
 //!
-//! All handles are `Send + Sync` and cheap to clone, and each keeps alive what it needs: a client outlives its buffers and
-//! executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits for it.
+//! All handles are `Send + Sync` and cheap to clone, and each keeps alive what it needs: a client outlives its buffers
+//! and executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits
+//! for it.
 //!
-//! For hardware that is not there, [`ahead_of_time`] compiles for a [`Topology`] in a child process.
+//! [`ahead_of_time`] compiles for the absent hardware of a [`Topology`] in a child process.
 //!
-//! XLA checks much by ending the process, so whatever can be checked is checked here before a plugin is called.
+//! XLA's checks end the process, so everything that can be checked is checked here before a plugin is called.
 
 pub mod ahead_of_time;
 mod api;
 mod array;
 mod buffer;
 mod cache;
+mod cached;
 mod client;
 mod compiled;
 mod device;
 mod error;
 mod event;
 mod executable;
+#[cfg(feature = "fetch")]
 mod fetch;
+mod files;
 mod layout;
 mod options;
 mod plugin;
 mod profiler;
 mod program;
+#[cfg(feature = "fetch")]
+mod progress;
 mod search;
 #[rustfmt::skip]
 mod sys;

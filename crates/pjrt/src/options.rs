@@ -11,8 +11,8 @@ use super::program::ProgramInfo;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
 use meshloom_hlo::proto;
 
-/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a transposed
-/// constant in the wrong order when it folds a dot of it into a reshape.
+/// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
+/// transposed constant in the wrong order when it folds a dot of it into a reshape.
 const FOLDS_RIGHT: (i32, i32) = (0, 106);
 
 /// The API version of the oldest plugin seen to read named shardings without being told to.
@@ -46,9 +46,11 @@ pub struct CompileOptions {
     pub num_replicas: usize,
     /// Devices that each copy is partitioned over.
     pub num_partitions: usize,
-    /// Whether XLA's SPMD partitioner runs. More than one partition needs it, also for a module with all sharding manual.
+    /// Whether XLA's SPMD partitioner runs. More than one partition needs it, also for a module with all sharding
+    /// manual.
     pub use_spmd_partitioning: bool,
-    /// Whether Shardy propagates instead of GSPMD. Only for modules with Shardy's annotations: some plugins abort on others.
+    /// Whether Shardy propagates instead of GSPMD. Only for modules with Shardy's annotations: some plugins abort on
+    /// others.
     pub use_shardy_partitioner: bool,
     /// Device ids by replica and partition; by default the devices of the client or topology, in order.
     pub device_assignment: Option<Vec<Vec<i32>>>,

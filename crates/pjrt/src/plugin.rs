@@ -18,8 +18,8 @@ use super::value::NamedValue;
 /// The oldest minor version of the C API that our bindings can drive: the one they were made from.
 const OLDEST_MINOR: i32 = PJRT_API_MINOR as i32;
 
-/// A loaded PJRT plugin. It stays loaded until the process ends: plugins start threads and register things that no unloading
-/// would undo.
+/// A loaded PJRT plugin. It stays loaded until the process ends: plugins start threads and register things that no
+/// unloading would undo.
 pub struct Plugin {
     path: PathBuf,
     api: Api,
@@ -31,8 +31,8 @@ pub struct Plugin {
 static LOADED: Mutex<Vec<Arc<Plugin>>> = Mutex::new(Vec::new());
 
 impl Plugin {
-    /// The plugin of a platform (`cpu`, `cuda`, `tpu`): from the environment variable `MESHLOOM_<PLATFORM>_PLUGIN`, from
-    /// meshloom's cache, from installed Python packages, or else downloaded from PyPI.
+    /// The plugin of a platform (`cpu`, `cuda`, `tpu`): from the environment variable `MESHLOOM_<PLATFORM>_PLUGIN`,
+    /// from meshloom's cache, from installed Python packages, or else downloaded from PyPI.
     ///
     /// # Errors
     /// [`PjrtError::NotFound`] lists every place looked at, why it gave nothing, and what to do.
@@ -63,9 +63,9 @@ impl Plugin {
 
     /// Loads a plugin from a file. The same file gives the same plugin each time.
     ///
-    /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then logs
-    /// errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine without a TPU,
-    /// `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there, and
+    /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then
+    /// logs errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine
+    /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there, and
     /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, without which two processes cannot compile at the same time.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
@@ -79,7 +79,8 @@ impl Plugin {
             return Ok(plugin.clone());
         }
         prepare_environment();
-        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file trusts it.
+        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file
+        // trusts it.
         let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
         type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
         // SAFETY: every PJRT plugin exports this symbol with this type.
@@ -142,9 +143,9 @@ impl fmt::Debug for Plugin {
     }
 }
 
-/// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs errors
-/// alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock them against other
-/// processes: several may compile at once.
+/// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs
+/// errors alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock
+/// them against other processes: several may compile at once.
 fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -155,11 +156,11 @@ fn prepare_environment() {
         }
         for (variable, value) in variables {
             if env::var_os(variable).is_none() {
-                // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes turns
-                // by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left are threads
-                // that the host program runs in other C libraries: should one of them call getenv at this very moment, it
-                // might see the environment while it is moved. Such a program sets the variables itself, early; then nothing
-                // is written.
+                // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes
+                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left
+                // are threads that the host program runs in other C libraries: should one of them call getenv at this
+                // very moment, it might see the environment while it is moved. Such a program sets the variables
+                // itself, early; then nothing is written.
                 unsafe { env::set_var(variable, value) };
             }
         }

@@ -1,7 +1,7 @@
-//! Profiles of what runs on a plugin's devices, through the plugin's profiler extension.
+//! Profiles of a plugin's devices, through its profiler extension.
 //!
-//! The extension is not part of the main header that `sys` is made from. Its structs are written here by hand, after XLA's
-//! `xla/pjrt/c/pjrt_c_api_profiler_extension.h` and `xla/backends/profiler/plugin/profiler_c_api.h`.
+//! The extension is not part of the main header that `sys` is made from. Its structs are written here by hand, after
+//! XLA's `xla/pjrt/c/pjrt_c_api_profiler_extension.h` and `xla/backends/profiler/plugin/profiler_c_api.h`.
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::api::string;
 use super::error::{ErrorCode, PjrtError};
-use super::fetch::write_atomically;
+use super::files::write_atomically;
 use super::plugin::Plugin;
 use super::sys::*;
 

@@ -76,8 +76,8 @@ impl ProgramInfo {
 
 /// The module as a platform's compiler wants it.
 ///
-/// libtpu reads the trip counts that other platforms find in a loop's `backend_config` as a message of its own, which has no such
-/// field, and refuses the module. It finds the counts by itself.
+/// libtpu reads the trip counts that other platforms find in a loop's `backend_config` as a message of its own, which
+/// has no such field, and refuses the module. It finds the counts by itself.
 pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]> {
     const TRIP_COUNT: &[u8] = b"{\"known_trip_count\"";
     if platform != "tpu" || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {

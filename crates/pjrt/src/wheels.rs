@@ -111,8 +111,9 @@ pub const WHEELS: &[Wheel] = &[
             pip_arguments: &[],
         },
         object: "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
-        // The plugin assembles PTX with NVIDIA's ptxas, and links NVIDIA's device library of mathematical functions. It looks
-        // for both in `nvidia/cuda_nvcc` beside its own package's folder, then in PATH and in an installed CUDA toolkit.
+        // The plugin assembles PTX with NVIDIA's ptxas, and links NVIDIA's device library of mathematical functions. It
+        // looks for both in `nvidia/cuda_nvcc` beside its own package's folder, then in PATH and in an installed CUDA
+        // toolkit.
         companions: &[Companion {
             package: Package {
                 name: "nvidia-cuda-nvcc-cu12",

@@ -25,8 +25,9 @@ static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Makes a program able to be its own worker: call it first in `main`.
 ///
-/// In an ordinary run it only notes that it was called. In a process that [`ahead_of_time`](super::ahead_of_time) started, which
-/// an environment variable says, it does what is asked and ends the process.
+/// In an ordinary run it only notes that it was called. In a process started by
+/// [`ahead_of_time`](super::ahead_of_time), recognized by an environment variable, it does the work and ends the
+/// process.
 pub fn run_if_asked() {
     match env::var_os(FOLDER_VARIABLE) {
         None => CAN_BE_ASKED.store(true, Ordering::Relaxed),
@@ -44,7 +45,7 @@ fn work(folder: &Path) -> i32 {
         Ok(request) => request,
         Err(reason) => return complain(&format!("the request cannot be read: {reason}")),
     };
-    // Should the parent die, nobody else would end this process.
+    // If the parent dies, nothing else would end this process.
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return complain(&format!("cannot ask to be ended with the parent: {error}"));
     }

@@ -32,8 +32,8 @@ impl StepAhead {
     /// Compiles the train step that a config describes for its `target.topology`.
     ///
     /// # Errors
-    /// There is no such topology, `mesh.axes` does not fit its devices, model and rules do not fit the mesh, or the plugin refuses
-    /// the program, dies over it, or takes too long.
+    /// There is no such topology, `mesh.axes` does not fit its devices, model and rules do not fit the mesh, or the
+    /// plugin refuses the program, dies over it, or takes too long.
     pub fn compile(config: &RunConfig, settings: &Settings) -> Result<StepAhead, Error> {
         let topology = Topology::parse(&config.target.topology)?;
         config.check_supported()?;
@@ -43,7 +43,7 @@ impl StepAhead {
         let start = Instant::now();
         let (_, lowered) = config.lower_run(config.calls(), GroupFormat::read_by(api_version))?;
         let lower_time = start.elapsed();
-        let params = config.train_step().state().params;
+        let params = config.train_step()?.state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options()?;

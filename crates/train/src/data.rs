@@ -1,9 +1,9 @@
 //! Text as training batches: tokens (the bytes, or a tokenizer's), packed sequences, random access.
 //!
-//! A text is cut into documents at blank lines (short paragraphs stay with the next one). An epoch is all documents in an
-//! order drawn from seed and epoch number, one after the other, cut into rows of `seq` tokens; only its last row is padded.
-//! Within a row each document, or part of one, is a segment: attention stays inside it, positions restart at its first token,
-//! and the target of each token is the next one of the same document.
+//! A text is cut into documents at blank lines (short paragraphs stay with the next one). An epoch is all documents in
+//! an order drawn from seed and epoch number, one after the other, cut into rows of `seq` tokens; only its last row is
+//! padded. Within a row each document, or part of one, is a segment: attention stays inside it, positions restart at
+//! its first token, and the target of each token is the next one of the same document.
 //!
 //! [`TextDataset::batch`] needs nothing but seed and step, so a run resumes anywhere, and no mesh changes what is read.
 
@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
-use meshloom::ir::Literal;
+use meshloom::ir::{Literal, TensorType};
 
-/// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its context.
+/// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its
+/// context.
 const MIN_DOCUMENT_BYTES: usize = 192;
 
 /// An error in the data.
@@ -58,6 +59,16 @@ pub enum DataError {
         batch: usize,
         /// Tokens in each.
         seq: usize,
+    },
+    /// The batches of a dataset do not have as many rows as were asked for.
+    #[error(
+        "the batches of a call have {found} bytes, which do not fill {expected}: a dataset must give as many rows as it is asked for"
+    )]
+    Bytes {
+        /// The type that they should fill.
+        expected: TensorType,
+        /// Their bytes.
+        found: usize,
     },
 }
 
@@ -185,8 +196,8 @@ impl TextDataset {
         self.token_count().div_ceil(seq.max(1))
     }
 
-    /// The batch of a step. It depends on nothing but the arguments: row `r` of step `s` is row `s * batch + r` of the epochs
-    /// in turn.
+    /// The batch of a step. It depends on nothing but the arguments: row `r` of step `s` is row `s * batch + r` of the
+    /// epochs in turn.
     pub fn batch(&self, seed: u64, step: u64, batch: usize, seq: usize) -> Result<Batch, DataError> {
         let size_error = || DataError::BatchSize { batch, seq };
         let count =
@@ -234,7 +245,8 @@ impl TextDataset {
 }
 
 impl Epoch {
-    /// Every document gets a number that depends on seed, epoch and its place in the text alone; their order is the epoch's.
+    /// Every document gets a number that depends on seed, epoch and its place in the text alone; their order is the
+    /// epoch's.
     fn new(documents: &[Range<usize>], seed: u64, number: u64) -> Epoch {
         let key = mix(mix(seed) ^ number);
         let mut order: Vec<(u64, usize)> = (0..documents.len()).map(|index| (mix(key ^ index as u64), index)).collect();
@@ -249,7 +261,8 @@ impl Epoch {
     }
 }
 
-/// The finalizer of SplitMix64 after one step of its counter: each bit of the result depends on every bit of the argument.
+/// The finalizer of SplitMix64 after one step of its counter: each bit of the result depends on every bit of the
+/// argument.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -296,8 +309,8 @@ impl Rows {
     }
 }
 
-/// Cuts a text after blank lines, into documents of at least [`MIN_DOCUMENT_BYTES`] (but the last). A document keeps the blank
-/// lines that end it, so the documents are the text.
+/// Cuts a text after blank lines, into documents of at least [`MIN_DOCUMENT_BYTES`] (but the last). A document keeps
+/// the blank lines that end it, so the documents are the text.
 fn split_documents(text: &[u8]) -> Vec<Range<usize>> {
     let mut documents = Vec::new();
     let (mut start, mut line_start, mut after_blank) = (0, 0, false);

@@ -1,37 +1,41 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
-use super::config::{ConfigError, DilocoConfig, DilocoTransport, RunConfig};
-use super::step::{StepInput, StepOutput, TrainState, TrainStep};
+use super::config::{DilocoConfig, DilocoTransport, RunConfig};
+use super::model::Model;
+use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::nn::{Batch, Decoder};
+use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::sharding::Role;
+use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
 use meshloom::transform::diloco::{
     Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
 };
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and the steps done.
-pub type DilocoTrainState<T> = DilocoState<TrainState<T>, Decoder<T>, T>;
+pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
 
-impl HasParams for TrainState<Tensor> {
-    type Params = Decoder<Tensor>;
+/// That of a model.
+type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
 
-    fn params(&self) -> Decoder<Tensor> {
+impl<P: Tree<Leaf = Tensor> + Clone> HasParams for TrainState<Tensor, P> {
+    type Params = P;
+
+    fn params(&self) -> P {
         self.params.clone()
     }
 
-    fn with_params(self, params: Decoder<Tensor>) -> TrainState<Tensor> {
+    fn with_params(self, params: P) -> TrainState<Tensor, P> {
         TrainState { params, ..self }
     }
 }
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
-pub struct DilocoStep {
+pub struct DilocoStep<M = DecoderConfig> {
     /// That of one, with its rows of the batch.
-    pub step: TrainStep,
+    pub step: TrainStep<M>,
     /// What syncs when.
     pub diloco: Diloco,
 }
@@ -79,38 +83,23 @@ impl RunConfig {
             block: config.block,
         })
     }
+}
 
-    /// The train step of all replicas, if the config has several.
-    ///
-    /// # Errors
-    /// What syncs cannot be cut as the config says, or the rules do not fit the parameters.
-    pub fn diloco_step(&self) -> Result<Option<DilocoStep>, Error> {
-        let Some(options) = self.diloco_options() else { return Ok(None) };
-        let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step() };
-        let params = step.model.parameters();
-        let diloco = Diloco::new(&options, &params, &self.layout_of(&params)?)?;
-        Ok(Some(DilocoStep { step, diloco }))
-    }
-
-    /// How the mesh cuts the parameters.
-    fn layout_of(&self, params: &Decoder<Param>) -> Result<Layout, Error> {
-        let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
-        let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {
-            let texts: Vec<String> = param.spec.axes.iter().map(|name| name.text()).collect();
-            let names: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
-            let rules = rules.get(Role::Params);
-            let spec = rules.resolve(&mesh, &path, &names, &param.spec.ty.dims, &mut Vec::new())?;
-            Ok((0..names.len()).map(|dim| spec.part_count(&mesh, dim)).collect())
-        };
-        let parts = params.paths().into_iter().zip(params.leaves()).map(parts).collect::<Result<_, _>>()?;
-        Ok(Layout { stage_dim: self.stage_dim()?, parts })
-    }
-
-    /// Of the leading dimensions of stacked parameters, the one over the stages of a pipeline.
-    fn stage_dim(&self) -> Result<Option<usize>, ConfigError> {
-        let dims = self.pipeline_options()?.map(|options| options.leading_dims());
-        Ok(dims.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers")))
-    }
+/// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.
+pub(super) fn layout_of(
+    params: &impl Tree<Leaf = Param>,
+    (mesh, rules): (&Mesh, &RuleSets),
+    stage_dim: Option<usize>,
+) -> Result<Layout, Error> {
+    let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {
+        let texts: Vec<String> = param.spec.axes.iter().map(|name| name.text()).collect();
+        let names: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
+        let rules = rules.get(Role::Params);
+        let spec = rules.resolve(mesh, &path, &names, &param.spec.ty.dims, &mut Vec::new())?;
+        Ok((0..names.len()).map(|dim| spec.part_count(mesh, dim)).collect())
+    };
+    let parts = params.paths().into_iter().zip(params.leaves()).map(parts).collect::<Result<_, _>>()?;
+    Ok(Layout { stage_dim, parts })
 }
 
 /// A declaration with a leading dimension over replicas.
@@ -132,14 +121,14 @@ pub(super) fn for_all_replicas(param: &Array, before: &Array, client: &Client) -
     Ok(Array::put(client, &for_each_replica(&param.get()?, replicas), before.layout())?)
 }
 
-impl DilocoStep {
+impl<M: Model> DilocoStep<M> {
     fn replicas(&self) -> usize {
         self.diloco.options().replicas
     }
 
     /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over layers that
     /// [`Param::stacked_dims`] counts.
-    pub fn state(&self) -> DilocoTrainState<Param> {
+    pub fn state(&self) -> StateOf<M, Param> {
         let inner = self.step.state();
         let params = inner.params.clone();
         let momentum = self.diloco.outer_optimizer().state(&params);
@@ -151,7 +140,7 @@ impl DilocoStep {
     }
 
     /// The state before the first step: that of one replica, for all.
-    pub fn initialize(&self, seed: u64) -> DilocoTrainState<Literal> {
+    pub fn initialize(&self, seed: u64) -> StateOf<M, Literal> {
         let inner = self.step.initialize(seed);
         let params = inner.params.clone();
         let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
@@ -165,7 +154,7 @@ impl DilocoStep {
     }
 
     /// The types of a batch: of each replica its rows.
-    pub fn batch_specs(&self) -> Batch<TensorSpec> {
+    pub fn batch_specs(&self) -> M::Batch<TensorSpec> {
         let rows = self.step.model.batch_specs(self.step.batch, self.step.seq);
         rows.map(|_, spec| of_replicas(spec, self.replicas()))
     }
@@ -173,22 +162,22 @@ impl DilocoStep {
     /// One step within a trace. Loss and norm are those of each replica.
     pub(super) fn apply(
         &self,
-        declared: &Decoder<Param>,
-        state: DilocoTrainState<Tensor>,
-        batch: Batch<Tensor>,
-    ) -> (DilocoTrainState<Tensor>, (Tensor, Tensor)) {
+        declared: &M::Params<Param>,
+        state: StateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
 
-    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where transfers
-    /// [overlap](Diloco::overlaps) with steps, or in the one for any.
+    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
+    /// transfers [overlap](Diloco::overlaps) with steps, or in the one for any.
     pub(super) fn apply_several(
         &self,
-        declared: &Decoder<Param>,
-        state: DilocoTrainState<Tensor>,
-        batches: Batch<Tensor>,
+        declared: &M::Params<Param>,
+        state: StateOf<M, Tensor>,
+        batches: M::Batch<Tensor>,
         overlaps: bool,
-    ) -> (DilocoTrainState<Tensor>, (Tensor, Tensor)) {
+    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let step = |state, batch| self.of_replica(declared, state, batch);
         match overlaps {
             true => self.diloco.overlapped_steps(state, batches, &step),
@@ -198,10 +187,10 @@ impl DilocoStep {
 
     fn of_replica(
         &self,
-        declared: &Decoder<Param>,
-        state: TrainState<Tensor>,
-        batch: Batch<Tensor>,
-    ) -> (TrainState<Tensor>, (Tensor, Tensor)) {
+        declared: &M::Params<Param>,
+        state: step::StateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (step::StateOf<M, Tensor>, (Tensor, Tensor)) {
         let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch });
         (state, (loss, grad_norm))
     }
@@ -211,7 +200,7 @@ impl DilocoStep {
 ///
 /// # Errors
 /// The first parameter of which they do not; or the plugin fails.
-pub fn check_replicas(outer: &Decoder<Array>) -> Result<(), Error> {
+pub fn check_replicas(outer: &impl Tree<Leaf = Array>) -> Result<(), Error> {
     for (path, array) in outer.paths().into_iter().zip(outer.leaves()) {
         let boxes = array.layout().boxes();
         for device in 1..boxes.len() {

@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! Parameters depend on the seed and their path alone, a batch on the seed and the step alone: neither on the mesh. So runs on
-//! different meshes can be compared line by line.
+//! Parameters depend only on the seed and their path, a batch only on the seed and the step, and neither on the mesh.
+//! So the lines of runs on different meshes can be compared.
 
 mod ahead;
 mod alternatives;
@@ -25,11 +25,12 @@ pub mod data;
 pub mod diloco;
 mod error;
 pub mod metrics;
+mod model;
 pub mod parameters;
 mod prediction;
+mod resolve;
 pub mod run;
 pub mod sample;
-mod stage;
 pub mod step;
 pub mod tokenizer;
 mod trainer;
@@ -38,5 +39,7 @@ pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
 pub use error::Error;
 pub use meshloom::hlo::Stage;
+pub use model::{Dataset, Leaf, Model};
 pub use prediction::{LayerCost, PipelineMemory, PipelinePrediction, Traffic};
-pub use trainer::Trainer;
+pub use resolve::Run;
+pub use trainer::{Text, Trainer};

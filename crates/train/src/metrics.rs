@@ -1,10 +1,13 @@
 //! What a run reports: a JSON line per step for programs, a progress line for people.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+#[cfg(feature = "cli")]
+use std::io::IsTerminal;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+#[cfg(feature = "cli")]
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The numbers of one step.
@@ -27,8 +30,8 @@ impl StepMetrics {
     pub(super) const NONE: StepMetrics =
         StepMetrics { step: 0, loss: f64::NAN, grad_norm: f64::NAN, tokens_per_second: 0.0, step_seconds: 0.0 };
 
-    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough to be
-    /// read back; what is not finite is `null`, because JSON has no other way to say it.
+    /// The metrics line, without its line end. Floats have ten significant digits, so an f32 is written exactly enough
+    /// to be read back; what is not finite is `null`, because JSON has no other way to say it.
     pub fn to_json(&self) -> String {
         format!(
             "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"tokens_per_second\": {}, \"step_seconds\": {}}}",
@@ -83,13 +86,13 @@ impl MetricsWriter {
         MetricsWriter::open(path.as_ref(), File::options().write(true).create(true).truncate(true))
     }
 
-    /// A file to be continued as it is; it is made when there is none. [`MetricsWriter::resume`] is for resumed runs.
+    /// Appends to a file, or creates it. [`MetricsWriter::resume`] is for resumed runs.
     pub fn append(path: impl AsRef<Path>) -> Result<MetricsWriter, MetricsError> {
         MetricsWriter::open(path.as_ref(), File::options().append(true).create(true))
     }
 
-    /// The file of a run that goes on after `step` steps: lines of later steps, and half a line at the end, are dropped. The file is
-    /// replaced as a whole or not at all. It is made when there is none.
+    /// The file of a run that continues after `step` steps: later lines, and half a line at the end, are dropped. The
+    /// file is replaced as a whole or not at all, and created if necessary.
     ///
     /// # Errors
     /// The file cannot be read or written, or a line before the last is not one of metrics.
@@ -144,7 +147,7 @@ fn lines_until(text: &str, step: u64) -> io::Result<&str> {
     Ok(&text[..end])
 }
 
-/// The live progress line: a bar on a terminal, else a plain line now and then.
+/// The live progress line: a plain line now and then; with the feature `cli`, on a terminal, a bar.
 pub struct Progress {
     steps: u64,
     /// Smoothed over recent steps, so that the first, which may compile, is soon forgotten.
@@ -153,8 +156,12 @@ pub struct Progress {
 }
 
 enum Out {
+    #[cfg(feature = "cli")]
     Bar(ProgressBar),
-    Plain { out: Box<dyn Write + Send>, every: u64 },
+    Plain {
+        out: Box<dyn Write + Send>,
+        every: u64,
+    },
 }
 
 impl Progress {
@@ -163,15 +170,16 @@ impl Progress {
 
     /// Progress on standard error of a run that ends with step `steps`.
     pub fn new(steps: u64) -> Progress {
-        if !io::stderr().is_terminal() {
-            return Progress::plain(steps, Box::new(io::stderr()));
+        #[cfg(feature = "cli")]
+        if io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+            // Without the template, which is a constant that parses, the bar would still show the message.
+            if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {wide_msg}") {
+                bar.set_style(style);
+            }
+            return Progress { steps, step_seconds: None, out: Out::Bar(bar) };
         }
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-        // Without the template, which is a constant that parses, the bar would still show the message.
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len}  {wide_msg}") {
-            bar.set_style(style);
-        }
-        Progress { steps, step_seconds: None, out: Out::Bar(bar) }
+        Progress::plain(steps, Box::new(io::stderr()))
     }
 
     /// Progress as plain lines.
@@ -194,13 +202,14 @@ impl Progress {
             clock(left),
         );
         match &mut self.out {
+            #[cfg(feature = "cli")]
             Out::Bar(bar) => {
                 bar.set_position(metrics.step);
                 bar.set_message(message);
             }
             Out::Plain { out, every } => {
                 if metrics.step <= 1 || metrics.step == self.steps || metrics.step.is_multiple_of(*every) {
-                    // Nobody reads a closed standard error: a run does not end for it.
+                    // A closed standard error does not end a run.
                     let _ = writeln!(out, "step {}/{}  {message}", metrics.step, self.steps);
                 }
             }
@@ -210,6 +219,7 @@ impl Progress {
     /// A line above the progress line.
     pub fn note(&mut self, text: &str) {
         match &mut self.out {
+            #[cfg(feature = "cli")]
             Out::Bar(bar) => bar.println(text),
             Out::Plain { out, .. } => drop(writeln!(out, "{text}")),
         }
@@ -217,6 +227,7 @@ impl Progress {
 
     /// Ends the progress line and leaves it standing.
     pub fn finish(self) {
+        #[cfg(feature = "cli")]
         if let Out::Bar(bar) = self.out {
             bar.abandon();
         }

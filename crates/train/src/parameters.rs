@@ -1,8 +1,9 @@
 //! Parameters in safetensors files.
 //!
-//! A tree of parameters is a file of tensors named by their paths, `layers.3.attention.wq`. Writing gathers one parameter at a
-//! time from its devices into a file beside the target, which then takes the target's name: nobody ever finds half a file.
-//! Reading checks all names and types against the header before any data is read, then reads one parameter at a time.
+//! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
+//! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
+//! finds half a file. Reading checks all names and types against the header before it reads data, then reads one
+//! parameter at a time.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -208,8 +209,8 @@ where
 /// Writes the parameters of a tree to a file, replacing it as a whole or not at all.
 ///
 /// # Errors
-/// A path names no parameter or two, an element type has no place in such files, the plugin fails, or the file cannot be
-/// written.
+/// A path names no parameter or two, an element type has no place in such files, the plugin fails, or the file cannot
+/// be written.
 pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), Error>
 where
     T::Leaf: Gather + Clone,
@@ -244,7 +245,8 @@ where
     Ok(())
 }
 
-/// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate does.
+/// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate
+/// does.
 pub(super) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
     leaves.sort_by(|(left, left_path, _), (right, right_path, _)| right.cmp(left).then(left_path.cmp(right_path)));
 }

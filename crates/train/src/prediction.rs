@@ -1,11 +1,13 @@
-//! What a pipeline will move and need, before it is lowered: from a run config's sizes, mesh and rules, and its [`Timeline`].
+//! Predicts what a pipeline moves and needs before it is lowered, from the sizes, mesh and rules of a run config and
+//! its [`Timeline`].
 //!
-//! What stages do is the same in every iteration, so a whole step follows from one layer, which is lowered by itself ([`LayerCost`]), and
-//! from how often weights are gathered, gradients scattered and microbatches handed on.
+//! Stages do the same in every iteration. So a whole step follows from one layer, which is lowered on its own
+//! ([`LayerCost`]), and from how often weights are gathered, gradients scattered and microbatches handed on.
 //!
-//! Exact, that is what the [`Ledger`](meshloom::partition::Ledger) of the lowered step has: the gathers of layer weights, the scatters of their gradients, and
-//! what is handed on between stages. Left out: embedding, head, loss and optimizer, and the rows (positions, segments) that every stage
-//! gets once. Memory is an estimate: that of a moment at which all of its parts are there, of which some may already be gone.
+//! The gathers of layer weights, the scatters of their gradients, and the transfers between stages are exact: they
+//! equal the [`Ledger`](meshloom::partition::Ledger) of the lowered step. Embedding, head, loss and optimizer are left
+//! out, and so are the rows (positions, segments) that every stage gets once. Memory is an estimate: it assumes a
+//! moment at which all of its parts exist, although some may already be gone.
 
 use std::collections::BTreeMap;
 
@@ -96,9 +98,10 @@ pub struct LayerCost {
 }
 
 impl RunConfig {
-    /// What the pipeline of the config will move and need; `None` without one. With several microbatches ([`TrainConfig::microbatches`](super::config::TrainConfig::microbatches)) the
-    /// pipeline runs for each of them; gathers of all weights that are small enough to be moved in front of their loop count as if they
-    /// were not. What crosses `diloco` is not part of it: [`Schedule`](meshloom::transform::diloco::Schedule) says when what does.
+    /// What the pipeline of the config will move and need; `None` without one. With several microbatches
+    /// ([`TrainConfig::microbatches`](super::config::TrainConfig::microbatches)) the pipeline runs for each of them;
+    /// gathers of all weights that are small enough to be moved in front of their loop count as if they were not. What
+    /// crosses `diloco` is not part of it: [`Schedule`](meshloom::transform::diloco::Schedule) says when what does.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
@@ -109,7 +112,8 @@ impl RunConfig {
         self.predict_pipeline_with(&LayerCost::of(self)?)
     }
 
-    /// As [`RunConfig::predict_pipeline`], with what a layer costs: the same for all forms of a pipeline with as many microbatches.
+    /// As [`RunConfig::predict_pipeline`], with what a layer costs: the same for all forms of a pipeline with as many
+    /// microbatches.
     ///
     /// # Errors
     /// As there.
@@ -137,7 +141,8 @@ struct LayerWeight {
     gathered: Vec<MeshAxis>,
     /// The axes over which its gradient is summed, but not scattered, once a step, all repeats at once.
     summed: Vec<MeshAxis>,
-    /// The axes over which the optimizer's state is split and the weight is not: those of the sum that scatter it, after all.
+    /// The axes over which the optimizer's state is split and the weight is not: those of the sum that scatter it,
+    /// after all.
     split_further: Vec<MeshAxis>,
     /// Bytes of its part of all repeats, as it is kept and as its gradient is summed over these axes.
     kept: u64,
@@ -160,8 +165,8 @@ impl Predictor<'_> {
 
     /// The stacked weights of the layers.
     fn layer_weights(&self) -> Result<Vec<LayerWeight>, Error> {
-        let Layers::Stacked(layers) = self.config.decoder().parameters().layers else { return Ok(Vec::new()) };
-        let decoder = self.config.decoder();
+        let Layers::Stacked(layers) = self.config.decoder()?.parameters().layers else { return Ok(Vec::new()) };
+        let decoder = self.config.decoder()?;
         let leaves = layers.paths().into_iter().zip(layers.leaves());
         leaves
             .map(|(path, param)| {
@@ -238,7 +243,7 @@ impl Predictor<'_> {
     }
 
     fn memory(&self, weights: &[LayerWeight], layer: &LayerCost) -> Result<PipelineMemory, Error> {
-        let state = self.config.train_step().state();
+        let state = self.config.train_step()?.state();
         let total = |role, specs: Vec<TensorSpec>| -> Result<u64, Error> {
             specs.iter().map(|spec| Ok(self.part(role, spec)?.1)).sum()
         };
@@ -333,8 +338,8 @@ impl Sums<'_> {
 }
 
 impl LayerCost {
-    /// Lowers one layer of the config's model with its gradient, for one microbatch; and two of them, to see what the first leaves while
-    /// the second runs.
+    /// Lowers one layer of the config's model with its gradient, for one microbatch; and two of them, to see what the
+    /// first leaves while the second runs.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
@@ -342,7 +347,7 @@ impl LayerCost {
         let mesh = config.mesh()?;
         let rules = RuleSets::uniform(without_gathered(&config.rule_sets()?.compute)?);
         let temporaries = |lowered: &Lowered| {
-            let memory = Memory::of(lowered.local.as_ref().unwrap_or(&lowered.graph), &[]);
+            let memory = Memory::of(lowered.emitted(), &[]);
             memory.peak.saturating_sub(memory.arguments + memory.outputs)
         };
         let one = lower_layers(config, 1, &mesh, &rules)?;
@@ -372,7 +377,7 @@ impl LayerCost {
 /// So many layers, with their gradients, for one microbatch.
 fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets) -> Result<Lowered, Error> {
     let model = &config.model;
-    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder() };
+    let alone = DecoderConfig { layers: count, pipeline: None, scan_layers: false, ..config.decoder()? };
     let rows = config.rows_of_layer();
     let x = TensorSpec::new(model.compute_dtype, [rows, model.seq, model.embed]).with_axes(&STREAM);
     let numbers = TensorSpec::new(DType::S32, [rows, model.seq]).with_axes(&Batch::AXES);
@@ -387,8 +392,7 @@ fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets)
         })
     })?;
     let sharding = (mesh.device_count() > 1).then_some((mesh, rules));
-    let explicit = sharding.is_some();
-    Ok(lower(function.graph(), &LowerOptions { sharding, explicit, ..LowerOptions::default() })?)
+    Ok(lower(function.graph(), &LowerOptions { sharding, ..LowerOptions::default() })?)
 }
 
 /// Rules by which weights lie as they are used: split over no axis that they are gathered over.

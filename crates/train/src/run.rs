@@ -1,27 +1,27 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
-use super::config::RunConfig;
 use super::diloco::{DilocoStep, DilocoTrainState};
-use super::step::{StepInput, TrainState, TrainStep};
+use super::model::{Model, tree_of_trees};
+use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::{Literal, Name};
-use meshloom::nn::{Batch, Decoder};
+use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, MapTree, Param, Path, Tensor, TensorSpec, Tree, scan};
 use meshloom::transform::diloco::REPLICAS;
 
 /// The state of a run.
 #[derive(Clone, Debug)]
-pub enum RunState<T> {
+pub enum RunState<T, P = Decoder<T>> {
     /// Of one replica. Paths read `params.embedding`.
-    Single(Box<TrainState<T>>),
+    Single(Box<TrainState<T, P>>),
     /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
-    Diloco(Box<DilocoTrainState<T>>),
+    Diloco(Box<DilocoTrainState<T, P>>),
 }
 
-impl<T> RunState<T> {
+impl<T, P> RunState<T, P> {
     /// The parameters: of several replicas, those that they agree on.
-    pub fn params(&self) -> &Decoder<T> {
+    pub fn params(&self) -> &P {
         match self {
             RunState::Single(state) => &state.params,
             RunState::Diloco(state) => &state.outer.params,
@@ -37,30 +37,23 @@ impl<T> RunState<T> {
     }
 }
 
-impl RunState<Array> {
+impl<P: MapTree<Array, Mapped = P> + Tree<Leaf = Array>> RunState<Array, P> {
     /// Replaces the parameters; of several replicas, those of all.
-    pub(super) fn set_params(&mut self, params: Decoder<Array>, client: &Client) -> Result<(), Error> {
+    pub(super) fn set_params(&mut self, params: P, client: &Client) -> Result<(), Error> {
         match self {
             RunState::Single(state) => state.params = params,
             RunState::Diloco(state) => {
-                let mut old = state.inner.params.leaves().into_iter();
-                let mut failure = None;
-                state.inner.params = params.map(|_, array| {
-                    let of_replicas = old.next().unwrap_or_else(|| array.clone());
-                    super::diloco::for_all_replicas(array, &of_replicas, client).unwrap_or_else(|error| {
-                        failure.get_or_insert(error);
-                        of_replicas
-                    })
-                });
+                let pairs = params.leaves().into_iter().zip(state.inner.params.leaves());
+                let of_all = pairs.map(|(param, before)| super::diloco::for_all_replicas(&param, &before, client));
+                state.inner.params = state.inner.params.fill(of_all.collect::<Result<_, _>>()?)?;
                 state.outer.params = params;
-                return failure.map_or(Ok(()), Err);
             }
         }
         Ok(())
     }
 }
 
-impl<T: Tree<Leaf = T>> Tree for RunState<T> {
+impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
     type Leaf = T;
 
     fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
@@ -78,14 +71,15 @@ impl<T: Tree<Leaf = T>> Tree for RunState<T> {
     }
 }
 
-impl<T, U> MapTree<U> for RunState<T>
+impl<T, U, P> MapTree<U> for RunState<T, P>
 where
     T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
     U: Tree<Leaf = U>,
+    P: Tree<Leaf = T> + MapTree<U>,
 {
-    type Mapped = RunState<U>;
+    type Mapped = RunState<U, P::Mapped>;
 
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> RunState<U> {
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Self::Mapped {
         match self {
             RunState::Single(state) => RunState::Single(Box::new(MapTree::<U>::map_with(&**state, path, f))),
             RunState::Diloco(state) => RunState::Diloco(Box::new(MapTree::<U>::map_with(&**state, path, f))),
@@ -93,19 +87,19 @@ where
     }
 }
 
-meshloom::tree! {
+tree_of_trees! {
     /// What a run's program takes.
-    pub struct RunInput<T> {
+    pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
-        pub state: RunState<T>,
+        pub state: RunState<T, P>,
         /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are several.
-        pub batch: Batch<T>,
+        pub batch: B,
     }
 
     /// What it returns.
-    pub struct RunOutput<T> {
+    pub struct RunOutput<T, P = Decoder<T>> {
         /// The new state.
-        pub state: RunState<T>,
+        pub state: RunState<T, P>,
         /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each replica, likewise.
         pub loss: T,
         /// The norm of the gradient, likewise.
@@ -114,7 +108,13 @@ meshloom::tree! {
 }
 
 /// A traced program of a run.
-pub type RunFunction = Function<RunInput<TensorSpec>, RunOutput<TensorSpec>>;
+pub type RunFunction<M = DecoderConfig> = Function<
+    RunInput<TensorSpec, Params<M, TensorSpec>, <M as Model>::Batch<TensorSpec>>,
+    RunOutput<TensorSpec, Params<M, TensorSpec>>,
+>;
+
+/// The state of a model's run.
+pub(super) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
 
 /// How many steps a call of a program has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,53 +127,20 @@ pub enum Calls {
 
 /// The train step of a run.
 #[derive(Clone, Debug)]
-pub(super) enum RunStep {
-    Single(Box<TrainStep>),
-    Diloco(Box<DilocoStep>),
+pub(super) enum RunStep<M = DecoderConfig> {
+    Single(Box<TrainStep<M>>),
+    Diloco(Box<DilocoStep<M>>),
 }
 
-impl RunConfig {
-    pub(super) fn run_step(&self) -> Result<RunStep, Error> {
-        Ok(match self.diloco_step()? {
-            Some(step) => RunStep::Diloco(Box::new(step)),
-            None => RunStep::Single(Box::new(self.train_step())),
-        })
-    }
-
-    /// The declaration of the run's state.
-    ///
-    /// # Errors
-    /// The config's parts do not fit together.
-    pub fn state(&self) -> Result<RunState<Param>, Error> {
-        Ok(self.run_step()?.state())
-    }
-
-    /// How many steps a call has, by `train.steps_per_call`.
-    pub fn calls(&self) -> Calls {
-        match self.train.steps_per_call {
-            0 | 1 => Calls::Single,
-            count => Calls::Several(count),
-        }
-    }
-
-    /// Traces the program of the run.
-    ///
-    /// # Errors
-    /// The config's parts do not fit together.
-    pub fn trace_run(&self, calls: Calls) -> Result<RunFunction, Error> {
-        self.run_step()?.trace(calls)
-    }
-}
-
-impl RunStep {
-    pub(super) fn state(&self) -> RunState<Param> {
+impl<M: Model> RunStep<M> {
+    pub(super) fn state(&self) -> RunStateOf<M, Param> {
         match self {
             RunStep::Single(step) => RunState::Single(Box::new(step.state())),
             RunStep::Diloco(step) => RunState::Diloco(Box::new(step.state())),
         }
     }
 
-    pub(super) fn initialize(&self, seed: u64) -> RunState<Literal> {
+    pub(super) fn initialize(&self, seed: u64) -> RunStateOf<M, Literal> {
         match self {
             RunStep::Single(step) => RunState::Single(Box::new(step.initialize(seed))),
             RunStep::Diloco(step) => RunState::Diloco(Box::new(step.initialize(seed))),
@@ -181,7 +148,7 @@ impl RunStep {
     }
 
     /// The step of one replica.
-    pub(super) fn of_replica(&self) -> &TrainStep {
+    pub(super) fn of_replica(&self) -> &TrainStep<M> {
         match self {
             RunStep::Single(step) => step,
             RunStep::Diloco(step) => &step.step,
@@ -223,7 +190,7 @@ impl RunStep {
         }
     }
 
-    fn batch_specs(&self, calls: Calls) -> Batch<TensorSpec> {
+    fn batch_specs(&self, calls: Calls) -> M::Batch<TensorSpec> {
         let batch = match self {
             RunStep::Single(step) => step.model.batch_specs(step.batch, step.seq),
             RunStep::Diloco(step) => step.batch_specs(),
@@ -237,7 +204,7 @@ impl RunStep {
         })
     }
 
-    pub(super) fn trace(&self, calls: Calls) -> Result<RunFunction, Error> {
+    pub(super) fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
         let specs = RunInput { state: self.state().map(|_, param| param.spec.clone()), batch: self.batch_specs(calls) };
         let declared = self.of_replica().state().params;
         let name = if calls == Calls::Single { "train_step" } else { "train_steps" };
@@ -256,11 +223,11 @@ impl RunStep {
 
     fn apply(
         &self,
-        declared: &Decoder<Param>,
+        declared: &M::Params<Param>,
         calls: Calls,
-        state: RunState<Tensor>,
-        batch: Batch<Tensor>,
-    ) -> (RunState<Tensor>, (Tensor, Tensor)) {
+        state: RunStateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (RunStateOf<M, Tensor>, (Tensor, Tensor)) {
         match (self, state) {
             (RunStep::Single(step), RunState::Single(state)) => {
                 let one = |state, batch| {

@@ -87,8 +87,8 @@ impl Tokenizer {
         Tokenizer::from_json(&bytes, &file.display().to_string())
     }
 
-    /// A tokenizer from the text of a `tokenizer.json`. `origin` is what messages call it. Padding and truncation that the file
-    /// asks for are left out: rows are packed.
+    /// A tokenizer from the text of a `tokenizer.json`. `origin` is what messages call it. Padding and truncation that
+    /// the file asks for are left out: rows are packed.
     ///
     /// # Errors
     /// The text is no tokenizer.

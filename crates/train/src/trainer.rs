@@ -2,158 +2,68 @@
 
 use std::time::Instant;
 
-use super::config::{self, RunConfig};
-use super::data::TextDataset;
+use super::config::RunConfig;
+use super::data::{DataError, TextDataset};
 use super::diloco::check_replicas;
 use super::metrics::StepMetrics;
+use super::model::{Dataset, Model};
 use super::parameters::{self, LoadOptions};
-use super::run::{Calls, RunFunction, RunState, RunStep};
+use super::resolve::Run;
+use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
-use super::step::{DropoutConfig, TrainStep, aliases};
+use super::step::TrainStep;
 use super::tokenizer::Tokenizer;
 use crate::Error;
-use meshloom::compile::{LowerOptions, Lowered, Program, lower};
-use meshloom::emit::{Annotation, GroupFormat};
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::compile::{Lowered, Program};
+use meshloom::emit::GroupFormat;
+use meshloom::ir::{Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
-use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::pjrt::{Array, Client, CompileOptions};
-use meshloom::sharding::{Mesh, ShardingTable};
-use meshloom::trace::Tree;
+use meshloom::sharding::Mesh;
+use meshloom::trace::{MapTree, Tree};
 
-/// Rotary base and norm epsilon of the Llama family.
-const ROPE_THETA: f64 = 10_000.0;
-const NORM_EPSILON: f64 = 1e-5;
-
-/// The rate that the schedule ends at, as a fraction of the peak.
-const RATE_FLOOR: f64 = 0.1;
-
-/// A compiled train step, its state on the devices, and its data.
-pub struct Trainer {
-    pub(super) config: RunConfig,
-    pub(super) step: RunStep,
+/// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
+pub struct Trainer<M: Model = DecoderConfig, D = Text> {
+    pub(super) run: Run<M>,
     pub(super) program: Program,
     /// The program of several steps, and how many, if there is one.
     several: Option<(usize, Program)>,
-    pub(super) state: RunState<Array>,
-    /// Rows of a batch, over all replicas.
-    rows: usize,
-    checks_replicas: bool,
-    tokenizer: Tokenizer,
-    dataset: TextDataset,
-    seed: u64,
+    pub(super) state: RunStateOf<M, Array>,
+    data: D,
     pub(super) steps_done: u64,
     pub(super) warnings: Vec<String>,
     lower_seconds: f64,
     compile_seconds: f64,
 }
 
-impl RunConfig {
-    /// The model that the config describes.
-    pub fn decoder(&self) -> DecoderConfig {
-        let model = &self.model;
-        DecoderConfig {
-            layers: model.layers,
-            embed: model.embed,
-            heads: model.heads,
-            kv_heads: model.kv_heads,
-            head_dim: model.head_dim,
-            mlp: model.mlp,
-            vocab: model.vocab,
-            tied_embeddings: model.tied_embeddings,
-            param_dtype: model.param_dtype,
-            compute_dtype: model.compute_dtype,
-            scan_layers: model.scan_layers,
-            remat: self.remat_policy(),
-            // A config that has been read has none that cannot be.
-            pipeline: self.pipeline_options().ok().flatten(),
-            rope_theta: ROPE_THETA,
-            norm_epsilon: NORM_EPSILON,
-            parts: self.layer_parts(),
-        }
-    }
+/// A text, and what takes it apart: what decoders are trained on.
+#[derive(Debug)]
+pub struct Text {
+    /// The text.
+    pub dataset: TextDataset,
+    /// What takes it apart.
+    pub tokenizer: Tokenizer,
+    /// Tokens of a row.
+    pub length: usize,
+}
 
-    /// The train step that the config describes.
-    pub fn train_step(&self) -> TrainStep {
-        let train = &self.train;
-        TrainStep {
-            model: self.decoder(),
-            optimizer: AdamW { weight_decay: train.weight_decay, ..AdamW::default() },
-            schedule: WarmupCosine {
-                peak: train.learning_rate,
-                warmup: train.warmup,
-                steps: train.steps,
-                floor: RATE_FLOOR,
-            },
-            clip_norm: train.clip_norm,
-            batch: train.batch,
-            seq: self.model.seq,
-            microbatches: train.microbatches,
-            dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
-        }
-    }
-
-    /// The train step lowered over the config's mesh; also the traced function.
+impl Text {
+    /// The text of a config.
     ///
     /// # Errors
-    /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
-    pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
-        self.lower_train_step_for(GroupFormat::Lists)
-    }
-
-    /// As [`RunConfig::lower_train_step`], for a plugin that reads this form of device groups: see [`GroupFormat::read_by`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn lower_train_step_for(&self, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
-        self.lower_run(Calls::Single, groups)
-    }
-
-    /// The program of one call of several steps lowered over the config's mesh; also the traced function.
-    ///
-    /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
-    pub fn lower_run(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
-        self.check_supported()?;
-        let function = self.trace_run(calls)?;
-        let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
-        let sharding = (mesh.device_count() > 1).then_some((&mesh, &rules));
-        let options = LowerOptions { sharding, aliases: aliases(&function), groups, ..self.lower_options() };
-        let lowered = lower(function.graph(), &options)?;
-        Ok((function, lowered))
-    }
-
-    /// What the config says of lowering, but for the mesh and the program's own aliases.
-    pub(super) fn lower_options<'a>(&self) -> LowerOptions<'a> {
-        let (explicit, annotation) = match self.partition.mode {
-            config::PartitionMode::Explicit => (true, Annotation::Tiles),
-            config::PartitionMode::Gspmd => (false, Annotation::Tiles),
-            // Every plugin known reads this form.
-            config::PartitionMode::Shardy => (false, Annotation::ShardyAttributes),
-        };
-        LowerOptions {
-            explicit,
-            annotation,
-            deny_replication: self.partition.replication == config::Replication::Deny,
-            overlap_collectives: self.target.platform != config::Platform::Cpu,
-            // On a CPU, the devices' memory is the host's.
-            host_memory: self.target.platform != config::Platform::Cpu,
-            ..LowerOptions::default()
-        }
+    /// The text or its tokenizer cannot be read.
+    pub fn load(config: &RunConfig) -> Result<Text, Error> {
+        let tokenizer = config.load_tokenizer()?;
+        let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
+        Ok(Text { dataset, tokenizer, length: config.model.seq })
     }
 }
 
-impl RunConfig {
-    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
-    /// compiled.
-    ///
-    /// # Errors
-    /// As of [`RunConfig::lower_train_step`].
-    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
-        let mut config = self.clone();
-        // The table is there before anything is partitioned.
-        config.partition.mode = config::PartitionMode::Gspmd;
-        Ok(config.lower_train_step()?.1.debug_sharding)
+impl Dataset<DecoderConfig> for Text {
+    fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch<Literal>, Error> {
+        let super::data::Batch { tokens, targets, segment_ids, positions, weights } =
+            self.dataset.batch(seed, step, rows, self.length)?;
+        Ok(Batch { tokens, targets, segment_ids, positions, weights })
     }
 }
 
@@ -164,25 +74,65 @@ impl Trainer {
     /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
-        Trainer::start(config, client, |program, step| Ok(program.put(0, &step.initialize(config.train.seed))?))
+        config.check_runnable()?;
+        Trainer::of(config.resolve()?, Text::load(config)?, client)
     }
 
-    /// As [`Trainer::new`], with the state that a function gives for the compiled step.
+    /// Devices that the mesh of a config needs.
+    ///
+    /// # Errors
+    /// The mesh cannot be read.
+    pub fn device_count(config: &RunConfig) -> Result<usize, Error> {
+        Ok(config.mesh().map(|mesh| Mesh::device_count(&mesh))?)
+    }
+
+    /// The training text.
+    pub fn dataset(&self) -> &TextDataset {
+        &self.data.dataset
+    }
+
+    /// What takes the text apart.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.data.tokenizer
+    }
+
+    /// A sampler with the present parameters, on one device.
+    ///
+    /// # Errors
+    /// The plugin fails.
+    pub fn sampler(&self) -> Result<Sampler, Error> {
+        let params = self.state.params();
+        let literals = params.leaves().iter().map(Array::get).collect::<Result<Vec<Literal>, _>>()?;
+        let TrainStep { model, seq, .. } = self.run.step.of_replica();
+        Sampler::new(self.program.executable().client(), model, &params.fill(literals)?, *seq)
+    }
+}
+
+impl<M: Model, D: Dataset<M>> Trainer<M, D> {
+    /// Traces and compiles the train step of a run, and draws the first parameters.
+    ///
+    /// # Errors
+    /// Model, mesh and rules do not fit together; or the plugin refuses the program.
+    pub fn of(run: Run<M>, data: D, client: &Client) -> Result<Trainer<M, D>, Error> {
+        let seed = run.config().train.seed;
+        Trainer::start(run, data, client, |program, run| Ok(program.put(0, &run.step.initialize(seed))?))
+    }
+
+    /// As [`Trainer::of`], with the state that a function gives for the compiled step.
     pub(super) fn start(
-        config: &RunConfig,
+        run: Run<M>,
+        data: D,
         client: &Client,
-        state: impl FnOnce(&Program, &RunStep) -> Result<RunState<Array>, Error>,
-    ) -> Result<Trainer, Error> {
+        state: impl FnOnce(&Program, &Run<M>) -> Result<RunStateOf<M, Array>, Error>,
+    ) -> Result<Trainer<M, D>, Error> {
+        let config = run.config();
         config.check_runnable()?;
-        let tokenizer = config.load_tokenizer()?;
-        let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
         let start = Instant::now();
         let groups = GroupFormat::read_by(client.plugin().api_version());
-        let per_call = config.train.steps_per_call;
-        let (_, lowered) = config.lower_train_step_for(groups)?;
-        let lowered_several = match per_call {
-            1 => None,
-            count => Some((count, config.lower_run(Calls::Several(count), groups)?.1)),
+        let (_, lowered) = run.lower(Calls::Single, groups)?;
+        let lowered_several = match config.calls() {
+            Calls::Single => None,
+            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), groups)?.1)),
         };
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
@@ -198,33 +148,19 @@ impl Trainer {
             None => None,
         };
         let compile_seconds = start.elapsed().as_secs_f64();
-        let step = config.run_step()?;
-        let state = state(&program, &step)?;
+        let state = state(&program, &run)?;
         let warnings = lowered.warnings().collect();
-        Ok(Trainer {
-            config: config.clone(),
-            step,
-            program,
-            several,
-            state,
-            rows: config.train.batch,
-            checks_replicas: config.diloco.as_ref().is_some_and(|diloco| diloco.check_replicas),
-            tokenizer,
-            dataset,
-            seed: config.train.seed,
-            steps_done: 0,
-            warnings,
-            lower_seconds,
-            compile_seconds,
-        })
+        Ok(Trainer { run, program, several, state, data, steps_done: 0, warnings, lower_seconds, compile_seconds })
     }
 
-    /// Devices that the mesh of a config needs.
-    ///
-    /// # Errors
-    /// The mesh cannot be read.
-    pub fn device_count(config: &RunConfig) -> Result<usize, Error> {
-        Ok(config.mesh().map(|mesh| Mesh::device_count(&mesh))?)
+    /// The run.
+    pub fn run(&self) -> &Run<M> {
+        &self.run
+    }
+
+    /// What the model is trained on.
+    pub fn data(&self) -> &D {
+        &self.data
     }
 
     /// What rules and partitioner warned of.
@@ -248,18 +184,8 @@ impl Trainer {
     }
 
     /// The state after the steps done so far.
-    pub fn state(&self) -> &RunState<Array> {
+    pub fn state(&self) -> &RunStateOf<M, Array> {
         &self.state
-    }
-
-    /// The training text.
-    pub fn dataset(&self) -> &TextDataset {
-        &self.dataset
-    }
-
-    /// What takes the text apart.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
     }
 
     /// Writes the present parameters to a safetensors file, by their paths in the model.
@@ -295,8 +221,8 @@ impl Trainer {
         Ok(metrics.into_iter().next().unwrap_or(StepMetrics::NONE))
     }
 
-    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more than `most`.
-    /// Returns what came of each.
+    /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more
+    /// than `most`. Returns what came of each.
     ///
     /// # Errors
     /// As of [`Trainer::step`].
@@ -305,7 +231,7 @@ impl Trainer {
             Some((count, _)) if *count as u64 <= most => Calls::Several(*count),
             _ => Calls::Single,
         };
-        match self.step.may_begin(calls, self.steps_done) {
+        match self.run.step.may_begin(calls, self.steps_done) {
             true => self.call(calls),
             false => self.call(Calls::Single),
         }
@@ -323,18 +249,17 @@ impl Trainer {
         arguments.extend(batch.leaves());
         let outputs = program.run(&arguments.iter().collect::<Vec<_>>())?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
-        let mut state = state.iter().cloned();
-        let last = &metrics[0];
-        // The step returns as many state leaves as it takes.
-        self.state = self.state.rebuild(&mut || state.next().unwrap_or_else(|| last.clone()));
+        self.state = self.state.fill(state.to_vec())?;
         let [losses, norms] = [means(&metrics[0], count)?, means(&metrics[1], count)?];
-        let before = self.steps_done;
+        let (before, config) = (self.steps_done, self.run.config());
         self.steps_done += count as u64;
-        if self.checks_replicas && self.step.syncs(before, self.steps_done) {
+        if config.diloco.as_ref().is_some_and(|diloco| diloco.check_replicas)
+            && self.run.step.syncs(before, self.steps_done)
+        {
             check_replicas(self.state.params())?;
         }
         let step_seconds = start.elapsed().as_secs_f64() / count as f64;
-        let tokens_per_second = (self.rows * self.step.of_replica().seq) as f64 / step_seconds;
+        let tokens_per_second = (config.train.batch * config.model.seq) as f64 / step_seconds;
         let metrics = |(index, (loss, grad_norm))| StepMetrics {
             step: before + 1 + index as u64,
             loss,
@@ -346,47 +271,25 @@ impl Trainer {
     }
 
     /// The next batches, as a call takes them: of each step, of each replica, its rows.
-    fn batches(&self, calls: Calls, count: usize) -> Result<Batch<Literal>, Error> {
-        let (rows, TrainStep { batch: own_rows, seq, .. }) = (self.rows, self.step.of_replica());
-        let mut parts: [Vec<u8>; 5] = Default::default();
-        let mut dtypes = [DType::S32; 5];
-        for step in self.steps_done..self.steps_done + count as u64 {
-            let batch = self.dataset.batch(self.seed, step, rows, *seq)?;
-            let leaves = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
-            for ((part, dtype), leaf) in parts.iter_mut().zip(&mut dtypes).zip(leaves) {
+    fn batches(&self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
+        let (train, step) = (&self.run.config().train, &self.run.step);
+        let batch = |step| self.data.batch(train.seed, step, train.batch);
+        let first = batch(self.steps_done)?;
+        let mut parts: Vec<Vec<u8>> = first.leaves().iter().map(|leaf| leaf.bytes().to_vec()).collect();
+        for step in self.steps_done + 1..self.steps_done + count as u64 {
+            for (part, leaf) in parts.iter_mut().zip(batch(step)?.leaves()) {
                 part.extend_from_slice(leaf.bytes());
-                *dtype = leaf.ty().dtype;
             }
         }
-        let dims = [&self.step.leading_dims(calls)[..], &[*own_rows, *seq]].concat();
-        let mut leaves = parts.into_iter().zip(dtypes).map(|(bytes, dtype)| {
-            // As many bytes as the rows of all steps have.
-            Literal::from_bytes(TensorType::new(dtype, &dims), bytes).unwrap_or_else(|| Literal::scalar(0i32))
-        });
-        let mut next = || leaves.next().unwrap_or_else(|| Literal::scalar(0i32));
-        Ok(Batch { tokens: next(), targets: next(), segment_ids: next(), positions: next(), weights: next() })
-    }
-
-    /// A sampler with the present parameters, on one device.
-    ///
-    /// # Errors
-    /// The plugin fails.
-    pub fn sampler(&self) -> Result<Sampler, Error> {
-        let mut failure = None;
-        let params = meshloom::trace::MapTree::map(self.state.params(), |_, array| match array.get() {
-            Ok(literal) => literal,
-            Err(error) => {
-                failure.get_or_insert(error);
-                Literal::scalar(0.0f32)
-            }
-        });
-        match failure {
-            Some(error) => Err(error.into()),
-            None => {
-                let TrainStep { model, seq, .. } = self.step.of_replica();
-                Sampler::new(self.program.executable().client(), model, &params, *seq)
-            }
-        }
+        let (leading, rows) = (step.leading_dims(calls), step.of_replica().batch);
+        let leaf = |(leaf, bytes): (&Literal, Vec<u8>)| {
+            let of_row = leaf.ty().dims.get(1..).unwrap_or_default();
+            let ty = TensorType::new(leaf.ty().dtype, &[&leading[..], &[rows], of_row].concat());
+            let found = bytes.len();
+            Literal::from_bytes(ty.clone(), bytes).ok_or(DataError::Bytes { expected: ty, found })
+        };
+        let leaves = first.leaves().iter().zip(parts).map(leaf).collect::<Result<Vec<_>, _>>()?;
+        Ok(first.fill(leaves)?)
     }
 }
 

@@ -55,14 +55,15 @@ pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
     Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
 }
 
-/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh has.
+/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
+/// has.
 pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProtoWithConfig> {
     let settings = Settings::default();
     if !config.target.topology.is_empty() {
         announce(&Topology::parse(&config.target.topology)?, &settings)?;
         return Ok(of_run(config, &settings)?.module);
     }
-    let count = lowered.mesh.as_ref().map_or(1, Mesh::device_count);
+    let count = lowered.mesh().map_or(1, Mesh::device_count);
     let topology = Topology::parse(&format!("cpu:{count}"))?;
     announce(&topology, &settings)?;
     let described = ahead_of_time::describe(&topology, &settings)?;

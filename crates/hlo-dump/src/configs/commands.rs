@@ -7,11 +7,11 @@ use super::{compile, doctor, plan};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Which pipelines a run config could have: bubbles, bytes, memory, and the schedule as a picture
+    /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
     Plan(plan::Plan),
-    /// Compile for hardware that need not be here
+    /// Compile for hardware that you need not have
     Compile(compile::Compile),
-    /// Which plugins there are, what each can do, and how to get what is missing
+    /// The plugins found, what each can do, and how to get what is missing
     Doctor(doctor::Doctor),
 }
 

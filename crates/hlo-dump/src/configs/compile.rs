@@ -37,13 +37,13 @@ pub struct Compile {
     /// Writes the compiled program: HLO text if the name ends in .txt or .hlo, else a proto
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Downloads no plugin: one that is missing is an error
+    /// Downloads no plugin: a missing one is an error
     #[arg(long)]
     pub offline: bool,
-    /// Whether the module's shardings are Shardy's; without, what the module has tells
+    /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
     #[arg(long, value_name = "YES", help_heading = "Reading")]
     pub shardy: Option<bool>,
-    /// At most so many collectives; 0 for all
+    /// The most collectives to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 20)]
     pub limit: usize,
 }

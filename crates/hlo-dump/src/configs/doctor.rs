@@ -45,7 +45,7 @@ struct Report {
 pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
     for platform in &arguments.fetch {
         if !PLATFORMS.iter().any(|(name, ..)| name == platform) {
-            bail!("--fetch {platform}: there is no such platform; there are cpu, tpu and cuda");
+            bail!("--fetch {platform}: unknown platform; known are cpu, tpu and cuda");
         }
         if let Some(wheel) = Wheel::of_platform(platform).next() {
             output::note(&download(wheel));

@@ -1,4 +1,5 @@
-//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one looks like.
+//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
+//! looks like.
 
 use std::path::PathBuf;
 
@@ -22,10 +23,10 @@ pub struct Plan {
     /// Overrides one key of the config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
-    /// Holds the peak against this chip's memory; without, against that of target.topology
+    /// Compares the peak with this chip's memory; by default with that of target.topology
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
-    /// The whole schedule, however long it is
+    /// Prints the whole schedule, however long
     #[arg(long)]
     pub schedule: bool,
 }

@@ -56,7 +56,7 @@ impl Run {
 
     /// The mesh of the program: of one replica, if the program is.
     pub fn mesh(&self) -> Option<&Mesh> {
-        self.lowered.local_mesh.as_ref().or(self.lowered.mesh.as_ref())
+        self.lowered.emitted_mesh()
     }
 
     /// Train steps in one execution of the program.
@@ -72,7 +72,7 @@ impl Run {
 
     /// Why the tensors of a name are sharded so.
     pub fn explain(&self, tensor: &str) -> Result<Vec<Explanation>> {
-        if self.lowered.mesh.is_none() {
+        if self.lowered.mesh().is_none() {
             bail!(
                 "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
             );
@@ -82,18 +82,18 @@ impl Run {
 
     /// meshloom's own graph, as text.
     pub fn graph_text(&self) -> String {
-        let graph = self.lowered.local.as_ref().unwrap_or(&self.lowered.graph);
-        graph.to_text(GraphTextOptions { origins: true })
+        self.lowered.emitted().to_text(GraphTextOptions { origins: true })
     }
 
     /// Values that our partitioner had to gather for an op, each as a sentence.
     pub fn gathered_for_ops(&self) -> Vec<String> {
-        self.lowered.fallbacks.iter().map(ToString::to_string).collect()
+        let partitioned = self.lowered.partitioned().into_iter();
+        partitioned.flat_map(|it| &it.fallbacks).map(ToString::to_string).collect()
     }
 
     /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
     pub fn shardings(&self) -> Option<Vec<ShardingRow>> {
-        let table = self.lowered.debug_sharding.as_ref()?;
+        let table = &self.lowered.sharded()?.table;
         let row = |row: &sharding::ShardingRow| ShardingRow {
             value: row.name(),
             shape: row.ty.to_string(),

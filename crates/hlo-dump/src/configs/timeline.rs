@@ -1,5 +1,5 @@
-//! The schedule of a run config's pipeline, as its options say it: what each stage works on, and when the weights of each repeat are
-//! there.
+//! The schedule of a run config's pipeline, as its options say it: what each stage works on, and when the weights of
+//! each repeat are there.
 
 use std::fmt::Write;
 use std::ops::Range;

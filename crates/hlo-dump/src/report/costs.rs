@@ -115,7 +115,8 @@ struct Area {
     height: f64,
 }
 
-/// Areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk, "Squarified Treemaps", 2000).
+/// Areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk, "Squarified
+/// Treemaps", 2000).
 fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
     let total: f64 = weights.iter().sum();
     let scale = whole.width * whole.height / total;

@@ -147,7 +147,8 @@ pub fn axis_color(number: usize) -> String {
     format!("var(--c{})", number % 8)
 }
 
-/// Round numbers for an axis from 0 to a largest value, about so many; with `power_of_two`, those that bytes are counted in.
+/// Round numbers for an axis from 0 to a largest value, about so many; with `power_of_two`, those that bytes are
+/// counted in.
 pub fn ticks(most: f64, count: usize, power_of_two: bool) -> Vec<f64> {
     if !most.is_finite() || most <= 0.0 {
         return vec![0.0];

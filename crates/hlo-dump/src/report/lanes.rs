@@ -12,7 +12,8 @@ pub struct Span {
     /// When it begins and ends, in seconds of the drawing: see [`StepLanes`].
     pub start: f64,
     pub end: f64,
-    /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as one.
+    /// What it is, in short: of computation, its scope. Spans that follow each other with the same label are drawn as
+    /// one.
     pub label: String,
     /// All that is known of it.
     pub detail: String,
@@ -48,8 +49,8 @@ pub struct LoopSpan {
     pub iterations: Option<u64>,
 }
 
-/// One step. Loops are folded: the body is drawn once, stretched to the time of all its iterations, so that what is drawn is as long
-/// as the step, and parts keep their proportions.
+/// One step. Loops are folded: the body is drawn once, stretched to the time of all its iterations, so that what is
+/// drawn is as long as the step, and parts keep their proportions.
 #[derive(Clone, Debug, Default)]
 pub struct StepLanes {
     /// What the step takes.
@@ -225,7 +226,7 @@ fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str)
         escape(&span.label),
         escape(&span.detail),
         if width > 8.0 { 3 } else { 0 },
-        // What alternates faster than can be drawn is as strong as it is busy.
+        // An alternation too fast to draw is shaded by how busy it is.
         1.0 - 0.75 * span.idle,
     );
     let letters = ((width - 10.0) / 6.4).max(0.0) as usize;

@@ -1,10 +1,10 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! What is shown is a [`Report`], plain data that `gather` reads off a module by `meshloom_hlo::analysis`; [`render`] turns it into HTML
-//! and inline SVG. Tables and charts are in the page as they are. The script sorts, filters, lays out the graph of scopes and reads
-//! values off the memory curve; without it those are merely still.
+//! A [`Report`] is plain data that `gather` reads from a module by `meshloom_hlo::analysis`; [`render`] turns it into
+//! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
+//! scopes and reads values off the memory curve; without it the page is static.
 //!
-//! The page is bounded whatever the program's size: tables have their largest rows, charts no more marks than there are pixels.
+//! The size of the page is bounded: tables have their largest rows, and charts no more marks than pixels.
 
 mod collectives;
 mod costs;
@@ -189,7 +189,8 @@ fn notes(report: &Report) -> String {
 }
 
 impl Report {
-    /// The color of what is over these axes: the axis's own, or one for all that is over several or over none that is known.
+    /// The color of what is over these axes: the axis's own, or one for all that is over several or over none that is
+    /// known.
     fn axes_color(&self, axes: &str) -> String {
         let number = if self.mesh.is_empty() {
             // Then what there is of groups, in the order of the program.

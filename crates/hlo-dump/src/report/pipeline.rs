@@ -27,8 +27,8 @@ impl PipelineLoop {
         (self.iterations + 1).saturating_sub(stages)
     }
 
-    /// The microbatch at a stage in an iteration, both counted from 0; none where the stage waits. What goes backward begins at the last
-    /// stage with the last microbatch.
+    /// The microbatch at a stage in an iteration, both counted from 0; none where the stage waits. What goes backward
+    /// begins at the last stage with the last microbatch.
     pub fn microbatch(&self, stages: usize, stage: usize, iteration: usize) -> Option<usize> {
         let count = self.microbatches(stages);
         let late = if self.backward { (stages - 1).checked_sub(stage)? } else { stage };

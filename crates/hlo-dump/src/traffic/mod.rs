@@ -1,7 +1,7 @@
 //! `hlo-dump traffic`: what crosses an axis of the mesh, at which step.
 //!
-//! Bytes come from the program: from the branch that each step takes ([`meshloom_hlo::analysis::traffic()`]). Of a run config with
-//! DiLoCo, the schedule says beside them which fragment it is. Times, and the line of overlap, are a model, and say so.
+//! Bytes come from the program, from the branch that each step takes ([`meshloom_hlo::analysis::traffic()`]). For a
+//! run config with DiLoCo, the schedule adds the fragment. Times and the line of overlap are a model and are marked so.
 
 mod picture;
 mod series;

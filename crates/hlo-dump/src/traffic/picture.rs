@@ -1,4 +1,5 @@
-//! Traffic by step as a drawing that stands alone: bars side by side for each step, and a dashed line for the model of overlap.
+//! Traffic by step as a drawing that stands alone: bars side by side for each step, and a dashed line for the model of
+//! overlap.
 
 use std::fmt::Write;
 
@@ -11,7 +12,7 @@ const RIGHT: f64 = 18.0;
 const TALL: f64 = 300.0;
 /// Between two lines of text.
 const LINE: f64 = 20.0;
-/// More steps than these are not drawn: nobody tells them apart.
+/// The most steps that are drawn: more could not be told apart.
 const MOST_STEPS: usize = 400;
 
 /// Told apart by people who do not see all colours too (Okabe and Ito's palette).

@@ -246,8 +246,8 @@ fn series(
     })
 }
 
-/// The model of overlap: what is sent after a step goes in equal parts with the `tau` steps that follow it. In the steady state, so that
-/// what was sent before the first step is that of the period before.
+/// The model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow. It shows
+/// the steady state, so the first steps include what the previous period sent.
 fn spread(rows: &mut [Row], overlap: usize, period: usize) {
     // A period must be known to go on before its start.
     if overlap == 0 || rows.len() < period {

@@ -1,11 +1,11 @@
 //! Device groups as axes of a mesh.
 //!
-//! HLO numbers devices; people name the directions in which they lie. Over the mesh `data=2,fsdp=4` the groups
-//! `{{0,1,2,3},{4,5,6,7}}` are along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the part of size
-//! 2 with 1 step before it, as Shardy writes it.
+//! HLO numbers devices; people name the directions in which devices lie. Over the mesh `data=2,fsdp=4`, the groups
+//! `{{0,1,2,3},{4,5,6,7}}` lie along `fsdp`, and `{{0,2},{1,3},{4,6},{5,7}}` along its major half, `fsdp:(1)2`: the
+//! part of size 2 with 1 step before it, in Shardy's notation.
 //!
-//! Groups are taken apart into strides ([`Strides`]) once, whatever form they have; for the iota form that takes no look at
-//! single devices.
+//! Groups in any form are decomposed into strides ([`Strides`]) once. For the iota form, that does not look at single
+//! devices.
 
 use std::fmt;
 
@@ -56,7 +56,8 @@ impl AxisPart {
         }
     }
 
-    /// The same, if an axis of a mesh whose axes were split is a part by its name: `tensor:(2)4`, and `tensor:(2)4:(2)2` of that.
+    /// The same, if an axis of a mesh whose axes were split is a part by its name: `tensor:(2)4`, and
+    /// `tensor:(2)4:(2)2` of that.
     fn of_whole_axis(&self) -> AxisPart {
         let named = AxisPart::named(&self.name);
         let part = match (named.part, self.part) {
@@ -106,13 +107,14 @@ impl Serialize for AxisPart {
     }
 }
 
-/// Groups that are copies of one another: a group holds the devices `first + i * stride` for each `i` below a size, along each of
-/// these.
+/// Groups that are copies of one another: a group holds the devices `first + i * stride` for each `i` below a size,
+/// along each of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strides(Vec<(u64, u64)>);
 
 impl Strides {
-    /// The strides of groups, smallest first; none where the groups are not copies of one another, or not on such a grid.
+    /// The strides of groups, smallest first; none where the groups are not copies of one another, or not on such a
+    /// grid.
     pub fn of(groups: &DeviceGroups, device_count: u64) -> Option<Strides> {
         match groups {
             DeviceGroups::One => Some(Strides(vec![(device_count, 1)])),
@@ -240,7 +242,8 @@ impl fmt::Display for Strides {
 pub struct PairAxes {
     /// The axes, major to minor: those along which any source lies elsewhere than its target.
     pub axes: Vec<AxisPart>,
-    /// How far along a single axis, cyclically and the short way, where all go alike: 1 to the next device, -1 to the one before.
+    /// How far along a single axis, cyclically and the short way, where all go alike: 1 to the next device, -1 to the
+    /// one before.
     pub shift: Option<i64>,
 }
 
@@ -271,8 +274,8 @@ pub fn pair_axes(pairs: &[(u64, u64)], mesh: &Mesh) -> Option<PairAxes> {
     Some(PairAxes { axes, shift })
 }
 
-/// The mesh that a module itself names: that of Shardy's attributes or of a named sharding. None where there is none, where there
-/// are several that differ, or where its devices are not in their plain order.
+/// The mesh that the module itself names, in Shardy's attributes or a named sharding. None if there is no mesh, if
+/// several meshes differ, or if its devices are not in their plain order.
 pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
     let attributes = module.frontend_attributes.iter().flat_map(|attributes| attributes.map.get("xla.sdy.meshes"));
     let mut found: Vec<Mesh> = attributes.flat_map(|text| sdy_meshes(text)).collect();
@@ -285,8 +288,8 @@ pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
             found.push(mesh);
         }
     }
-    // A mesh of one device, or of none, is how a value says that it lies on a single one; one whose axes are called axis_0 and so on
-    // is XLA's own, of a single collective.
+    // A mesh of one device, or of none, is how a value says that it lies on a single one; one whose axes are called
+    // axis_0 and so on is XLA's own, of a single collective.
     let is_named = |mesh: &Mesh| {
         mesh.axis_names()
             .any(|name| !name.strip_prefix("axis_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())))

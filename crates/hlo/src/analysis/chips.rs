@@ -9,9 +9,9 @@
 //! | b200 | "NVIDIA HGX" page and "NVIDIA Blackwell" data sheet: one of the eight GPUs of an HGX B200. |
 //! | networks of GPUs | Data sheets of DGX A100, H100, H200 and B200: one network card for each GPU. |
 //!
-//! NVIDIA's rates are those of dense matrices, which are half of those of sparse ones that the data sheets lead with. The
-//! rates of `f32` are those of the matrix units, which round to TF32, as XLA lets them by default; of TPUs those of one pass
-//! in bf16, as XLA multiplies `f32` there unless it is asked for more precision ([`Chip::matrix_rate`]).
+//! NVIDIA's rates are those of dense matrices, half of the sparse rates that the data sheets give first. On GPUs, the
+//! rate of `f32` is that of the matrix units, which round to TF32, XLA's default. On TPUs it is that of one bf16 pass,
+//! which is how XLA multiplies `f32` unless it is asked for more precision ([`Chip::matrix_rate`]).
 
 use serde::Serialize;
 
@@ -68,7 +68,7 @@ const GIGA: f64 = 1e9;
 /// A gigabit per second, in bytes.
 const GIGABIT: f64 = 1e9 / 8.0;
 
-/// A chip of which nothing is known.
+/// A chip without any published figure.
 const UNKNOWN: Chip = Chip {
     name: "cpu",
     devices: 1,
@@ -214,9 +214,9 @@ impl Chip {
         Some(rate? / f64::from(self.devices))
     }
 
-    /// Operations per second of one device's matrix units. What they cannot do at a rate of its own is done as the next
-    /// larger kind: 8-bit floating point as bf16, `f32` of TPUs in passes of bf16, of which XLA makes one unless it is asked
-    /// for more precision.
+    /// Operations per second of one device's matrix units. A type without a rate of its own runs at the rate of the
+    /// next larger type: 8-bit floating point as bf16, and `f32` on TPUs in passes of bf16, of which XLA makes one
+    /// unless it is asked for more precision.
     pub fn matrix_rate(&self, arithmetic: Arithmetic) -> Option<f64> {
         self.of_a_device(match arithmetic {
             Arithmetic::F64 => self.f64_flops,

@@ -1,15 +1,16 @@
 //! Every collective of a module, and what it moves.
 //!
-//! They are looked for in all that the module runs ([`Walk`]). A collective counts once for each way it is reached, as many
-//! times as the loops on that way run. A collective in two halves (`all-gather-start` and `-done`) counts where it starts.
-//! What moves is computed as in the [ledger](crate::Ledger), from operand bytes and group size, so that a module that XLA made can be held against
-//! what was asked for.
+//! The walk finds them in everything that the module runs ([`Walk`]). A collective counts once for each way it is
+//! reached, as many times as the loops on that way run. An asynchronous pair (`all-gather-start` and `-done`) counts
+//! where it starts. The bytes moved follow from operand bytes and group size, as in the
+//! ledger of a partitioned program, so a compiled module can be compared with the program it was made from.
 //!
-//! Of the branches of a conditional one runs, so sums are not over all of them: they lie between the branch that moves least and the one
-//! that moves most ([`ModuleCollectives::moved_bounds`]). Which branch it is at a step, [`given`](super::given) says.
+//! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
+//! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). [`given`](super::given) finds the branch
+//! that a step takes.
 //!
-//! What a compiler has made of a collective is not undone, with one exception: a compiler for TPUs writes a reduce-scatter as
-//! a fusion of an all-reduce and a slice, which counts as the reduce-scatter that it is.
+//! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
+//! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
 
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
@@ -78,8 +79,8 @@ pub struct ModuleCollective {
     pub groups: DeviceGroups,
     /// Who sends to whom, for what says it by pairs.
     pub pairs: Vec<(u64, u64)>,
-    /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for devices that
-    /// do not lie along axes of the mesh.
+    /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for
+    /// devices that do not lie along axes of the mesh.
     pub axes: Option<Vec<AxisPart>>,
     /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](super::PairAxes).
     pub shift: Option<i64>,
@@ -89,7 +90,8 @@ pub struct ModuleCollective {
     pub operand_count: usize,
     /// Bytes of all operands on one device, in one execution; `None` for a type of no known size.
     pub bytes: Option<u64>,
-    /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`]; `None` where they are not known.
+    /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`]; `None` where they are not
+    /// known.
     pub moved_bytes: Option<u64>,
     /// How often it runs in one run of the program.
     pub executions: Amount,
@@ -120,8 +122,8 @@ pub struct ModuleCollectives {
     /// Each of them.
     #[serde(rename = "collectives")]
     pub entries: Vec<ModuleCollective>,
-    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands for
-    /// all of an instruction's.
+    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands
+    /// for all of an instruction's.
     pub merged: bool,
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
@@ -141,7 +143,8 @@ pub struct Conditional {
     pub source: Option<String>,
     /// How often it runs in one run of the program.
     pub executions: Amount,
-    /// When each branch runs: `true` and `false`, or the value of the selector; the last also runs for every other value.
+    /// When each branch runs: `true` and `false`, or the value of the selector; the last also runs for every other
+    /// value.
     pub branches: Vec<String>,
 }
 
@@ -229,8 +232,8 @@ impl ModuleCollective {
         self.moved_bytes.map_or(Amount::Unknown, |bytes| self.executions.times(bytes))
     }
 
-    /// Whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where the module does not say
-    /// which devices take part.
+    /// Whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where the
+    /// module does not say which devices take part.
     pub fn crosses(&self, axis: &AxisPart, mesh: &Mesh) -> Option<bool> {
         if let Some(axes) = &self.axes {
             return Some(axes.iter().any(|part| part.overlaps(axis)));
@@ -339,7 +342,8 @@ impl ModuleCollective {
     }
 }
 
-/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism writes.
+/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism
+/// writes.
 fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
     let device = |id: i64| u64::try_from(id).unwrap_or(0);
     if let Some(attributes) = &instruction.frontend_attributes
@@ -361,9 +365,9 @@ pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
     Some((Communication::named(name)?, asynchronous))
 }
 
-/// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of replicas;
-/// with one and `use_global_device_ids`, of devices; with one alone, of partitions for an all-to-all, else of replicas with
-/// all their partitions.
+/// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of
+/// replicas; with one and `use_global_device_ids`, of devices; with one alone, of partitions for an all-to-all, else of
+/// replicas with all their partitions.
 fn group_size(
     instruction: &HloInstructionProto,
     kind: Communication,

@@ -1,16 +1,16 @@
 //! What changed between two modules, by meaning.
 //!
-//! Names, ids and the order of instructions that do not depend on each other mean nothing, and neither do channel numbers, the form
-//! in which device groups are written, nor layouts that are the plain ones. What is compared:
+//! These differences mean nothing: names, ids, the order of independent instructions, channel numbers, the form of
+//! device groups, and default layouts. What is compared:
 //!
 //! | part | compared by |
 //! |---|---|
 //! | collectives | kind, devices (mesh axes where there is a mesh), bytes; how many there are, how often they run |
-//! | operations | opcode, shapes, attributes, constants; how many there are, how often they run. What is inside fusions counts as operations of its own |
+//! | operations | opcode, shapes, attributes, constants; how many there are, how often they run; also inside fusions |
 //! | names | the `op_name` of operations that are otherwise the same |
-//! | wiring | a hash of every value's whole expression, down to the parameters: operations may be the same and connected otherwise |
+//! | wiring | a hash of every value's expression, down to the parameters: equal operations may be connected differently |
 //!
-//! A fusion boundary that moves is a difference of the fusions, not of what is in them.
+//! A fusion boundary that moves is a difference of the fusions, not of their contents.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -78,8 +78,8 @@ pub struct OpChange {
     pub opcode: String,
     /// The shape of the result, and those of the operands.
     pub shape: String,
-    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which there are as
-    /// many as before, with the same shapes, have other attributes: a precision, a constant's value.
+    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which
+    /// there are as many as before, with the same shapes, have other attributes: a precision, a constant's value.
     pub new_shape: Option<String>,
     /// Those of the first module.
     pub before: Occurrence,
@@ -363,9 +363,9 @@ fn shapes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> S
 
 /// What an instruction does, whatever it is called and whatever it reads.
 fn signature(instruction: &HloInstructionProto, hasher: &mut FxHasher) {
-    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control predecessors, channels,
-    /// backend configs, frontend attributes, statistics, original values), and of those that are compared otherwise (shape,
-    /// literal, devices, called computations).
+    /// Numbers of the fields of `HloInstructionProto` that say nothing of it (name, metadata, ids, control
+    /// predecessors, channels, backend configs, frontend attributes, statistics, original values), and of those that
+    /// are compared otherwise (shape, literal, devices, called computations).
     const LEFT_OUT: [u64; 20] = [1, 3, 7, 8, 26, 35, 36, 37, 38, 43, 45, 49, 52, 68, 82, 87, 88, 92, 93, 99];
     instruction.shape.as_ref().map(|shape| plain_shape(shape).encode_to_vec()).hash(hasher);
     for field in wire::fields(&instruction.encode_to_vec()).flatten() {

@@ -1,8 +1,8 @@
 //! Why a value of a foreign module is sharded as it is, as far as the module knows.
 //!
-//! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each came from. So
-//! this finds what is stated: at the value itself, or else at the nearest values that it is computed from or that are computed
-//! from it, with the operations between. Propagation starts from there.
+//! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
+//! came from. So this finds what is stated: at the value itself, or else at the nearest values that it is computed from
+//! or that are computed from it, with the operations in between. Propagation starts there.
 
 use std::collections::VecDeque;
 
@@ -41,8 +41,8 @@ pub struct StatedFrom {
     pub partitioned: bool,
 }
 
-/// What is stated about the values that a name stands for: an instruction's name, the end of its `op_name`, or `file:line`. At most
-/// so many are traced; none where nothing is called so.
+/// What is stated about the values with this name: an instruction's name, the end of its `op_name`, or `file:line`. The
+/// number of values traced is limited; the result is empty if no value has the name.
 pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<StatedFrom> {
     let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
     let query = query.trim_start_matches('%');
@@ -87,7 +87,8 @@ fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
     }
 }
 
-/// The instructions from a value to the nearest that states a sharding, over operands and readers; the value alone if there is none.
+/// The instructions from a value to the nearest that states a sharding, over operands and readers; the value alone if
+/// there is none.
 fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
     let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
     for instruction in computation.instructions() {

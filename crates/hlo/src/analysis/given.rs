@@ -1,8 +1,8 @@
 //! How often everything runs, given some inputs: which branch a train step takes when its counter is `n`.
 //!
-//! A conditional's selector is computed from the inputs ([`KnownInput`]), in each iteration of the loops around it where it depends on
-//! them. Branches that are not taken run zero times. Where a selector follows from something else, all its branches stay possible, and
-//! sums have bounds ([`Bounds`]) as without inputs.
+//! The selector of a conditional is computed from the inputs ([`KnownInput`]), and in each iteration of the surrounding
+//! loops if it depends on them. Branches that are not taken run zero times. If a selector depends on something else,
+//! all its branches stay possible, and sums have bounds ([`Bounds`]) as they have without inputs.
 
 use super::collectives::ModuleCollective;
 pub use super::values::KnownInput;
@@ -16,7 +16,8 @@ const ITERATIONS: u64 = 1 << 16;
 /// How often each place of a walk runs.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// For each place, its executions: those that are certain, with no branches, and those in branches that nobody knows.
+    /// For each place, its executions: those that are certain, with no branches, and those in branches that nobody
+    /// knows.
     places: Vec<Vec<(Vec<Branch>, Amount)>>,
 }
 
@@ -92,8 +93,8 @@ struct Run<'w, 'a> {
 }
 
 impl Run<'_, '_> {
-    /// Counts a place and all that it runs, in an iteration of each loop around it; `None` where which one is not looked at. Branches are
-    /// those around it of which nobody knows whether they are taken.
+    /// Counts a place and everything it runs, in one iteration of each surrounding loop; `None` if no particular
+    /// iteration is examined. `open` are the surrounding branches that may or may not be taken.
     fn place(&mut self, number: usize, iterations: &mut Vec<u64>, open: &mut Vec<Branch>, times: Amount) {
         self.add(number, open, times);
         for callee in self.walk.places()[number].callees.clone() {

@@ -24,8 +24,8 @@ impl Devices {
     }
 }
 
-/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one, if they
-/// name none.
+/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one,
+/// if they name none.
 pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) -> Devices {
     let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
     let (replicas, partitions) =
@@ -68,8 +68,8 @@ fn sharded_over(sharding: &OpSharding) -> u64 {
     sharding.tuple_shardings.iter().map(sharded_over).fold(tiles.max(mesh), u64::max)
 }
 
-/// The groups of a collective, in the form in which the module has them. Numbers are those of devices, replicas or partitions,
-/// as the instruction's other attributes say (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
+/// The groups of a collective, in the form in which the module has them. Numbers are those of devices, replicas or
+/// partitions, as the instruction's other attributes say (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceGroups {
     /// All are one group.
@@ -194,9 +194,9 @@ impl DeviceGroups {
     }
 }
 
-/// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that is their
-/// own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's partitioner makes such
-/// meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
+/// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that
+/// is their own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's
+/// partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
 fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     match &mesh.iota_transform {
         Some(transform) => {
@@ -211,7 +211,7 @@ fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     }
 }
 
-/// More devices than any program has: a module that says so is not believed.
+/// More devices than any real program has: a module that claims more is not believed.
 const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its

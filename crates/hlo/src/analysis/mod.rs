@@ -1,19 +1,19 @@
-//! What can be read off any HLO module: ours as emitted, or a compiled one, whoever made it.
+//! Analyses of any HLO module: ours as emitted, or a compiled one, whoever made it.
 //!
 //! | module | what it finds |
 //! |---|---|
 //! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
 //! | [`chips`] | What accelerators can do, and where that is published. |
-//! | [`collectives`](mod@collectives) | Every collective, how often it runs, and what it moves by the formulas of the [ledger](crate::Ledger). |
-//! | [`cost`](mod@cost) | Operations, bytes and the time that a chip needs for them, for each instruction, loop and scope. |
+//! | [`collectives`](mod@collectives) | Every collective, its executions, and the bytes it moves. |
+//! | [`cost`](mod@cost) | Operations, bytes and time on a chip, for each instruction, loop and scope. |
 //! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
 //! | [`explain`] | Where a value's sharding is stated. |
 //! | [`given`] | What runs when some inputs are known: which branch a step takes when its counter is `n`. |
-//! | [`groups`] | Which devices take part, from any of the forms in which a module says so. |
-//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak, what is live at it, and the curve over the schedule. |
+//! | [`groups`] | Which devices take part, from any form of device groups. |
+//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
 //! | [`scopes`] | The module as a graph of its scopes. |
-//! | [`shardings`](mod@shardings) | How values are split, as the module states it. |
-//! | [`slices`] | What goes between slices of TPUs, through the host. |
+//! | [`shardings`](mod@shardings) | How values are split, as stated by the module. |
+//! | [`slices`] | Transfers between TPU slices, through the host. |
 //! | [`source`] | The source line and the scope of an instruction. |
 //! | [`traffic`](mod@traffic) | What crosses an axis at each step. |
 //! | [`trip_count`] | How often a loop runs. |

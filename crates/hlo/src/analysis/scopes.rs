@@ -1,8 +1,9 @@
 //! A module as a graph of its scopes.
 //!
-//! A program of ten thousand instructions is a drawing that nobody reads; its layers, attention blocks and optimizer are one.
-//! Instructions whose `op_name` begins with the same scopes are one node, and edges say what flows between them. What only
-//! carries values about (tuples, parameters, bitcasts, copies) is followed through to what makes the value.
+//! Nobody can read a drawing of ten thousand instructions, but anyone can read one of layers, attention blocks and an
+//! optimizer. Instructions whose `op_name` begins with the same scopes are one node, and edges show what flows between
+//! nodes. Instructions that only carry values (tuples, parameters, bitcasts, copies) are followed to the instruction
+//! that makes the value.
 
 use std::collections::BTreeMap;
 
@@ -109,8 +110,8 @@ struct Asked<'a> {
     elements: Vec<i64>,
 }
 
-/// What makes the value that an instruction gives, followed out of loops and calls; several for a tuple of several, none for
-/// constants and the program's parameters.
+/// What makes the value that an instruction gives, followed out of loops and calls; several for a tuple of several,
+/// none for constants and the program's parameters.
 fn makers<'a>(walk: &Walk<'a>, place: usize, value: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
     /// More than any value is carried about: a tuple of all of a program's parameters has thousands of elements.
     const MOST_STEPS: usize = 4096;

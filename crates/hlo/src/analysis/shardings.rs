@@ -1,10 +1,10 @@
-//! What a module says of how values are split: parameters, results, and what is annotated between them.
+//! What a module states about how values are split: parameters, results, and annotated values in between.
 //!
-//! A sharding is read in either form that a module has it in: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or
-//! axes of a mesh (`OpSharding.named_sharding`). Shardy's attributes are not read: what writes them writes tiles beside them.
+//! A sharding is read in either form: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh
+//! (`OpSharding.named_sharding`). Shardy's attributes are not read, since whatever writes them also writes tiles.
 //!
-//! Shapes are whole ones before a module is partitioned and parts afterwards, and nothing in a module says which. It counts as
-//! partitioned when it communicates and has nothing left that asks to be partitioned: no custom calls of `Sharding`,
+//! Shapes are global before partitioning and local after it, and nothing in a module says which. A module counts as
+//! partitioned if it communicates and has nothing left that asks to be partitioned: no custom calls of `Sharding`,
 //! `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
 
 use serde::Serialize;
@@ -42,7 +42,8 @@ pub struct ShardedValue {
     pub shape: String,
     /// Its sharding, as HLO text has it.
     pub sharding: String,
-    /// For each dimension the mesh axes that split it, major to minor; `None` without a mesh, and where they are none of its.
+    /// For each dimension the mesh axes that split it, major to minor; `None` without a mesh, and where they are none
+    /// of its.
     pub axes: Option<Vec<Vec<AxisPart>>>,
     /// Into how many different parts it is split; 1 for what every device has whole.
     pub parts: u64,
@@ -200,7 +201,7 @@ fn strides_along(sharding: &OpSharding, tiles: &[u64], dim: usize) -> Option<Str
     // With the dimension moved to the end, its rows are groups.
     let mut order: Vec<usize> = (0..tiles.len()).filter(|&other| other != dim).collect();
     order.push(dim);
-    /// Larger than any mesh there is, and still quick.
+    /// Larger than any real mesh, and still quick.
     const MOST_DEVICES: u64 = 1 << 20;
     let count = tiles.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;
     if count > MOST_DEVICES {

@@ -2,7 +2,7 @@
 
 use crate::proto::{PrimitiveType, ShapeProto};
 
-/// Bits of an element; `None` for what is no array's element.
+/// Bits of an element; `None` for a type that no array has.
 pub(super) fn element_bits(element_type: i32) -> Option<u64> {
     use PrimitiveType as P;
     Some(match PrimitiveType::try_from(element_type).ok()? {
@@ -19,8 +19,8 @@ pub(super) fn element_bits(element_type: i32) -> Option<u64> {
     })
 }
 
-/// Bytes of an array's elements, padding left out, or of all elements of a tuple; `None` where they are not known: an opaque
-/// type, an unbounded dimension.
+/// Bytes of an array's elements, padding left out, or of all elements of a tuple; `None` where they are not known: an
+/// opaque type, an unbounded dimension.
 pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     match PrimitiveType::try_from(shape.element_type).ok()? {
         PrimitiveType::Token => Some(0),
@@ -31,8 +31,8 @@ pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
     }
 }
 
-/// Bytes of an array in memory: with the padding that its layout's tiles need. A TPU pads the two fastest dimensions to tiles of
-/// 8 by 128. Other layouts have none.
+/// Bytes of an array in memory: with the padding that its layout's tiles need. A TPU pads the two fastest dimensions to
+/// tiles of 8 by 128. Other layouts have none.
 pub(super) fn padded_bytes(shape: &ShapeProto) -> Option<u64> {
     let layout = shape.layout.as_ref();
     let Some((layout, tile)) = layout.and_then(|layout| Some((layout, layout.tiles.first()?))) else {

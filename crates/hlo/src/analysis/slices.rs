@@ -1,9 +1,10 @@
-//! What goes between slices of TPUs.
+//! Transfers between TPU slices.
 //!
-//! A compiler for several slices makes one program for the devices of a slice, and of a collective across slices a send to the host and a
-//! receive from it. The host's runtime (`xla_megascale_runtime`) does the collective; what it is, attributes say:
-//! `_xla_megascale_transfer_type="REDUCE_SCATTER"`, and `_xla_megascale_target="{1,2}x{0:7}"`, slices 1 and 2 with devices 0 to 7 of each.
-//! The attributes are what libtpu 0.0.51 was seen to write; they are documented nowhere.
+//! A compiler for several slices makes one program for the devices of a slice. A collective across slices becomes a
+//! send to the host and a receive from it, and the host's runtime (`xla_megascale_runtime`) performs it. Attributes say
+//! what it is: `_xla_megascale_transfer_type="REDUCE_SCATTER"`, and `_xla_megascale_target="{1,2}x{0:7}"`, which means
+//! slices 1 and 2 with devices 0 to 7 of each. The attributes are those that libtpu 0.0.51 was seen to write; they are
+//! undocumented.
 //!
 //! Devices are counted slice by slice, as in a mesh whose major axis is the one across slices.
 
@@ -57,8 +58,9 @@ impl SliceTransfer {
     }
 }
 
-/// What an instruction communicates, and whether it is the first of two halves. As [`communication`](super::communication), but of a
-/// transfer between slices the send is the collective, and the receive its second half.
+/// What an instruction communicates, and whether it is the first of two halves. As
+/// [`communication`](super::communication), but of a transfer between slices the send is the collective, and the
+/// receive its second half.
 pub fn communication_of(instruction: &HloInstructionProto) -> Option<(Communication, bool)> {
     match (instruction.opcode.as_str(), SliceTransfer::of(instruction)) {
         ("send", Some(transfer)) => Some((Communication::Collective(transfer.kind), true)),

@@ -1,8 +1,8 @@
 //! Where an instruction comes from: its source line and its scope.
 //!
-//! The metadata of an instruction names a line in one of two ways: by itself, or, in modules of newer compilers, by a frame
-//! of the module's table of stack frames (`StackFrameIndexProto`), of which the innermost is the line that made the
-//! instruction. The scope is the path of names that `op_name` has before the op.
+//! The metadata of an instruction names a line either directly or, in modules of newer compilers, by a frame in the
+//! module's table of stack frames (`StackFrameIndexProto`); the innermost frame is the line that made the instruction.
+//! The scope is the path of names in `op_name` before the op.
 
 use crate::proto::{HloInstructionProto, HloModuleProto, StackFrameIndexProto};
 
@@ -45,7 +45,8 @@ impl<'a> Sources<'a> {
         self.frame(metadata.stack_frame_id).map(|(line, _)| line)
     }
 
-    /// The line that made an instruction, then those that called it, outwards. Of a deep stack, the innermost 256 frames.
+    /// The line that made an instruction, then those that called it, outwards. Of a deep stack, the innermost 256
+    /// frames.
     pub fn stack(&self, instruction: &'a HloInstructionProto) -> Vec<SourceLine<'a>> {
         /// A table may go in circles.
         const DEEPEST: usize = 256;

@@ -1,7 +1,7 @@
 //! What crosses an axis of the mesh at each step.
 //!
-//! A program that syncs now and then has its syncs in branches, and takes them by the number of steps done, which is one of its inputs.
-//! [`traffic`] asks, for one number after the other, what runs ([`Given`](super::Given)), and adds up what each device then sends.
+//! A program that syncs now and then has its syncs in branches, and its step counter, one of its inputs, decides which
+//! it takes. [`traffic`] evaluates what runs at each step ([`Given`](super::Given)) and adds up what each device sends.
 
 use super::axes::AxisPart;
 use super::collectives::{ModuleCollective, collectives_of_walk};
@@ -42,8 +42,8 @@ fn is_counter(shape: &ShapeProto) -> bool {
     whole.contains(&shape.element_type) && shape.dimensions.len() <= 1
 }
 
-/// The inputs that count steps, by number and element: those of this name, else those whose last name is `step` or that are called so
-/// (`state.step`, `step.1`).
+/// The inputs that count steps, by number and element: those of this name, else those whose last name is `step` or that
+/// are called so (`state.step`, `step.1`).
 pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec<i64>)> {
     let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
     let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");

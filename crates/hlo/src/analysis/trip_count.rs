@@ -1,10 +1,11 @@
 //! How often a loop runs.
 //!
-//! A compiler that has found out writes it into the loop: `{"known_trip_count":{"n":"7"}}`. Where it has not, a counted loop
-//! is looked for, as XLA does (`ComputeWhileLoopTripCount`, while_loop_analysis.cc): an element of the carried tuple starts at
-//! a constant, grows or shrinks by a constant, and is compared with what does not change: a constant, or an element of the
-//! tuple that the body passes on. All comparisons count. Any of it may be hidden in fusions, calls, copies, conversions and
-//! broadcasts, which is how a compiled module has it. What is not of this form is not known; nothing is found by trying.
+//! A compiler that knows the trip count writes it into the loop: `{"known_trip_count":{"n":"7"}}`. Otherwise the
+//! analysis looks for a counted loop, as XLA does (`ComputeWhileLoopTripCount`, while_loop_analysis.cc): an element of
+//! the carried tuple starts at a constant, grows or shrinks by a constant, and is compared with an invariant, that is,
+//! a constant or a tuple element that the body passes on. All comparisons count. Any of it may be hidden in fusions,
+//! calls, copies, conversions and broadcasts, as in compiled modules. Any other form is unknown; nothing is found by
+//! trying.
 
 use std::cell::Cell;
 
@@ -14,7 +15,8 @@ use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto}
 /// Deeper nests of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
 
-/// Instructions that may still be looked at. Operands are looked at once for each reader, which could be exponentially often.
+/// Instructions that may still be looked at. Operands are looked at once for each reader, which could be exponentially
+/// often.
 pub(super) struct Budget {
     whole_module: Cell<usize>,
     one_loop: Cell<usize>,
@@ -61,7 +63,8 @@ pub fn annotated(instruction: &HloInstructionProto) -> Option<u64> {
     count.as_u64().or_else(|| count.as_str()?.parse().ok())
 }
 
-/// The iterations of a `scan`: the size of the dimension that it goes along, in what it reads or, if that is nothing, writes.
+/// The iterations of a `scan`: the size of the dimension that it goes along, in what it reads or, if that is nothing,
+/// writes.
 pub(super) fn of_scan(within: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
     let carries = usize::try_from(instruction.num_carries).ok()?;
     let inputs = instruction.operand_ids.len().checked_sub(carries)?;

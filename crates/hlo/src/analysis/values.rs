@@ -1,8 +1,9 @@
-//! Whole numbers that a program computes from some of its inputs: the selector of a conditional, above all.
+//! Integers that a program computes from some of its inputs, above all the selectors of conditionals.
 //!
-//! A train step decides by its counter what it does. With the counter known, so is what follows from it by integer arithmetic, through
-//! fusions, calls, branches, copies and the tuples that loops carry. What is looked for is a scalar, or an array all of whose elements
-//! are equal; what depends on anything else is not known. Nothing is looked at that is not asked for.
+//! The counter of a train step decides what the step does. If the counter is known, so is what follows from it by
+//! integer arithmetic, through fusions, calls, branches, copies and the tuples that loops carry. The analysis looks for
+//! scalars, and for arrays whose elements are all equal; anything that depends on other inputs is unknown. It evaluates
+//! only what it is asked for.
 
 use rustc_hash::FxHashMap;
 
@@ -23,13 +24,14 @@ pub struct KnownInput {
 
 /// Deeper chains of computations than any step counter goes through.
 const DEPTH_LIMIT: usize = 400;
-/// Instructions that are looked at before nothing more is known.
+/// The number of instructions examined before the analysis gives up.
 const BUDGET: usize = 1 << 22;
 
 /// In place of the number of an iteration: any of them.
 pub(super) const ANY_ITERATION: u64 = u64::MAX;
 
-/// An instruction in a place, an element of its tuple, and the iteration of each loop around the place, outermost first.
+/// An instruction in a place, an element of its tuple, and the iteration of each loop around the place, outermost
+/// first.
 type Key = (usize, i64, Vec<i64>, Vec<u64>);
 
 /// What is known of the numbers of a module.
@@ -263,7 +265,8 @@ impl<'w, 'a> Values<'w, 'a> {
     }
 }
 
-/// Whether an instruction gives on what it is given: a barrier, a copy, and how a program that is split enters and leaves its parts.
+/// Whether an instruction gives on what it is given: a barrier, a copy, and how a program that is split enters and
+/// leaves its parts.
 fn passes_on(it: &HloInstructionProto) -> bool {
     const TARGETS: [&str; 6] = [
         "Sharding",

@@ -1,22 +1,23 @@
-//! One walk over all that a module runs: each instruction, with how often it runs and what is around it.
+//! One walk over everything that a module runs: each instruction, its executions and its surroundings.
 //!
-//! The entry is walked with all that it calls: bodies and conditions of loops, branches, fusions, calls, asynchronous
-//! computations, what custom calls are given. A computation is a new [`Place`] each time it is called, with its own number of
-//! executions, so that what is in it counts once for each way it is reached:
+//! The walk starts at the entry and follows all calls: bodies and conditions of loops, branches, fusions, calls,
+//! asynchronous computations, and computations of custom calls. A computation is a new [`Place`] each time it is
+//! called, with its own number of executions, so its contents count once for each way they are reached:
 //!
-//! - the trip counts of loops multiply; a condition runs once more than its body. See [`trip_count`] for what is known of a
-//!   loop;
-//! - a branch runs at most as often as its conditional ([`Amount::AtMost`]), and excludes the others ([`Place::branches`]); which one
-//!   runs, [`given`](super::given) finds for known inputs;
-//! - an asynchronous computation runs where it starts; the instructions that update and end it name it again, and run nothing;
-//! - what a custom call is given runs nobody knows how often, but for what a compiler for TPUs offloads to their sparse cores so:
-//!   that is a call.
+//! - The trip counts of loops multiply; a condition runs once more than its body. [`trip_count`] says when a trip count
+//!   is known.
+//! - A branch runs at most as often as its conditional ([`Amount::AtMost`]) and excludes the others
+//!   ([`Place::branches`]); for known inputs, [`given`](super::given) finds which one runs.
+//! - An asynchronous computation runs where it starts. The instructions that update and end it name it again and run
+//!   nothing.
+//! - A computation given to a custom call runs an unknown number of times, except what a TPU compiler offloads to
+//!   SparseCores this way: that is a call.
 //!
-//! Reducers, comparators and the like compute scalars: they are not walked. Their caller answers for them.
+//! Reducers, comparators and the like compute scalars and are not walked; their callers account for them.
 //!
-//! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] goes is walked with
-//! one place for each computation, whose executions are those of all ways to it, added up, and whose surroundings are those
-//! of the first way: see [`Walk::is_merged`].
+//! Calls of calls can be reached in exponentially many ways. A module with more ways than [`Walk::of`] follows is
+//! walked with one place for each computation. That place has the executions of all ways added up and the surroundings
+//! of the first: see [`Walk::is_merged`].
 
 use std::ops::Range;
 
@@ -64,8 +65,8 @@ pub struct Place<'a> {
     pub caller: Option<Caller<'a>>,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
-    /// The same if each loop of which nobody knows how often it runs, and what a custom call is given, ran once; for what is
-    /// in a branch, the bound.
+    /// The same, assuming that loops with an unknown trip count, and computations given to custom calls, ran once; in a
+    /// branch, the bound.
     pub assumed_executions: u64,
     /// The branches of conditionals around it, outermost first; empty where the walk is merged.
     pub branches: Vec<Branch>,
@@ -118,8 +119,8 @@ pub struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Walks a module, whatever is wrong with it: an id that names nothing, and a computation that calls itself, are passed
-    /// over.
+    /// Walks a module, whatever is wrong with it: an id that names nothing, and a computation that calls itself, are
+    /// passed over.
     pub fn of(module: &'a HloModuleProto) -> Walk<'a> {
         let module = Module::new(module);
         let sites = CallSites::of(&module);
@@ -132,7 +133,8 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Whether there were too many ways through the module to keep apart, so that a place stands for all of a computation's.
+    /// Whether there were too many ways through the module to keep apart, so that a place stands for all of a
+    /// computation's.
     pub fn is_merged(&self) -> bool {
         self.merged
     }
@@ -162,7 +164,8 @@ impl<'a> Walk<'a> {
         path
     }
 
-    /// The iterations of the loop whose body a place is; `None` where they are not known, or the place is no loop's body.
+    /// The iterations of the loop whose body is this place; `None` if they are unknown, or if the place is not a loop
+    /// body.
     pub fn trip_count(&self, place: usize) -> Option<u64> {
         let place = self.places.get(place)?;
         let caller = place.caller.filter(|caller| caller.via == Via::LoopBody)?;
@@ -437,8 +440,8 @@ impl CallSites {
     }
 }
 
-/// Whether a custom call runs the computation that it names on other cores of the chip, once: a compiler for TPUs writes so what it
-/// offloads to the sparse cores, and says it in the backend config alone.
+/// Whether a custom call runs the computation that it names on other cores of the chip, once: a compiler for TPUs
+/// writes so what it offloads to the sparse cores, and says it in the backend config alone.
 fn is_offloaded(instruction: &HloInstructionProto) -> bool {
     let says = |word: &[u8]| instruction.backend_config.windows(word.len()).any(|part| part == word);
     says(b"\"sparse_core_config\"") && says(b"\"offload\":\"OFFLOAD_")

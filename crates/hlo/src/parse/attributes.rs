@@ -1,4 +1,4 @@
-//! The values of attributes, each into the fields that it is about.
+//! The values of attributes, each parsed into its fields.
 
 use super::Parser;
 use super::computation::Scope;

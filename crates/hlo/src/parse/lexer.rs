@@ -1,5 +1,5 @@
-//! The text and the place reached in it. Tokens are read when the grammar asks for them, so there is no list of them,
-//! and what they hold is borrowed from the text.
+//! The text and the position in it. Tokens are read when the grammar asks for them, so there is no list of tokens, and
+//! their contents are borrowed from the text.
 
 use super::error::{Result, fault};
 
@@ -137,7 +137,7 @@ impl<'a> Lexer<'a> {
         self.unexpected(&format!("'{}' {place}", char::from(byte)))
     }
 
-    /// An error that says what was expected here and what is here instead.
+    /// An error with what was expected here and what was found.
     #[cold]
     pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();

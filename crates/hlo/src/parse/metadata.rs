@@ -1,4 +1,4 @@
-//! What is said about an instruction beside what it computes: metadata, frontend attributes, statistics, accuracy,
+//! Information about an instruction besides what it computes: metadata, frontend attributes, statistics, accuracy,
 //! original values.
 
 use std::collections::BTreeMap;

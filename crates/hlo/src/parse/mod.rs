@@ -1,10 +1,11 @@
-//! The HLO text form, read: the inverse of [`text`](super::text).
+//! Parses the HLO text form: the inverse of [`text`](super::text).
 //!
-//! What XLA's parser (`hlo_parser.cc`) takes is taken here and gives the same module: all that its printer writes, in
-//! any layout of lines, and what people write by hand: names without `%`, operands with their shapes, computations
-//! inside attributes, instructions as operands, a text without a header. Names are kept as they are, instructions and
-//! computations stay in the order of the text, and both are numbered in that order as XLA numbers them, but for some
-//! instructions that call computations (see `order.rs`): so a text that XLA printed prints again as it was.
+//! This parser accepts what XLA's parser (`hlo_parser.cc`) accepts and gives the same module. That is everything its
+//! printer writes, in any layout of lines, and what people write by hand: names without `%`, operands with their
+//! shapes, computations inside attributes, instructions as operands, a text without a header. Names stay as they are.
+//! Instructions and computations stay in the order of the text and are numbered in that order, as XLA numbers them,
+//! except for some instructions that call computations (see `order.rs`). So a text that XLA printed prints again
+//! unchanged.
 //!
 //! ```
 //! use meshloom_hlo::parse::parse;
@@ -16,8 +17,8 @@
 //! # Ok::<(), meshloom_hlo::parse::ParseError>(())
 //! ```
 //!
-//! Where this parser differs from XLA's, it is because a reader must show what is in a file:
-//! - Shapes that an instruction states are believed; XLA checks some of them against its operands.
+//! This parser differs from XLA's where a reader must show what is in a file:
+//! - It trusts the shape that an instruction states; XLA checks some of them against the operands.
 //! - A constant whose elements are elided (`{...}`) has a literal with a shape and no elements; XLA fills in others.
 //! - A sharding stays as it is written; XLA rewrites some to equal ones.
 //! - Names stay as they are; XLA numbers those that two computations share ([`make_names_unique`]).

@@ -4,9 +4,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::proto::HloModuleProto;
 
-/// Renames instructions so that no two in the module have the same name. XLA's parser does so to what it reads, and XLA
-/// refuses modules where it is not so; texts that XLA has printed are already like that. As in XLA (`name_uniquer.cc`) a
-/// name is a base and a number, and one that is taken gets the first number that its base has free: `x`, `x.1`, `x.2`.
+/// Renames instructions so that names are unique in the module. XLA's parser does this to its input, and XLA refuses
+/// modules with duplicate names; texts printed by XLA have none. As in XLA (`name_uniquer.cc`), a name is a base and a
+/// number, and a name that is taken gets the first number that its base has free.
 ///
 /// [`parse`](super::parse) does not do it, so that a reader finds the names that are in the text.
 pub fn make_names_unique(module: &mut HloModuleProto) {

@@ -1,9 +1,9 @@
-//! Printing orders computations by the ids of the instructions that call them, and ids are not in the text. So that a
-//! text that XLA printed prints again in its order, instructions that call are numbered in the order of their callees.
+//! Printing orders computations by the ids of the instructions that call them, and the text has no ids. So that a text
+//! printed by XLA prints again in its order, instructions that call are numbered in the order of their callees.
 //!
-//! XLA walks the graph of calls depth first and prints a computation when it leaves it. From the order in which it left
-//! them the tree of that walk can be told: what a computation entered are the subtrees just before it whose roots it
-//! calls. Its other callees were there already when it came to them.
+//! XLA walks the call graph depth first and prints a computation when it leaves it. That order reveals the tree of the
+//! walk: the computations that one computation entered are the subtrees just before it whose roots it calls. Its other
+//! callees had been visited before.
 
 use rustc_hash::FxHashMap;
 
@@ -66,7 +66,8 @@ fn calls(computations: &[HloComputationProto], is_hidden: &[bool], place: usize)
         .collect()
 }
 
-/// Those callers whose order matters, given what the computation entered, ascending: the others call what was left before the computation was entered.
+/// Those callers whose order matters, given what the computation entered, ascending: the others call what was left
+/// before the computation was entered.
 fn callers(calls: &[(usize, Vec<usize>)], entered: &[usize], start: usize) -> Vec<Caller> {
     let order = |callee: &usize| match entered.binary_search(callee).is_ok() {
         true => Some(*callee),

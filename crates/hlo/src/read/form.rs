@@ -6,8 +6,8 @@ use crate::proto::{
 };
 use crate::wire::{fields, fields_of_start};
 
-/// The form of a serialized message, by what its first fields hold; none where it is none of them. A file that is cut off is told
-/// by what is there of it.
+/// The form of a serialized message, judged by the contents of its first fields; none if no form matches. A truncated
+/// file is judged by what it still has.
 pub(super) fn of(bytes: &[u8]) -> Option<Form> {
     if is_module(bytes) {
         return Some(Form::Module);
@@ -52,7 +52,8 @@ fn is_name(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_ok_and(|name| !name.is_empty() && !name.contains(|c: char| c.is_control()))
 }
 
-/// A config is told from a list of arguments, which a snapshot has there, by what has no literals: numbers in fields 2 to 9.
+/// A config is told from a list of arguments, which a snapshot has there, by what has no literals: numbers in fields 2
+/// to 9.
 fn is_config(bytes: &[u8]) -> bool {
     bytes.is_empty()
         || fields(bytes)
@@ -116,8 +117,8 @@ impl Kind {
     }
 }
 
-/// About how many bytes a message takes when it is decoded: its own, and those of the messages in it that are large or that
-/// may be many. Vectors grow by doubling, so it may be twice that for a moment.
+/// About how many bytes a decoded message takes: its own, and those of nested messages that are large or may be many.
+/// Vectors grow by doubling, so it may briefly be twice as much.
 pub(super) fn decoded_bytes(bytes: &[u8], form: Form) -> u64 {
     let kind = match form {
         Form::Text | Form::Module => Kind::Module,

@@ -215,7 +215,7 @@ impl Printer<'_> {
     }
 }
 
-/// Whether the layout is the one a reader assumes when there is none: row-major and nothing else.
+/// Whether the layout is the default, row-major and nothing else.
 fn is_default(layout: &LayoutProto, rank: usize) -> bool {
     layout.minor_to_major.len() == rank
         && layout.minor_to_major.iter().rev().enumerate().all(|(index, &dim)| dim == index as i64)

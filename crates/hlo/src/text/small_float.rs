@@ -120,7 +120,7 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    /// The bits of the value nearest to `value`, and of two the even one. None if there is none near it.
+    /// The bits of the value nearest to `value`; ties go to the even one. None if there is no near value.
     pub(crate) fn encode(&self, value: f64) -> Option<u8> {
         if value.is_infinite() {
             return (0..self.count).map(|bits| bits as u8).find(|&bits| self.float.value(bits) == Some(value));

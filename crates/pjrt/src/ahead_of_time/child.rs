@@ -18,7 +18,7 @@ use super::protocol::{ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Request, STARTED
 /// The environment variable with the program to run as a worker.
 const WORKER_VARIABLE: &str = "MESHLOOM_WORKER";
 
-/// How often the worker is looked at.
+/// The interval between looks at the worker.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// The end of the worker's output that is read.
@@ -37,7 +37,8 @@ pub(super) fn run(request: &Request, settings: &Settings) -> Result<Answer, Work
 
     let mut command = Command::new(&program);
     command.env(FOLDER_VARIABLE, folder.path()).stdin(Stdio::null()).stdout(output).stderr(errors);
-    // In a process group of its own, so that what it starts (the CUDA compiler starts ptxas) can be killed with it.
+    // The worker runs in a process group of its own, so that its children (the CUDA compiler starts ptxas) can be
+    // killed with it.
     command.process_group(0);
     let start = Instant::now();
     let worker = Worker(command.spawn().map_err(|error| not_started(error.to_string()))?);

@@ -109,7 +109,7 @@ impl fmt::Display for WorkerFailure {
             WorkerFailure::Refused(error) => write!(f, "{error}"),
             WorkerFailure::Died { signal, after, log } => {
                 let (name, seconds) = (signal_name(*signal), after.as_secs_f64());
-                write!(f, "the plugin ended its process by {name} after {seconds:.1} s; this process goes on{log}")
+                write!(f, "the plugin ended its process by {name} after {seconds:.1} s; this process continues{log}")
             }
             WorkerFailure::TimedOut { limit, log } => {
                 let seconds = limit.as_secs_f64();

@@ -1,8 +1,8 @@
-//! Compiling for hardware that is not there, in a child process with a time limit.
+//! Compiles for hardware that is absent, in a child process with a time limit.
 //!
-//! A plugin may end its process over a program it does not like, or never come back. So the plugin is loaded by a worker, a
-//! child process: whatever becomes of that one, this one gets a [`CompiledAhead`] or an error that says what happened. The
-//! worker is this program itself, if its `main` calls [`worker::run_if_asked`](super::worker::run_if_asked) first.
+//! A plugin may end its process over a program, or never return. So a worker, a child process, loads the plugin:
+//! whatever happens to it, this process gets a [`CompiledAhead`] or an error that says what happened. The worker is
+//! this program itself, if its `main` calls [`worker::run_if_asked`](super::worker::run_if_asked) first.
 //!
 //! ```no_run
 //! use meshloom_pjrt::ahead_of_time::{self, Settings};
@@ -45,10 +45,11 @@ use super::topology::Topology;
 pub struct Settings {
     /// How long the worker may take; then it is killed. A large program may take XLA many minutes.
     pub time_limit: Duration,
-    /// Where to look for the plugin of the topology's platform. It is found, and downloaded if need be, by this process.
+    /// Where to look for the plugin of the topology's platform. It is found, and downloaded if need be, by this
+    /// process.
     pub find: FindOptions,
-    /// The worker's program, which calls [`worker::run_if_asked`](super::worker::run_if_asked) first. By default the one that
-    /// the environment variable `MESHLOOM_WORKER` names, or else this program itself.
+    /// The worker's program, which calls [`worker::run_if_asked`](super::worker::run_if_asked) first. By default the
+    /// one that the environment variable `MESHLOOM_WORKER` names, or else this program itself.
     pub worker: Option<PathBuf>,
 }
 
@@ -67,7 +68,7 @@ pub struct DescribedTopology {
     pub api_version: (i32, i32),
 }
 
-/// A program compiled for hardware that is not there.
+/// A program compiled for absent hardware.
 #[derive(Clone, Debug)]
 pub struct CompiledAhead {
     /// The module's name.
@@ -113,8 +114,8 @@ impl CompiledAhead {
 /// Asks the plugin for the devices of a topology.
 ///
 /// # Errors
-/// [`PjrtError::NotFound`] when there is no plugin; [`PjrtError::Worker`] when the plugin knows no such topology, or the worker
-/// died, took too long or could not be started.
+/// [`PjrtError::NotFound`] when there is no plugin; [`PjrtError::Worker`] when the plugin knows no such topology, or
+/// the worker died, took too long or could not be started.
 pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTopology, PjrtError> {
     let action = || format!("describing {topology}");
     match run(topology, action, Task::Describe, settings)? {
@@ -123,12 +124,12 @@ pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTop
     }
 }
 
-/// Compiles a serialized `HloModuleProto` for a topology. Without a device assignment in the options, partitions lie on the
-/// topology's devices in their order.
+/// Compiles a serialized `HloModuleProto` for a topology. Without a device assignment in the options, partitions lie on
+/// the topology's devices in their order.
 ///
 /// # Errors
-/// As for [`describe`]; and [`PjrtError::InvalidModule`] and [`PjrtError::InvalidOption`] for what is wrong before the plugin sees
-/// it. [`WorkerFailure`] tells a plugin that refused the program from one that died over it.
+/// As for [`describe`]; and [`PjrtError::InvalidModule`] and [`PjrtError::InvalidOption`] for what is wrong before the
+/// plugin sees it. [`WorkerFailure`] tells a plugin that refused the program from one that died over it.
 pub fn compile(
     topology: &Topology,
     module: &[u8],

@@ -1,7 +1,7 @@
-//! What goes between a process and its worker: two files in a folder of their own.
+//! The protocol between a process and its worker: two files in a folder of their own.
 //!
-//! A file is a line with the format's version, the SHA-256 of what follows, and a message. It appears under its name only when
-//! it is complete.
+//! A file has a line with the version of the format and the SHA-256 of the message, and then the message. It gets its
+//! name only when it is complete.
 
 use std::fs;
 use std::io::Write;
@@ -123,7 +123,7 @@ fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
         return Err("it is damaged".into());
     }
     let (message, rest) = postcard::take_from_bytes(body).map_err(|error| error.to_string())?;
-    if rest.is_empty() { Ok(message) } else { Err("it goes on after its end".into()) }
+    if rest.is_empty() { Ok(message) } else { Err("it has data after its end".into()) }
 }
 
 #[cfg(test)]

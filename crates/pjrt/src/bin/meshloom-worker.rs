@@ -1,5 +1,5 @@
-//! A worker and nothing else, for programs that cannot be their own (see `meshloom_pjrt::worker`): tests, and hosts whose
-//! `main` is not Rust. The environment variable `MESHLOOM_WORKER` tells where it is.
+//! A program that is only a worker, for programs that cannot be their own (see `meshloom_pjrt::worker`): tests, and
+//! hosts whose `main` is not Rust. The environment variable `MESHLOOM_WORKER` holds its path.
 
 use std::process::ExitCode;
 

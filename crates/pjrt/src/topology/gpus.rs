@@ -1,8 +1,9 @@
-//! GPUs that XLA can compile for without one at hand: what its `GpuTargetConfigProto` wants to know of each.
+//! The GPUs that XLA can compile for without having one: what `GpuTargetConfigProto` needs to know about each.
 //!
-//! The figures are those of the device descriptions that OpenXLA checks in as `xla/backends/gpu/target_config/specs/*.txtpb`
-//! (`a100_sxm_40`, `a100_sxm_80`, `h100_sxm`, `h200`, `b200`), which are what the CUDA driver reports on such a card. Rates of
-//! each element type, which only refine XLA's cost model, are left out.
+//! The figures are those of the device descriptions that OpenXLA checks in as
+//! `xla/backends/gpu/target_config/specs/*.txtpb` (`a100_sxm_40`, `a100_sxm_80`, `h100_sxm`, `h200`, `b200`), which are
+//! what the CUDA driver reports on such a card. Rates of each element type, which only refine XLA's cost model, are
+//! left out.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Hardware by name, for programs that are compiled where it is not.
+//! Names of hardware, for programs that are compiled elsewhere.
 //!
 //! ```text
 //! v5e:2x4                 8 chips of a TPU v5e

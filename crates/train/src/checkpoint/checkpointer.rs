@@ -41,13 +41,14 @@ pub enum Start<'a> {
 }
 
 impl Checkpointer {
-    /// Takes hold of the directory of a config, makes it if there is none, and deletes what killed runs have left unfinished.
+    /// Locks the directory of a config, creates it if necessary, and deletes what killed runs left unfinished.
     ///
-    /// A run that goes on from one of its checkpoints other than the newest takes the name of the newer ones away
-    /// ([`Checkpointer::set_aside`]): it writes those steps anew.
+    /// A run that continues from a checkpoint other than the newest renames the newer ones
+    /// ([`Checkpointer::set_aside`]): it writes those steps again.
     ///
     /// # Errors
-    /// The directory cannot be written, another run writes there, or it has checkpoints that this run does not go on from.
+    /// The directory cannot be written, another run writes there, or it holds checkpoints of a run that this one does
+    /// not continue.
     pub fn new(config: &CheckpointConfig, start: Start<'_>) -> Result<Checkpointer, CheckpointError> {
         let directory = Directory::open(Path::new(&config.dir))?;
         let (mut last, mut set_aside) = (0, Vec::new());
@@ -80,22 +81,23 @@ impl Checkpointer {
         self
     }
 
-    /// Where checkpoints went that are newer than the one that the run goes on from.
+    /// The new places of the checkpoints that are newer than the one that the run continues from.
     pub fn set_aside(&self) -> &[PathBuf] {
         &self.set_aside
     }
 
-    /// Whether a checkpoint is to be saved after so many steps: whether a multiple of `checkpoint.every` was passed since the last.
+    /// Whether a checkpoint is to be saved after so many steps: whether a multiple of `checkpoint.every` was passed
+    /// since the last.
     pub fn is_due(&self, step: u64) -> bool {
         self.every > 0 && step / self.every > self.last / self.every
     }
 
-    /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it written. The
-    /// state may change when this returns. A step that has its checkpoint is not saved again.
+    /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it
+    /// written. The state may change when this returns. A step that has its checkpoint is not saved again.
     ///
     /// # Errors
-    /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the plugin fails. That
-    /// this checkpoint cannot be written is an error of the next call.
+    /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the
+    /// plugin fails. That this checkpoint cannot be written is an error of the next call.
     pub fn save(
         &mut self,
         about: About,

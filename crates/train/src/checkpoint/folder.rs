@@ -1,7 +1,7 @@
-//! The directory that holds checkpoints: its names, who may write there, and what is deleted when.
+//! The directory of checkpoints: its names, who may write there, and when something is deleted.
 //!
-//! A checkpoint is a folder `step-00000120`. It gets that name when all in it is on the disk, and it loses it before any of it is
-//! deleted: a folder of that name is complete, whenever the run or the machine stopped.
+//! A checkpoint is a folder `step-00000120`. It gets that name when its contents are on disk, and loses it before any
+//! of them is deleted. So a folder of that name is complete, whenever the run or the machine stopped.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -55,7 +55,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Makes the directory if there is none, takes hold of it, and deletes what killed runs have left unfinished.
+    /// Creates the directory if necessary, locks it, and deletes what killed runs left unfinished.
     pub(super) fn open(path: &Path) -> Result<Directory, CheckpointError> {
         make_durable(path)?;
         let lock_path = path.join(LOCK);
@@ -122,7 +122,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes the name of checkpoints from those after a step, which a run that goes on from that step will write anew. They are
+    /// Renames the checkpoints after a step, because a run that continues from that step writes them again. They are
     /// kept. Returns where they are.
     pub(super) fn set_aside_after(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         let mut set_aside = Vec::new();

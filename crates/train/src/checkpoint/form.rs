@@ -1,9 +1,10 @@
-//! The form that a value has in a checkpoint, whatever form the run has that writes or reads it.
+//! The form of a value in a checkpoint, which does not depend on the form that it has in a run.
 //!
-//! In a checkpoint all layers of a parameter are one leading dimension: `layers.mlp.up` is `[layers, embed, mlp]`. A run may hold them so,
-//! in a pipeline's dimensions `[repeats, stages, layers per stage, ..]`, whose row-major order is that of the layers, or one by one, as
-//! `layers.3.mlp.up`. Each of these is a set of boxes of the one form, so that a run reads what another has written by cutting boxes out
-//! of boxes. Where replicas train on their own, theirs is the first dimension, before the layers.
+//! In a checkpoint, all layers of a parameter share one leading dimension: `layers.mlp.up` is `[layers, embed, mlp]`. A
+//! run may hold them in the same form, in a pipeline's dimensions `[repeats, stages, layers per stage, ..]`, whose
+//! row-major order is that of the layers, or unrolled, as `layers.3.mlp.up`. Each of these is a set of boxes of the one
+//! form, so a run reads what another wrote by cutting boxes out of boxes. If replicas train on their own, the replica
+//! dimension comes before the layers.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -11,7 +11,8 @@ use meshloom::pjrt::{ShardBox, ShardLayout};
 pub struct About {
     /// Steps done.
     pub step: u64,
-    /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the step.
+    /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the
+    /// step.
     pub seed: u64,
     /// The next batch, which follows from the seed and this position.
     pub data: DataPosition,
@@ -93,7 +94,7 @@ impl StoredPiece {
 }
 
 impl StoredLeaf {
-    /// The type; `None` for an element type that there is not.
+    /// The type; `None` for an unknown element type.
     pub(super) fn ty(&self) -> Option<TensorType> {
         Some(TensorType::new(DType::from_name(&self.dtype)?, &self.dims))
     }
@@ -105,7 +106,7 @@ impl StoredLeaf {
 
     /// Checks that the pieces are the whole value, each once, and lie within their files. The sizes may be anything.
     fn check(&self, files: &[StoredFile]) -> Result<(), String> {
-        let ty = self.ty().ok_or_else(|| format!("there is no element type {:?}", self.dtype))?;
+        let ty = self.ty().ok_or_else(|| format!("unknown element type {:?}", self.dtype))?;
         if bytes_of(ty.dtype, &self.dims).is_none() || (self.has_replicas && self.dims.is_empty()) {
             return Err(format!("the dimensions {:?} are not possible", self.dims));
         }
@@ -146,7 +147,7 @@ impl Manifest {
     pub(super) fn check(&self) -> Result<(), String> {
         let mut names = std::collections::HashSet::new();
         for file in &self.files {
-            // Nothing outside of the folder is read, whatever the manifest says.
+            // A manifest cannot make us read anything outside of the folder.
             let plain = file.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
             if !plain || !file.name.starts_with("shard-") || !names.insert(file.name.as_str()) {
                 return Err(format!("{:?} is not the name of one of its files", file.name));

@@ -1,4 +1,4 @@
-//! Checkpoints: the whole state of a run in a folder, from which it goes on as if it had never stopped.
+//! Checkpoints: folders with the whole state of a run, from which it continues as if it had never stopped.
 //!
 //! ```text
 //! CHECKPOINTS/
@@ -10,16 +10,17 @@
 //!   .lock                                  held by the run that writes
 //! ```
 //!
-//! **Saving.** Between two steps [`Checkpointer::save`] copies the state to the host, each part once; a thread writes it while training
-//! goes on. Every file is on the disk (`fsync`) before the folder that names them is, that before the folder gets its name by a rename, and
-//! that before any older checkpoint is deleted. So whenever the process or the machine stops, the folders `step-*` are complete.
+//! **Saving.** Between two steps, [`Checkpointer::save`] copies the state to the host, each part once; a thread writes
+//! it while training continues. The writer syncs every file (`fsync`), then the folder, then renames the folder, and
+//! only then deletes an older checkpoint. So the folders `step-*` are complete whenever the process or the machine
+//! stops.
 //!
-//! **Loading.** [`find`] takes the newest of them and checks every byte. Each device's part of each value is cut out of the stored
-//! pieces by itself. Values are stored in one form, whatever the mesh, pipeline or layout of layers (`form.rs`), so another mesh, another
-//! number of devices or another pipeline resumes from it.
+//! **Loading.** [`find`] takes the newest of them and checks every byte. Each device's part of each value is cut out of
+//! the stored pieces on its own. Values are stored in one form, whatever the mesh, pipeline or layout of layers
+//! (`form.rs`), so a run with another mesh, number of devices or pipeline can resume.
 //!
-//! The step, the position in the data and all random numbers follow from the seed and the number of steps done, so parameters,
-//! optimizer state and that number are all the state there is. On the same mesh a resumed run computes the same bits.
+//! The position in the data and all random numbers follow from the seed and the number of steps done. So the state
+//! consists of parameters, optimizer state and that number. On the same mesh a resumed run computes the same bits.
 
 mod checkpointer;
 mod error;

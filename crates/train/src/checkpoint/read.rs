@@ -132,8 +132,8 @@ impl Checkpoint {
         Err(CheckpointError::Unexpected { folder: self.folder.clone(), paths })
     }
 
-    /// Reads a state onto devices: `specs` are the types and layouts of the leaves, `devices` those of the layouts' boxes. Each device's
-    /// part is read by itself, and all that the host holds at a time.
+    /// Reads a state onto devices: `specs` are the types and layouts of the leaves, `devices` those of the layouts'
+    /// boxes. The host reads one device's part at a time and holds no more than that.
     ///
     /// # Errors
     /// As [`Checkpoint::check`], but for values that are too many; a file cannot be read; or the plugin fails.
@@ -151,8 +151,8 @@ impl Checkpoint {
         leaves.iter().zip(specs).map(|(leaf, spec)| self.load_leaf(leaf, &spec.layout, client, devices)).collect()
     }
 
-    /// Reads values to the host. `prefix` is what their paths in the checkpoint have before those declared: `params.` for parameters
-    /// alone.
+    /// Reads values to the host. `prefix` is what their paths in the checkpoint have before those declared: `params.`
+    /// for parameters alone.
     ///
     /// # Errors
     /// As [`Checkpoint::load`].

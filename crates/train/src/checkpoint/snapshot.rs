@@ -98,8 +98,8 @@ impl Leaves {
     }
 }
 
-/// For each distinct box, the device that has least to write so far of those that hold it. `load` has what each has to write, in
-/// elements.
+/// For each distinct box, the device that has least to write so far of those that hold it. `load` has what each has to
+/// write, in elements.
 fn writers(layout: &ShardLayout, load: &mut Vec<usize>) -> Result<Vec<usize>, CheckpointError> {
     let boxes = layout.boxes();
     load.resize(load.len().max(boxes.len()), 0);

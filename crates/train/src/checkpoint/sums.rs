@@ -1,4 +1,5 @@
-//! Checksums: a file `SHA256SUMS` as `sha256sum` writes and checks it, with a line for every other file of a checkpoint.
+//! Checksums: a file `SHA256SUMS` as `sha256sum` writes and checks it, with a line for every other file of a
+//! checkpoint.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

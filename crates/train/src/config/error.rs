@@ -48,6 +48,8 @@ pub struct ConfigError {
     pub place: Place,
     /// What.
     pub kind: Box<ConfigErrorKind>,
+    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is at fault.
+    pub because: Vec<String>,
 }
 
 impl ConfigError {
@@ -130,9 +132,17 @@ pub enum ConfigErrorKind {
     },
 }
 
+impl ConfigError {
+    /// Adds other keys that have a part in it.
+    pub(super) fn because<K: Into<String>>(mut self, keys: impl IntoIterator<Item = K>) -> ConfigError {
+        self.because.extend(keys.into_iter().map(Into::into));
+        self
+    }
+}
+
 impl ConfigErrorKind {
     pub(super) fn at(self, place: Place) -> ConfigError {
-        ConfigError { place, kind: Box::new(self) }
+        ConfigError { place, kind: Box::new(self), because: Vec::new() }
     }
 }
 

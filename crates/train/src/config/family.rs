@@ -1,6 +1,6 @@
 //! What a model family is made of: checks of its keys, and the layer that they describe.
 
-use super::error::invalid;
+use super::error::{ConfigError, invalid};
 use super::validate::{Checked, positive, within};
 use super::{ModelFamily, RunConfig};
 use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
@@ -14,7 +14,10 @@ const PARTS: &str = "activation_norm_length_moe";
 
 impl RunConfig {
     /// What sets the family's layers apart, for the mesh and rules of the config.
-    pub fn layer_parts(&self) -> LayerParts {
+    ///
+    /// # Errors
+    /// The mesh or the rules cannot be read.
+    pub fn layer_parts(&self) -> Result<LayerParts, ConfigError> {
         let model = &self.model;
         let latent = (model.family == ModelFamily::Deepseek).then_some(LatentConfig {
             q_lora: model.q_lora,
@@ -23,19 +26,20 @@ impl RunConfig {
             rope_head_dim: model.rope_head_dim,
             v_head_dim: model.v_head_dim,
         });
-        let routed = if self.has_experts() { self.routed_experts() } else { MoeConfig::default() };
-        LayerParts { latent, routed, batch_split: model.batch_split }
+        let routed = if self.has_experts() { self.routed_experts()? } else { MoeConfig::default() };
+        Ok(LayerParts { latent, routed, batch_split: model.batch_split })
     }
 
     fn has_experts(&self) -> bool {
         matches!(self.model.family, ModelFamily::Mixtral | ModelFamily::Deepseek)
     }
 
-    fn routed_experts(&self) -> MoeConfig {
+    fn routed_experts(&self) -> Result<MoeConfig, ConfigError> {
         let model = &self.model;
         let is_deepseek = model.family == ModelFamily::Deepseek;
-        let parts = self.mesh().map_or(1, |mesh| self.axes_size(&mesh, PARTS));
-        MoeConfig {
+        let mesh = self.mesh()?;
+        let parts = self.axes_size(&mesh, PARTS)?;
+        Ok(MoeConfig {
             experts: model.experts,
             experts_per_token: model.experts_per_token,
             mlp: model.moe_mlp,
@@ -44,18 +48,18 @@ impl RunConfig {
             normalize_weights: true,
             weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
             load_balance_weight: model.load_balance_weight,
-            expert_groups: self.mesh().map_or(1, |mesh| self.axes_size(&mesh, GROUPS)),
+            expert_groups: self.axes_size(&mesh, GROUPS)?,
             // A sequence that does not divide is whole on every device.
             sequence_parts: if model.seq.is_multiple_of(parts) { parts } else { 1 },
-        }
+        })
     }
 
     /// Over how many devices the rules spread a dimension of this name.
-    fn axes_size(&self, mesh: &Mesh, name: &str) -> usize {
-        let Ok(rules) = self.rule_sets() else { return 1 };
+    fn axes_size(&self, mesh: &Mesh, name: &str) -> Result<usize, ConfigError> {
+        let rules = self.rule_sets()?;
         let rule = rules.compute.rules().iter().find(|rule| rule.name == name);
         let axes = rule.into_iter().flat_map(|rule| &rule.axes).filter_map(|axis| mesh.axis(axis));
-        axes.map(|axis| mesh.size(axis)).product()
+        Ok(axes.map(|axis| mesh.size(axis)).product())
     }
 
     pub(super) fn validate_family(&self) -> Checked {
@@ -67,7 +71,8 @@ impl RunConfig {
                     "the rows of a microbatch (train.batch over train.microbatches and pipeline.microbatches) must be even to be \
                      split in two, but there are {batch}"
                 );
-                return Err(invalid("model.batch_split", true, &reason));
+                let parts = ["train.batch", "train.microbatches", "pipeline.microbatches"];
+                return Err(invalid("model.batch_split", true, &reason).because(parts));
             }
         }
         if self.has_experts() {
@@ -77,7 +82,8 @@ impl RunConfig {
             within("model.load_balance_weight", model.load_balance_weight, 0.0..f64::INFINITY)?;
             if model.experts_per_token > model.experts {
                 let reason = format!("it must be at most model.experts, which is {}", model.experts);
-                return Err(invalid("model.experts_per_token", model.experts_per_token, &reason));
+                let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
+                return Err(wrong.because(["model.experts"]));
             }
         }
         if model.family != ModelFamily::Deepseek {
@@ -98,7 +104,7 @@ impl RunConfig {
 
     /// Checks that the mesh can hold equal groups of experts.
     pub(super) fn validate_experts_on(&self, mesh: &Mesh) -> Checked {
-        let groups = self.axes_size(mesh, GROUPS);
+        let groups = self.axes_size(mesh, GROUPS)?;
         if !self.has_experts() || self.model.experts.is_multiple_of(groups) {
             return Ok(());
         }

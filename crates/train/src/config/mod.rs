@@ -5,6 +5,7 @@
 //! what is allowed. Reading checks everything that can be checked without a model; [`RunConfig::check_supported`] says which of
 //! it this version can run.
 
+mod describe;
 mod error;
 mod family;
 mod pipeline;
@@ -19,6 +20,7 @@ mod value;
 use std::collections::HashMap;
 use std::path::Path;
 
+pub use describe::{KeyInfo, SectionInfo};
 pub use error::{ConfigError, ConfigErrorKind, Place};
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
@@ -102,10 +104,9 @@ impl RunConfig {
         let config = RunConfig::read(root, &mut places)?;
         config.validate().map_err(|error| {
             // The key at fault may have its default, which another key contradicts: then that one is where to look.
-            let message = error.kind.to_string();
-            let mut mentioned = message.split(|letter: char| !(letter.is_alphanumeric() || "._".contains(letter)));
-            let place = mentioned.find_map(|word| places.get(word)).cloned();
-            error.kind.at(place.unwrap_or_else(|| Place::file(origin)))
+            let mut keys = error.key().into_iter().chain(error.because.iter().map(String::as_str));
+            let place = keys.find_map(|key| places.get(key)).cloned().unwrap_or_else(|| Place::file(origin));
+            ConfigError { place, ..error }
         })?;
         Ok(config)
     }
@@ -150,7 +151,7 @@ impl RunConfig {
         add("train", self.train.write());
         add("checkpoint", self.checkpoint.write());
         add("mesh", self.mesh.write());
-        for (name, keys) in self.rules.write() {
+        for (name, keys) in self.rules.write_sections() {
             add(name, keys);
         }
         add("remat", self.remat.write());
@@ -176,7 +177,8 @@ impl RunConfig {
                     format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
                 }
             };
-            error::invalid("mesh.axes", axes, &hint)
+            let devices = target.topology.is_empty().then_some("target.devices");
+            error::invalid("mesh.axes", axes, &hint).because(devices)
         })?;
         mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
     }

@@ -41,12 +41,12 @@ impl RunConfig {
         }
     }
 
-    /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the mesh axis `stage`,
-    /// whole: also what of it crosses slices.
+    /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the
+    /// mesh axis `stage`, whole: also what of it crosses slices.
     ///
     /// # Errors
-    /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys of `[pipeline]`
-    /// exclude each other.
+    /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys
+    /// of `[pipeline]` exclude each other.
     pub fn pipeline_options(&self) -> Result<Option<PipelineOptions>, ConfigError> {
         let Some(pipeline) = &self.pipeline else { return Ok(None) };
         let options = self.unchecked_options(pipeline, axis_size(&self.mesh()?, "stage"));
@@ -95,13 +95,15 @@ impl RunConfig {
                 "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
                  {stages} * {repeats} * {layers_per_stage} = {held}"
             );
-            return Err(invalid("model.layers", self.model.layers, &reason));
+            let factors = ["pipeline.repeats", "pipeline.layers_per_stage"];
+            return Err(invalid("model.layers", self.model.layers, &reason).because(factors));
         }
         let batch = self.rows_at_once();
         if !batch.is_multiple_of(microbatches) {
             let of = if self.replicas() > 1 { " of each replica" } else { "" };
             let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");
-            return Err(invalid("pipeline.microbatches", microbatches, &reason));
+            let wrong = invalid("pipeline.microbatches", microbatches, &reason);
+            return Err(wrong.because(["train.batch", "train.microbatches"]));
         }
         Ok(())
     }

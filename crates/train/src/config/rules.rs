@@ -1,5 +1,6 @@
 //! `[rules]`: where the logical axis rules come from.
 
+use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
 use super::value::{Refusal, Section, Value};
@@ -77,10 +78,54 @@ impl Default for RulesConfig {
 
 const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
+/// The keys of the section, what each means, and what it may be.
+const TABLE: [(&str, &str, fn() -> String); 9] = [
+    ("preset", "The rules of this name.", Preset::expected),
+    ("file", "A rule file (YAML, as MaxText has them), in place of a preset.", String::expected),
+    ("list", "The rules themselves, in place of a preset.", Vec::<RuleEntry>::expected),
+    (
+        "override",
+        "Rules of every role that are tried before those of the preset, file or list.",
+        Vec::<RuleEntry>::expected,
+    ),
+    ("strict", "Whether problems in the rules are errors, or warnings with a fallback.", bool::expected),
+    ("uneven", "Whether a dimension may be split that its axes do not divide: it is padded.", bool::expected),
+    ("params", "Rules for parameters alone.", of_role),
+    ("compute", "Rules for the forward and backward pass alone.", of_role),
+    ("optimizer", "Rules for the optimizer's state alone.", of_role),
+];
+
+fn of_role() -> String {
+    "a section with one of preset, file, list, or with override".to_owned()
+}
+
 impl RulesConfig {
     /// The keys of the section.
-    pub const KEYS: &[&str] =
-        &["preset", "file", "list", "override", "strict", "uneven", "params", "compute", "optimizer"];
+    pub const KEYS: &[&str] = &{
+        let mut keys = [""; TABLE.len()];
+        let mut index = 0;
+        while index < TABLE.len() {
+            keys[index] = TABLE[index].0;
+            index += 1;
+        }
+        keys
+    };
+
+    pub(super) const ABOUT: &str = "`[rules]`: which mesh axes split which named dimension.";
+
+    /// Every key, without a value.
+    pub(super) fn describe() -> Vec<KeyInfo> {
+        let defaults = RulesConfig::default().own_keys();
+        let default = |key: &str| defaults.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
+        let info = |(name, meaning, allowed): (&'static str, &str, fn() -> String)| KeyInfo {
+            name,
+            value: None,
+            default: default(name),
+            allowed: allowed(),
+            meaning: meaning.to_owned(),
+        };
+        TABLE.into_iter().map(info).collect()
+    }
 
     pub(super) fn read(section: &mut Section<'_>) -> Result<RulesConfig, ConfigError> {
         let mut read = RulesConfig::default();
@@ -118,15 +163,28 @@ impl RulesConfig {
         Ok(read)
     }
 
-    /// The section and the sections below it, each with its keys.
-    pub(super) fn write(&self) -> Vec<(&'static str, Vec<(&'static str, toml::Value)>)> {
-        let own = vec![
+    /// The keys of the section itself.
+    fn own_keys(&self) -> Vec<(&'static str, toml::Value)> {
+        vec![
             write_source(&self.source),
             ("override", self.overrides.write()),
             ("strict", self.strict.write()),
             ("uneven", self.uneven.write()),
-        ];
-        let mut sections = vec![("rules", own)];
+        ]
+    }
+
+    /// All keys: roles that have rules of their own are tables.
+    pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
+        let table = |(name, keys): (&'static str, Vec<(&'static str, toml::Value)>)| {
+            let table = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            (name.trim_start_matches("rules."), toml::Value::Table(table))
+        };
+        self.own_keys().into_iter().chain(self.write_sections().into_iter().skip(1).map(table)).collect()
+    }
+
+    /// The section and the sections below it, each with its keys.
+    pub(super) fn write_sections(&self) -> Vec<(&'static str, Vec<(&'static str, toml::Value)>)> {
+        let mut sections = vec![("rules", self.own_keys())];
         for (_, name, role) in self.roles() {
             let source = role.source.iter().map(write_source);
             let first = (!role.overrides.is_empty()).then(|| ("override", role.overrides.write()));
@@ -162,6 +220,12 @@ impl RulesConfig {
     pub(super) fn sources(&self) -> impl Iterator<Item = (&'static str, &RuleSource)> {
         let roles = self.roles().into_iter().filter_map(|(_, name, role)| Some((name, role.source.as_ref()?)));
         std::iter::once(("rules", &self.source)).chain(roles)
+    }
+
+    /// The keys that rules come from.
+    pub(super) fn given_keys(&self) -> impl Iterator<Item = String> {
+        let sources = self.sources().map(|(section, source)| format!("{section}.{}", source.key()));
+        sources.chain(self.all_overrides().map(|(section, _)| format!("{section}.override")))
     }
 
     /// Every list of overrides with the section it stands in.

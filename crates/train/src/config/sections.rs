@@ -303,8 +303,7 @@ section! {
         platform: Platform = Platform::Cpu,
         /// Number of devices. With a topology it is not looked at.
         devices: usize = 8,
-        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`
-        /// ([`Topology`](meshloom::pjrt::Topology)). Empty: the devices at hand.
+        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at hand.
         topology: String = String::new(),
         /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own.
         compiler_options: Vec<String> = Vec::new(),

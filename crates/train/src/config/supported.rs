@@ -4,8 +4,8 @@ use super::error::{ConfigError, ConfigErrorKind, invalid};
 use super::{ModelFamily, Platform, RunConfig};
 
 impl RunConfig {
-    /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking and
-    /// converting configs need not.
+    /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking
+    /// and converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         let quoted = |text: &str| format!("{text:?}");
         let checks: [(&str, bool, String, &str); 2] = [

@@ -81,7 +81,7 @@ impl RunConfig {
         }
         if self.data.tokenizer == "bytes" && model.vocab < 256 {
             let reason = "it must be at least 256 with data.tokenizer = \"bytes\"";
-            return Err(invalid("model.vocab", model.vocab, reason));
+            return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
         }
         within("model.dropout", model.dropout, 0.0..1.0)?;
         self.validate_family()?;
@@ -111,7 +111,10 @@ impl RunConfig {
     fn validate_checkpoint(&self) -> Checked {
         let CheckpointConfig { dir, every, .. } = &self.checkpoint;
         match *every > 0 && dir.is_empty() {
-            true => Err(invalid("checkpoint.every", every, "it needs checkpoint.dir, the directory for checkpoints")),
+            true => {
+                let reason = "it needs checkpoint.dir, the directory for checkpoints";
+                Err(invalid("checkpoint.every", every, reason).because(["checkpoint.dir"]))
+            }
             false => Ok(()),
         }
     }
@@ -129,11 +132,11 @@ impl RunConfig {
         match self.remat.names.is_empty() {
             true if needs_names => {
                 let reason = "it needs remat.names, the values to keep";
-                Err(invalid("remat.policy", self.remat.policy.name(), reason))
+                Err(invalid("remat.policy", self.remat.policy.name(), reason).because(["remat.names"]))
             }
             false if !needs_names => {
                 let reason = "names are for remat.policy = \"save\" or \"offload\"";
-                Err(invalid("remat.names", &self.remat.names, reason))
+                Err(invalid("remat.names", &self.remat.names, reason).because(["remat.policy"]))
             }
             _ => Ok(()),
         }
@@ -167,14 +170,11 @@ impl RunConfig {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
             _ => (size, String::new()),
         };
-        Err(invalid(
-            key,
-            value,
-            &format!(
-                "it must be {of}a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
-                 rules.uneven = true"
-            ),
-        ))
+        let reason = format!(
+            "it must be {of}a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
+             rules.uneven = true"
+        );
+        Err(invalid(key, value, &reason).because(self.rules.given_keys()).because(["rules.uneven"]))
     }
 
     /// Checks that the rules can split the rows of a pipeline's microbatch.
@@ -203,7 +203,7 @@ impl RunConfig {
              the mesh {mesh:?}",
             self.train.batch
         );
-        invalid(key, microbatches, &reason)
+        invalid(key, microbatches, &reason).because(["train.batch"]).because(self.rules.given_keys())
     }
 
     fn validate_diloco(&self, replicas_of_mesh: usize) -> Checked {
@@ -225,7 +225,8 @@ impl RunConfig {
         if !rows.is_multiple_of(self.train.microbatches) {
             let reason =
                 format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
-            return Err(invalid("train.microbatches", self.train.microbatches, &reason));
+            let wrong = invalid("train.microbatches", self.train.microbatches, &reason);
+            return Err(wrong.because(["train.batch", "diloco.replicas"]));
         }
         positive("diloco.block", diloco.block)?;
         if !diloco.block.is_multiple_of(2) {
@@ -255,16 +256,16 @@ impl RunConfig {
         };
         if layers < fragments - 1 {
             let reason = format!("fragments - 1 must be at most {of} {layers}");
-            return Err(invalid("diloco.fragments", fragments, &reason));
+            return Err(invalid("diloco.fragments", fragments, &reason).because(["model.layers"]));
         }
         if !diloco.uneven_fragments && !layers.is_multiple_of(fragments - 1) {
             let reason = format!("fragments - 1 must divide {of} {layers}; or set diloco.uneven_fragments = true");
-            return Err(invalid("diloco.fragments", fragments, &reason));
+            return Err(invalid("diloco.fragments", fragments, &reason).because(["model.layers"]));
         }
         if sync_period < fragments {
             let reason =
                 format!("it must be at least diloco.fragments, which is {fragments}: one fragment syncs at a time");
-            return Err(invalid("diloco.sync_period", sync_period, &reason));
+            return Err(invalid("diloco.sync_period", sync_period, &reason).because(["diloco.fragments"]));
         }
         let period = sync_period / fragments * fragments;
         if diloco.overlap_steps >= period {
@@ -273,7 +274,10 @@ impl RunConfig {
         }
         match self.model.scan_layers {
             true => Ok(()),
-            false => Err(invalid("model.scan_layers", false, "diloco.streaming needs it to be true")),
+            false => {
+                let reason = "diloco.streaming needs it to be true";
+                Err(invalid("model.scan_layers", false, reason).because(["diloco.streaming"]))
+            }
         }
     }
 }
@@ -298,7 +302,10 @@ pub(super) fn positive(key: &str, value: usize) -> Checked {
 fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Checked {
     match value.is_multiple_of(divisor) {
         true => Ok(()),
-        false => Err(invalid(key, value, &format!("it must be a multiple of {divisor_key}, which is {divisor}"))),
+        false => {
+            let reason = format!("it must be a multiple of {divisor_key}, which is {divisor}");
+            Err(invalid(key, value, &reason).because([divisor_key]))
+        }
     }
 }
 

@@ -62,10 +62,10 @@ impl Section<'_> {
 
 /// Defines a section: its struct, defaults, keys, reader and writer, from one table.
 macro_rules! section {
-    ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $key:ident: $ty:ty = $default:expr,)* }) => {
-        $(#[$attribute])*
+    ($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr,)* }) => {
+        $(#[doc = $about])*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $name { $($(#[$doc])* pub $key: $ty,)* }
+        pub struct $name { $($(#[doc = $doc])* pub $key: $ty,)* }
 
         impl Default for $name {
             fn default() -> $name {
@@ -93,6 +93,21 @@ macro_rules! section {
 
             pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
                 vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*]
+            }
+
+            pub(super) const ABOUT: &str = concat!($($about),*);
+
+            /// Every key, without a value.
+            pub(super) fn describe() -> Vec<$crate::config::KeyInfo> {
+                use $crate::config::value::Value;
+                let defaults = $name::default();
+                vec![$($crate::config::KeyInfo {
+                    name: stringify!($key),
+                    value: None,
+                    default: Some(defaults.$key.write()),
+                    allowed: <$ty as Value>::expected(),
+                    meaning: $crate::config::describe::text(concat!($($doc),*)),
+                },)*]
             }
         }
     };

@@ -6,16 +6,16 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::report::{Pipeline, PipelineLoop};
 
-/// Loops in whose body a permute goes one step along one axis, and what it brings is for the next iteration. Those of the same axis that
-/// follow each other are one pipeline.
+/// Loops in whose body a permute goes one step along one axis, and what it brings is for the next iteration. Those of
+/// the same axis that follow each other are one pipeline.
 pub fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeline> {
     let mut found: Vec<Pipeline> = Vec::new();
     let mut seen: FxHashSet<(&str, bool)> = FxHashSet::default();
     for entry in &collectives.entries {
         let Some(line) = single_axis(entry).and_then(|_| Line::of(&entry.pairs)) else { continue };
         let Some((name, iterations)) = loop_of(walk, entry) else { continue };
-        // A ring that turns once for each of its devices hands every part to everybody: a gather in steps, and no pipeline. Of a loop that
-        // sends several values the same way, the first stands for all.
+        // A ring that turns once for each of its devices hands every part to every device: that is a gather in steps,
+        // not a pipeline. If a loop sends several values the same way, the first represents all.
         if iterations <= line.stages || !seen.insert((name, line.backward)) {
             continue;
         }
@@ -53,8 +53,8 @@ struct Line {
 }
 
 impl Line {
-    /// The lines that pairs of source and target make up, which must all be alike: as long as each other, the same number between
-    /// neighbours, closed to rings or open.
+    /// The lines that pairs of source and target make up, which must all be alike: as long as each other, the same
+    /// number between neighbours, closed to rings or open.
     fn of(pairs: &[(u64, u64)]) -> Option<Line> {
         let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
         let targets: FxHashSet<u64> = next.values().copied().collect();
@@ -102,8 +102,8 @@ fn loop_of<'a>(walk: &Walk<'a>, entry: &ModuleCollective) -> Option<(&'a str, us
     Some((&caller.instruction.name, iterations))
 }
 
-/// Whether what a permute gives leaves its computation, as it is or after operations on single elements. What neighbours exchange for
-/// an operation that works across the border between them is put beside other elements first.
+/// Whether what a permute gives leaves its computation, as it is or after operations on single elements. What
+/// neighbours exchange for an operation that works across the border between them is put beside other elements first.
 fn is_carried(computation: &HloComputationProto, name: &str) -> bool {
     const CARRIES: [&str; 11] = [
         "bitcast",

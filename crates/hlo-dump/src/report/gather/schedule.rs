@@ -1,8 +1,8 @@
-//! One step by estimated time: instructions in the order of the module, one after the other, but for what is in two halves.
+//! One step by estimated time: instructions in the order of the module, one after the other, except asynchronous pairs.
 //!
-//! A collective that is one instruction starts when the device comes to it and its links are free, and the device waits for its end. Of
-//! one in two halves the device goes on, and waits where the second half stands. A loop's body is such a schedule of its own, stretched by
-//! the number of its iterations. What other devices do is not looked at: they do the same.
+//! A synchronous collective starts when the device reaches it and its links are free, and the device waits for its end.
+//! With an asynchronous pair, the device continues after the start and waits at the end. The body of a loop is a
+//! schedule of its own, stretched by the number of its iterations. Other devices are not modelled: they do the same.
 
 use meshloom_hlo::analysis::cost::InstructionCost;
 use meshloom_hlo::analysis::source::op_name;

@@ -1,7 +1,7 @@
 //! The tree of scopes, with what flows between those of one parent.
 //!
-//! A program that writes its layers out has thousands of scopes, and nobody opens so many boxes: then scopes that differ in numbers alone
-//! are one (`layer_*`), and if that is not enough, those deep inside are part of those around them.
+//! An unrolled program has thousands of scopes, and nobody opens so many boxes. So scopes that differ only in numbers
+//! become one (`layer_*`), and if that is not enough, deep scopes join those around them.
 
 use std::borrow::Cow;
 

@@ -11,8 +11,8 @@ pub(super) fn flops(operands: &Operands<'_, '_>) -> u64 {
     shapes().map_or(0, |(input, kernel, output)| of_shapes(operands, input, kernel, output))
 }
 
-/// The same, for an input, a kernel and an output that may be the operands and the result in any order: the gradients of a
-/// convolution multiply what it does.
+/// The same, for an input, a kernel and an output that may be the operands and the result in any order: the gradients
+/// of a convolution multiply what it does.
 pub(super) fn of_shapes(
     operands: &Operands<'_, '_>,
     input: &ShapeProto,
@@ -53,7 +53,8 @@ fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i6
         return product([kernel, output]);
     }
     let count = |position: i64| {
-        // The output `o` meets `o * stride + offset`, which must be an element: a multiple of `holes` in the dilated input.
+        // The output `o` meets `o * stride + offset`, which must be an element: a multiple of `holes` in the dilated
+        // input.
         let offset = position.checked_mul(dilation)?.checked_sub(window.padding_low)?;
         let last = i128::from(input - 1) * i128::from(holes);
         let (offset, stride, holes) = (i128::from(offset), i128::from(stride), i128::from(holes));

@@ -1,7 +1,7 @@
 //! What is known of custom calls.
 //!
-//! A custom call is whatever its target does. The matrix products and convolutions that XLA hands to libraries are counted
-//! from their shapes; markers that move nothing are free; the rest is unknown, by name.
+//! Only its target defines what a custom call does. The matrix products and convolutions that XLA hands to libraries
+//! are counted from their shapes. Markers that move nothing are free. The others are unknown and listed by name.
 
 use super::work::Operands;
 use super::{Work, convolution};
@@ -59,8 +59,8 @@ impl Target {
     }
 }
 
-/// The work of a custom call. What is not known of it is said by [`Work::unknown`]; its operands and results are taken to be
-/// read and written once.
+/// The work of a custom call. [`Work::unknown`] marks unknown work; operands and results are then assumed to be read
+/// and written once.
 pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
     let work =
         |flops| Work::flops(flops, operands.arithmetic()).with_bytes((operands.all_bytes(), operands.result_bytes()));

@@ -2,25 +2,26 @@
 //!
 //! # What is counted
 //!
-//! Operations as XLA counts them (`HloCostAnalysis`), but a loop's body as often as it runs: XLA counts it once
-//! (jax#20184). One multiplication and one addition are two operations; transcendental functions are counted apart. A fusion
-//! computes what is in it, reads of its operands what is used, and writes its results; what is between has no memory.
-//! Collectives send the bytes of the [ledger](crate::Ledger)'s formula.
+//! Operations are counted as in XLA's `HloCostAnalysis`, except that a loop body counts as often as it runs: XLA counts
+//! it once (jax#20184). A multiplication and an addition are two operations; transcendental functions are counted
+//! separately. A fusion has the operations of everything in it, reads what it uses of its operands, and writes its
+//! results; its intermediate values need no memory. Collectives send the bytes that the formulas of the
+//! ledger of a partitioned program give.
 //!
-//! - A loop whose trip count is not known counts as if it ran once, and is named in [`Assumptions::loops_counted_once`].
-//! - Each branch of a conditional has its cost; sums have of each figure the largest of the branches.
-//! - A custom call that is not known has no operations, and is named in [`Assumptions::unknown_calls`].
-//! - In a module without fusions, every op reads and writes memory: the bytes of a module that was not compiled are an upper
+//! - A loop with an unknown trip count counts once and is listed in [`Assumptions::loops_counted_once`].
+//! - Each branch of a conditional has its own cost; a sum takes the largest branch for each figure.
+//! - An unknown custom call has no operations and is listed in [`Assumptions::unknown_calls`].
+//! - In a module without fusions, every op reads and writes memory. So the bytes of an uncompiled module are an upper
 //!   bound.
 //!
 //! # The estimate of time
 //!
-//! An op takes as long as its operations at the chip's peak rate, or as its bytes at the memory's, whichever is longer (Williams,
-//! Waterman and Patterson, "Roofline", 2009). A collective takes as long as its bytes along one ring of links, both ways round;
-//! one whose groups cross slices ([`CostOptions::slice_devices`]), along the data center's network. Nothing reaches these rates:
-//! the estimate is a lower bound. Operations outside of matrix products are counted at the rate of the matrix units, too: what
-//! they take is bounded by memory on every chip listed. A step takes between [`Roofline::overlapped_seconds`], when everything
-//! overlaps, and [`Roofline::serial_seconds`], when nothing does.
+//! An op takes the longer of two times: its operations at the chip's peak rate, and its bytes at the memory's rate
+//! (Williams, Waterman and Patterson, "Roofline", 2009). A collective takes its bytes along one ring of links in both
+//! directions. A collective whose groups cross slices ([`CostOptions::slice_devices`]) uses the data center's network.
+//! Nothing reaches these rates, so the estimate is a lower bound. Operations outside of matrix products are counted at
+//! the rate of the matrix units as well, since memory bounds them on every chip listed. A step takes between
+//! [`Roofline::overlapped_seconds`], if everything overlaps, and [`Roofline::serial_seconds`], if nothing does.
 
 mod convolution;
 mod custom_call;
@@ -48,7 +49,7 @@ pub use roofline::{Bound, Roofline, Seconds};
 /// Operations and bytes. Numbers that are too large stay at the largest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Work {
-    /// Operations of arithmetic, but for transcendental functions.
+    /// Arithmetic operations, without transcendental functions.
     pub flops: u64,
     /// Transcendental functions: exponentials, logarithms, roots, powers.
     pub transcendentals: u64,
@@ -199,7 +200,7 @@ pub struct ScopeCost {
     pub seconds: Option<Seconds>,
 }
 
-/// A custom call of which it is not known what it computes.
+/// A custom call that computes something unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnknownCall {
     /// Its target.
@@ -217,8 +218,8 @@ pub struct Assumptions {
     pub loops_counted_once: Vec<String>,
     /// Whether there are branches, of which sums have the largest.
     pub branches: bool,
-    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]): an entry stands for all of an
-    /// instruction's, and sums have all branches.
+    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]): an entry stands for all
+    /// of an instruction's, and sums have all branches.
     pub merged: bool,
     /// Custom calls of which only the bytes are counted.
     pub unknown_calls: Vec<UnknownCall>,
@@ -248,8 +249,8 @@ pub struct CostOptions {
     pub devices: Devices,
     /// The chip whose time is estimated.
     pub chip: Option<Chip>,
-    /// Devices of one slice, or of one host of GPUs: a group with devices of several uses the network between them. `None` if
-    /// all are joined by links.
+    /// Devices of one slice, or of one host of GPUs: a group with devices of several uses the network between them.
+    /// `None` if all are joined by links.
     pub slice_devices: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
 //! What one execution of an instruction computes, reads and writes.
 //!
-//! Operations are counted as `HloCostAnalysis` (hlo_cost_analysis.cc in XLA) counts them; what is counted otherwise says so.
+//! Operations are counted as in `HloCostAnalysis` (hlo_cost_analysis.cc in XLA); comments mark what differs.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -39,8 +39,8 @@ impl<'m, 'a> Counter<'m, 'a> {
         Counter { module, inside: RefCell::default(), reads: RefCell::default() }
     }
 
-    /// The work of an instruction and of what is inside it; nothing for an instruction that only runs other computations,
-    /// whose own instructions answer for themselves.
+    /// The work of an instruction and its contents; zero for an instruction that only runs other computations, whose
+    /// instructions count themselves.
     pub(super) fn work(&self, computation: &Computation<'a>, instruction: &HloInstructionProto) -> Work {
         self.work_at(computation, instruction, 0)
     }
@@ -141,8 +141,8 @@ impl<'m, 'a> Counter<'m, 'a> {
         work
     }
 
-    /// Bytes that a fusion reads: of each parameter what its users read, and constants that are too large to be part of the
-    /// code (`FusionParameterReadBytes`, hlo_cost_analysis.cc in XLA).
+    /// Bytes that a fusion reads: of each parameter what its users read, and constants that are too large to be part of
+    /// the code (`FusionParameterReadBytes`, hlo_cost_analysis.cc in XLA).
     fn fusion_reads(&self, callee: &Computation<'a>, depth: usize) -> Rc<Reads> {
         let id = callee.proto().id;
         if let Some(known) = self.reads.borrow().get(&id) {
@@ -458,9 +458,9 @@ fn contracted(operands: &Operands<'_, '_>, numbers: Option<&DotDimensionNumbers>
     product(numbers.iter().filter_map(size).copied())
 }
 
-/// Each row of the left operand is multiplied with one group of the right one. If the contracted dimension is cut into groups,
-/// each group has a result of its own, and all of them together contract it once. (XLA leaves out a dimension of the result in
-/// every case.)
+/// Each row of the left operand is multiplied with one group of the right one. If the contracted dimension is cut into
+/// groups, each group has a result of its own, and all of them together contract it once. (XLA leaves out a dimension
+/// of the result in every case.)
 fn ragged_dot(operands: &Operands<'_, '_>) -> Work {
     let Some(ragged) = operands.instruction.ragged_dot_dimension_numbers.as_deref() else { return Work::default() };
     let numbers = ragged.dot_dimension_numbers.as_ref();

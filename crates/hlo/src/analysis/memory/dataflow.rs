@@ -1,9 +1,9 @@
 //! Which instructions' results are the same values.
 //!
-//! Every array and every tuple that an instruction gives is a node: the result of an instruction has its tuples and arrays in
-//! pre-order. Instructions that only pass on what they read join nodes to classes, as `HloDataflowAnalysis` and
-//! `HloAliasAnalysis` in XLA do: elements of tuples, bitcasts, barriers, the carries of a loop, what is given to and comes
-//! back from a call, a branch, or an asynchronous computation. A class is in memory from its first definition to the last
+//! Every array and every tuple that an instruction produces is a node; a result has its tuples and arrays in pre-order.
+//! Instructions that only pass on their operands join nodes into classes, as XLA's `HloDataflowAnalysis` and
+//! `HloAliasAnalysis` do: tuple elements, bitcasts, barriers, the carries of a loop, and the operands and results of a
+//! call, a branch, or an asynchronous computation. A class is in memory from its first definition to the last
 //! instruction that reads it.
 
 use std::collections::HashMap;
@@ -312,7 +312,8 @@ impl<'w, 'a> Flow<'w, 'a> {
         });
     }
 
-    /// Joins a called computation's parameters and root with what the caller gives and gets. A loop's: see [`Flow::carry`].
+    /// Joins a called computation's parameters and root with what the caller gives and gets. A loop's: see
+    /// [`Flow::carry`].
     fn pass_in_and_out(&mut self, place: usize) {
         let Some(caller) = self.walk.places()[place].caller else { return };
         let Some((call_point, _)) = self.call_of(place) else { return };
@@ -366,9 +367,9 @@ impl<'w, 'a> Flow<'w, 'a> {
         self.schedule.point(place, self.walk.computation(found).position(found.computation.root_id)?)
     }
 
-    /// Joins what loops carry: what an iteration is given, what it gives to the next, and what is left. Where the first is
-    /// still needed as it was (an argument that is not donated, a constant, what is read after the loop), and an iteration
-    /// changes it, the loop starts with a copy, which a compiled module already has.
+    /// Joins what loops carry: what an iteration is given, what it gives to the next, and what is left. Where the first
+    /// is still needed as it was (an argument that is not donated, a constant, what is read after the loop), and an
+    /// iteration changes it, the loop starts with a copy, which a compiled module already has.
     pub(super) fn carry(&mut self, is_donated: impl Fn(u32) -> bool) {
         let mut loops: Vec<(u32, usize)> = Vec::new();
         let mut conditions: HashMap<(usize, i64), usize> = HashMap::new();

@@ -1,8 +1,8 @@
-//! What a compiler will compute within what reads it, in a module that it has not seen yet.
+//! What a compiler will fuse into its readers, for a module that has not been compiled yet.
 //!
-//! The rules are those of [`Memory`](crate::Memory), for instructions: elementwise ones, and those that only move
-//! elements, are computed within what reads them, if all of that is of these kinds or folds, and there is one reader, or it
-//! costs next to nothing to make.
+//! The rules are those of meshloom's own memory estimate, applied to instructions. Elementwise instructions and
+//! data movement are computed inside their readers, if all readers are of these kinds or reductions, and if there is
+//! one reader or the instruction is cheap to repeat.
 
 use super::dataflow::Flow;
 use crate::analysis::cost::is_by_element;

@@ -2,27 +2,28 @@
 //!
 //! # The model
 //!
-//! What XLA's buffer assignment does (buffer_assignment.cc, heap_simulator.cc), on the module alone:
+//! The model does what XLA's buffer assignment does (buffer_assignment.cc, heap_simulator.cc), from the module alone:
 //!
-//! - Instructions run in the order of the module's schedule; without one, in the order in which they stand. What a loop, a branch
-//!   or a call runs comes before it. A fusion is one instruction.
-//! - A value is in memory from the instruction that makes it to the last that reads it. Elements of tuples, bitcasts and barriers
-//!   are the value they are of. The carry of a loop is one value, before, in and after the loop, updated in place; if what
-//!   comes first must stay as it is, the loop has a copy. Branches lie in the memory of their conditional; an asynchronous
-//!   operation holds its operands until it is done.
-//! - An update in place, and an op that computes element by element, take over the memory of what they are the last to read.
-//! - Arguments have their memory from start to end, and so have results; a result that is aliased with a donated argument lies
-//!   in that. Temporary values use the memory of results and of donated arguments while it is free.
-//! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is live. The
-//!   pointers of tuples have memory of their own.
+//! - Instructions run in the order of the module's schedule; without one, in the order in which they stand. The
+//!   contents of a loop, branch or call run before it. A fusion is one instruction.
+//! - A value is in memory from the instruction that makes it to the last that reads it. A tuple element, bitcast or
+//!   barrier is the value it refers to. The carry of a loop is one value before, in and after the loop, updated in
+//!   place; if its initial value must survive, the loop has a copy. Branches lie in the memory of their conditional. An
+//!   asynchronous operation holds its operands until it is done.
+//! - An update in place, and an elementwise op, take over the memory of an operand that they are the last to read.
+//! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
+//!   in it. Temporary values use the memory of results and of donated arguments while it is free.
+//! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
+//!   live. The pointers of tuples have memory of their own.
 //!
-//! Arrays have the padding that the tiles of their layouts need, as on TPUs; what lies in the host's memory is not counted.
+//! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
+//! counted.
 //!
-//! A module without a schedule and without fusions has not been compiled. What the compiler will fuse is then taken from a
-//! model (`fused.rs`), that of [`Memory`](crate::Memory); [`ModuleMemory::form`] says which it was. A module that XLA is
-//! still to partition has the shapes of all devices together: it counts as if one device held everything.
+//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`), the same as that of
+//! meshloom's own memory estimate, then says what the compiler will fuse; [`ModuleMemory::form`] says which form
+//! it was. A module that XLA has yet to partition has global shapes: it counts as if one device held everything.
 //!
-//! An `HloProto` of a compiler's dump may carry the assignment itself ([`memory_of_assignment`]), which is the truth.
+//! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
 
 mod assignment;
 mod dataflow;
@@ -119,8 +120,8 @@ pub struct ModuleMemory {
     pub temporaries: u64,
     /// The most bytes of these values that are live at once: what their memory would be without gaps.
     pub live_temporaries: u64,
-    /// Whether the values were placed in a heap. Of more than a few thousand values they are not: then the heap is taken to
-    /// have no gaps.
+    /// Whether the values were placed in a heap. Of more than a few thousand values they are not: then the heap is
+    /// taken to have no gaps.
     pub placed: bool,
     /// Constants, which a program has besides.
     pub constants: u64,

@@ -38,8 +38,8 @@ impl Reusable {
     }
 }
 
-/// Places values in memory that is there anyway, the largest first, and gives back those that have no room. Each takes the
-/// smallest memory that fits.
+/// Places values in memory that is there anyway, the largest first, and gives back those that have no room. Each takes
+/// the smallest memory that fits.
 pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> Vec<Lifetime> {
     /// Trying each value in each memory takes long for large modules: then the rest gets memory of its own.
     const MOST_TRIES: usize = 1 << 24;
@@ -67,9 +67,9 @@ pub(super) fn reuse(mut values: Vec<Lifetime>, mut reusable: Vec<Reusable>) -> V
 /// Where values start in a heap is a multiple of this.
 pub(super) const ALIGNMENT: u64 = 64;
 
-/// The size of a heap for values, of which those that are live at the same time do not overlap: each in the tightest gap
-/// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), the largest first, or those that live longest, whichever
-/// takes less. `None` for too many values: that takes time quadratic in their number.
+/// The size of a heap for values such that values live at the same time do not overlap. Each goes into the tightest gap
+/// (`GlobalDecreasingSizeBestFitHeap`, heap_simulator.cc in XLA), ordered by size or by lifetime, whichever needs less.
+/// `None` for too many values, since the time is quadratic in their number.
 pub(super) fn heap_size(values: &[Lifetime]) -> Option<u64> {
     /// More are not placed.
     const MOST_VALUES: usize = 6000;
@@ -101,7 +101,8 @@ fn heap_size_in_order(values: &[&Lifetime]) -> u64 {
     size
 }
 
-/// The start of the smallest gap that fits between what lies around, by where that starts and ends; after it if none does.
+/// The start of the smallest gap that fits between what lies around, by where that starts and ends; after it if none
+/// does.
 fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
     let align = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
     let (mut free, mut best): (u64, Option<(u64, u64)>) = (0, None);

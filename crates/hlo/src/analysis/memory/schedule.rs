@@ -4,8 +4,9 @@ use super::dataflow::node_count;
 use crate::analysis::walk::{Place, Via, Walk};
 use crate::proto::HloModuleProto;
 
-/// The instructions of all places that have memory of their own, one after the other: a fusion is one instruction, what a
-/// loop, a branch or a call runs comes before it. An instruction in a place is a point; points are numbered by place.
+/// The instructions of all places that have memory of their own, in order: a fusion is one instruction, and the
+/// contents of a loop, a branch or a call come before it. An instruction in a place is a point; points are numbered by
+/// place.
 pub(super) struct Schedule {
     /// The first point of each place; none for one without memory of its own.
     first_points: Vec<Option<usize>>,
@@ -18,8 +19,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// The order that a compiler has written into the module; else that of its instructions. `None` for more results than
-    /// there are numbers for.
+    /// The order that a compiler has written into the module; else that of its instructions. `None` for more results
+    /// than there are numbers for.
     pub(super) fn of(module: &HloModuleProto, walk: &Walk<'_>) -> Option<Schedule> {
         let mut schedule =
             Schedule { first_points: Vec::new(), instructions: Vec::new(), times: Vec::new(), points: Vec::new() };

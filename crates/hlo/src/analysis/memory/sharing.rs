@@ -1,4 +1,4 @@
-//! Which results take over the memory of what their instruction is the last to read.
+//! Which results take over the memory of an operand that their instruction is the last to read.
 
 use rustc_hash::FxHashMap;
 
@@ -10,11 +10,13 @@ use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 /// Pairs of a result and a parameter of one fusion that are looked at; few fusions have many of both.
 const MOST_PAIRS: usize = 4096;
 
-/// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's position.
+/// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's
+/// position.
 type Pair = (Option<i64>, usize);
 
-/// Joins results with the operands that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA) or are computed from
-/// element by element (`CanShareOperandBufferWithUser`, hlo_dataflow_analysis.cc), where nothing reads those later.
+/// Joins results with the operands that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA) or are
+/// computed from element by element (`CanShareOperandBufferWithUser`, hlo_dataflow_analysis.cc), where nothing reads
+/// those later.
 pub(super) fn share(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) {
     let mut fusions = Fusions::default();
     for time in 0..flow.schedule.point_count() {
