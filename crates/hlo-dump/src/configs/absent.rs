@@ -6,7 +6,7 @@ pub fn start() {}
 
 fn missing(what: &str) -> anyhow::Error {
     anyhow::anyhow!(
-        "{what} needs run configs, which this hlo-dump is built without; `cargo install hlo-dump` builds one that has them"
+        "{what} needs the feature `configs`, which this hlo-dump is built without; `cargo install hlo-dump` builds one that has it"
     )
 }
 
@@ -28,7 +28,7 @@ pub mod commands {
 
     #[derive(Args)]
     pub struct Ignored {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
         _rest: Vec<OsString>,
     }
 
@@ -66,7 +66,7 @@ pub mod run {
 
     impl Run {
         pub fn read(_: &str, _: &str, _: Stage, _: &[String]) -> Result<(Run, HloModuleProtoWithConfig)> {
-            Err(super::missing("a run config as INPUT"))
+            Err(super::missing("a run config"))
         }
 
         pub fn mesh(&self) -> Option<&Mesh> {
