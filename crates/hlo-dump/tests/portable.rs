@@ -11,8 +11,17 @@ use std::process::Command;
 const SYSTEMS: [&str; 3] = ["x86_64-unknown-linux-gnu", "x86_64-apple-darwin", "x86_64-pc-windows-msvc"];
 
 /// By which `anstyle`, `anstream` and `terminal_size` ask each system about its terminal.
-const OF_TERMINALS: [&str; 8] =
-    ["anstyle-wincon", "errno", "libc", "linux-raw-sys", "once_cell_polyfill", "rustix", "windows-link", "windows-sys"];
+const OF_TERMINALS: [&str; 9] = [
+    "anstyle-wincon",
+    "bitflags",
+    "errno",
+    "libc",
+    "linux-raw-sys",
+    "once_cell_polyfill",
+    "rustix",
+    "windows-link",
+    "windows-sys",
+];
 
 /// Names of the packages that one is built of, without default features; with `--depth 1` those that it names itself.
 fn packages(package: &str, system: &str, more: &[&str]) -> BTreeSet<String> {
