@@ -1,34 +1,10 @@
-//! The command line.
+//! What each command takes on the command line.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use meshloom_train::Stage;
-
-/// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
-///
-/// Reads HLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, and meshloom's own run
-/// configs. Only `compile`, `doctor` and `--stage compiled` of a config need a plugin.
-#[derive(Parser)]
-#[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
-pub struct Arguments {
-    #[command(subcommand)]
-    pub command: Command,
-    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
-    #[arg(long, global = true, help_heading = "Printing")]
-    pub json: bool,
-    /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
-    pub color: Color,
-    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
-    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
-    pub units: Option<Units>,
-}
-
-const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \
-input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
---exit-code` a difference; 2 an error.";
+use clap::{Args, ValueEnum};
+use meshloom_hlo::Stage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Color {
@@ -46,45 +22,6 @@ pub enum Units {
     Human,
     /// 4404019
     Exact,
-}
-
-#[derive(Subcommand)]
-pub enum Command {
-    /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
-    Show(Show),
-    /// What moves: each collective with its mesh axes, bytes, executions and source line
-    #[command(visible_alias = "comms")]
-    Collectives(Collectives),
-    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
-    Traffic(Traffic),
-    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
-    Memory(Memory),
-    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
-    Cost(Cost),
-    /// Why a tensor has its sharding: from rule or annotation, op by op
-    Explain(Explain),
-    /// What changed between two programs, by meaning: renumbering is no difference
-    Diff(Diff),
-    /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
-    Plan(Plan),
-    /// Everything on one page that needs no network
-    Report(Report),
-    /// Compile for hardware that you need not have
-    Compile(Compile),
-    /// Hold a program to limits, for CI
-    Check(Check),
-    /// The plugins found, what each can do, and how to get what is missing
-    Doctor(Doctor),
-    /// Print shell completions
-    Completions {
-        /// The shell
-        shell: clap_complete::Shell,
-    },
-    /// Print the manual page, in roff
-    Man {
-        /// The command; by default hlo-dump itself
-        command: Option<String>,
-    },
 }
 
 /// What to read, and how.
@@ -322,22 +259,6 @@ pub struct Diff {
 }
 
 #[derive(Args)]
-pub struct Plan {
-    /// A run config with a section `[pipeline]`
-    #[arg(value_name = "CONFIG")]
-    pub config: PathBuf,
-    /// Overrides one key of the config; may be given more than once
-    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
-    pub set: Vec<String>,
-    /// Compares the peak with this chip's memory; by default with that of target.topology
-    #[arg(long, value_name = "CHIP")]
-    pub chip: Option<String>,
-    /// Prints the whole schedule, however long
-    #[arg(long)]
-    pub schedule: bool,
-}
-
-#[derive(Args)]
 pub struct Report {
     #[command(flatten)]
     pub input: Input,
@@ -347,30 +268,6 @@ pub struct Report {
     /// Estimates times for this chip
     #[arg(long, value_name = "CHIP", default_value = "v5p")]
     pub chip: String,
-}
-
-#[derive(Args)]
-pub struct Compile {
-    #[command(flatten)]
-    pub input: Input,
-    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8
-    #[arg(long, value_name = "TARGET")]
-    pub target: String,
-    /// The most time that compilation may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
-    pub time_limit: u64,
-    /// Writes the compiled program: HLO text if the name ends in .txt or .hlo, else a proto
-    #[arg(long, short, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Downloads no plugin: a missing one is an error
-    #[arg(long)]
-    pub offline: bool,
-    /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
-    #[arg(long, value_name = "YES", help_heading = "Reading")]
-    pub shardy: Option<bool>,
-    /// The most collectives to print; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 20)]
-    pub limit: usize,
 }
 
 #[derive(Args)]
@@ -401,13 +298,6 @@ pub struct Check {
     /// With --deny replication: the smallest parameter that counts
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64KiB", help_heading = "Limits")]
     pub replicated_bytes: u64,
-}
-
-#[derive(Args)]
-pub struct Doctor {
-    /// Fetches what is missing for these platforms: cpu, tpu, cuda
-    #[arg(long, value_name = "PLATFORM")]
-    pub fetch: Vec<String>,
 }
 
 /// A rate above 0.
@@ -461,12 +351,6 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        use clap::CommandFactory;
-        Arguments::command().debug_assert();
-    }
 
     #[test]
     fn bytes_are_read() {

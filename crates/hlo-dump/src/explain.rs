@@ -1,13 +1,13 @@
 //! `hlo-dump explain`: why a tensor is sharded so.
 
 use anyhow::{Result, bail};
-use meshloom::sharding::{ExplainedStep, Explanation};
+use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
-use meshloom_train::Stage;
 use serde::Serialize;
 
 use crate::arguments::Explain;
-use crate::input::{Described, Loaded, Run, load};
+use crate::configs::run::{Explanation, Run};
+use crate::input::{Described, Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 
 /// More tensors than this share a name only where the name says nothing.
@@ -42,7 +42,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     line(&paint(BOLD, &loaded.title()));
     for explanation in explanations.iter().flatten() {
         line("");
-        explanation.steps.iter().enumerate().for_each(|(depth, step)| print_step(depth, step));
+        explanation.print();
     }
     for stated in stated.iter().flatten() {
         line("");
@@ -52,10 +52,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
 }
 
 fn explained(run: &Run, tensor: &str) -> Result<Vec<Explanation>> {
-    if run.lowered.mesh().is_none() {
-        bail!("the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several");
-    }
-    let mut found = run.lowered.explain(tensor, usize::MAX)?;
+    let mut found = run.explain(tensor)?;
     // A layer that is written out several times says the same several times.
     found.dedup();
     if found.len() > MOST {
@@ -73,14 +70,6 @@ fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
         );
     }
     Ok(found)
-}
-
-fn print_step(depth: usize, step: &ExplainedStep) {
-    let ExplainedStep { name, ty, spec, because, source } = step;
-    let indent = "  ".repeat(depth);
-    let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
-    line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
-    line(&format!("{indent}  {because}"));
 }
 
 fn print_stated(stated: &StatedFrom) {

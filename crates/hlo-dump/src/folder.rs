@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use meshloom_train::Stage;
+use meshloom_hlo::Stage;
 
 use crate::arguments::Reading;
 

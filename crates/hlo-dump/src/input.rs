@@ -4,20 +4,17 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use indicatif::ProgressBar;
-use meshloom::compile::Lowered;
-use meshloom::pjrt::Topology;
-use meshloom::transform::diloco::Schedule;
+use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Devices, device_count, mesh_of};
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, Form, ReadError};
-use meshloom_train::Stage;
-use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::{compile, folder, output};
+use crate::configs::run::{Diloco, Run, is_config};
+use crate::folder;
+use crate::output::Busy;
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -33,12 +30,6 @@ pub struct Loaded {
     pub stage: Option<Stage>,
     /// Where it comes from a run config.
     pub run: Option<Run>,
-}
-
-/// A run config, and its program.
-pub struct Run {
-    pub config: RunConfig,
-    pub lowered: Lowered,
 }
 
 /// What JSON says of an input.
@@ -70,13 +61,12 @@ impl Loaded {
 
     /// Train steps in one execution of the program.
     pub fn steps_per_execution(&self) -> u64 {
-        self.run.as_ref().map_or(1, |run| run.config.train.steps_per_call as u64)
+        self.run.as_ref().map_or(1, Run::steps_per_call)
     }
 
-    /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
-    pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
-        let Some(options) = self.run.as_ref().and_then(|run| run.config.diloco_options()) else { return Ok(None) };
-        Ok(Some((options.schedule()?, options.transport.name())))
+    /// Of a run config with DiLoCo: when replicas sync, and how.
+    pub fn diloco(&self) -> Result<Option<Diloco>> {
+        self.run.as_ref().map_or(Ok(None), Run::diloco)
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
@@ -108,7 +98,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     let bytes = read_all(path)?;
     let waiting = busy(name, bytes.len());
     let found = read::read(&bytes, &read::Limits::default());
-    waiting.finish_and_clear();
+    drop(waiting);
     match found {
         Ok(found) => from_hlo(found, name, reading),
         Err(error) => match as_config(path, &bytes, &error) {
@@ -118,13 +108,10 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     }
 }
 
-/// A bar for what takes longer than people wait without one.
-pub fn busy(name: &str, bytes: usize) -> ProgressBar {
+/// A sign of life for what takes longer than people wait without one.
+fn busy(name: &str, bytes: usize) -> Option<Busy> {
     const LARGE: usize = 16 << 20;
-    if bytes < LARGE {
-        return ProgressBar::hidden();
-    }
-    output::spinner(format!("reading {name} ({} MB)", bytes / 1_000_000))
+    (bytes >= LARGE).then(|| Busy::new(&format!("reading {name} ({} MB)", bytes / 1_000_000)))
 }
 
 fn read_all(path: &Path) -> Result<Vec<u8>> {
@@ -144,7 +131,7 @@ fn read_all(path: &Path) -> Result<Vec<u8>> {
 fn as_config(path: &Path, bytes: &[u8], error: &ReadError) -> Option<String> {
     let text = std::str::from_utf8(bytes).ok()?;
     let named = path.extension().is_some_and(|extension| extension == "toml");
-    let plausible = matches!(error, ReadError::OtherText { .. }) && text.parse::<toml::Table>().is_ok();
+    let plausible = matches!(error, ReadError::OtherText { .. }) && is_config(text);
     (named || plausible).then(|| text.to_owned())
 }
 
@@ -154,7 +141,7 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
     let name = chosen.file.display().to_string();
     let waiting = busy(&name, bytes.len());
     let mut found = read::read(&bytes, &read::Limits::default()).with_context(|| name.clone())?;
-    waiting.finish_and_clear();
+    drop(waiting);
     // The text says for how many devices it is, the proto beside it where the buffers are.
     if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
         && let Ok(beside) = read::read(&read_all(&proto)?, &read::Limits::default())
@@ -212,32 +199,18 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
     if reading.mesh.is_some() {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
-    let mut config = RunConfig::from_toml_with(text, name, &reading.set)?;
-    if !config.target.topology.is_empty() {
-        config = config.on_devices(Topology::parse(&config.target.topology)?.device_count())?;
-    }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let lowered = config.at_stage(stage)?;
-    for warning in lowered.warnings() {
-        output::warn(&warning);
-    }
-    let mesh = lowered.emitted_mesh().cloned();
-    let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
-    let (mut module, mut module_config) = (lowered.module.decode(), None);
-    if stage == Stage::Compiled {
-        let compiled = compile::of_config(&config, &lowered)?;
-        (module, module_config) =
-            (compiled.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?, compiled.config);
-    }
+    let (run, program) = Run::read(text, name, stage, &reading.set)?;
+    let mesh = run.mesh().cloned();
     Ok(Loaded {
         name: name.to_owned(),
-        module,
-        config: module_config,
+        module: program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?,
+        config: program.config,
         buffers: None,
+        devices: Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count)),
         mesh,
-        devices,
         form: "run config",
         stage: Some(stage),
-        run: Some(Run { config, lowered }),
+        run: Some(run),
     })
 }

@@ -6,17 +6,16 @@
 mod arguments;
 mod check;
 mod collectives;
-mod compile;
 mod conditionals;
+#[cfg_attr(not(feature = "configs"), path = "configs/absent.rs")]
+mod configs;
 mod cost;
 mod diff;
-mod doctor;
 mod explain;
 mod folder;
 mod input;
 mod memory;
 mod output;
-mod plan;
 mod replication;
 mod report;
 mod show;
@@ -25,8 +24,67 @@ mod traffic;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use arguments::{Arguments, Command};
-use clap::{CommandFactory, Parser};
+use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
+///
+/// Reads HLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, and meshloom's own run
+/// configs. Only `compile`, `doctor` and `--stage compiled` of a config need a plugin.
+#[derive(Parser)]
+#[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
+    json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
+    color: Color,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    units: Option<Units>,
+}
+
+const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \
+input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
+--exit-code` a difference; 2 an error.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
+    Show(Show),
+    /// What moves: each collective with its mesh axes, bytes, executions and source line
+    #[command(visible_alias = "comms")]
+    Collectives(Collectives),
+    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    Traffic(Traffic),
+    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
+    Memory(Memory),
+    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
+    Cost(Cost),
+    /// Why a tensor has its sharding: from rule or annotation, op by op
+    Explain(Explain),
+    /// What changed between two programs, by meaning: renumbering is no difference
+    Diff(Diff),
+    /// Everything on one page that needs no network
+    Report(Report),
+    /// Hold a program to limits, for CI
+    Check(Check),
+    #[command(flatten)]
+    Configs(configs::commands::Command),
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff
+    Man {
+        /// The command; by default hlo-dump itself
+        command: Option<String>,
+    },
+}
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +96,9 @@ pub enum Outcome {
 }
 
 fn main() -> ExitCode {
-    // The compiler runs in a child process, which is this program again.
-    meshloom::pjrt::worker::run_if_asked();
+    configs::start();
     let arguments = Arguments::parse();
     output::configure(arguments.color, arguments.units);
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
     match run(arguments) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Found) => ExitCode::from(1),
@@ -66,12 +121,10 @@ fn run(arguments: Arguments) -> Result<Outcome> {
         Command::Cost(cost) => cost::run(&cost, json)?,
         Command::Explain(explain) => explain::run(&explain, json)?,
         Command::Diff(diff) => return diff::run(&diff, json),
-        Command::Plan(plan) => plan::run(&plan, json)?,
         Command::Traffic(traffic) => traffic::run(&traffic, json)?,
         Command::Report(report) => report::run(&report, json)?,
-        Command::Compile(compile) => compile::run(&compile, json)?,
         Command::Check(check) => return check::run(&check, json),
-        Command::Doctor(doctor) => doctor::run(&doctor, json)?,
+        Command::Configs(command) => command.run(json)?,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "hlo-dump", &mut std::io::stdout());
         }
@@ -91,4 +144,14 @@ fn manual(name: Option<&str>) -> Result<()> {
         },
     };
     Ok(page.render(&mut std::io::stdout())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
 }

@@ -2,13 +2,11 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table as Grid, presets};
-use indicatif::{ProgressBar, ProgressStyle};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
@@ -37,7 +35,6 @@ pub const BOLD: Style = Style::new().bold();
 pub const DIM: Style = Style::new().dimmed();
 pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
-pub const WARN: Style = AnsiColor::Yellow.on_default();
 
 pub fn paint(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
@@ -55,18 +52,24 @@ pub fn note(text: &str) {
     anstream::eprintln!("{}", paint(DIM, &format!("note: {text}")));
 }
 
-pub fn warn(text: &str) {
-    anstream::eprintln!("{} {text}", paint(WARN, "warning:"));
+/// A line on a terminal that says what takes long, until it is dropped.
+pub struct Busy;
+
+impl Busy {
+    pub fn new(doing: &str) -> Busy {
+        if std::io::stderr().is_terminal() {
+            eprint!("{doing}");
+        }
+        Busy
+    }
 }
 
-/// A sign of life, on a terminal, for what takes longer than people wait without one.
-pub fn spinner(doing: String) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(doing);
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-        bar.set_style(style);
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K");
+        }
     }
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
 }
 
 /// Prints an object with `"schema": "hlo-dump/COMMAND/1"` before its other fields.

@@ -18,8 +18,7 @@ pub fn found(loaded: &Loaded, least: u64) -> Vec<String> {
         _ => parameters.iter().filter(|value| is_whole(value, least)).map(|value| describe(value)).collect(),
     };
     if let Some(run) = &loaded.run {
-        let fallbacks = run.lowered.partitioned().into_iter().flat_map(|partitioned| &partitioned.fallbacks);
-        found.extend(fallbacks.map(ToString::to_string));
+        found.extend(run.gathered_for_ops());
     }
     found
 }

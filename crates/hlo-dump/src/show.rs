@@ -8,12 +8,10 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use meshloom::ir::GraphTextOptions;
-use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::{Sources, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
-use meshloom_train::Stage;
+use meshloom_hlo::{Amount, Stage};
 use prost::Message;
 use serde::Serialize;
 
@@ -77,11 +75,10 @@ pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow
 /// meshloom's own graph at the stage.
 fn graph(loaded: &Loaded) -> Result<String> {
     let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
-    let graph = match loaded.stage {
-        Some(Stage::Compiled) => bail!("what a plugin compiled has no meshloom graph; take --stage partitioned"),
-        _ => run.lowered.emitted(),
-    };
-    Ok(graph.to_text(GraphTextOptions { origins: true }))
+    if loaded.stage == Some(Stage::Compiled) {
+        bail!("what a plugin compiled has no meshloom graph; take --stage partitioned");
+    }
+    Ok(run.graph_text())
 }
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {

@@ -14,13 +14,12 @@ mod graph;
 pub mod html;
 mod lanes;
 mod pipeline;
+pub mod sharding_row;
 mod shardings;
-mod timeline;
 
 use std::fmt::Write;
 
 use anyhow::{Context, Result};
-use meshloom::transform::pipeline::Timeline;
 use meshloom_hlo::analysis::Chip;
 use serde::Serialize;
 
@@ -35,7 +34,7 @@ pub use self::curve::{Curve, LiveBuffer};
 pub use self::graph::{Edge, Scope, ScopeTree};
 pub use self::lanes::{Lane, LoopSpan, Span, StepLanes};
 pub use self::pipeline::{Pipeline, PipelineLoop};
-pub use self::shardings::ShardingRow;
+pub use self::sharding_row::ShardingRow;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
@@ -65,8 +64,8 @@ pub struct Report {
     pub mesh: Vec<(String, usize)>,
     /// Figures at the top.
     pub figures: Vec<Figure>,
-    /// The schedule of the pipeline, where the input says it.
-    pub timeline: Option<Timeline>,
+    /// The section of the pipeline, where the input says its schedule.
+    pub timeline: Option<String>,
     /// Pipelines that the program's loops look like.
     pub pipelines: Vec<Pipeline>,
     /// One step by estimated time; none without a chip whose rates are known.
@@ -97,7 +96,7 @@ struct Answer<'a> {
 pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let chip = Chip::parse(&arguments.chip)?;
     let loaded = load(&arguments.input)?;
-    let page = render(&gather::report(&loaded, chip));
+    let page = render(&gather::report(&loaded, chip)?);
     let name = arguments.output.display().to_string();
     std::fs::write(&arguments.output, &page).with_context(|| format!("cannot write {name}"))?;
     if json {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
+use super::Report;
 use super::html::{escape, section};
-use super::{Report, timeline};
 use crate::output::human_bytes;
 
 /// A loop that hands values on from stage to stage.
@@ -70,8 +70,8 @@ const MOST_ROWS: usize = 64;
 
 pub fn render(report: &Report) -> String {
     // Nothing needs to be inferred of what is known.
-    if let Some(timeline) = &report.timeline {
-        return timeline::render(timeline);
+    if let Some(section) = &report.timeline {
+        return section.clone();
     }
     if report.pipelines.is_empty() {
         return String::new();

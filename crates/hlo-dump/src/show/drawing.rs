@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use anyhow::{Result, anyhow, bail};
-use layout::backends::svg::SVGWriter;
-use layout::gv::{DotParser, GraphBuilder};
+use anyhow::{Result, bail};
 use meshloom_hlo::analysis::{ScopeNode, Walk, communication, scope_graph};
 use meshloom_hlo::proto::HloComputationProto;
 use meshloom_hlo::text::{Layouts, print_shape};
@@ -72,13 +70,29 @@ pub fn svg(loaded: &Loaded, arguments: &Show) -> Result<String> {
             "the drawing would have {nodes} boxes, and more than {MOST_NODES} are not drawn; {fewer}, or one --computation"
         );
     }
-    let text = dot(loaded, arguments)?;
-    let graph = DotParser::new(&text).process().map_err(|error| anyhow!("the drawing cannot be laid out: {error}"))?;
+    laid_out(&dot(loaded, arguments)?)
+}
+
+#[cfg(feature = "drawing")]
+fn laid_out(dot: &str) -> Result<String> {
+    use layout::backends::svg::SVGWriter;
+    use layout::gv::{DotParser, GraphBuilder};
+
+    let parsed = DotParser::new(dot).process();
+    let graph = parsed.map_err(|error| anyhow::anyhow!("the drawing cannot be laid out: {error}"))?;
     let mut builder = GraphBuilder::new();
     builder.visit_graph(&graph);
     let mut writer = SVGWriter::new();
     builder.get().do_it(false, false, false, &mut writer);
     Ok(writer.finalize())
+}
+
+#[cfg(not(feature = "drawing"))]
+fn laid_out(_: &str) -> Result<String> {
+    bail!(
+        "this hlo-dump is built without drawing; `--emit dot` writes what Graphviz draws, and `cargo install hlo-dump` builds one that \
+         draws"
+    )
 }
 
 fn escaped(label: &str) -> String {

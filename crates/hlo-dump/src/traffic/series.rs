@@ -1,13 +1,13 @@
 //! The traffic of one program by step, and of the same config in other forms.
 
 use anyhow::{Result, bail};
-use meshloom::transform::diloco::{Event, Fragment, Schedule};
 use meshloom_hlo::Bounds;
 use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, step_inputs, traffic};
 use serde::Serialize;
 
 use super::by_step;
 use crate::arguments::{Input, Reading, Traffic};
+use crate::configs::run::Diloco;
 use crate::input::Loaded;
 use crate::output;
 
@@ -47,6 +47,18 @@ struct ScheduleForm {
     transport: &'static str,
 }
 
+impl ScheduleForm {
+    fn of(diloco: &Diloco) -> ScheduleForm {
+        ScheduleForm {
+            period: diloco.period(),
+            steps_between_syncs: diloco.steps_between_syncs(),
+            fragments: diloco.fragments(),
+            overlap_steps: diloco.overlap_steps(),
+            transport: diloco.transport(),
+        }
+    }
+}
+
 /// A step. The first is step 1, before which none was done.
 #[derive(Serialize)]
 pub struct Row {
@@ -66,12 +78,12 @@ pub struct Row {
 }
 
 impl Row {
-    fn of(found: &StepTraffic, event: Event) -> Row {
+    fn of(found: &StepTraffic, (sent, applied): (Option<String>, Option<String>)) -> Row {
         let StepTraffic { counter, executions, moved_bytes, moved_in_loops } = found;
         Row {
             step: counter + 1,
-            sent: event.sent.map(name_of),
-            applied: event.applied.map(name_of),
+            sent,
+            applied,
             executions: executions.most,
             executions_least: executions.least,
             moved_bytes: moved_bytes.most,
@@ -110,13 +122,6 @@ impl Row {
             == (other.executions, other.moved_bytes, other.moved_bytes_least)
             && (&self.sent, &self.applied) == (&other.sent, &other.applied)
             && self.spread_bytes == other.spread_bytes
-    }
-}
-
-fn name_of(fragment: Fragment) -> String {
-    match fragment {
-        Fragment::Whole => "all".to_owned(),
-        Fragment::Part(number) => format!("fragment {number}"),
     }
 }
 
@@ -212,19 +217,19 @@ fn series(
     if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
         bail!("--step-input {name}: no input of whole numbers has this name");
     }
-    let period = diloco.as_ref().map_or(1, |(schedule, _)| schedule.period() as u64);
+    let period = diloco.as_ref().map_or(1, |diloco| diloco.period() as u64);
     let steps = arguments.steps.unwrap_or(period);
     let Found { collectives, steps: found } = traffic(&loaded.module, loaded.devices, (mesh, axis), &inputs, 0..steps);
     let event = |step: u64| {
         let at = usize::try_from(step).unwrap_or(usize::MAX);
-        diloco.as_ref().map(|(schedule, _)| schedule.after_step(at)).unwrap_or_default()
+        diloco.as_ref().map(|diloco| diloco.after_step(at)).unwrap_or_default()
     };
     let mut rows: Vec<Row> = found.iter().map(|found| Row::of(found, event(found.counter + 1))).collect();
     if let Some(gbps) = arguments.gbps {
         rows.iter_mut().for_each(|row| row.seconds = row.moved_bytes.map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
     }
-    if let Some((schedule, _)) = &diloco {
-        spread(&mut rows, schedule);
+    if let Some(diloco) = &diloco {
+        spread(&mut rows, diloco.overlap_steps(), diloco.period());
     }
     let bytes = rows.iter().map(Row::most);
     let peak_bytes = bytes.clone().try_fold(0, |most: u64, it| Some(most.max(it?)));
@@ -232,13 +237,7 @@ fn series(
     Ok(Series {
         name: name.to_owned(),
         overrides,
-        schedule: diloco.map(|(schedule, transport)| ScheduleForm {
-            period: schedule.period(),
-            steps_between_syncs: schedule.every(),
-            fragments: schedule.fragment_count(),
-            overlap_steps: schedule.overlap(),
-            transport,
-        }),
+        schedule: diloco.as_ref().map(ScheduleForm::of),
         step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
         collectives: collectives.len(),
         rows,
@@ -249,8 +248,7 @@ fn series(
 
 /// The model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow. It shows
 /// the steady state, so the first steps include what the previous period sent.
-fn spread(rows: &mut [Row], schedule: &Schedule) {
-    let (overlap, period) = (schedule.overlap(), schedule.period());
+fn spread(rows: &mut [Row], overlap: usize, period: usize) {
     // A period must be known to go on before its start.
     if overlap == 0 || rows.len() < period {
         return;
@@ -269,7 +267,6 @@ fn spread(rows: &mut [Row], schedule: &Schedule) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use meshloom::transform::diloco::{DilocoOptions, Streaming};
 
     fn rows(bytes: &[u64]) -> Vec<Row> {
         let exactly = |bytes| Bounds { least: bytes, most: Some(bytes) };
@@ -280,19 +277,16 @@ mod tests {
                 moved_bytes: exactly(bytes),
                 moved_in_loops: exactly(0),
             };
-            Row::of(&found, Event::default())
+            Row::of(&found, (None, None))
         };
         (0..).zip(bytes).map(row).collect()
     }
 
     #[test]
     fn overlap_spreads_what_was_sent() {
-        let spread_of = |overlap_steps, bytes: &[u64]| {
-            let streaming = Some(Streaming { fragments: 3, overlap_steps, ..Streaming::default() });
-            let schedule =
-                DilocoOptions { sync_period: 6, streaming, ..DilocoOptions::default() }.schedule().expect("options");
+        let spread_of = |overlap, bytes: &[u64]| {
             let mut rows = rows(bytes);
-            spread(&mut rows, &schedule);
+            spread(&mut rows, overlap, 6);
             rows.iter().map(|row| row.spread_bytes).collect::<Vec<_>>()
         };
         let sent = [0, 12, 0, 24, 0, 6];

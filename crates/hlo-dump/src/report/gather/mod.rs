@@ -6,7 +6,7 @@ mod schedule;
 mod scopes;
 mod shardings;
 
-use meshloom::transform::pipeline::Timeline;
+use anyhow::Result;
 use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::cost::{Bound, ScopeCost};
 use meshloom_hlo::analysis::{
@@ -16,11 +16,12 @@ use meshloom_hlo::analysis::{
 use meshloom_hlo::mesh::Mesh;
 
 use super::{CollectiveRow, CostRow, Figure, Limit, Report, StepLanes};
+use crate::configs::run::Run;
 use crate::input::Loaded;
 use crate::output::{amount, human_bytes, human_count, seconds, thousands};
 
 /// What the page shows of an input, with times of a chip.
-pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
+pub fn report(loaded: &Loaded, chip: &Chip) -> Result<Report> {
     let walk = Walk::of(&loaded.module);
     let sources = Sources::of(&loaded.module);
     let cost = cost_of_walk(&walk, sources, &CostOptions::devices(loaded.devices).on(chip));
@@ -29,12 +30,12 @@ pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
     let (memory, memory_note) = memory::curve(loaded, chip);
     let peak = memory.as_ref().map(|memory| memory.peak);
     let lanes = schedule::lanes(chip, &walk, &cost, &collectives);
-    Report {
+    Ok(Report {
         title: loaded.module.name.clone(),
         subtitle: format!("{}: {}", loaded.name, loaded.title()),
         mesh: loaded.mesh.as_ref().map(axes_of).unwrap_or_default(),
         figures: figures(loaded, chip, &cost, &collectives, peak, lanes.as_ref()),
-        timeline: timeline(loaded),
+        timeline: loaded.run.as_ref().map_or(Ok(None), Run::pipeline_section)?,
         pipelines: pipelines::pipelines(&walk, &collectives),
         lanes,
         collectives: collectives.entries.iter().map(collective_row).collect(),
@@ -43,13 +44,7 @@ pub fn report(loaded: &Loaded, chip: &Chip) -> Report {
         scopes: scopes::tree(&loaded.module.name, &walk, &cost),
         shardings: shardings::rows(loaded),
         notes: mesh_note(loaded).into_iter().chain(notes(&cost)).chain(memory_note).collect(),
-    }
-}
-
-/// What the run config says of its pipeline.
-fn timeline(loaded: &Loaded) -> Option<Timeline> {
-    let options = loaded.run.as_ref()?.config.pipeline_options().ok()??;
-    Some(Timeline::of(&options))
+    })
 }
 
 fn axes_of(mesh: &Mesh) -> Vec<(String, usize)> {

@@ -1,32 +1,14 @@
 //! How values are sharded: of a run config by its rules, of other modules as they say it.
 
-use meshloom::sharding::ShardingTable;
 use meshloom_hlo::analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
+use crate::configs::run::Run;
 use crate::input::Loaded;
 use crate::report::ShardingRow;
 
 pub fn rows(loaded: &Loaded) -> Vec<ShardingRow> {
-    match loaded.run.as_ref().and_then(|run| run.lowered.sharded()).map(|sharded| &sharded.table) {
-        Some(table) => of_rules(table),
-        None => shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect(),
-    }
-}
-
-fn of_rules(table: &ShardingTable) -> Vec<ShardingRow> {
-    let row = |row: &meshloom::sharding::ShardingRow| ShardingRow {
-        value: row.name(),
-        shape: row.ty.to_string(),
-        sharding: row.spec.display(&table.mesh).to_string(),
-        device_bytes: Some(table.bytes_per_device(row) as u64),
-        whole_bytes: Some(row.ty.byte_count() as u64),
-        origin: [table.origin(row), row.source()]
-            .into_iter()
-            .filter(|it| !it.is_empty())
-            .collect::<Vec<_>>()
-            .join(", "),
-    };
-    table.rows.iter().map(row).collect()
+    let by_rules = loaded.run.as_ref().and_then(Run::shardings);
+    by_rules.unwrap_or_else(|| shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect())
 }
 
 fn of_module(value: &ShardedValue) -> ShardingRow {

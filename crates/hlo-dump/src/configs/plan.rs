@@ -1,20 +1,36 @@
 //! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
 //! looks like.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use indexmap::IndexMap;
 use meshloom::partition::{CollectiveKind, Ledger, Memory};
-use meshloom::pjrt::Topology;
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 use meshloom_hlo::analysis::Chip;
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
-use crate::arguments::Plan;
+use super::run::on_topology;
 use crate::output::{self, BAD, BOLD, Column, DIM, GOOD, Table, line, paint};
+
+#[derive(Args)]
+pub struct Plan {
+    /// A run config with a section `[pipeline]`
+    #[arg(value_name = "CONFIG")]
+    pub config: PathBuf,
+    /// Overrides one key of the config; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
+    pub set: Vec<String>,
+    /// Compares the peak with this chip's memory; by default with that of target.topology
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+    /// Prints the whole schedule, however long
+    #[arg(long)]
+    pub schedule: bool,
+}
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -73,7 +89,7 @@ struct NotPossible {
 
 pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     let name = arguments.config.display().to_string();
-    let config = load(&arguments.config, &arguments.set)?;
+    let config = on_topology(RunConfig::load(&arguments.config, &arguments.set)?)?;
     let Some(options) = config.pipeline_options().context(name.clone())? else {
         bail!(
             "{name}: there is no pipeline to plan; add a section [pipeline] and a mesh axis \"stage\", as by \
@@ -117,14 +133,6 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     line("");
     print_schedule(&timeline, arguments.schedule);
     Ok(())
-}
-
-fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
-    let config = RunConfig::load(path, set)?;
-    match config.target.topology.as_str() {
-        "" => Ok(config),
-        topology => Ok(config.on_devices(Topology::parse(topology)?.device_count())?),
-    }
 }
 
 /// The chip that was asked for, or that of the topology.

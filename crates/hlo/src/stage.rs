@@ -1,9 +1,9 @@
-//! The train step of a config at each stage on its way to a plugin.
+//! The stages of a program on its way to a plugin.
 
 use std::fmt;
 use std::str::FromStr;
 
-use meshloom::hlo::suggest::did_you_mean;
+use crate::suggest::did_you_mean;
 
 /// A stage of a program. Each adds one thing to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

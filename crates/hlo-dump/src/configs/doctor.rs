@@ -1,13 +1,20 @@
 //! `hlo-dump doctor`: what is here to compile with.
 
 use anyhow::{Result, bail};
+use clap::Args;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{FindOptions, Plugin, Topology, WHEELS, Wheel};
 use serde::Serialize;
 
-use crate::arguments::Doctor;
-use crate::compile::download;
+use super::ahead::download;
 use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+
+#[derive(Args)]
+pub struct Doctor {
+    /// Fetches what is missing for these platforms: cpu, tpu, cuda
+    #[arg(long, value_name = "PLATFORM")]
+    pub fetch: Vec<String>,
+}
 
 /// The platforms, what each compiles for, and a small topology to try it with.
 const PLATFORMS: [(&str, &str, &str); 3] = [

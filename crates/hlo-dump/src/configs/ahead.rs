@@ -1,0 +1,73 @@
+//! What a plugin makes of a run config: compiled in a child process, for devices that need not be here.
+
+use anyhow::Result;
+use meshloom::compile::Lowered;
+use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
+use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::HloModuleProtoWithConfig;
+use meshloom_train::StepAhead;
+use meshloom_train::config::RunConfig;
+use prost::Message;
+
+use crate::output;
+
+/// A compiled program and what it was compiled for.
+pub struct Compiled {
+    pub ahead: CompiledAhead,
+    pub devices: Vec<DeviceDescription>,
+    pub module: HloModuleProtoWithConfig,
+}
+
+/// Says what will be downloaded, before it is.
+pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
+    let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
+    if settings.find.allow_fetch
+        && Plugin::locate(topology.platform(), &there).is_err()
+        && let Some(wheel) = Wheel::of_platform(topology.platform()).next()
+    {
+        output::note(&format!("the {} plugin is not here: {}", topology.platform(), download(wheel)));
+    }
+    Plugin::locate(topology.platform(), &settings.find)?;
+    Ok(())
+}
+
+/// What fetching a wheel means.
+pub fn download(wheel: &Wheel) -> String {
+    let companions = wheel.companions.iter().map(|companion| &companion.package);
+    let all = std::iter::once(&wheel.package).chain(companions);
+    let parts: Vec<_> =
+        all.map(|package| format!("{} ({} MB)", package.requirement(), package.byte_count / 1_000_000)).collect();
+    format!("pip downloads {} into meshloom's plugin cache", parts.join(" and "))
+}
+
+pub fn of_run(config: &RunConfig, settings: &Settings) -> Result<Compiled> {
+    let StepAhead { devices, compiled: ahead, .. } = StepAhead::compile(config, settings)?;
+    let module = optimized(&ahead)?;
+    Ok(Compiled { ahead, devices, module })
+}
+
+pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
+    let program = ahead.optimized_hlo()?;
+    if program.format == "hlo_with_config" {
+        return Ok(HloModuleProtoWithConfig::decode(&*program.bytes)?);
+    }
+    Ok(HloModuleProtoWithConfig { hlo_module: Some(program.decode()?), config: None })
+}
+
+/// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
+/// has.
+pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProtoWithConfig> {
+    let settings = Settings::default();
+    if !config.target.topology.is_empty() {
+        announce(&Topology::parse(&config.target.topology)?, &settings)?;
+        return Ok(of_run(config, &settings)?.module);
+    }
+    let count = lowered.mesh().map_or(1, Mesh::device_count);
+    let topology = Topology::parse(&format!("cpu:{count}"))?;
+    announce(&topology, &settings)?;
+    let described = ahead_of_time::describe(&topology, &settings)?;
+    let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
+    let options = lowered.options_on(&places)?;
+    optimized(&ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &settings)?)
+}

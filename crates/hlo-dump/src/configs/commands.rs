@@ -1,0 +1,26 @@
+//! The commands that take run configs alone, or a plugin.
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use super::{compile, doctor, plan};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
+    Plan(plan::Plan),
+    /// Compile for hardware that you need not have
+    Compile(compile::Compile),
+    /// The plugins found, what each can do, and how to get what is missing
+    Doctor(doctor::Doctor),
+}
+
+impl Command {
+    pub fn run(&self, json: bool) -> Result<()> {
+        match self {
+            Command::Plan(plan) => plan::run(plan, json),
+            Command::Compile(compile) => compile::run(compile, json),
+            Command::Doctor(doctor) => doctor::run(doctor, json),
+        }
+    }
+}

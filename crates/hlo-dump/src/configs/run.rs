@@ -1,0 +1,176 @@
+//! A run config and its program: what commands ask of it.
+
+use anstyle::{AnsiColor, Style};
+use anyhow::{Result, bail};
+use meshloom::compile::Lowered;
+use meshloom::ir::GraphTextOptions;
+use meshloom::pjrt::Topology;
+use meshloom::sharding::{self, ExplainedStep};
+use meshloom::transform::diloco::{Fragment, Schedule};
+use meshloom::transform::pipeline::Timeline;
+use meshloom_hlo::Stage;
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::HloModuleProtoWithConfig;
+use meshloom_train::config::RunConfig;
+use serde::Serialize;
+
+use super::{ahead, timeline};
+use crate::output::{BOLD, DIM, line, paint};
+use crate::report::sharding_row::ShardingRow;
+
+const WARN: Style = AnsiColor::Yellow.on_default();
+
+/// A run config, and its program.
+pub struct Run {
+    pub config: RunConfig,
+    lowered: Lowered,
+}
+
+/// Whether text that is no HLO is a run config.
+pub fn is_config(text: &str) -> bool {
+    text.parse::<toml::Table>().is_ok()
+}
+
+/// The config on the devices of its topology, if it has one.
+pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
+    match config.target.topology.as_str() {
+        "" => Ok(config),
+        topology => Ok(config.on_devices(Topology::parse(topology)?.device_count())?),
+    }
+}
+
+impl Run {
+    /// The config of a text with overrides, and its program at a stage.
+    pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Run, HloModuleProtoWithConfig)> {
+        let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
+        let lowered = config.at_stage(stage)?;
+        for warning in lowered.warnings() {
+            anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
+        }
+        let module = match stage {
+            Stage::Compiled => ahead::of_config(&config, &lowered)?,
+            _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()), config: None },
+        };
+        Ok((Run { config, lowered }, module))
+    }
+
+    /// The mesh of the program: of one replica, if the program is.
+    pub fn mesh(&self) -> Option<&Mesh> {
+        self.lowered.emitted_mesh()
+    }
+
+    /// Train steps in one execution of the program.
+    pub fn steps_per_call(&self) -> u64 {
+        self.config.train.steps_per_call as u64
+    }
+
+    /// When replicas sync, if the config has them do it now and then.
+    pub fn diloco(&self) -> Result<Option<Diloco>> {
+        let Some(options) = self.config.diloco_options() else { return Ok(None) };
+        Ok(Some(Diloco { schedule: options.schedule()?, transport: options.transport.name() }))
+    }
+
+    /// Why the tensors of a name are sharded so.
+    pub fn explain(&self, tensor: &str) -> Result<Vec<Explanation>> {
+        if self.lowered.mesh().is_none() {
+            bail!(
+                "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
+            );
+        }
+        Ok(self.lowered.explain(tensor, usize::MAX)?.into_iter().map(Explanation).collect())
+    }
+
+    /// meshloom's own graph, as text.
+    pub fn graph_text(&self) -> String {
+        self.lowered.emitted().to_text(GraphTextOptions { origins: true })
+    }
+
+    /// Values that our partitioner had to gather for an op, each as a sentence.
+    pub fn gathered_for_ops(&self) -> Vec<String> {
+        let partitioned = self.lowered.partitioned().into_iter();
+        partitioned.flat_map(|it| &it.fallbacks).map(ToString::to_string).collect()
+    }
+
+    /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
+    pub fn shardings(&self) -> Option<Vec<ShardingRow>> {
+        let table = &self.lowered.sharded()?.table;
+        let row = |row: &sharding::ShardingRow| ShardingRow {
+            value: row.name(),
+            shape: row.ty.to_string(),
+            sharding: row.spec.display(&table.mesh).to_string(),
+            device_bytes: Some(table.bytes_per_device(row) as u64),
+            whole_bytes: Some(row.ty.byte_count() as u64),
+            origin: [table.origin(row), row.source()]
+                .into_iter()
+                .filter(|it| !it.is_empty())
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        Some(table.rows.iter().map(row).collect())
+    }
+
+    /// The schedule of the config's pipeline, as a section of the report's page.
+    pub fn pipeline_section(&self) -> Result<Option<String>> {
+        Ok(self.config.pipeline_options()?.map(|options| timeline::render(&Timeline::of(&options))))
+    }
+}
+
+/// When replicas send what they learned, and how.
+pub struct Diloco {
+    schedule: Schedule,
+    transport: &'static str,
+}
+
+impl Diloco {
+    /// Steps until all repeats.
+    pub fn period(&self) -> usize {
+        self.schedule.period()
+    }
+
+    /// Steps from one sync, of whatever fragment, to the next.
+    pub fn steps_between_syncs(&self) -> usize {
+        self.schedule.every()
+    }
+
+    /// In how many parts parameters are sent.
+    pub fn fragments(&self) -> usize {
+        self.schedule.fragment_count()
+    }
+
+    /// Steps from sending to use.
+    pub fn overlap_steps(&self) -> usize {
+        self.schedule.overlap()
+    }
+
+    /// In which form values are sent.
+    pub fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    /// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
+    pub fn after_step(&self, step: usize) -> (Option<String>, Option<String>) {
+        let name_of = |fragment| match fragment {
+            Fragment::Whole => "all".to_owned(),
+            Fragment::Part(number) => format!("fragment {number}"),
+        };
+        let event = self.schedule.after_step(step);
+        (event.sent.map(name_of), event.applied.map(name_of))
+    }
+}
+
+/// The way from a tensor's sharding to the rule or the annotation that it comes from.
+#[derive(PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Explanation(sharding::Explanation);
+
+impl Explanation {
+    pub fn print(&self) {
+        for (depth, step) in self.0.steps.iter().enumerate() {
+            let ExplainedStep { name, ty, spec, because, source } = step;
+            let indent = "  ".repeat(depth);
+            let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
+            line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
+            line(&format!("{indent}  {because}"));
+        }
+    }
+}
