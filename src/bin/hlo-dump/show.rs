@@ -81,7 +81,7 @@ fn graph(loaded: &Loaded) -> Result<String> {
         Some(Stage::Compiled) => bail!("what a plugin compiled has no meshloom graph; take --stage partitioned"),
         _ => run.lowered.local.as_ref().unwrap_or(&run.lowered.graph),
     };
-    Ok(graph.to_text(GraphTextOptions { origins: true }))
+    Ok(graph.to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() }))
 }
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
