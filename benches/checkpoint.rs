@@ -12,8 +12,8 @@ use std::time::Instant;
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom::pjrt::{Array, Client, ShardLayout};
 use meshloom::trace::{Init, Param};
-use meshloom::train::checkpoint::{About, Checkpoint, Checkpointer, DataPosition, Start};
-use meshloom::train::config::CheckpointConfig;
+use meshloom_train::checkpoint::{About, Checkpoint, Checkpointer, DataPosition, Start};
+use meshloom_train::config::CheckpointConfig;
 
 const DEVICES: usize = 8;
 const WIDTH: usize = 1024;

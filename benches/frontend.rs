@@ -11,10 +11,10 @@
 mod shared;
 
 use divan::{AllocProfiler, Bencher, black_box};
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom_train::step::{TrainStep, aliases};
 use shared::llama_405b;
 
 #[global_allocator]
@@ -64,7 +64,12 @@ fn scanned_sharded(bencher: Bencher<'_, '_>, axes: &str) {
     bencher.bench_local(|| {
         let function = step.trace().expect("the model is well-formed");
         let aliases = aliases(&function);
-        let options = LowerOptions { sharding: Some((&mesh, &rules)), aliases, ..LowerOptions::default() };
+        let options = LowerOptions {
+            sharding: Some((&mesh, &rules)),
+            aliases,
+            partition: PartitionMode::GSPMD,
+            ..LowerOptions::default()
+        };
         black_box(lower(function.graph(), &options).expect("it lowers").module.bytes.len())
     });
 }

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     let megabytes = numbers.first().copied().unwrap_or(110);
     let rounds = numbers.get(1).copied().unwrap_or(3);
     for (name, file) in TEMPLATES {
-        let template = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/foreign").join(file))?;
+        let template = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/foreign").join(file))?;
         let text = repeated(&template, megabytes * 1_000_000)?;
         let instructions = text.lines().filter(|line| line.contains(" = ")).count();
         let line = text.len() as f64 / instructions as f64;

@@ -19,15 +19,15 @@ use std::time::Instant;
 use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::hlo::GroupFormat;
+use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{Devices, ModuleCollectives, collectives};
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;
 use meshloom::pjrt::{Client, MemoryStats};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::{TrainStep, aliases};
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::{TrainStep, aliases};
 use shared::{llama_405b, median};
 
 const DEVICES: usize = 8;
@@ -61,7 +61,7 @@ const MODEL: &[&str] = &[
 const MIB: f64 = (1 << 20) as f64;
 
 fn config(mesh: &str, mode: &str) -> anyhow::Result<RunConfig> {
-    let mut overrides: Vec<String> = MODEL.iter().map(|&text| text.to_owned()).collect();
+    let mut overrides: Vec<String> = MODEL.iter().map(|&text| text.to_owned()).chain([shared::text()]).collect();
     overrides.push(format!("mesh.axes=\"{mesh}\""));
     let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
     overrides.extend(own.split(';').filter(|text| !text.is_empty()).map(str::to_owned));
@@ -254,7 +254,6 @@ fn scale(rounds: usize) -> anyhow::Result<()> {
             let options = LowerOptions {
                 sharding: Some((&mesh, &rules)),
                 aliases: aliases(&function),
-                explicit: true,
                 groups: GroupFormat::Iota,
                 ..LowerOptions::default()
             };

@@ -19,9 +19,9 @@ use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
-use meshloom::train::config::RunConfig;
-use meshloom::train::data::TextDataset;
-use meshloom::train::step::{StepFunction, TrainStep, aliases};
+use meshloom_train::config::RunConfig;
+use meshloom_train::data::TextDataset;
+use meshloom_train::step::{StepFunction, TrainStep, aliases};
 use shared::llama_405b;
 
 /// Which passes run.
@@ -80,7 +80,7 @@ fn contend(function: &StepFunction, config: &RunConfig, step: &TrainStep, rounds
         let lowered = lower(function.graph(), &LowerOptions { without: &variant.without, ..LowerOptions::default() })?;
         contenders.push(Contender {
             variant,
-            nodes: lowered.graph.total_node_count(),
+            nodes: lowered.graph().total_node_count(),
             instructions: lowered.module.instruction_count,
             module: lowered.module.bytes.clone(),
             program: Some(lowered.compile(&client)?),
@@ -192,11 +192,11 @@ fn main() -> anyhow::Result<()> {
         &["model.scan_layers=true", "remat.policy=full"],
         &["model.scan_layers=false"],
     ] {
-        let mut overrides: Vec<String> = ["mesh.axes=data=1", "target.devices=1"].map(str::to_owned).into();
+        let mut overrides = vec![shared::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
         overrides.extend(set.iter().map(|&text| text.to_owned()));
         overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
         let config = RunConfig::from_overrides(&overrides)?;
-        let step = config.train_step();
+        let step = config.train_step().unwrap();
         println!("{}", set.join(" "));
         contend(&step.trace()?, &config, &step, rounds.unwrap_or(12).max(1))?;
     }

@@ -177,12 +177,8 @@ impl Ours {
     fn new(case: &Case, weights: WeightPlan, client: &Client) -> anyhow::Result<Ours> {
         let mesh = Mesh::parse(case.mesh, DEVICES)?;
         let rules = RuleSets::uniform(Rules::preset("decoder", false)?);
-        let options = LowerOptions {
-            sharding: Some((&mesh, &rules)),
-            explicit: true,
-            deny_replication: true,
-            ..LowerOptions::default()
-        };
+        let options =
+            LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
         let start = Instant::now();
         let function = case.trace(weights)?;
         lower(function.graph(), &options)?;

@@ -12,8 +12,8 @@
 mod shared;
 
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 use shared::jax::Jax;
 
 fn smallest_and_median(mut seconds: Vec<f64>) -> (f64, f64) {
@@ -27,7 +27,7 @@ fn main() -> anyhow::Result<()> {
     let rounds = arguments.first().and_then(|argument| argument.parse::<usize>().ok());
     let options = &arguments[usize::from(rounds.is_some())..];
     let rounds = rounds.unwrap_or(20).max(1);
-    let mut overrides = vec!["mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
+    let mut overrides = vec![shared::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
     let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
     overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
 

@@ -57,7 +57,7 @@ fn main() -> Result<(), Error> {
         let lowered = lower(function.graph(), &LowerOptions::default())?;
         let time = start.elapsed();
         let form = if unrolled { "unrolled" } else { "scanned" };
-        let (nodes, bytes) = (lowered.graph.total_node_count(), lowered.module.bytes.len());
+        let (nodes, bytes) = (lowered.graph().total_node_count(), lowered.module.bytes.len());
         println!("{depth:>7}  {form:>10}  {nodes:>7}  {bytes:>10}  {:>9.2} ms", 1e3 * time.as_secs_f64());
     }
 

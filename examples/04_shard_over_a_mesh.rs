@@ -36,17 +36,12 @@ fn main() -> Result<(), Error> {
         })
     })?;
 
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        explicit: true,
-        deny_replication: true,
-        ..LowerOptions::default()
-    };
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, ..LowerOptions::default() };
     let lowered = lower(function.graph(), &options)?;
     println!("-- mesh {mesh}; the specs that the rules gave");
-    for (&input, info) in lowered.graph.inputs().iter().zip(lowered.graph.input_info()) {
+    for (&input, info) in lowered.graph().inputs().iter().zip(lowered.graph().input_info()) {
         let spec = info.spec.clone().unwrap_or_default();
-        println!("input {} {}: {}", info.path, lowered.graph.ty(input), spec.display(&mesh));
+        println!("input {} {}: {}", info.path, lowered.graph().ty(input), spec.display(&mesh));
     }
 
     let client = Client::cpu(mesh.device_count())?;

@@ -10,7 +10,7 @@ use meshloom::ir::{DType::F32, Literal};
 use meshloom::nn::initialize;
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, TraceError, Tree, value_and_grad};
 
 const BATCH: usize = 32;
 const EMBED: usize = 16;
@@ -36,7 +36,7 @@ fn weights() -> Weights<Param> {
 }
 
 /// A step of gradient descent. Nothing in it mentions a device: activations and weights only have names.
-fn step() -> Result<Function<Inputs, Outputs>, Error> {
+fn step() -> Result<Function<Inputs, Outputs>, TraceError> {
     let batch = TensorSpec::new(F32, [BATCH, EMBED]).with_axes(&["batch", "embed"]);
     Function::trace("step", (weights().map(|_, param| param.spec.clone()), batch), |(weights, x)| {
         let (loss, gradients) = value_and_grad(weights.clone(), |weights| {
@@ -67,7 +67,6 @@ fn main() -> Result<(), Error> {
             sharding: Some((&mesh, &rules)),
             // The new weights are laid out as the old, in whose buffers they are.
             aliases: vec![(1, 0), (2, 1)],
-            explicit: true,
             deny_replication: true,
             ..LowerOptions::default()
         };

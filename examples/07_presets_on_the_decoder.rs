@@ -5,11 +5,11 @@
 //! cargo run --release --example 07_presets_on_the_decoder
 //! ```
 
-use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::sharding::{Mesh, Role, RuleSets, Rules};
-use meshloom::train::config::RunConfig;
-use meshloom::train::step::aliases;
+use meshloom_train::Error;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
 
 /// A decoder that eight devices can share along any axis.
 const SMALL: [&str; 9] = [
@@ -38,24 +38,24 @@ const RUNS: [(&str, &str); 9] = [
 ];
 
 fn lowered(config: &RunConfig, mesh: &str, preset: &str) -> Result<Lowered, Error> {
-    let step = config.train_step().trace()?;
+    let step = config.train_step()?.trace()?;
     let mesh = Mesh::parse(mesh, 8)?;
     // Strict: what does not fit is an error rather than left whole.
     let rules = RuleSets::uniform(Rules::preset(preset, true)?);
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases(&step),
-        explicit: true,
         deny_replication: true,
         ..LowerOptions::default()
     };
-    lower(step.graph(), &options)
+    Ok(lower(step.graph(), &options)?)
 }
 
 fn main() -> Result<(), Error> {
     let config = RunConfig::from_overrides(&SMALL.map(str::to_owned))?;
 
-    let table = lowered(&config, "fsdp=2,context=2,tensor=2", "decoder")?.debug_sharding;
+    let on_eight = lowered(&config, "fsdp=2,context=2,tensor=2", "decoder")?;
+    let table = on_eight.sharded().map(|sharded| &sharded.table);
     println!("-- every parameter and named value; moments are split as their parameters are, and left out here");
     for line in table.iter().flat_map(|table| table.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
         if !line.contains("state.optimizer") {
@@ -71,7 +71,10 @@ fn main() -> Result<(), Error> {
     for (mesh, preset) in RUNS {
         let lowered = lowered(&config, mesh, preset)?;
         let (ledger, memory) = (lowered.collectives(), lowered.memory()?);
-        let parameters = lowered.debug_sharding.as_ref().map_or(0, |table| table.input_bytes_per_device(Role::Params));
+        let parameters = lowered
+            .sharded()
+            .map(|sharded| &sharded.table)
+            .map_or(0, |table| table.input_bytes_per_device(Role::Params));
         println!(
             "{mesh:<26} {preset:<19} {:>11} {:>10} {:>10} {parameters:>11} {:>11}",
             ledger.count()?,

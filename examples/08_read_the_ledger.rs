@@ -33,7 +33,6 @@ fn partition(function: &meshloom::ir::Graph, aliases: &[(usize, usize)], deny: b
     let options = LowerOptions {
         sharding: Some((&mesh, &rules)),
         aliases: aliases.to_vec(),
-        explicit: true,
         deny_replication: deny,
         ..LowerOptions::default()
     };
@@ -77,8 +76,8 @@ fn main() -> Result<(), Error> {
     let rows = TensorSpec::new(F32, [BATCH, WIDTH]).with_axes(&["batch", ""]);
     let sorted = Function::trace("sorted", rows, |x| scope("rank", || x.sort(0)))?;
     println!("\n-- what cannot be split");
-    for fallback in &partition(sorted.graph(), &[], false)?.fallbacks {
-        println!("warning: {fallback}");
+    for warning in partition(sorted.graph(), &[], false)?.warnings() {
+        println!("warning: {warning}");
     }
     match partition(sorted.graph(), &[], true) {
         Err(Error::Replication(fallbacks)) => println!("denied: {}", Error::Replication(fallbacks)),

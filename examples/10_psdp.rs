@@ -5,14 +5,14 @@
 //! cargo run --release --example 10_psdp
 //! ```
 
-use meshloom::Error;
 use meshloom::partition::CollectiveKind::{AllGather, ReduceScatter};
 use meshloom::partition::Ledger;
 use meshloom::pjrt::Client;
 use meshloom::sharding::Role;
 use meshloom::trace::Tree;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 /// A decoder that compiles in a second.
 const SMALL: [&str; 8] = [
@@ -73,7 +73,7 @@ fn main() -> Result<(), Error> {
         print(&over)?;
         assert_eq!(over.inside_loops().count()?, 0, "nothing crosses it in the loop over microbatches, or over layers");
         sent.push((over.count()?, over.moved_bytes()?));
-        if let (4, Some(table)) = (microbatches, &lowered.debug_sharding) {
+        if let (4, Some(table)) = (microbatches, lowered.sharded().map(|sharded| &sharded.table)) {
             let [parameters, optimizer] =
                 [Role::Params, Role::Optimizer].map(|role| table.input_bytes_per_device(role));
             println!("  a device holds {parameters} bytes of parameters, and {optimizer} of optimizer state");

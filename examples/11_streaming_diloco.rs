@@ -5,11 +5,11 @@
 //! cargo run --release --example 11_streaming_diloco
 //! ```
 
-use meshloom::Error;
 use meshloom::hlo::analysis::{AxisPart, Devices, step_inputs, traffic};
 use meshloom::pjrt::Client;
-use meshloom::train::Trainer;
-use meshloom::train::config::RunConfig;
+use meshloom_train::Error;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
 
 const SMALL: [&str; 11] = [
     "model.layers=4",
@@ -40,7 +40,7 @@ const FORMS: [(&str, &[&str]); 3] = [
 fn sent(config: &RunConfig) -> Result<Vec<u64>, Error> {
     let lowered = config.lower_train_step()?.1;
     let (mesh, module) = (config.mesh()?, lowered.module.decode());
-    let axis = AxisPart::parse("diloco", &mesh).map_err(Box::new)?;
+    let axis = AxisPart::parse("diloco", &mesh)?;
     let devices = Devices::partitioned(mesh.device_count());
     let found = traffic(&module, devices, (&mesh, &axis), &step_inputs(&module, None), 0..STEPS);
     // The schedule depends on the step alone, so the least is the most.

@@ -1,8 +1,8 @@
 //! meshloom: a Rust compiler frontend for XLA.
 //!
-//! A program is an ordinary closure over traced tensors. meshloom records it as a graph, differentiates the graph, shards
-//! it over a device mesh by named-axis rules, partitions it into the program of one device with explicit collectives, and
-//! emits an HLO module that a PJRT plugin compiles and runs.
+//! A program is a closure over traced tensors. meshloom records it as a graph, differentiates the graph, shards it over
+//! a device mesh by rules on logical axes, and partitions it into the program of one device with explicit collectives.
+//! It emits that as an HLO module, which a PJRT plugin compiles and runs.
 //!
 //! ```
 //! use meshloom::compile::{LowerOptions, compile};
@@ -25,42 +25,38 @@
 //! # Data flow, left to right
 //!
 //! ```text
-//! trace -> ir -> autodiff -> transform -> passes -> sharding -> partition -> hlo -> pjrt
+//! trace -> ir -> autodiff -> transform -> passes -> sharding -> partition -> emit -> pjrt
 //! closure  Graph  Graph      Graph        Graph     Graph+specs local Graph  proto  executable
 //! ```
 //!
-//! | module | what happens there |
+//! | module | contents |
 //! |---|---|
-//! | [`trace`] | A closure over [`Tensor`](trace::Tensor) handles becomes a [`Function`](trace::Function): a graph with the trees of its inputs and outputs. Every node keeps the user's source line and scope. |
 //! | [`ir`] | The one [`Graph`](ir::Graph) type of all stages, with its builder, verifier and text form. |
-//! | [`ops`] | The table of all primitives: typing rule, gradient rule and HLO of an op in one place. |
-//! | [`autodiff`] | Reverse mode, forward mode and linear transposes, from graph to graph. Tracing calls it where a closure asks for a gradient. |
-//! | [`batching`] | `vmap`: from a graph over examples to one over a batch of them. |
-//! | [`transform`] | How a model runs: a layer stack as a pipeline, with a backward pass of its own; a batch in parts; replicas that sync now and then. Tracing calls it, as it does autodiff. |
-//! | [`passes`] | Constants, identities, loops, common subexpressions, dead code: smaller graphs with the same bits. After partitioning: fewer collectives. |
-//! | [`sharding`] | Meshes, specs, and rules from logical axis names to mesh axes. Names become the specs of ports and named values, and propagation gives every other value one. |
-//! | [`partition`] | From global shapes to the program of one device: local shapes and explicit collectives. The [`Ledger`](partition::Ledger) of what moves, and what a device needs of memory. |
-//! | [`hlo`] | Emission as an `HloModuleProto`, HLO's text form, and what can be read off any module. |
-//! | [`pjrt`] | Finds plugins, compiles modules, moves values, runs programs. |
-//! | [`compile`](mod@compile) | The order of the passes, and the way from a graph or function to a program that runs. |
-//! | [`nn`], [`optim`], [`train`] | Decoder parts, optimizers, and training runs: ordinary users of all of the above. |
+//! | [`ops`] | The table of all primitives, with all rules of an op in one file. |
+//! | [`autodiff`] | Reverse mode, forward mode and linear transposes, from graph to graph. |
+//! | [`batching`] | `vmap`: from a graph over examples to a graph over a batch of them. |
+//! | [`passes`] | Smaller graphs with the same bits; after partitioning, fewer collectives. |
+//! | [`trace`] | Closures over [`Tensor`](trace::Tensor) handles become a [`Function`](trace::Function). |
+//! | [`optim`] | Optimizers and learning-rate schedules. |
+//! | [`transform`] | Pipelines, gradient accumulation, and replicas that synchronize now and then. |
+//! | [`nn`] | Decoder parts. |
+//! | [`sharding`] | Rules from logical axes to specs, and propagation of specs. |
+//! | [`partition`] | The program of one device, with its collectives, their [`Ledger`](partition::Ledger), and memory. |
+//! | [`emit`] | From a graph to an `HloModuleProto`. |
+//! | [`compile`](mod@compile) | The order of the passes, and the way from a function to a program that runs. |
+//! | [`hlo`], [`pjrt`] | The crates `meshloom-hlo` and `meshloom-pjrt`: HLO modules and their analyses; plugins. |
 //!
-//! Two things hold along the way. Until it is partitioned, a graph has global shapes: none mentions a device, and with
-//! specs it still means what it means on one device. After that it is the same type of graph, of local shapes. And the
-//! same program gives the same bytes: emission is deterministic. With GSPMD or Shardy, XLA partitions instead: then
-//! `partition` is left out, and the module says how values are sharded.
+//! - Until it is partitioned, a graph has global shapes and mentions no device. With specs it still means what it means
+//!   on one device. After partitioning it is the same type of graph, with local shapes and explicit collectives.
+//! - Emission is deterministic: the same program gives the same bytes.
+//! - With GSPMD or Shardy, XLA partitions instead. `partition` is then left out, and the module says how values are
+//!   sharded.
 //!
-//! # Who may know whom
-//!
-//! A module depends on those to the left of it, with one exception: [`ops`] sees [`ir`] and [`sharding`], the contexts of
-//! [`autodiff`]'s and [`partition`]'s rules and [`hlo`]'s writer, so that all rules of an op stand together. In return, `autodiff` and `hlo`
-//! know ops by these rules alone, except those with regions (scan, while, cond, call, checkpoint, custom VJP), which each
-//! of them treats by name. A port of a graph holds a spec, so `ir` names the types of [`sharding`]; it does nothing with them.
-//! Only [`pjrt`] contains `unsafe` code, and only [`train`] knows the run config.
+//! ARCHITECTURE.md in the repository says which module may import which.
 //!
 //! # Errors
 //!
-//! All are variants of [`Error`], which says whose fault each is. No input makes the library panic: a wrong tensor
+//! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong tensor
 //! operation poisons its result, and whoever started the trace gets the first error with the line it came from.
 
 // A library neither panics nor prints. Its unit tests, examples and benches may.
@@ -69,26 +65,23 @@
     warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
 )]
 
-pub mod trace;
 pub mod ir;
 pub mod ops;
 pub mod autodiff;
 pub mod batching;
 pub mod passes;
+pub mod trace;
+pub mod optim;
 pub mod transform;
+pub mod nn;
 pub mod sharding;
 pub mod partition;
-pub mod hlo;
-pub mod pjrt;
+pub mod emit;
 pub mod compile;
-pub mod nn;
-pub mod optim;
-pub mod train;
 
-pub mod error;
-mod suggest;
-
-pub use error::Error;
+pub use compile::Error;
+pub use meshloom_hlo as hlo;
+pub use meshloom_pjrt as pjrt;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,6 @@
 //! A traced function, compiled, with the trees that went in and come out.
 
-use super::{ArgumentError, LowerOptions, Program, lower};
-use crate::Error;
+use super::{ArgumentError, Error, LowerOptions, Program, lower};
 use crate::ir::Literal;
 use crate::pjrt::{Array, Client};
 use crate::trace::{Function, MapTree, Tensor, TensorSpec, Tree};

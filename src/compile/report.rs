@@ -1,25 +1,22 @@
-//! What is known of a lowered program: its collectives and its memory.
+//! What is known about a lowered program: its collectives and its memory.
 
-use super::{Lowered, Program};
+use super::Lowered;
 use crate::partition::{Ledger, LedgerError, Memory};
 use crate::sharding::{Explanation, Propagated, UnknownTensor, explain, propagate_with_sub_axes};
 
 impl Lowered {
     /// Whether XLA decides where values live and what moves.
     fn partitioned_by_xla(&self) -> bool {
-        self.local.is_none() && self.mesh.as_ref().is_some_and(|mesh| mesh.device_count() > 1)
+        self.partitioned().is_none() && self.mesh().is_some_and(|mesh| mesh.device_count() > 1)
     }
 
-    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one device,
-    /// there are none.
+    /// Every collective of the program. Where XLA partitions it, every answer of the ledger is that error; on one
+    /// device, there are none.
     pub fn collectives(&self) -> Ledger {
         if self.partitioned_by_xla() {
             return Ledger::failed(LedgerError::PartitionedByXla);
         }
-        Ledger::of(
-            self.local.as_ref().unwrap_or(&self.graph),
-            &self.local_mesh.clone().or_else(|| self.mesh.clone()).unwrap_or_default(),
-        )
+        Ledger::of(self.emitted(), &self.emitted_mesh().cloned().unwrap_or_default())
     }
 
     /// What the program needs of each device's memory; [`Memory`] says by which model.
@@ -30,7 +27,7 @@ impl Lowered {
         if self.partitioned_by_xla() {
             return Err(LedgerError::PartitionedByXla);
         }
-        Ok(Memory::of(self.local.as_ref().unwrap_or(&self.graph), &self.aliases))
+        Ok(Memory::of(self.emitted(), &self.aliases))
     }
 
     /// Why values are sharded as they are: see [`explain`]. Where XLA partitions the program, this is what
@@ -39,15 +36,8 @@ impl Lowered {
     /// # Errors
     /// Nothing is called so.
     pub fn explain(&self, query: &str, most: usize) -> Result<Vec<Explanation>, UnknownTensor> {
-        let mesh = self.mesh.clone().unwrap_or_default();
-        let Propagated { graph, mesh, shardings } = propagate_with_sub_axes(&self.graph, &mesh);
-        explain(&graph, &shardings, &mesh, self.debug_sharding.as_ref(), query, most)
-    }
-}
-
-impl Program {
-    /// Every collective of the program, as [`Lowered::collectives`] has them.
-    pub fn collectives(&self) -> &Ledger {
-        &self.collectives
+        let mesh = self.mesh().cloned().unwrap_or_default();
+        let Propagated { graph, mesh, shardings } = propagate_with_sub_axes(self.graph(), &mesh);
+        explain(&graph, &shardings, &mesh, self.sharded().map(|sharded| &sharded.table), query, most)
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::OpError;
+use super::TensorType;
 use super::entities::{Node, Origin, Value};
 use super::graph::{Definition, Graph, NodeData, NodeRef, PortInfo, ValueData};
-use super::types::TensorType;
 use crate::ops::Op;
 
 /// The results of one node.

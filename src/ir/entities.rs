@@ -164,7 +164,7 @@ impl Phase {
 }
 
 /// Where a node came from: the user's source line, the scope path and the phase.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
     /// File, line and column of the user's call; `None` for nodes no user wrote.
     pub location: Option<&'static Location<'static>>,

@@ -77,7 +77,7 @@ pub enum TypeError {
 }
 
 /// An op that refuses its operands, with everything needed to find the call.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,

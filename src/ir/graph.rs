@@ -5,9 +5,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::entities::{Name, Node, Origin, Value};
-use super::types::TensorType;
+use super::{Role, Spec, TensorType};
 use crate::ops::Op;
-use crate::sharding::{Role, Spec};
 
 /// Logical axis names, one for each dimension; the empty name where a dimension has none.
 pub type AxisNames = SmallVec<[Name; 6]>;

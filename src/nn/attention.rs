@@ -87,8 +87,9 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, mask: A
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
 
-/// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, queries, head_dim]`, keys `[batch, kv_heads, keys, head_dim]` and
-/// values `[batch, kv_heads, keys, value_dim]` give `[batch, kv_heads, groups, queries, value_dim]`. Scores and softmax in `f32`.
+/// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, queries, head_dim]`, keys
+/// `[batch, kv_heads, keys, head_dim]` and values `[batch, kv_heads, keys, value_dim]` give
+/// `[batch, kv_heads, groups, queries, value_dim]`. Scores and softmax in `f32`.
 pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, scale: f64) -> Tensor {
     let scores = einsum_with("bkgtd,bksd->bkgts", &[query, key], DType::F32);
     let weights = masked_softmax(scores, mask, scale, query.dtype());

@@ -1,6 +1,7 @@
-//! A decoder layer in two halves of the batch, whose steps stand in turns in the program.
+//! A decoder layer in two halves of the batch, whose steps alternate in the program.
 //!
-//! What one half sends waits for nothing that the other computes, so a plugin that runs collectives beside products can hide them:
+//! The exchanges of one half depend on nothing that the other computes. So a plugin that overlaps collectives with
+//! products can hide them:
 //!
 //! | first half | second half |
 //! |---|---|
@@ -10,10 +11,11 @@
 //! | **combine** | experts |
 //! | shared experts | **combine** |
 //!
-//! In the backward pass the halves are as independent, but it goes through one after the other: there an exchange stands beside products of
-//! the other half for a scheduler that moves it, as those of GPU and TPU do. A half takes every second row, since neighbouring
-//! rows lie on one device: no row moves. Both use the same weights, which are gathered once. The load-balance loss is the mean of the
-//! halves', which is the layer's, as it is a mean over rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
+//! In the backward pass the halves are just as independent, but it runs one after the other. There an exchange stands
+//! beside products of the other half for a scheduler that moves it, as those of GPU and TPU do. A half takes every
+//! second row: neighbouring rows lie on one device, so no row moves. Both halves use the same weights, which are
+//! gathered once. The load-balance loss is the mean over both halves, which equals the layer's, since it is a mean over
+//! rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.
 
 use super::layer::{DecoderLayer, FeedForward, LayerLoss, RowInputs};
@@ -90,7 +92,8 @@ impl Half {
     }
 }
 
-/// What a layer reads, in halves. What drops is drawn for the whole, so that it is the same as in a layer that is not cut.
+/// What a layer reads, in halves. What drops is drawn for the whole, so that it is the same as in a layer that is not
+/// cut.
 fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
     let kept = dropout.map(|dropout| [0, 1].map(|block| dropout.at(block).apply(full(x.dtype(), x.dims(), 1.0))));
     [0, 1].map(|half| Half {

@@ -197,8 +197,9 @@ impl DecoderConfig {
         if self.pipeline.is_some() { Rows::AROUND_PIPELINE } else { Rows::LAYERS }
     }
 
-    /// All layers over the residual stream `x` `[batch, length, embed]`, scanned or one after the other, under the remat policy; and the mean of
-    /// the layers' own losses, if they have any. What drops is the same scanned or not, recomputed or not.
+    /// All layers over the residual stream `x` `[batch, length, embed]`, scanned or one after the other, under the
+    /// remat policy; and the mean of the layers' own losses, if they have any. What drops is the same scanned or not,
+    /// recomputed or not.
     pub fn layer_stack(
         &self,
         x: Tensor,
@@ -282,7 +283,8 @@ impl DecoderConfig {
         })
     }
 
-    /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its weight.
+    /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
+    /// weight.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
         self.loss_with(params, batch, None)
     }
@@ -292,9 +294,9 @@ impl DecoderConfig {
         self.loss_of_part(params, batch, scope("loss", || WholeBatch::of(batch.weights)), dropout)
     }
 
-    /// What some rows of a batch add to the loss of the whole: however the rows are split, the cross entropies of the parts add up to that
-    /// of the batch, whatever the tokens weigh. The load-balance loss of routed experts, which is no sum over tokens, is the mean
-    /// of the parts' own.
+    /// What some rows of a batch add to the loss of the whole: however the rows are split, the cross entropies of the
+    /// parts add up to that of the batch, whatever the tokens weigh. The load-balance loss of routed experts, which is
+    /// no sum over tokens, is the mean of the parts' own.
     pub fn loss_of_part(
         &self,
         params: &Decoder<Tensor>,

@@ -3,11 +3,11 @@
 use crate::ir::DType;
 use crate::trace::{Fold, Key, Tensor};
 
-/// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A rate of
-/// zero or less leaves `x` as it is, one of 1 or more nothing.
+/// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A
+/// rate of zero or less leaves `x` as it is, one of 1 or more nothing.
 ///
-/// Which elements drop depends on the key and their position alone: neither on the mesh, nor on whether it is computed again
-/// for the backward pass. Source: Srivastava et al., "Dropout", JMLR 15, 2014.
+/// Which elements drop depends on the key and their position alone: neither on the mesh, nor on whether it is computed
+/// again for the backward pass. Source: Srivastava et al., "Dropout", JMLR 15, 2014.
 #[track_caller]
 pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
     if rate <= 0.0 {

@@ -67,7 +67,7 @@ fn next_bits(state: &mut u64) -> u64 {
 }
 
 /// A number in (0, 1]: never 0, so that its logarithm is finite.
-pub(crate) fn uniform(state: &mut u64) -> f64 {
+pub fn uniform(state: &mut u64) -> f64 {
     ((next_bits(state) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
 }
 

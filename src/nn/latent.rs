@@ -49,10 +49,11 @@ pub struct LatentConfig {
     pub v_head_dim: usize,
 }
 
-/// Latent attention over `x` `[batch, length, embed]`, in the form for training: keys and values are made for all heads. `rotary` is of
-/// `rope_head_dim`. Scores and softmax in `f32`, the rest in the type of `x`.
+/// Latent attention over `x` `[batch, length, embed]`, in the form for training: keys and values are made for all
+/// heads. `rotary` is of `rope_head_dim`. Scores and softmax in `f32`, the rest in the type of `x`.
 ///
-/// Where the sequence is split, it is the narrow vectors that are gathered along it; each device makes keys and values of them.
+/// Where the sequence is split, it is the narrow vectors that are gathered along it; each device makes keys and values
+/// of them.
 ///
 /// Source: DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434, section 2.1.
 pub fn latent_attention(

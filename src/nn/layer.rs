@@ -18,7 +18,8 @@ pub struct LayerParts {
     pub latent: Option<LatentConfig>,
     /// Routed experts in place of one feed-forward block, if there are any.
     pub routed: MoeConfig,
-    /// Whether a layer works on two halves of the batch in turns, so that what one moves can overlap with what the other computes.
+    /// Whether a layer works on two halves of the batch in turns, so that what one moves can overlap with what the
+    /// other computes.
     pub batch_split: bool,
 }
 
@@ -106,7 +107,8 @@ pub struct RowInputs<'r> {
     pub mask: AttentionMask,
 }
 
-/// The part of the loss that a layer adds by itself: of routed experts the load-balance loss, before its weight. A scalar `f32`.
+/// The part of the loss that a layer adds by itself: of routed experts the load-balance loss, before its weight. A
+/// scalar `f32`.
 pub type LayerLoss = Option<Tensor>;
 
 impl DecoderConfig {
@@ -211,8 +213,8 @@ impl DecoderConfig {
         }
     }
 
-    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block, each added to the stream, with what is
-    /// added going through `dropout`. Also the layer's own loss.
+    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block, each
+    /// added to the stream, with what is added going through `dropout`. Also the layer's own loss.
     ///
     /// With [`LayerParts::batch_split`] in two halves of the batch, if it is even; the numbers are the same.
     pub fn layer(

@@ -7,7 +7,7 @@
 use crate::trace::Tensor;
 
 /// The residual stream in layers, `[batch, length, embed]`.
-pub(crate) const STREAM: [&str; 3] = Rows::LAYERS.stream();
+pub const STREAM: [&str; 3] = Rows::LAYERS.stream();
 
 /// How the rows of a batch are split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,18 +21,18 @@ pub(super) struct Rows {
 
 impl Rows {
     /// As layers want them.
-    pub(super) const LAYERS: Rows =
+    pub const LAYERS: Rows =
         Rows { batch: "activation_batch", stream: "activation_norm_length", block: "activation_length" };
 
     /// In front of a pipeline and behind it, where stages split the batch as well.
-    pub(super) const AROUND_PIPELINE: Rows = Rows { batch: "activation_embed_and_logits_batch", ..Rows::LAYERS };
+    pub const AROUND_PIPELINE: Rows = Rows { batch: "activation_embed_and_logits_batch", ..Rows::LAYERS };
 
     /// Behind a pipeline, of one microbatch: it has too few rows for the stages, which split the sequence.
-    pub(super) const OF_MICROBATCH: Rows =
+    pub const OF_MICROBATCH: Rows =
         Rows { stream: "activation_logits_length", block: "activation_logits_length", ..Rows::LAYERS };
 
     /// The residual stream, `[batch, length, embed]`, and what norms work on.
-    pub(super) const fn stream(self) -> [&'static str; 3] {
+    pub const fn stream(self) -> [&'static str; 3] {
         [self.batch, self.stream, "activation_embed"]
     }
 
@@ -61,32 +61,32 @@ impl Rows {
 }
 
 /// Queries and mixed values, `[batch, heads, length, head_dim]`.
-pub(super) const QUERY: [&str; 4] = ["activation_batch", "activation_heads", "activation_length", "activation_kv"];
+pub const QUERY: [&str; 4] = ["activation_batch", "activation_heads", "activation_length", "activation_kv"];
 
 /// Keys and values as they are made, `[batch, kv_heads, length, head_dim]`.
-pub(super) const KEY: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_length", "activation_kv"];
+pub const KEY: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_length", "activation_kv"];
 
 /// Keys and values as queries see them: all positions of a row.
 const ALL_KEYS: [&str; 4] = ["activation_batch", "activation_kv_heads", "activation_kv_length", "activation_kv"];
 
 /// The compressed keys and values of latent attention as they are made, `[batch, length, kv_lora]`.
-pub(super) const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];
+pub const LATENT: [&str; 3] = ["activation_batch", "activation_length", ""];
 
 /// Those of all positions of a row.
-pub(super) const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", ""];
+pub const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", ""];
 
 /// What is inside of a feed-forward block, `[batch, length, mlp]`.
-pub(super) const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
+pub const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
 
 /// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split over.
-pub(super) const GATHERED_TOKENS: [&str; 3] =
+pub const GATHERED_TOKENS: [&str; 3] =
     ["activation_batch_no_exp_moe", "activation_norm_length_moe", "activation_embed_moe"];
 
 /// Which experts those tokens chose, `[batch, length, experts_per_token]`.
-pub(super) const GATHERED_CHOICES: [&str; 3] = ["activation_batch_no_exp_moe", "activation_norm_length_moe", ""];
+pub const GATHERED_CHOICES: [&str; 3] = ["activation_batch_no_exp_moe", "activation_norm_length_moe", ""];
 
 /// Which experts the tokens of the residual stream chose, `[batch, length, experts_per_token]`.
-pub(super) const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length", ""];
+pub const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length", ""];
 
 /// From the residual stream into a block.
 #[track_caller]

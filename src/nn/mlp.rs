@@ -15,7 +15,8 @@ crate::tree! {
     }
 }
 
-/// `silu(gate) * up`, elementwise, where `silu(x) = x * logistic(x)`. Saves only its two operands for the backward pass.
+/// `silu(gate) * up`, elementwise, where `silu(x) = x * logistic(x)`. Saves only its two operands for the backward
+/// pass.
 ///
 /// Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
 pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {

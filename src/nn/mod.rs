@@ -1,9 +1,9 @@
 //! Decoder parts and model families, written as ordinary users of [`trace`](crate::trace).
 //!
-//! Every part is a function of tensors, with its parameters in a [`tree!`](crate::tree) struct. Activations carry the
-//! logical axis names that MaxText-style rules know (`activation_batch`, `activation_length`, ...), parameters theirs
-//! (`embed`, `heads`, `mlp`, ...). Parts whose backward pass has a better form than the one derived from single ops
-//! bring it along as a custom VJP: it saves fewer and smaller values.
+//! Every part is a function of tensors, with its parameters in a [`tree!`](crate::tree) struct. Activations and
+//! parameters carry the logical axes that MaxText-style rules know: `activation_batch`, `activation_length`, ... and
+//! `embed`, `heads`, `mlp`, .... A part has a custom VJP if that saves fewer and smaller values than the derived
+//! backward pass.
 
 mod attention;
 mod batch_split;
@@ -24,10 +24,10 @@ pub use attention::{Attention, AttentionMask, attention, masked_softmax};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
 pub use init::initialize;
-pub(crate) use init::uniform;
+pub use init::uniform;
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
-pub(crate) use layout::STREAM;
+pub use layout::STREAM;
 pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};

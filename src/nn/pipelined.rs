@@ -96,7 +96,7 @@ impl DecoderConfig {
 
     /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is gathered. It uses vectors,
     /// and the router, as they are.
-    pub(crate) fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
+    pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
         let is_converted = param.unstacked_rank() > 1 && !path.ends_with("router");
         if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
     }

@@ -14,10 +14,10 @@ use std::fmt;
 use super::{FactorRule, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
-use crate::ir::{DType, OpError, TensorType, TypeError};
+use crate::emit::EmitContext;
+use crate::ir::{Axes, DType, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
-use crate::sharding::{Axes, Mesh, MeshAxis};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes, the
 /// first of which is the most major.

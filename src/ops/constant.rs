@@ -3,7 +3,7 @@
 use super::{FactorKind, FactorRule, Primitive, ResultTypes, complement, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{DType, F8E4M3FN, F8E5M2, Literal, OpError, S4, TensorType, TypeError, U4};
 use crate::partition::PartitionContext;
 

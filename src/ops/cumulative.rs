@@ -6,7 +6,7 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 

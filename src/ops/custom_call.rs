@@ -3,7 +3,8 @@
 use super::{FactorKind, FactorRule, Primitive, ResultTypes};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::{EmitContext, proto, shape};
+use crate::emit::EmitContext;
+use crate::hlo::{proto, shape};
 use crate::ir::{Name, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 

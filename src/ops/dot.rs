@@ -6,7 +6,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::{BatchContext, batch_in_front};
-use crate::hlo::{EmitContext, proto};
+use crate::emit::EmitContext;
+use crate::hlo::proto;
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 

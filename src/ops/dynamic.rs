@@ -9,7 +9,7 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
 

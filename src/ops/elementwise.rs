@@ -5,7 +5,7 @@
 use super::{FactorRule, Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 

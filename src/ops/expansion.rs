@@ -4,7 +4,7 @@
 //! below, some of which are exact only where they are selected.
 
 use super::{Direction, UnaryKind};
-use crate::hlo::{EmitContext, InstructionId};
+use crate::emit::{EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
 
 /// Elements of one type, all with the op's dimensions.

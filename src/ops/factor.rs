@@ -1,9 +1,8 @@
 //! Factor rules: which dimensions of an op's operands and results run together.
 //!
-//! A rule names the loops ("factors") that the op's computation consists of, and says for every dimension of every
-//! operand and result which factors it runs over, as einsum's letters do: `bte,ef->btf`. Batching, propagation of
-//! shardings and partitioning are written over these rules. The idea is Shardy's
-//! (`docs/propagation.md`, `OpShardingRuleAttr`).
+//! A rule names the loops ("factors") of the op's computation and says for every dimension of every operand and result
+//! which factors it runs over, in einsum notation: `bte,ef->btf`. Batching, propagation of shardings and partitioning
+//! are written over these rules. The idea is Shardy's (`docs/propagation.md`, `OpShardingRuleAttr`).
 
 use std::fmt;
 
@@ -23,11 +22,11 @@ pub enum FactorKind {
     Reduction(ReduceKind),
     /// Every device needs the whole extent, and computes it.
     Replicated,
-    /// Parts of the result come from other devices' parts of the operands: collective-permutes do it. The dimensions that run
-    /// over the factor may differ in size; the factor's own divides all of them.
+    /// Parts of the result come from other devices' parts of the operands: collective-permutes do it. The dimensions
+    /// that run over the factor may differ in size; the factor's own divides all of them.
     Permutation,
-    /// Computed positions point into the dimension. Each device looks at those that fall into its part. A result without
-    /// the factor is then a sum over the devices; one with it is split as the operand is.
+    /// Computed positions point into the dimension. Each device looks at those that fall into its part. A result
+    /// without the factor is then a sum over the devices; one with it is split as the operand is.
     Indexed,
 }
 
@@ -51,9 +50,9 @@ pub type TensorFactors = SmallVec<[DimFactors; 4]>;
 
 /// The factors of an op, and the dimensions that run over them.
 ///
-/// The sizes of a dimension's factors multiply to its size, but for a permutation, whose size divides it; only a dimension of
-/// size 1 may have none. What a factor of a
-/// dimension of several means: with sizes 3 and 4, index `4 * i + j` is iteration `i` of the first and `j` of the second.
+/// The sizes of a dimension's factors multiply to its size, but for a permutation, whose size divides it; only a
+/// dimension of size 1 may have none. What a factor of a dimension of several means: with sizes 3 and 4, index
+/// `4 * i + j` is iteration `i` of the first and `j` of the second.
 ///
 /// ```
 /// # use meshloom::ir::{DType::F32, TensorType};
@@ -159,8 +158,8 @@ impl FactorRule {
         self
     }
 
-    /// The rule with a new parallel factor of `size` as the leading dimension of all results and of the operands marked:
-    /// what batching the op makes of its rule.
+    /// The rule with a new parallel factor of `size` as the leading dimension of all results and of the operands
+    /// marked: what batching the op makes of its rule.
     pub fn batched(&self, size: usize, operands: &[bool]) -> FactorRule {
         let index = self.factors.len() as FactorIndex;
         let mut rule = self.clone();

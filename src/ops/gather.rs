@@ -12,7 +12,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::{EmitContext, proto};
+use crate::emit::EmitContext;
+use crate::hlo::proto;
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::ops::BinaryKind;
 use crate::partition::PartitionContext;

@@ -3,10 +3,9 @@
 use super::{AxisList, FactorKind, FactorRule, Memory, Op, Primitive, ResultTypes, expect_operands, one};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
-use crate::ir::{AxisNames, Name, OpError, TensorType, TypeError, Value, Values};
+use crate::emit::EmitContext;
+use crate::ir::{AxisNames, Name, OpError, Role, Spec, TensorType, TypeError, Value, Values};
 use crate::partition::PartitionContext;
-use crate::sharding::{Role, Spec};
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
 /// computation on the operands themselves (HLO's `opt-barrier`).

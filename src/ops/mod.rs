@@ -2,7 +2,7 @@
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error. Ops with regions ([`Scan`], [`While`],
 //! [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) have data-flow edges instead of rules and are handled by name where graphs are walked:
-//! `autodiff::regions` and `hlo::emit`.
+//! `autodiff::regions` and `emit`.
 
 mod build;
 mod collective;
@@ -63,7 +63,7 @@ use shape::slice_dimensions;
 
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
 use crate::partition::PartitionContext;
 

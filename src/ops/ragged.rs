@@ -14,7 +14,8 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::{BatchContext, batch_in_front};
-use crate::hlo::{EmitContext, InstructionId, proto};
+use crate::emit::{EmitContext, InstructionId};
+use crate::hlo::proto;
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{FactorRule, Primitive, ResultTypes, expect_dtype, expect_operands, expect_same_types};
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::{EmitContext, InstructionId};
+use crate::emit::{EmitContext, InstructionId};
 use crate::ir::{DType, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
 

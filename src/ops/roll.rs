@@ -5,7 +5,7 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::EmitContext;
+use crate::emit::EmitContext;
 use crate::ir::{OpError, TensorType, TypeError};
 use crate::partition::{PartitionContext, Stretch};
 

@@ -54,8 +54,9 @@ impl Scatter {
         Ok(())
     }
 
-    /// Which elements of the updates are in the result, and not replaced by others with the same index. Numbers scattered
-    /// in their place tell, since the backend chooses among duplicates by position. (The idea is JAX's, `_scatter_jvp`.)
+    /// Which elements of the updates are in the result, and not replaced by others with the same index. Numbers
+    /// scattered in their place tell, since the backend chooses among duplicates by position. (The idea is JAX's,
+    /// `_scatter_jvp`.)
     fn was_written(
         &self,
         builder: &mut GraphBuilder,
@@ -74,8 +75,8 @@ impl Scatter {
         builder.compare(Direction::Eq, found, numbers)
     }
 
-    /// The operand's slope is the product of the updates. An update's slope is the product of all others, which only the
-    /// operand is when no index repeats.
+    /// The operand's slope is the product of the updates. An update's slope is the product of all others, which only
+    /// the operand is when no index repeats.
     pub(super) fn vjp_of_multiply(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
         let [operand, indices, updates] = [0, 1, 2].map(|index| context.operand(index));
         if context.needs(0) {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
-use crate::hlo::{EmitContext, InstructionId, comparison_type};
+use crate::emit::{EmitContext, InstructionId, comparison_type};
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
 use crate::partition::PartitionContext;
 

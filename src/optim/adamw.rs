@@ -66,7 +66,7 @@ impl AdamW {
             params.map(|_, param| {
                 let mut moment = param.clone();
                 moment.spec.ty.dtype = DType::F32;
-                moment.spec.role = crate::sharding::Role::Optimizer;
+                moment.spec.role = crate::ir::Role::Optimizer;
                 moment.init = Init::Constant(0.0);
                 moment
             })

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value};
+use crate::ir::{Axes, DType, Dims, GraphBuilder, OpError, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, Direction, Group, Op, Select};
-use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One node's operands on one device, as its [partitioning rule](crate::ops::Primitive::partition) sees them.
 pub struct PartitionContext<'a> {

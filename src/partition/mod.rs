@@ -15,14 +15,17 @@ mod plan;
 mod primitive;
 mod region;
 mod reshard;
+mod uneven;
 mod walk;
 mod window;
 
 pub use context::PartitionContext;
 pub use fallback::Fallback;
-pub use ledger::{Amount, Bounds, Branch, Collective, CollectiveKind, Ledger, LedgerError, sum};
+pub use ledger::{Collective, Ledger, LedgerError, collective_of};
 pub use memory::{LiveValue, Memory};
+pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
+pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
 pub use window::Stretch;

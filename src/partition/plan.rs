@@ -11,7 +11,8 @@ use std::collections::BinaryHeap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::sharding::{Axes, Mesh, MeshAxis, Spec};
+use crate::ir::{Axes, Spec};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One change of a spec.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

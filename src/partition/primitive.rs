@@ -6,9 +6,10 @@ use super::linear::{Linear, is_zero, linearity};
 use super::walk::Walk;
 use super::{Fallback, PartitionContext};
 use crate::Error;
-use crate::ir::{DType, Dims, NodeRef, TensorType, Value};
+use crate::ir::{Axes, DType, Dims, NodeRef, Spec, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, ReduceKind};
-use crate::sharding::{Axes, FactorAxes, MeshAxis, Spec, is_made_anywhere, resolve, spec_of};
+use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
+use meshloom_hlo::mesh::MeshAxis;
 
 /// Types of an op's operands or results.
 type Types<'t> = SmallVec<[&'t TensorType; 4]>;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::walk::{Version, Walk};
 use crate::Error;
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value};
+use crate::ir::{Axes, Graph, GraphBuilder, NodeRef, PortInfo, Spec, TensorType, Value};
 use crate::ops::{Call, Cond, Op, Scan, While};
-use crate::sharding::{Axes, Shardings, Spec};
+use crate::sharding::Shardings;
 
 /// A partitioned body, and what came out of it before it was brought into the specs demanded.
 struct Body {

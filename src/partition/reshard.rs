@@ -1,11 +1,11 @@
 //! Carrying out a plan: steps become nodes of the local graph.
 
 use super::plan::{Plan, Step};
-use crate::ir::{Dims, GraphBuilder, OpError, Value};
+use crate::ir::{Axes, Dims, GraphBuilder, OpError, Value};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, AxisIndex, AxisList, CollectivePermute, Group, ReduceKind, ReduceScatter,
 };
-use crate::sharding::{Axes, Mesh, MeshAxis};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// Pushes the nodes that a plan asks for; returns the value after them.
 ///

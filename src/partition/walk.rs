@@ -8,9 +8,10 @@ use super::plan::{Step, plan};
 use super::reshard::reshard;
 use super::{Fallback, PartitionContext};
 use crate::Error;
-use crate::ir::{DType, Graph, GraphBuilder, OpError, Origin, TensorType, Value};
+use crate::ir::{Axes, DType, Graph, GraphBuilder, OpError, Origin, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Select};
-use crate::sharding::{Axes, Mesh, MeshAxis, Shardings, Spec};
+use crate::sharding::Shardings;
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// The program of one device, and what of it could not be split.
 #[derive(Clone, Debug)]

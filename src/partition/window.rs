@@ -8,9 +8,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::PartitionContext;
-use crate::ir::{OpError, TensorType, Value};
+use crate::ir::{Axes, OpError, TensorType, Value};
 use crate::ops::{AllGather, CollectivePermute, Concatenate, Pad, PadDim, Slice, SliceDim};
-use crate::sharding::Axes;
 
 /// The stretch of a dimension that each device wants: `size` elements from `first + rank * step` on.
 #[derive(Clone, Copy, Debug)]

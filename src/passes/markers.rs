@@ -1,9 +1,8 @@
-//! What only differentiation reads.
+//! Removes what only differentiation reads.
 //!
-//! Checkpoint policies refer to names, `stop-gradient` and custom VJPs tell differentiation what to do, and a
-//! checkpoint what to keep. A graph that is lowered is not differentiated any more. (What a checkpoint asked for is by
-//! then in the graph itself, as barriers and nodes in the recompute phase.) Without them, the passes after this one see
-//! through.
+//! Names serve checkpoint policies; `stop-gradient`, custom VJPs and checkpoints serve differentiation. A graph that is
+//! lowered is not differentiated any more (a checkpoint has then left barriers and nodes in the recompute phase in the
+//! graph itself). Without the markers, the later passes see more.
 
 use super::rewrite::{Rewrite, Rule};
 use crate::ops::Op;

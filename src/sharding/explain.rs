@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::propagate::{Tie, ties};
 use super::{Mesh, RowKind, ShardingRow, ShardingTable, Shardings, Spec, SpecOrigin};
 use crate::ir::{Definition, Graph, Name, Node, NodeRef, Origin, Value};
-use crate::suggest::did_you_mean;
+use meshloom_hlo::suggest::did_you_mean;
 
 /// One value on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

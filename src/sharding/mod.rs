@@ -18,31 +18,26 @@
 //! Architecture invariant: nothing here knows of the run config. `train` reads rules from it and hands them over.
 
 mod annotate;
-mod devices;
 mod error;
 mod explain;
-mod mesh;
 mod propagate;
 mod refine;
 mod resolve;
 mod rules;
-mod spec;
-mod uneven;
 mod table;
 
+pub use crate::ir::{Axes, Role, Spec, SpecDisplay, SpecError};
 pub use annotate::{Annotated, annotate};
-pub use devices::{DevicePlace, device_order};
 pub use error::ShardingError;
 pub use explain::{ExplainedStep, Explanation, UnknownTensor, explain};
-pub use mesh::{Mesh, MeshAxis};
+pub use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshAxis, MeshError, device_order};
 pub(crate) use propagate::is_made_anywhere;
+pub(crate) use propagate::ties;
 pub use propagate::{Shardings, SpecOrigin, propagate};
 pub use refine::{Propagated, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
 pub use rules::{
-    Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Role, Rule, RuleFile, RuleFileError, RuleFileProblem,
+    Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Rule, RuleFile, RuleFileError, RuleFileProblem,
     RuleProblem, RuleSets, Rules,
 };
-pub use spec::{Axes, Spec, SpecDisplay};
 pub use table::{RowKind, ShardingRow, ShardingTable};
-pub use uneven::pad_uneven;

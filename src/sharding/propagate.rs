@@ -189,11 +189,11 @@ struct Sweeper<'a> {
 }
 
 /// Two values that have one spec, but for leading dimensions that only the outer one has.
-pub(super) struct Tie {
-    pub(super) outer: Value,
-    pub(super) body: usize,
-    pub(super) inner: Value,
-    pub(super) extra_dims: usize,
+pub(crate) struct Tie {
+    pub(crate) outer: Value,
+    pub(crate) body: usize,
+    pub(crate) inner: Value,
+    pub(crate) extra_dims: usize,
 }
 
 impl Sweeper<'_> {
@@ -342,7 +342,7 @@ fn passes_through(rule: &FactorRule) -> bool {
 }
 
 /// What enters and leaves the bodies of a node.
-pub(super) fn ties(node: NodeRef<'_>, op: &Op) -> Vec<Tie> {
+pub(crate) fn ties(node: NodeRef<'_>, op: &Op) -> Vec<Tie> {
     let results: Vec<Value> = node.results().collect();
     let operands = node.operands();
     let plain = |body: usize, inner: &[Value], outer: &[Value]| -> Vec<Tie> {

@@ -31,7 +31,7 @@ pub fn propagate_with_sub_axes<'g>(graph: &'g Graph, mesh: &Mesh) -> Propagated<
     let shardings = propagate(graph, mesh);
     let mut done = Propagated { graph: Cow::Borrowed(graph), mesh: mesh.clone(), shardings };
     // Every cut makes an axis smaller, so this ends; a mesh has room for so many axes.
-    while let Some((mesh, parts)) = find_cut(&done).and_then(|cut| done.mesh.cut(cut)) {
+    while let Some((mesh, parts)) = find_cut(&done).and_then(|cut| done.mesh.cut(cut.0, cut.1)) {
         let graph = refine(&done.graph, &parts);
         let shardings = propagate(&graph, &mesh);
         done = Propagated { graph: Cow::Owned(graph), mesh, shardings };
@@ -75,27 +75,6 @@ fn across(mesh: &Mesh, rule: &FactorRule, dims: &TensorFactors, spec: &Spec) -> 
         }
         None
     })
-}
-
-impl Mesh {
-    /// The mesh with an axis cut in two, and for each axis of this mesh what has become of it; `None` where no more axes fit.
-    fn cut(&self, (axis, major): Cut) -> Option<(Mesh, Vec<Axes>)> {
-        let (mut axes, mut parts) = (Vec::new(), Vec::new());
-        for old in self.axes() {
-            let (name, size) = (self.name(old), self.size(old));
-            let first = MeshAxis::new(axes.len())?;
-            if old != axis {
-                axes.push((name.to_owned(), size));
-                parts.push(Axes::from_slice(&[first]));
-                continue;
-            }
-            let (parent, before) = (self.parent_name(old), self.size_before(old));
-            axes.push((format!("{parent}:({before}){major}"), major));
-            axes.push((format!("{parent}:({}){}", before * major, size / major), size / major));
-            parts.push(Axes::from_slice(&[first, MeshAxis::new(axes.len() - 1)?]));
-        }
-        Some((self.with_axes(axes), parts))
-    }
 }
 
 /// The graph with its own specs in terms of a mesh in which each axis has become `parts`.

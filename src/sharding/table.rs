@@ -10,8 +10,8 @@ use crate::ir::{AxisNames, Origin, TensorType};
 
 /// Every tensor of a program that rules sharded: its ports, and the values that were given axis names.
 ///
-/// Its text is a table with type, logical axes, spec, bytes, source line and rules of each. A value inside a loop has its type there.
-/// Where a line names a value and its cotangent differently, there is a row for each.
+/// Its text is a table with type, logical axes, spec, bytes, source line and rules of each. A value inside a loop has
+/// its type there. Where a line names a value and its cotangent differently, there is a row for each.
 #[derive(Clone, Debug)]
 pub struct ShardingTable {
     /// The mesh.

@@ -4,8 +4,7 @@ use std::panic::Location;
 
 use super::context::{self, Place, apply, trace_body, with_builder};
 use super::control::{refill, unreachable_body};
-use super::{Axes, Tensor, TraceErrorKind, Tree};
-use crate::Error;
+use super::{Axes, Tensor, TraceError, TraceErrorKind, Tree};
 use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
@@ -179,7 +178,7 @@ where
             let outputs = results.into_iter().zip(axes).zip(shape.paths());
             outputs
                 .map(|((result, axis), path)| put(builder, result, axis, &path, examples.axis.size))
-                .collect::<Result<Vec<_>, Error>>()
+                .collect::<Result<Vec<_>, TraceError>>()
         })?;
         Some(results.into_iter().map(|value| Tensor { frame, value }).collect::<Vec<_>>())
     });
@@ -260,7 +259,7 @@ fn put(
     axis: Option<i32>,
     path: &str,
     size: usize,
-) -> Result<Value, Error> {
+) -> Result<Value, TraceError> {
     let mismatch = |builder: &GraphBuilder, expected: &str| {
         let what = describe("output", path);
         let found = builder.ty(result.value).to_string();

@@ -16,7 +16,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Tensor, TraceError, TraceErrorKind};
-use crate::Error;
 use crate::ir::{DType, Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value};
 use crate::ops::Op;
 
@@ -35,7 +34,7 @@ struct Frame {
     paths: FxHashMap<Value, Arc<str>>,
     /// The construct whose closure must not capture, if it is one.
     closed: Option<&'static str>,
-    error: Option<Error>,
+    error: Option<TraceError>,
     scope: Scope,
 }
 
@@ -106,7 +105,7 @@ impl Stack {
         Origin { location: self.place.or(place), scope, ..Origin::default() }
     }
 
-    fn fail(&mut self, error: Error) -> Tensor {
+    fn fail(&mut self, error: TraceError) -> Tensor {
         if let Some(frame) = self.frames.last_mut() {
             frame.error.get_or_insert(error);
             return Tensor { frame: frame.id, value: POISON };
@@ -203,7 +202,7 @@ pub(super) fn fail(kind: TraceErrorKind, place: Place) -> Tensor {
 }
 
 /// Notes an error that has happened inside another trace.
-pub(super) fn fail_error(error: Error) -> Tensor {
+pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
 }
 
@@ -273,7 +272,7 @@ pub(super) fn trace_body(
     closed: Option<&'static str>,
     place: Place,
     f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-) -> Result<Body, Error> {
+) -> Result<Body, TraceError> {
     // Should the user's closure panic, the frame must not stay behind for the next trace on this thread.
     struct Pop(usize);
     impl Drop for Pop {
@@ -324,7 +323,7 @@ pub(super) fn trace_body(
 pub(super) fn with_builder<R>(
     tensors: &[Tensor],
     place: Place,
-    f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, Error>,
+    f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, TraceError>,
 ) -> Option<(R, u32)> {
     with_stack(|stack| {
         let values: Option<Vec<Value>> = tensors.iter().map(|&tensor| stack.resolve(tensor, place)).collect();

@@ -4,8 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{self, Body, Place, apply_many, trace_body};
-use super::{Tensor, TraceErrorKind, Tree};
-use crate::Error;
+use super::{Tensor, TraceError, TraceErrorKind, Tree};
 use crate::ir::{DType, PortInfo, TensorType};
 use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
 
@@ -309,7 +308,7 @@ pub(crate) fn unreachable_body() -> ! {
 }
 
 /// Goes on with a traced body, or hands its error to the enclosing trace.
-fn finish<B>(traced: Result<B, Error>, f: impl FnOnce(B) -> Vec<Tensor>) -> Vec<Tensor> {
+fn finish<B>(traced: Result<B, TraceError>, f: impl FnOnce(B) -> Vec<Tensor>) -> Vec<Tensor> {
     match traced {
         Ok(traced) => f(traced),
         Err(error) => {

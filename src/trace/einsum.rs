@@ -16,7 +16,8 @@ type Letters = SmallVec<[char; 8]>;
 pub struct DotOptions {
     /// Element type of the accumulation and of the result; the operands' if none is given.
     pub dtype: Option<DType>,
-    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed likewise.
+    /// How exactly `f32` operands are multiplied on hardware with narrower multipliers. Gradients are computed
+    /// likewise.
     pub precision: Precision,
 }
 
@@ -72,7 +73,7 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
     for letters in inputs.iter().chain([&output]) {
         for (index, letter) in letters.iter().enumerate() {
             if !letter.is_alphabetic() {
-                return refuse(format!("`{letter}` is no letter"));
+                return refuse(format!("`{letter}` is not a letter"));
             }
             if letters[..index].contains(letter) {
                 return refuse(format!("`{letter}` occurs twice in one term"));

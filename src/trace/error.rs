@@ -1,13 +1,12 @@
-//! What has no meaning in a traced program.
+//! What is wrong with a traced program.
 
 use std::fmt;
+use std::sync::Arc;
 
-use crate::Error;
 use crate::autodiff::GradientError;
-use crate::ir::{Origin, write_place};
-use crate::transform::pipeline::PipelineError;
+use crate::ir::{OpError, Origin, write_place};
 
-/// A meaningless combination of tensors, trees or closures in a traced program.
+/// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that has no meaning.
 #[derive(Debug, Clone)]
 pub struct TraceError {
     /// What is wrong and what to do.
@@ -51,9 +50,12 @@ pub enum TraceErrorKind {
         /// What is wrong with it.
         problem: String,
     },
-    /// A pipeline that cannot be.
+    /// An op refuses its operands.
     #[error(transparent)]
-    Pipeline(#[from] PipelineError),
+    Op(Box<OpError>),
+    /// A transform refuses its arguments.
+    #[error(transparent)]
+    Transform(TransformError),
     /// Anything else.
     #[error("{0}")]
     Other(String),
@@ -62,7 +64,11 @@ pub enum TraceErrorKind {
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
-        write_place(f, self.origin)
+        match self.kind {
+            // Its message ends with the place.
+            TraceErrorKind::Op(_) => Ok(()),
+            _ => write_place(f, self.origin),
+        }
     }
 }
 
@@ -75,8 +81,20 @@ impl TraceError {
     }
 }
 
-impl From<GradientError> for Error {
-    fn from(error: GradientError) -> Error {
+impl From<OpError> for TraceError {
+    fn from(error: OpError) -> TraceError {
+        TraceError { origin: error.origin, kind: TraceErrorKind::Op(Box::new(error)) }
+    }
+}
+
+impl From<Box<OpError>> for TraceError {
+    fn from(error: Box<OpError>) -> TraceError {
+        TraceError { origin: error.origin, kind: TraceErrorKind::Op(error) }
+    }
+}
+
+impl From<GradientError> for TraceError {
+    fn from(error: GradientError) -> TraceError {
         let (kind, origin) = match error {
             GradientError::Op(error) => return error.into(),
             GradientError::NotScalar { found, origin } => {
@@ -85,6 +103,40 @@ impl From<GradientError> for Error {
             }
             error @ GradientError::NoInput { .. } => (TraceErrorKind::Other(error.to_string()), Origin::default()),
         };
-        TraceError { kind, origin }.into()
+        TraceError { kind, origin }
+    }
+}
+
+/// The error of a transform that stands above tracing, such as a pipeline.
+#[derive(Debug, Clone)]
+pub struct TransformError(Arc<dyn std::error::Error + Send + Sync>);
+
+impl TransformError {
+    /// What the transform says is wrong.
+    pub fn new(error: impl std::error::Error + Send + Sync + 'static) -> TransformError {
+        TransformError(Arc::new(error))
+    }
+
+    /// The transform's own error, if it is of this type.
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Display for TransformError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for TransformError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+impl PartialEq for TransformError {
+    fn eq(&self, other: &TransformError) -> bool {
+        self.to_string() == other.to_string()
     }
 }

@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use super::context::{apply_many, trace_body};
 use super::{MapTree, Tensor, TensorSpec, TraceError, Tree};
-use crate::Error;
-use crate::ir::{Graph, PortInfo};
+use crate::ir::{Graph, PortInfo, Role};
 use crate::ops::Call;
-use crate::sharding::Role;
 
 /// A traced function: a graph, and the trees its inputs and outputs form.
 #[derive(Clone, Debug)]
@@ -29,7 +27,7 @@ where
     /// # Errors
     /// The first wrong operation in the closure, with its source line and scope.
     #[track_caller]
-    pub fn trace<R>(name: &str, inputs: I, f: impl FnOnce(I::Mapped) -> R) -> Result<Function<I, O>, Error>
+    pub fn trace<R>(name: &str, inputs: I, f: impl FnOnce(I::Mapped) -> R) -> Result<Function<I, O>, TraceError>
     where
         R: Tree<Leaf = Tensor> + MapTree<TensorSpec, Mapped = O>,
     {

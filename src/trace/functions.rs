@@ -1,5 +1,5 @@
-//! Functions made of several ops: activations, log-space arithmetic, statistics. Each is stable in numbers that any finite
-//! operand gives, and so is its gradient.
+//! Functions of several ops: activations, log-space arithmetic, statistics. Values and gradients are stable for any
+//! finite operand.
 
 use std::panic::Location;
 

@@ -1,4 +1,4 @@
-//! Closures as graphs and graphs in the place of closures, for transforms: what is traced once can be put into several bodies.
+//! Closures as graphs and graphs in place of closures, for transforms: a body traced once can be used several times.
 
 use super::context::{self, Place, trace_body, with_builder};
 use super::{Tensor, TraceErrorKind, control::ports};
@@ -7,8 +7,8 @@ use crate::ir::{Graph, Origin};
 use crate::ops::{Barrier, WithAxes};
 use crate::passes;
 
-/// A closure as a graph: the outer tensors that it uses first, which are returned, then inputs of the types of `examples`. None if
-/// that has failed, which has been noted.
+/// A closure as a graph: the outer tensors that it uses first, which are returned, then inputs of the types of
+/// `examples`. None if that has failed, which has been noted.
 pub(crate) fn graph_of(
     name: &str,
     examples: &[Tensor],
@@ -29,7 +29,8 @@ pub(crate) fn inline(graph: &Graph, arguments: &[Tensor], place: Place) -> Vec<T
     }
 }
 
-/// The halves of a graph's derivative with respect to the inputs marked active. None if it has none, which has been noted.
+/// The halves of a graph's derivative with respect to the inputs marked active. None if it has none, which has been
+/// noted.
 pub(crate) fn differentiate(graph: &Graph, active: &[bool]) -> Option<Halves> {
     Halves::of(graph, active).map_err(|error| context::fail_error(error.into())).ok()
 }

@@ -47,14 +47,14 @@ pub struct At<'i> {
 }
 
 impl Tensor {
-    /// The places that lists of indices name: one tensor of integers for each of the leading dimensions, all of the same
-    /// dimensions `i`. Values there have the dimensions `i` followed by those not indexed.
+    /// The places that lists of indices name: one tensor of integers for each of the leading dimensions, all of the
+    /// same dimensions `i`. Values there have the dimensions `i` followed by those not indexed.
     pub fn at<'i>(self, indices: &'i [Tensor]) -> At<'i> {
         At { target: self, indices, out_of_range: OutOfRange::Usual, promise: IndexPromise::default() }
     }
 
-    /// Elements along one dimension by index: `result[.., i, ..] = self[.., indices[.., i, ..], ..]`. `indices` has this
-    /// tensor's dimensions, but for the size along `axis`. An index out of range takes the nearest element.
+    /// Elements along one dimension by index: `result[.., i, ..] = self[.., indices[.., i, ..], ..]`. `indices` has
+    /// this tensor's dimensions, but for the size along `axis`. An index out of range takes the nearest element.
     #[track_caller]
     pub fn take_along_axis(self, axis: i32, indices: Tensor) -> Tensor {
         let place = Location::caller();
@@ -120,7 +120,8 @@ impl Tensor {
         slice.reshape_at(&sizes, place)
     }
 
-    /// This tensor with elements of one dimension replaced from a computed position on, which is moved back until they fit.
+    /// This tensor with elements of one dimension replaced from a computed position on, which is moved back until they
+    /// fit.
     #[track_caller]
     pub fn dynamic_update_along(self, axis: i32, update: Tensor, start: Tensor) -> Tensor {
         let place = Location::caller();
@@ -157,7 +158,8 @@ impl At<'_> {
         self
     }
 
-    /// Promises that no place is named twice, which lets the backend write in parallel. A broken promise gives any result.
+    /// Promises that no place is named twice, which lets the backend write in parallel. A broken promise gives any
+    /// result.
     pub fn unique(mut self) -> Self {
         self.promise.unique = true;
         self

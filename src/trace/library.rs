@@ -7,8 +7,8 @@ use super::context::{Place, apply, apply_many};
 use crate::ir::DType;
 use crate::ops::{Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedMode, Sort, TopK, Window};
 
-/// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic order.
-/// Stable. Of floating-point keys, -0 equals 0 and NaN is the largest.
+/// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic
+/// order. Stable. Of floating-point keys, -0 equals 0 and NaN is the largest.
 #[track_caller]
 pub fn sort_together(tensors: &[Tensor], axis: i32, key_count: usize) -> Vec<Tensor> {
     sort_at(tensors, axis, key_count, false, Location::caller())
@@ -53,8 +53,8 @@ impl Tensor {
         sort_at(&[self, positions], axis, 1, descending, place)[1]
     }
 
-    /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements the
-    /// first comes first; NaN counts as the largest.
+    /// The `k` largest elements along the last dimension, largest first, and their positions (`s32`). Of equal elements
+    /// the first comes first; NaN counts as the largest.
     #[track_caller]
     pub fn top_k(self, k: usize) -> (Tensor, Tensor) {
         let results = apply_many(TopK { k }.into(), &[self], 2, Location::caller());
@@ -62,8 +62,8 @@ impl Tensor {
     }
 }
 
-/// Rows times the matrix of their group: `[m,k], [g,k,n] -> [m,n]`, where the first `group_sizes[0]` rows belong to group 0, and
-/// so on (`s32[g]`); rows beyond the last group give zeros. What routed experts compute.
+/// Rows times the matrix of their group: `[m,k], [g,k,n] -> [m,n]`, where the first `group_sizes[0]` rows belong to
+/// group 0, and so on (`s32[g]`); rows beyond the last group give zeros. What routed experts compute.
 ///
 /// Values must be finite: a row is multiplied by zero where it does not belong.
 #[track_caller]
@@ -91,8 +91,9 @@ pub fn convolution(input: Tensor, kernel: Tensor, windows: &[Window], feature_gr
     apply(op, &[input, kernel], Location::caller())
 }
 
-/// Each feature of `x` `[batch, length, features]` convolved on its own with its column of `kernel` `[width, features]`: position
-/// `t` sees positions `t - width + 1` to `t`, the last by the kernel's last row. As state-space layers mix neighbours.
+/// Each feature of `x` `[batch, length, features]` convolved on its own with its column of `kernel`
+/// `[width, features]`: position `t` sees positions `t - width + 1` to `t`, the last by the kernel's last row. As
+/// state-space layers mix neighbours.
 #[track_caller]
 pub fn causal_depthwise_convolution(x: Tensor, kernel: Tensor) -> Tensor {
     let place = Location::caller();

@@ -46,7 +46,7 @@ pub(crate) use context::{Place, composite};
 pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
-pub use error::{TraceError, TraceErrorKind};
+pub use error::{TraceError, TraceErrorKind, TransformError};
 pub use function::Function;
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;

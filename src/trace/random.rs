@@ -1,7 +1,8 @@
 //! Random numbers from keys, as traced computation.
 //!
-//! A draw is a function of its key and of the logical position of each element: of neither mesh, layout nor what was drawn
-//! before. Two draws from one key are equal, so a key is used once; [`Key::split`] and [`Key::fold_in`] make new ones.
+//! A draw is a function of its key and of the logical position of each element. It does not depend on mesh, layout or
+//! earlier draws. Two draws from one key are equal, so use a key once; [`Key::split`] and [`Key::fold_in`] make new
+//! ones.
 //!
 //! ```
 //! # use meshloom::trace::{Function, Key, TensorSpec};
@@ -14,9 +15,10 @@
 //! # Ok::<(), meshloom::Error>(())
 //! ```
 //!
-//! The generator is [`Threefry`] over counters made of positions. Bits, and everything made of them by exact
-//! operations, are those of JAX with its default generator (`threefry2x32`) and `jax_threefry_partitionable` on, its default.
-//! Draws have no gradient in the key; scaled and shifted they are reparametrized as usual.
+//! The generator is [`Threefry`] over counters made of positions. The bits, and everything computed from them by exact
+//! operations, equal those of JAX with its default generator (`threefry2x32`) and the default
+//! `jax_threefry_partitionable`. Draws have no gradient in the key; scaled and shifted draws are reparameterized as
+//! usual.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -31,8 +33,8 @@ use crate::ops::{
 };
 
 crate::tree! {
-    /// A key of random numbers: two words, `u32[2]`. A tree of one leaf, so that it can be an input, a carry or a stacked value
-    /// of a scan; what else is `u32[2]` is not taken for one.
+    /// A key of random numbers: two words, `u32[2]`. A tree of one leaf, so that it can be an input, a carry or a
+    /// stacked value of a scan; what else is `u32[2]` is not taken for one.
     pub struct Key<T> {
         data: T,
     }
@@ -417,8 +419,8 @@ impl Key<Tensor> {
         at.unary(UnaryKind::Negate, at.unary(UnaryKind::LogPlusOne, negated))
     }
 
-    /// A position along the last dimension of `logits`, `s32`, with probability in proportion to `exp(logit)`; one for each
-    /// row.
+    /// A position along the last dimension of `logits`, `s32`, with probability in proportion to `exp(logit)`; one for
+    /// each row.
     #[track_caller]
     pub fn categorical(self, logits: Tensor) -> Tensor {
         let at = At(Location::caller());
@@ -428,8 +430,8 @@ impl Key<Tensor> {
         apply(ArgReduce { kind: ArgReduceKind::Max, axis }, &[at.binary(BinaryKind::Add, noise, logits)], at.0)
     }
 
-    /// Integers in a range, nearly uniform: the bias is at most the range's extent over 2^64 (2^128 for 64-bit types). The start
-    /// where the range is empty. What the type cannot hold of the range is cut off.
+    /// Integers in a range, nearly uniform: the bias is at most the range's extent over 2^64 (2^128 for 64-bit types).
+    /// The start where the range is empty. What the type cannot hold of the range is cut off.
     ///
     /// As in JAX, twice the bits of the type (at least 32) modulo the extent.
     #[track_caller]
@@ -486,8 +488,8 @@ fn signed(word: DType) -> DType {
     if word == DType::U64 { DType::S64 } else { DType::S32 }
 }
 
-/// The start of what a type holds of a range, and its extent modulo two to the power of the type's (at least 32) bits; 1
-/// for an empty range.
+/// The start of what a type holds of a range, and its extent modulo two to the power of the type's (at least 32) bits;
+/// 1 for an empty range.
 fn clip(dtype: DType, range: Range<i64>) -> (i64, u64) {
     let bits = 8 * dtype.byte_count() as u32;
     let (least, greatest): (i128, i128) =

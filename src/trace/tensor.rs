@@ -9,13 +9,12 @@ use smallvec::SmallVec;
 use super::TraceErrorKind;
 use super::context::{self, Place, apply};
 use super::control::custom_vjp;
-use crate::ir::{AxisNames, DType, Dims, Literal, Name, TensorType, Value};
+use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType, Value};
 use crate::ops::{
     AxisList, BitcastConvert, BroadcastInDim, Concatenate, Constant, Convert, DynamicSlice, DynamicUpdateSlice, Gather,
     GatherDims, IndexPromise, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat,
     StopGradient, Transpose, WithAxes, complement,
 };
-use crate::sharding::{Role, Spec};
 
 /// A tensor of a trace under way: a small, copyable handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

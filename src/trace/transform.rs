@@ -232,8 +232,8 @@ fn push_forward<O: Tree<Leaf = Tensor>>(traced: &Traced<O>, tangents: &[Tensor],
     )
 }
 
-/// The transpose of a linear function: from cotangents of its outputs to cotangents of its inputs. `f` is not evaluated:
-/// of `example`, only the types matter. It may use outer tensors, in which it need not be linear.
+/// The transpose of a linear function: from cotangents of its outputs to cotangents of its inputs. `f` is not
+/// evaluated: of `example`, only the types matter. It may use outer tensors, in which it need not be linear.
 ///
 /// A function that is not linear in its inputs (nor zero at zero) is an error that names the op that shows it.
 ///

@@ -47,8 +47,8 @@ impl Tensor {
         self.cumulative(CumulativeKind::LogSumExp, axis, false)
     }
 
-    /// Folds every window to one element; one window for each dimension ([`WindowDim::ONE`] for none). Of a window's equal
-    /// extrema the first gets the gradient.
+    /// Folds every window to one element; one window for each dimension ([`WindowDim::ONE`] for none). Of a window's
+    /// equal extrema the first gets the gradient.
     #[track_caller]
     pub fn reduce_window(self, kind: ReduceKind, window: impl AsRef<[WindowDim]>) -> Tensor {
         apply(ReduceWindow { kind, window: window.as_ref().into() }, &[self], Location::caller())

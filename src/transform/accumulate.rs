@@ -4,16 +4,15 @@
 //! that do not split its parameter it stays a partial sum, as each device has it, and so does the sum. So nothing crosses such an axis
 //! in the loop, however many parts there are: whoever uses the sum resolves it, once. With the axis `replica` this is partially sharded
 //! data parallelism: what the literature keeps as one gradient buffer for each replica is here one sum that is not complete yet
-//! ([`Spec::unreduced`](crate::sharding::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and scattered part
+//! ([`Spec::unreduced`](crate::ir::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and scattered part
 //! by part: a whole one for each device is what such axes are there to avoid.
 //!
 //! Part `j` of `n` has the rows `j`, `n + j`, `2 n + j`, ..: each device has rows of every part, and none moves.
 
 use std::panic::Location;
 
-use crate::ir::{AxisNames, DType, Origin};
+use crate::ir::{AxisNames, DType, Origin, Role};
 use crate::ops::WithAxes;
-use crate::sharding::Role;
 use crate::trace::{
     Param, Place, Tensor, TraceErrorKind, Tree, arange, fail, label, label_from, origin_of, refill, scan, scope,
     value_and_grad, zeros,

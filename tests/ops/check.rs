@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use meshloom::autodiff::{Tape, value_and_grad};
+use meshloom::emit::{EmitOptions, EmittedModule, emit};
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::hlo::{EmitOptions, EmittedModule, emit};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
@@ -16,9 +16,9 @@ use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, Exe
 use prost::Message;
 
 use crate::harness::*;
-use crate::normal_hlo::normalize;
-use crate::plugins::{cpu_clients, cpu_wheels, load};
 use crate::table::entries;
+use support::normal_hlo::normalize;
+use support::plugins::{cpu_clients, cpu_wheels, load};
 
 pub fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
@@ -446,34 +446,29 @@ fn check_reads_back(name: &str, module: &HloModuleProto) {
 /// Every snapshot is compiled before it is compared.
 #[test]
 fn modules_are_those_of_the_snapshots() {
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(concat!(env!("CARGO_MANIFEST_DIR"), "/hlo_snapshots/ops"));
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
+    let _bound = support::snapshots_in("hlo_snapshots/ops");
     let mut names = std::collections::BTreeSet::new();
-    settings.bind(|| {
-        for entry in entries() {
-            let Accept { op, operands, .. } = &entry.accepts[0];
-            let name = entry.name.replace('-', "_");
-            let forward = graph(&name, operands, |builder, inputs| {
-                builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
-            });
-            let mut modules = vec![(name.clone(), forward)];
-            if entry.vjp_snapshot {
-                modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
-            }
-            for (name, graph) in modules {
-                let module = emitted(&graph).decode();
-                check_reads_back(&name, &module);
-                let program = Program::compile(&graph);
-                check_reads_back(&name, &program.0.optimized_hlo().expect("a program").decode().expect("a module"));
-                let text = print(&module, &TextOptions::canonical());
-                insta::assert_snapshot!(name.as_str(), text);
-                names.insert(format!("{name}.snap"));
-            }
+    for entry in entries() {
+        let Accept { op, operands, .. } = &entry.accepts[0];
+        let name = entry.name.replace('-', "_");
+        let forward = graph(&name, operands, |builder, inputs| {
+            builder.push(op.clone(), inputs).unwrap_or_else(|error| panic!("{error}")).to_vec()
+        });
+        let mut modules = vec![(name.clone(), forward)];
+        if entry.vjp_snapshot {
+            modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
         }
-    });
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/hlo_snapshots/ops");
+        for (name, graph) in modules {
+            let module = emitted(&graph).decode();
+            check_reads_back(&name, &module);
+            let program = Program::compile(&graph);
+            check_reads_back(&name, &program.0.optimized_hlo().expect("a program").decode().expect("a module"));
+            let text = print(&module, &TextOptions::canonical());
+            insta::assert_snapshot!(name.as_str(), text);
+            names.insert(format!("{name}.snap"));
+        }
+    }
+    let folder = support::path("hlo_snapshots/ops");
     for file in std::fs::read_dir(folder).expect("the snapshots") {
         let file = file.expect("a file").file_name().into_string().expect("a name");
         assert!(names.contains(&file) || !file.ends_with(".snap"), "{file} is nobody's snapshot");

@@ -15,13 +15,13 @@ use crate::table::entries;
 const HEAD: &str = "\
 # Ops
 
-Made by `tests/ops/docs.rs` from the ops themselves; `MESHLOOM_UPDATE=1 cargo test --test ops docs` writes it.
+`tests/ops/docs.rs` makes this page from the ops themselves; `MESHLOOM_UPDATE=1 cargo test -p meshloom-tests --test ops docs` writes it.
 
-- vjp, jvp, vmap: whether the op has a rule for reverse mode, forward mode and batching; `-` where nothing it takes or
-  gives is floating-point.
-- sharding: the factor rule of an example, as einsum writes it: a letter for each loop of the op, those without a remark
-  parallel, then the others by what splitting them takes (see the end). Ops with regions have data-flow edges instead.
-- dtypes: element types of the first operand (of the result for an op without operands) in the tests.
+- vjp, jvp, vmap: whether the op has a rule for reverse mode, forward mode and batching; `-` if it has no floating-point
+  operand or result.
+- sharding: the factor rule of an example in einsum notation, with a letter for each loop of the op. Loops without a
+  remark are parallel; the end of this page explains the others. Ops with regions have data-flow edges instead.
+- dtypes: the element types of the first operand (of the result, for an op without operands) in the tests.
 
 | op | vjp | jvp | vmap | sharding of an example | dtypes |
 |---|---|---|---|---|---|
@@ -29,33 +29,37 @@ Made by `tests/ops/docs.rs` from the ops themselves; `MESHLOOM_UPDATE=1 cargo te
 
 /// What each kind of loop takes to be split, in the words of the table.
 const SPLITTING: [(&str, &str); 5] = [
-    ("sum", "Each device adds up its part. The sum over devices is left open until something needs it."),
+    ("sum", "Each device adds up its part. The result is unreduced until something needs the sum."),
     (
         "reduction",
         "Each device combines its part by max, min, product, and, or; the results are combined at once, by an all-reduce.",
     ),
     (
         "permutation",
-        "Each device computes its part of the result. What it needs of other parts comes by collective-permutes, or by an all-gather where that sends less.",
+        "Each device computes its part of the result. It receives pieces of other parts by collective-permutes, or by an all-gather if that sends less.",
     ),
     (
         "indexed",
-        "Positions are shifted into the device's own part. What they find elsewhere is zero, or dropped: a sum over devices where the loop is not in the result, else the result is split as the operand is.",
+        "Positions are shifted into the device's own part. What lies elsewhere is zero or dropped. If the loop is absent from the result, the result is unreduced; otherwise it is split like the operand.",
     ),
     (
         "replicated",
-        "Every device needs the whole dimension. An operand that is split along it is gathered, which is reported, or refused.",
+        "Every device needs the whole dimension. An operand that is split along it is gathered, which is reported as a fallback or refused.",
     ),
 ];
 
 const TAIL: &str = "
 ## What splitting takes
 
-The loops that are not parallel, and the ops that have such a loop in one of the tests' examples: it depends on attributes and
-sizes, so that an op may be in several rows. How the loops to be split are chosen is in [partitioning.md](partitioning.md).
+What it takes to split a loop that is not parallel. [partitioning.md](partitioning.md) says how the loops to split are chosen.
 
-| loop | split over devices | ops |
-|---|---|---|
+| loop | split over devices |
+|---|---|
+";
+
+const LOOPS: &str = "
+The ops with such a loop in one of the tests' examples. Attributes and sizes decide the kind, so an op may occur more than once.
+
 ";
 
 /// The row of [`SPLITTING`] that a kind belongs to; none for what is parallel.
@@ -172,13 +176,17 @@ fn the_table_of_ops_is_up_to_date() {
     }
     table.push_str(TAIL);
     for (row, meaning) in SPLITTING {
-        let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(title).collect();
-        writeln!(table, "| {row} | {meaning} | {} |", ops.join(", ")).expect("a string takes all");
+        writeln!(table, "| {row} | {meaning} |").expect("a string takes all");
     }
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ops.md");
+    table.push_str(LOOPS);
+    for (row, _) in SPLITTING {
+        let ops: Vec<String> = entries.iter().filter(|entry| has_loop(entry, row)).map(title).collect();
+        writeln!(table, "- {row}: {}", ops.join(", ")).expect("a string takes all");
+    }
+    let path = support::path("docs/ops.md");
     if std::env::var_os("MESHLOOM_UPDATE").is_some() {
-        std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).expect("the folder");
-        std::fs::write(path, &table).expect("the file");
+        std::fs::create_dir_all(support::path("docs")).expect("the folder");
+        std::fs::write(&path, &table).expect("the file");
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
     assert!(found == table, "docs/ops.md is not what the ops say; MESHLOOM_UPDATE=1 writes it");

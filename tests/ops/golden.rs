@@ -289,7 +289,7 @@ fn difference(found: &Literal, expected: &Literal, tolerance: f64) -> Option<Str
 
 #[test]
 fn golden_values() {
-    let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracle/ops.safetensors")).expect("the file");
+    let bytes = std::fs::read(support::path("tests/oracle/ops.safetensors")).expect("the file");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let literal = |name: &str| {
         let view = file.tensor(name).ok()?;

@@ -3,7 +3,7 @@
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value};
 use meshloom::ops::{Op, Splat};
 
-pub use crate::random::Random;
+pub use support::random::Random;
 
 /// A host tensor. Its values are what the element type can hold.
 #[derive(Clone, Debug)]

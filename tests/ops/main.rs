@@ -1,9 +1,6 @@
 //! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it what
 //! each takes, gives and must compute; `check.rs`, `batching.rs`, `factors.rs` and `partition.rs` have the checks, which are the same for all.
 
-// A test says what it found by panicking.
-#![allow(clippy::panic)]
-
 mod batching;
 mod check;
 mod control;
@@ -17,12 +14,6 @@ mod harness;
 mod library;
 mod moves;
 mod partition;
-#[path = "../support/normal_hlo.rs"]
-mod normal_hlo;
-#[path = "../support/plugins.rs"]
-mod plugins;
-#[path = "../support/random.rs"]
-mod random;
 mod reductions;
 mod regions;
 mod sources;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use meshloom::hlo::{EmitOptions, emit};
+use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
 use meshloom::ops::*;
 use meshloom::partition::{Partitioned, partition};

@@ -66,7 +66,7 @@ fn entries_like(op: &Op) -> Vec<Entry> {
     }
 }
 
-/// Ops that only a partitioned graph has; `tests/reshard.rs` is about them.
+/// Ops that only a partitioned graph has; `tests/sharding/reshard.rs` is about them.
 const OF_PARTITIONED_GRAPHS: [&str; 6] =
     ["AllGather", "AllReduce", "AllToAll", "AxisIndex", "CollectivePermute", "ReduceScatter"];
 

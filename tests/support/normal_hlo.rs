@@ -1,8 +1,5 @@
 //! Two modules that say the same in different words become equal.
 
-// Each test file uses a part of it.
-#![allow(dead_code)]
-
 use std::collections::HashMap;
 
 use meshloom::hlo::proto::payload::PayloadSource;

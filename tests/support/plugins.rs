@@ -1,17 +1,12 @@
 //! Plugins for tests: every CPU plugin, and the large ones where they are at hand.
 //!
-//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache. Those for TPUs and GPUs (200 MB each) are not:
-//! tests that need one skip it and say so, unless `MESHLOOM_TEST_FETCH=1` lets them download it.
-
-// Each test file uses a part of it.
-#![allow(dead_code)]
+//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache; those for TPUs and GPUs (200 MB each) only when
+//! the user asks for it.
 
 use std::env;
-use std::io::Write;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use meshloom::pjrt::{Client, ClientOptions, FindOptions, Plugin, Wheel};
+use meshloom::pjrt::{Client, ClientOptions, FindOptions, PjrtError, Plugin, Wheel};
 
 /// The wheels that carry a CPU plugin.
 pub fn cpu_wheels() -> impl Iterator<Item = &'static Wheel> {
@@ -29,17 +24,14 @@ pub fn cpu_plugins() -> Vec<Arc<Plugin>> {
     cpu_wheels().map(load).collect()
 }
 
-/// Where a large plugin is, if it is at hand; says so if not, also when the test passes.
-pub fn large_plugin(platform: &str, test: &str) -> Option<PathBuf> {
-    let allow_fetch = env::var_os("MESHLOOM_TEST_FETCH").is_some_and(|value| value == "1");
-    match Plugin::locate(platform, &FindOptions { allow_fetch, ..FindOptions::default() }) {
-        Ok(path) => Some(path),
-        Err(error) => {
-            // Not by a macro: what those print is shown for failing tests alone.
-            let note = format!("SKIPPED {test}: no {platform} plugin; MESHLOOM_TEST_FETCH=1 downloads it\n{error}\n");
-            let _ = std::io::stderr().write_all(note.as_bytes());
-            None
-        }
+/// Whether the plugin for hardware that is not there is at hand; else why not. With `MESHLOOM_TEST_PLUGINS=all` it is downloaded if it
+/// is not, and an error is one.
+pub fn large_plugin(platform: &str) -> Result<Result<(), String>, PjrtError> {
+    let is_needed = env::var_os("MESHLOOM_TEST_PLUGINS").is_some_and(|value| value == "all");
+    match Plugin::locate(platform, &FindOptions { allow_fetch: is_needed, ..FindOptions::default() }) {
+        Ok(_) => Ok(Ok(())),
+        Err(error) if is_needed => Err(error),
+        Err(_) => Ok(Err(format!("no {platform} plugin; MESHLOOM_TEST_PLUGINS=all downloads it"))),
     }
 }
 

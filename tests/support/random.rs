@@ -1,8 +1,5 @@
 //! Random numbers for tests.
 
-// Each test file uses a part of it.
-#![allow(dead_code)]
-
 /// The same pseudo-random numbers in every run (splitmix64).
 pub struct Random(pub u64);
 

@@ -1,6 +1,6 @@
 //! Local graphs on host values: every device of a mesh in lockstep, collectives as exchanges between them.
 
-use meshloom::hlo::device_groups;
+use meshloom::emit::device_groups;
 use meshloom::ir::{Graph, Literal, PortInfo, TensorType};
 use meshloom::ops::{Binary, Group, Op, ReduceKind};
 use meshloom::sharding::{Mesh, Spec};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use meshloom_hlo::mesh::MeshAxis;
+use meshloom_hlo::suggest::did_you_mean;
 use smallvec::SmallVec;
 
 use super::{GraphTextError, OpReader, Printer, Reader};
-use crate::ir::{DType, Dims, Graph, Name, TensorType};
-use crate::sharding::{Axes, MeshAxis, Role, Spec};
-use crate::suggest::did_you_mean;
+use crate::ir::{Axes, DType, Dims, Graph, Name, Role, Spec, TensorType};
 
 /// A type of attribute: how it prints and reads.
 pub(crate) trait Attribute: Sized {

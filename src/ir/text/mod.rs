@@ -42,8 +42,9 @@ pub(crate) use print::Printer;
 pub use reader::GraphTextError;
 pub(crate) use reader::Reader;
 
+use meshloom_hlo::mesh::Mesh;
+
 use super::graph::Graph;
-use crate::sharding::Mesh;
 
 /// How a graph is printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

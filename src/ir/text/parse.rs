@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
+use meshloom_hlo::TensorType;
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::suggest::did_you_mean;
 use rustc_hash::FxHashMap;
 
 use super::attribute::{Attribute, Attributes, Bodies, FromResults};
 use super::{GraphTextError, Reader};
 use crate::ir::entities::{Name, Node, Origin, Value};
 use crate::ir::graph::{AxisNames, Definition, Graph, NodeData, PortInfo, ValueData};
-use crate::ir::types::TensorType;
+use crate::ir::spec::{Role, Spec};
 use crate::ir::verify::verify_alone;
 use crate::ops::Op;
-use crate::sharding::{Mesh, Role, Spec};
-use crate::suggest::did_you_mean;
 
 /// How deeply bodies may be nested, so that no text exhausts the stack.
 const DEEPEST: usize = 64;

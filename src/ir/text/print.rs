@@ -3,11 +3,13 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
+
 use super::GraphTextOptions;
 use super::attribute::{Attribute, Attributes};
 use super::reader::is_plain;
 use crate::ir::graph::{Graph, NodeRef, PortInfo};
-use crate::sharding::{Mesh, MeshAxis, Role};
+use crate::ir::spec::Role;
 
 pub(super) fn print(graph: &Graph, options: GraphTextOptions<'_>) -> String {
     let mesh = options.mesh.filter(|mesh| mesh.axis_names().all(|name| !name.contains(':')));

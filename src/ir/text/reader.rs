@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::ir::{DType, TensorType};
-use crate::sharding::Mesh;
-use crate::suggest::did_you_mean;
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::{DType, TensorType};
 
 /// Why a text is not a graph, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

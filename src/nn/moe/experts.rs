@@ -1,9 +1,9 @@
-//! Tokens to experts, experts at work, and their results back.
+//! Dispatches tokens to experts, runs the experts, and returns their results.
 //!
-//! Tokens keep their rows on the way: a row's choices are sorted by expert within the row, so that rows may lie on different devices. And
-//! experts are cut into groups, which is one more dimension: each group looks at all tokens, sorts those that chose one of its experts
-//! to the front, and works on as many as there could be at most. A partitioner that splits this dimension has to gather tokens
-//! before and to add up results after, and nothing else.
+//! Tokens keep their rows: choices are sorted by expert within a row, so rows may lie on different devices. Experts are
+//! divided into groups, which are one more dimension. Each group looks at all tokens, sorts those that chose one of its
+//! experts to the front, and works on as many as there could be at most. A partitioner that splits this dimension only
+//! has to gather tokens before and sum results after.
 
 use std::panic::Location;
 
@@ -56,7 +56,8 @@ struct Group {
 struct Row {
     /// `[length, embed]`.
     tokens: Tensor,
-    /// Which expert of the group each choice is, in the order of tokens; out of range for those of other groups. `s32` `[choices]`.
+    /// Which expert of the group each choice is, in the order of tokens; out of range for those of other groups. `s32`
+    /// `[choices]`.
     experts: Tensor,
     /// `[choices]`.
     weights: Tensor,
@@ -95,8 +96,8 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
             let [_, rows, columns] = weight.shape();
             weight.reshape([groups, per_group, rows, columns])
         };
-        // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some lookups in a
-        // tensor that only the positions have one more dimension than.
+        // Each group has its own copy, which is none where each device has one group. libtpu (0.0.51) fails over some
+        // lookups in a tensor that only the positions have one more dimension than.
         let copied = |x: Tensor| x.expand(0).broadcast_to([&[groups][..], &x.dims()].concat());
         let first = arange(DType::S32, groups) * per_group as f64;
         let by_group = VmapOptions::default().named("activation_exp");
@@ -124,7 +125,8 @@ fn run_group(group: Group, row: Row) -> Tensor {
     let own = row.experts.greater_equal(0.0) & row.experts.less(count as f64);
     let key = own.select(row.experts, count as f64);
     let sizes = key.one_hot(count, DType::S32).sum(0);
-    // A token chooses different experts, so no more of its choices than there are experts in the group can be of the group.
+    // A token chooses different experts, so no more of its choices than there are experts in the group can be of the
+    // group.
     let most = length * per_token.min(count);
     let sorted = sort_together(&[key, arange(DType::S32, choices)], 0, 1);
     let choice = sorted[1].slice(0, ..most);
@@ -132,7 +134,8 @@ fn run_group(group: Group, row: Row) -> Tensor {
     let tokens = row.tokens.at(&[token]).in_bounds().get();
     let weights = row.weights.at(&[choice]).in_bounds().unique().get().convert(tokens.dtype());
     let hidden = swiglu(ragged_dot(tokens, group.gate, sizes), ragged_dot(tokens, group.up, sizes)).named("mlp_hidden");
-    // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the weights.
+    // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
+    // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0]);
     let results = ragged_dot(weighted, group.down, sizes);
     zeros(results.dtype(), [length, embed]).at(&[token]).in_bounds().add(results)

@@ -1,18 +1,18 @@
-//! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and all go through those
-//! that are shared.
+//! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and through all
+//! shared ones.
 //!
-//! No token is ever dropped and no expert has a capacity: the choices of a row's tokens are sorted by expert, and grouped products
-//! ([`ragged_dot`](crate::trace::ragged_dot)) work on groups of any size. The block is four steps, so that a layer can put other work
-//! between them ([`batch_split`](super::DecoderConfig)):
+//! No token is dropped, and no expert has a capacity: the choices of a row's tokens are sorted by expert, and grouped
+//! products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps, so a
+//! layer can put other work between them ([`batch_split`](super::DecoderConfig)):
 //!
 //! | step | what it does | what moves |
 //! |---|---|---|
 //! | [`route`] | scores, choices, load-balance loss | nothing |
-//! | [`dispatch`] | tokens, choices and weights to where experts are | an all-gather of tokens along the axes of the experts |
+//! | [`dispatch`] | tokens, choices and weights to the experts | an all-gather of tokens along the axes of the experts |
 //! | [`run_experts`] | each group of experts works on the tokens that chose it | nothing |
 //! | [`combine`] | the groups' results are added up where the tokens came from | a reduce-scatter along the same axes |
 //!
-//! Why these collectives, and what they cost beside others, is in `docs/experts.md`.
+//! `docs/experts.md` explains why these collectives and not others.
 
 mod experts;
 mod router;
@@ -59,11 +59,12 @@ pub struct MoeConfig {
     pub weight_scale: f64,
     /// Factor of the load-balance loss.
     pub load_balance_weight: f64,
-    /// Groups into which experts are cut; a divisor of `experts`. The result does not depend on it. It is the dimension by which experts
-    /// are spread over devices: the size of the mesh axes of `activation_exp`, or a multiple.
+    /// Groups into which experts are cut; a divisor of `experts`. The result does not depend on it. It is the dimension
+    /// by which experts are spread over devices: the size of the mesh axes of `activation_exp`, or a multiple.
     pub expert_groups: usize,
-    /// Parts into which a row's tokens are cut, each sorted for itself; a divisor of the length. The result does not depend on it. It is
-    /// the dimension by which a sequence is spread over devices: the size of the mesh axes of `activation_norm_length_moe`, or a multiple.
+    /// Parts into which a row's tokens are cut, each sorted for itself; a divisor of the length. The result does not
+    /// depend on it. It is the dimension by which a sequence is spread over devices: the size of the mesh axes of
+    /// `activation_norm_length_moe`, or a multiple.
     pub sequence_parts: usize,
 }
 
@@ -84,13 +85,14 @@ impl Default for MoeConfig {
     }
 }
 
-/// Routed experts over `x` `[batch, length, embed]`, which is part of the residual stream; all in the type of `x`, but for the router in `f32`.
-/// Returns what the block adds to the stream, and the load-balance loss (a scalar `f32`, see [`Routing`]).
+/// Routed experts over `x` `[batch, length, embed]`, which is part of the residual stream; all in the type of `x`, but
+/// for the router in `f32`. Returns what the block adds to the stream, and the load-balance loss (a scalar `f32`, see
+/// [`Routing`]).
 ///
 /// An expert computes `down(silu(gate(x)) * up(x))`; a token's result is the sum over its experts, weighted.
 ///
-/// Source: Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538; Jiang et al., "Mixtral of Experts", arXiv 2401.04088;
-/// without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
+/// Source: Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538; Jiang et al., "Mixtral of Experts",
+/// arXiv 2401.04088; without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
 pub fn moe(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
     let routing = route(x, params.router, config);
     let dispatched = dispatch(x, &routing);

@@ -22,19 +22,20 @@ pub struct Routing {
     /// The weight of each: `f32`, of the same dimensions.
     pub weights: Tensor,
     /// How unevenly experts are used: a scalar `f32`, 1 where they are used evenly. For each row it is
-    /// `experts * sum over e of fraction(e) * probability(e)`, of the fraction of choices that fall on an expert and its mean
-    /// probability; then the mean over rows.
+    /// `experts * sum over e of fraction(e) * probability(e)`, of the fraction of choices that fall on an expert and
+    /// its mean probability; then the mean over rows.
     ///
-    /// Being a mean over rows, that of a batch is the mean of those of its parts: it does not matter how a batch is cut into
-    /// microbatches, halves or shards. Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of tokens); Fedus et al., "Switch
-    /// Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
+    /// Being a mean over rows, that of a batch is the mean of those of its parts: it does not matter how a batch is cut
+    /// into microbatches, halves or shards. Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of
+    /// tokens); Fedus et al., "Switch Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
     pub load_balance_loss: Tensor,
 }
 
 /// Added to the sum that weights are divided by, which may underflow to zero with [`Scoring::Sigmoid`].
 const SMALL: f64 = 1e-20;
 
-/// Routes the tokens of `x` `[batch, length, embed]` by `router` `[embed, experts]`; in `f32`. Of experts with equal scores the first is chosen.
+/// Routes the tokens of `x` `[batch, length, embed]` by `router` `[embed, experts]`; in `f32`. Of experts with equal
+/// scores the first is chosen.
 ///
 /// # Errors
 /// There are fewer experts than a token is to go through.

@@ -25,7 +25,6 @@
 //! # }
 //! ```
 
-mod branches;
 mod select;
 mod walk;
 
@@ -35,141 +34,22 @@ use std::sync::Arc;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
-pub use branches::{Bounds, Branch, sum};
 pub use select::LedgerError;
+
+use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use crate::ir::Phase;
 use crate::ops::{Group, Op};
 
-/// What a collective does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CollectiveKind {
-    /// Joins the parts of a group.
-    AllGather,
-    /// Combines the values of a group.
-    AllReduce,
-    /// Exchanges parts within a group.
-    AllToAll,
-    /// Sends values from device to device.
-    CollectivePermute,
-    /// Adds up the values of a group, and gives each device its part.
-    ReduceScatter,
-}
-
-impl CollectiveKind {
-    /// The kind of an op, with the devices that take part; `None` for an op that is no collective.
-    pub fn of(op: &Op) -> Option<(CollectiveKind, &Group)> {
-        match op {
-            Op::AllGather(op) => Some((CollectiveKind::AllGather, &op.group)),
-            Op::AllReduce(op) => Some((CollectiveKind::AllReduce, &op.group)),
-            Op::AllToAll(op) => Some((CollectiveKind::AllToAll, &op.group)),
-            Op::CollectivePermute(op) => Some((CollectiveKind::CollectivePermute, &op.group)),
-            Op::ReduceScatter(op) => Some((CollectiveKind::ReduceScatter, &op.group)),
-            _ => None,
-        }
-    }
-
-    /// HLO's opcode.
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::AllToAll => "all-to-all",
-            CollectiveKind::CollectivePermute => "collective-permute",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-        }
-    }
-
-    /// Bytes that one device sends in one execution along a ring, the last byte begun counting whole. `bytes` are those of
-    /// the operands on one device, `size` the devices of a group. Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms
-    /// for clusters of workstations" (2009), shows that no algorithm sends less.
-    pub fn moved_bytes(self, bytes: u64, size: u64) -> u64 {
-        let others = size.saturating_sub(1);
-        let part = |times: u64| bytes.saturating_mul(times).saturating_mul(others).div_ceil(size.max(1));
-        match self {
-            // A device passes on every part but the last that reaches it.
-            CollectiveKind::AllGather => bytes.saturating_mul(others),
-            // A reduce-scatter, and an all-gather of what it leaves.
-            CollectiveKind::AllReduce => part(2),
-            CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => part(1),
-            CollectiveKind::CollectivePermute => bytes,
-        }
-    }
-}
-
-impl fmt::Display for CollectiveKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A number that is known before the program runs, or is not. Compares with a plain number: only what is exact equals one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Amount {
-    /// This many.
-    Exactly(u64),
-    /// At most this many: some of it happens in a branch that may not be taken.
-    AtMost(u64),
-    /// Not known: some of it happens in a `while`.
-    Unknown,
-}
-
-impl Amount {
-    /// The number, or its upper bound.
-    pub fn bound(self) -> Option<u64> {
-        match self {
-            Amount::Exactly(number) | Amount::AtMost(number) => Some(number),
-            Amount::Unknown => None,
-        }
-    }
-
-    fn combine(self, other: Amount, operation: impl Fn(u64, u64) -> u64) -> Amount {
-        match (self, other) {
-            (Amount::Exactly(a), Amount::Exactly(b)) => Amount::Exactly(operation(a, b)),
-            (Amount::Unknown, _) | (_, Amount::Unknown) => Amount::Unknown,
-            (Amount::Exactly(a) | Amount::AtMost(a), Amount::Exactly(b) | Amount::AtMost(b)) => {
-                Amount::AtMost(operation(a, b))
-            }
-        }
-    }
-
-    /// The sum.
-    pub fn plus(self, other: Amount) -> Amount {
-        self.combine(other, u64::saturating_add)
-    }
-
-    /// That many times a number.
-    pub fn times(self, number: u64) -> Amount {
-        self.combine(Amount::Exactly(number), u64::saturating_mul)
-    }
-
-    /// As an upper bound.
-    pub(crate) fn or_less(self) -> Amount {
-        self.bound().map_or(Amount::Unknown, Amount::AtMost)
-    }
-}
-
-impl PartialEq<u64> for Amount {
-    fn eq(&self, other: &u64) -> bool {
-        *self == Amount::Exactly(*other)
-    }
-}
-
-/// `12`, `<=12` or `unknown`.
-impl fmt::Display for Amount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Amount::Exactly(number) => write!(f, "{number}"),
-            Amount::AtMost(number) => write!(f, "<={number}"),
-            Amount::Unknown => f.write_str("unknown"),
-        }
-    }
-}
-
-/// The number or its upper bound; null where it is not known.
-impl Serialize for Amount {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.bound().serialize(serializer)
+/// The kind of an op, with the devices that take part; `None` for an op that is no collective.
+pub fn collective_of(op: &Op) -> Option<(CollectiveKind, &Group)> {
+    match op {
+        Op::AllGather(op) => Some((CollectiveKind::AllGather, &op.group)),
+        Op::AllReduce(op) => Some((CollectiveKind::AllReduce, &op.group)),
+        Op::AllToAll(op) => Some((CollectiveKind::AllToAll, &op.group)),
+        Op::CollectivePermute(op) => Some((CollectiveKind::CollectivePermute, &op.group)),
+        Op::ReduceScatter(op) => Some((CollectiveKind::ReduceScatter, &op.group)),
+        _ => None,
     }
 }
 

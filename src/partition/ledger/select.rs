@@ -1,8 +1,10 @@
 //! Filters and sums over a ledger.
 
-use super::{Amount, Bounds, Collective, CollectiveKind, Ledger, sum};
+use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::{Amount, Bounds, CollectiveKind, sum};
+
+use super::{Collective, Ledger};
 use crate::ir::Phase;
-use crate::suggest::did_you_mean;
 
 /// Why a ledger has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Amount, Branch, Collective, CollectiveKind, Ledger, Names};
+use meshloom_hlo::{Amount, Branch, CollectiveKind};
+
+use super::{Collective, Ledger, Names, collective_of};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
 use crate::ops::{Group, Op};
-use crate::sharding::Mesh;
+use meshloom_hlo::mesh::Mesh;
 
 impl Ledger {
     /// The collectives of a local graph.
@@ -65,7 +67,7 @@ impl Walk<'_> {
         for node in graph.nodes() {
             let origin = node.origin().inside(around.phase);
             self.scopes.insert(origin.scope);
-            if let Some((kind, group)) = CollectiveKind::of(node.op()) {
+            if let Some((kind, group)) = collective_of(node.op()) {
                 self.channels.next += 1;
                 self.entry(graph, node, kind, group, origin, around);
             } else if node.op().as_primitive().is_none() {

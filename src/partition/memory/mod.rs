@@ -2,22 +2,23 @@
 //!
 //! # The model
 //!
-//! - Arguments and outputs have their buffers from start to end. An output that is aliased with a donated argument lies in
-//!   that argument's buffer; if the argument is read after the output is made, the output waits in a buffer of its own.
-//! - Any other value has a buffer from the node that makes it to the last node that reads it (`liveness.rs`), where nodes
-//!   run in the order of the graph.
-//! - Elementwise ops, and ops that only move elements, are computed within what reads them: such a value has no buffer if all
-//!   its readers are such ops or folds, and it has one reader or costs next to nothing to make. A reshape is its operand. A
-//!   barrier is its operands. Constants, positions and broadcasts cost nothing.
-//! - An op that can work in place (elementwise, dynamic update) takes over the buffers of operands that it is the last to
-//!   read.
-//! - A scan or while holds its carries once, besides what an iteration makes of them: the first carries' buffers are taken over
-//!   if nothing else reads them. Invariants and stacked inputs are read where they are, one slice at a time; stacked outputs
-//!   are whole from the start. What an iteration needs at most, it needs once.
-//! - Of branches, the largest counts. A function that is called needs its memory while it runs.
+//! - Arguments and outputs keep their buffers from start to end. An output that is aliased with a donated argument lies
+//!   in that argument's buffer; if the argument is read after the output is made, the output waits in a buffer of its
+//!   own.
+//! - Any other value has a buffer from the node that makes it to the last node that reads it (`liveness.rs`), where
+//!   nodes run in the order of the graph.
+//! - Elementwise ops and data movement are computed inside their readers: such a value has no buffer if all its readers
+//!   are such ops or reductions, and if it has one reader or is cheap to repeat. A reshape is its operand. A barrier is
+//!   its operands. Constants, iotas and broadcasts cost nothing.
+//! - An op that can work in place (elementwise, dynamic update) takes over the buffers of operands that it is the last
+//!   to read.
+//! - A scan or while holds its carries once, besides what an iteration makes of them; it takes over the buffers of the
+//!   initial carries if nothing else reads them. Invariants and stacked inputs are read in place, one slice at a time;
+//!   stacked outputs are whole from the start. The most that one iteration needs counts once.
+//! - The largest branch counts. A called function needs its memory while it runs.
 //!
-//! XLA orders, fuses and shares buffers as it sees fit, so its figure for temporaries differs from this one, mostly by what
-//! it fuses further and by scratch memory of single ops; arguments and outputs are the same to the byte.
+//! XLA orders, fuses and shares buffers in its own way, so its figure for temporaries differs, mostly by further fusion
+//! and by scratch memory of single ops. Arguments and outputs are equal to the byte.
 
 mod liveness;
 

@@ -1,12 +1,12 @@
-//! Identities: one rule, one row, with the argument why it changes no bit of the result.
+//! Identities: each rule is a row, with the argument why it changes no bit of the result.
 //!
-//! Rules hold for NaN, infinities and signed zeros. Two things are left open, as XLA leaves them open: which NaN a NaN
-//! is (payload and sign), and whether a back end takes subnormal numbers for zero in arithmetic: `x * 1` may flush one,
-//! `x` does not. Where IEEE 754 makes an identity false for one value, as `x + 0 = x` is for -0, the rule is confined
-//! to integers or to operands that cannot have that value.
+//! Rules hold for NaN, infinities and signed zeros. Two things are left open, as in XLA: the payload and sign of a NaN,
+//! and whether a back end flushes subnormal numbers to zero in arithmetic (`x * 1` may flush one, `x` does not). If
+//! IEEE 754 makes an identity false for one value, as `x + 0 = x` is for -0, the rule is confined to integers or to
+//! operands that cannot have that value.
 //!
 //! No rule looks through a barrier, a reshard or declared axes: whoever wrote one wants the value as it is there. No
-//! rule looks at who reads a value, so none makes more of a value that others read too.
+//! rule depends on the readers of a value, so none duplicates work that others read too.
 
 mod arithmetic;
 mod movement;

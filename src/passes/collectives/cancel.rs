@@ -3,10 +3,9 @@
 use smallvec::SmallVec;
 
 use super::varying::{AxisSet, Sets, of_bodies, of_inputs, of_results};
-use crate::ir::{Graph, GraphBuilder, NodeRef, Origin, Value, ValueMap, Values};
+use crate::ir::{Axes, Graph, GraphBuilder, NodeRef, Origin, Value, ValueMap, Values};
 use crate::ops::{AllGather, AllReduce, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter};
 use crate::passes::{copy_inputs, copy_outputs};
-use crate::sharding::Axes;
 
 /// Takes out what need not be communicated, in every region too:
 ///

@@ -6,10 +6,10 @@
 //! | [`hoist_gathers`] | gathers what a scan does not change once, in front of it, within a bound |
 //! | [`combine_collectives`] | makes one collective of several of a kind that are ready together, within a bound |
 //!
-//! Every device must run the same collectives in the same order. So none is ever moved into or out of a branch or a `while`:
-//! devices may take different branches and turns, and whoever does not come to a collective keeps all others waiting. Out
-//! of a scan it may move, whose length is the same everywhere; and within one graph it may move, as no device skips a part
-//! of it.
+//! Every device must run the same collectives in the same order. So no collective moves into or out of a branch or a
+//! `while`: devices may take different branches and numbers of iterations, and a device that skips a collective blocks
+//! all others. A collective may move out of a scan, whose length is the same everywhere, and within one graph, since no
+//! device skips a part of it.
 //!
 //! The order of additions may change, so results are equal up to rounding, unlike those of the other passes.
 
@@ -29,12 +29,12 @@ const MIB: u64 = 1 << 20;
 /// How much memory the rewrites may spend on fewer collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveLimits {
-    /// The most bytes, of operands or of results, that one combined collective has on a device. At 32 MiB, a link of 100 GB/s
-    /// is busy for 300 microseconds: a hundred times what it costs to start a collective, so that more would gain nothing
-    /// but hold results longer.
+    /// The most bytes, of operands or of results, that one combined collective has on a device. At 32 MiB, a link of
+    /// 100 GB/s is busy for 300 microseconds: a hundred times what it costs to start a collective, so that more would
+    /// gain nothing but hold results longer.
     pub combined_bytes: u64,
-    /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB, which
-    /// is less than a thousandth of an accelerator's memory.
+    /// The most bytes that one loop may hold of values gathered in front of it instead of in each iteration: 64 MiB,
+    /// which is less than a thousandth of an accelerator's memory.
     pub hoisted_bytes: u64,
 }
 
@@ -44,8 +44,9 @@ impl Default for CollectiveLimits {
     }
 }
 
-/// Gathers what no iteration of a scan changes once, in front of it: as much as fits into `limit` bytes for each loop, in the
-/// order of the body. What a gather's operand is made of moves along. Recomputation stays: it is there to hold nothing.
+/// Gathers what no iteration of a scan changes once, in front of it: as much as fits into `limit` bytes for each loop,
+/// in the order of the body. What a gather's operand is made of moves along. Recomputation stays: it is there to hold
+/// nothing.
 pub fn hoist_gathers(graph: &Graph, limit: u64) -> Graph {
     if contains_loop(graph) { hoisting(limit).run(graph) } else { graph.clone() }
 }

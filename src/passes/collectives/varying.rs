@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::ir::{Graph, NodeRef, PortInfo};
 use crate::ops::{Group, Op};
-use crate::sharding::{Mesh, MeshAxis};
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// A set of mesh axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

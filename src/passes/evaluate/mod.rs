@@ -1,11 +1,11 @@
-//! Ops evaluated on the host, where their value is the same on every back end.
+//! Evaluates ops on the host, if their value is the same on every back end.
 //!
-//! [`evaluate`] is what constant folding stands on, so it declines rather than guesses. It knows the ops that move
-//! elements, integer and `pred` arithmetic with XLA's rules for overflow, division by zero and shifts (see [`number`]),
-//! and the floating-point operations whose result IEEE 754 fixes: sum, difference, product, quotient, square root,
-//! rounding to integers, comparison, conversion to nearest. It declines transcendental functions, floating-point sums
-//! of more than two numbers (their order is the back end's), and whatever involves subnormal numbers, which some back
-//! ends flush to zero.
+//! Constant folding uses [`evaluate`], so it declines rather than guesses. It knows the ops that move elements, integer
+//! and `pred` arithmetic with XLA's rules for overflow, division by zero and shifts (see [`number`]), and the
+//! floating-point operations whose result IEEE 754 fixes: sum, difference, product, quotient, square root, rounding to
+//! integers, comparison, conversion to nearest. It declines transcendental functions, floating-point sums of more than
+//! two numbers (back ends choose the order), and anything that involves subnormal numbers, which some back ends flush
+//! to zero.
 
 mod number;
 
@@ -167,7 +167,8 @@ fn elementwise(operands: &[&Literal], ty: &TensorType, f: impl Fn(&[Number]) -> 
     Literal::from_bytes(ty.clone(), bytes)
 }
 
-/// Folds dimensions in row-major order. Sums and products of floating-point numbers are declined: their order is the back end's.
+/// Folds dimensions in row-major order. Sums and products of floating-point numbers are declined: their order is the
+/// back end's.
 fn reduce(op: &Reduce, operand: &Literal, ty: &TensorType) -> Option<Literal> {
     let (kind, dims) = (op.kind.combiner(), &operand.ty().dims);
     if ty.dtype.is_float() && matches!(op.kind, ReduceKind::Sum | ReduceKind::Prod) {

@@ -89,7 +89,8 @@ impl Rules {
         Ok(Assigned { spec, rules })
     }
 
-    /// The axes as they are when they divide the dimension, or need not; else the problem, or those that do, taken in order.
+    /// The axes as they are when they divide the dimension, or need not; else the problem, or those that do, taken in
+    /// order.
     fn divide(
         &self,
         mesh: &Mesh,

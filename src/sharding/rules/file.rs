@@ -20,7 +20,7 @@ use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
 
 use super::{Rule, Rules};
 use crate::sharding::ShardingError;
-use crate::suggest::did_you_mean;
+use meshloom_hlo::suggest::did_you_mean;
 
 const KEYS: [&str; 4] = ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding"];
 const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes or nothing, as in ['embed', ['fsdp']]";

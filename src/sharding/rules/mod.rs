@@ -18,8 +18,8 @@ mod problem;
 use std::fmt;
 use std::panic::Location;
 
-use super::{Mesh, ShardingError, Spec};
-use crate::suggest::did_you_mean;
+use super::{Mesh, Role, ShardingError, Spec};
+use meshloom_hlo::suggest::did_you_mean;
 
 pub use assign::Assigned;
 pub use file::{RuleFile, RuleFileError, RuleFileProblem};
@@ -181,18 +181,6 @@ fn unknown_axis(mesh: &Mesh, rule: &Rule, axis: &str) -> RuleProblem {
         mesh: mesh.to_string(),
         suggestion: did_you_mean(axis, mesh.axis_names()),
     }
-}
-
-/// What a value is, for the choice of its rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Parameters as they are stored between steps.
-    Params,
-    /// Parameters and activations as the forward and backward pass use them.
-    #[default]
-    Compute,
-    /// Optimizer state.
-    Optimizer,
 }
 
 /// One rule list for each role. By default all are the same.

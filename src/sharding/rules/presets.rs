@@ -2,7 +2,7 @@
 
 use super::{Role, Rule};
 use crate::sharding::ShardingError;
-use crate::suggest::did_you_mean;
+use meshloom_hlo::suggest::did_you_mean;
 
 /// A rule of a preset: a logical name and the mesh axes it is split over, major to minor.
 pub type PresetRule = (&'static str, &'static [&'static str]);

@@ -1,4 +1,4 @@
-//! What may be wrong with rules: errors when they are strict, warnings with a fallback when they are not.
+//! The problems that rules may have: errors when they are strict, warnings with a fallback when they are not.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Which parameters, and which layers of them, a fragment holds.
+//! The parameters, and the layers of them, that a fragment holds.
 //!
-//! Fragment 0 holds all parameters that are not stacked over layers, the others the layers: in turns or block by block. Under a
-//! pipeline the leading dimensions are repeats, stages and layers of a stage. The stages are spread over devices, so they are never
-//! cut: a fragment holds the same share of each stage's layers, which are counted repeat by repeat.
+//! Fragment 0 holds all parameters that are not stacked over layers; the others hold layers, in turns or block by
+//! block. In a pipeline, the leading dimensions are repeats, stages and layers of a stage. The stages are spread over
+//! devices, so they are never cut: a fragment holds the same share of each stage's layers, counted repeat by repeat.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::trace::{Param, Tensor, Tree, arange, map, scan};
 pub struct Layout {
     /// Of the leading dimensions over layers, the one that runs over the stages of a pipeline.
     pub stage_dim: Option<usize>,
-    /// For each parameter, into how many parts each of its dimensions is cut: blocks of numbers that share a scale stay within
-    /// one. Empty: into one.
+    /// For each parameter, into how many parts each of its dimensions is cut: blocks of numbers that share a scale stay
+    /// within one. Empty: into one.
     pub parts: Vec<Vec<usize>>,
 }
 
@@ -116,8 +116,8 @@ impl Fragments {
         Ok(Fragments { leaves, count: Some(fragments), order: streaming.order, cut_dims, layers })
     }
 
-    /// The layers of a fragment, in order; under a pipeline those of each stage, counted repeat by repeat. None for fragment 0
-    /// and for a number that no fragment has.
+    /// The layers of a fragment, in order; under a pipeline those of each stage, counted repeat by repeat. None for
+    /// fragment 0 and for a number that no fragment has.
     pub fn layers_of(&self, fragment: Fragment) -> Vec<usize> {
         let (Fragment::Part(number), Some(count)) = (fragment, self.count) else { return (0..self.layers).collect() };
         if number == 0 || number >= count {
@@ -198,8 +198,9 @@ impl Fragments {
         self.leaves.iter().enumerate().filter(within)
     }
 
-    /// The parts of the fragment: of those leaves that it has a part in. `leading` dimensions stand before those declared. Layers
-    /// come as a dimension of their own in front of all, and the dimensions that they are cut from are gone.
+    /// The parts of the fragment: of those leaves that it has a part in. `leading` dimensions stand before those
+    /// declared. Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are
+    /// gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
         let members: Vec<Tensor> = self.members(cut).filter_map(|(index, _)| leaves.get(index).copied()).collect();
         let Cut::Layers { layers, fragment } = cut else { return members };

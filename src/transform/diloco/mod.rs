@@ -1,21 +1,22 @@
-//! DiLoCo: replicas of a model that train on their own and sync now and then, all at once or fragment by fragment.
+//! DiLoCo: replicas of a model train on their own and synchronize now and then, all at once or fragment by fragment.
 //!
-//! [`Diloco::step`] makes of any train step one that trains R replicas. Their states have a leading dimension, named `diloco`, over
-//! which the step is mapped: so nothing in it goes from replica to replica. What all agree on, the outer parameters and the velocities
-//! of the outer optimizer, is one copy. When a fragment syncs,
+//! [`Diloco::step`] turns any train step into one that trains R replicas. Their states have a leading dimension named
+//! `diloco`, over which the step is mapped, so nothing in it crosses replicas. The outer parameters, on which all
+//! replicas agree, and the velocities of the outer optimizer exist once. When a fragment synchronizes,
 //!
-//! - it is *sent*: the mean over the replicas of `outer - inner`, its pseudo-gradient, is reduced, and SGD with Nesterov momentum
-//!   makes new outer parameters of it;
+//! - it is *sent*: its pseudo-gradient, the mean over the replicas of `outer - inner`, is reduced, and SGD with
+//!   Nesterov momentum computes new outer parameters;
 //! - `tau` steps later it is *applied*: the replicas' parameters become `alpha * inner + (1 - alpha) * outer`.
 //!
-//! The outer parameters are what is under way between the two. Both stand under conditionals whose predicate is one scalar for all
-//! replicas, the number of steps done; under `vmap` it would be one for each, and every branch would always run. So a step that
-//! does not sync sends nothing, and one that does sends one fragment. Fragments of layers are cut out at a computed place: there is
-//! one branch for all of one size, and the size of a program does not depend on their number.
+//! Between the two, the outer parameters are in transit. Both stand under conditionals whose predicate is one scalar
+//! for all replicas, the number of steps done; under `vmap` each replica would have one, and every branch would always
+//! run. So a step that does not synchronize sends nothing, and one that does sends one fragment. Fragments of layers
+//! are cut out at a computed position: one branch serves all fragments of one size, and the size of a program does not
+//! depend on their number.
 //!
-//! [`Diloco::steps`] runs several steps in one program. Where the steps between a fragment's sending and its use are known to be part
-//! of it ([`Diloco::overlaps`]), the program has no conditionals: a fragment's sync stands before a loop of `tau` steps that do not
-//! need it and its application behind, so that the compiler is free to send while it computes.
+//! [`Diloco::steps`] runs several steps in one program. If that program is known to contain the steps between sending
+//! and using each fragment ([`Diloco::overlaps`]), it has no conditionals: a fragment is sent before a loop of `tau`
+//! steps that do not need it, and applied after it, so the compiler may send while it computes.
 //!
 //! | module | what it says |
 //! |---|---|
@@ -27,7 +28,8 @@
 //! | `overlap` | several steps in one program |
 //!
 //! Sources: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv 2311.08105;
-//! Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", arXiv 2501.18512.
+//! Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", arXiv
+//! 2501.18512.
 
 mod fragments;
 mod options;
@@ -100,8 +102,9 @@ impl Diloco {
         self.fragments.payload_bytes(fragment, self.options.transport, self.options.block).iter().sum()
     }
 
-    /// One step of all replicas, and what syncs after it. Every leaf of `batch` has a leading dimension over the replicas, and so has
-    /// every output of `step`, which maps the state of one replica and its batch to a new state and outputs.
+    /// One step of all replicas, and what syncs after it. Every leaf of `batch` has a leading dimension over the
+    /// replicas, and so has every output of `step`, which maps the state of one replica and its batch to a new state
+    /// and outputs.
     #[track_caller]
     pub fn step<S, B, O>(
         &self,
@@ -159,7 +162,8 @@ impl Diloco {
         inner
     }
 
-    /// What `f` makes of these leaves and the fragment that is sent after step `step`, an `s32[]`; the leaves if there is none.
+    /// What `f` makes of these leaves and the fragment that is sent after step `step`, an `s32[]`; the leaves if there
+    /// is none.
     fn at_sync<const N: usize>(
         &self,
         step: Tensor,
@@ -189,7 +193,8 @@ impl Diloco {
         cond(syncs, leaves, sync, |leaves| leaves)
     }
 
-    /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer parameters.
+    /// The pseudo-gradients of a fragment: `f32`, the mean over the replicas of how far they have come from its outer
+    /// parameters.
     fn pseudo_gradients(&self, cut: Cut, outer_parts: &[Tensor], inner: &[Tensor], place: Place) -> Leaves {
         let inner = self.fragments.take(cut, inner, 1);
         let members = self.fragments.members(cut).map(|(_, leaf)| leaf);

@@ -1,4 +1,4 @@
-//! What a DiLoCo run looks like, and which ones there can be.
+//! The options of a DiLoCo run, and which combinations are possible.
 
 use std::fmt;
 
@@ -76,8 +76,8 @@ impl Default for Streaming {
 pub struct DilocoOptions {
     /// Replicas that train on their own between syncs, R: the size of the mesh axis they are spread over.
     pub replicas: usize,
-    /// Steps from one sync of a parameter to its next. With P fragments, one of them syncs every `sync_period / P` steps,
-    /// rounded down: then the true period is P times that.
+    /// Steps from one sync of a parameter to its next. With P fragments, one of them syncs every `sync_period / P`
+    /// steps, rounded down: then the true period is P times that.
     pub sync_period: usize,
     /// Learning rate of the outer optimizer.
     pub outer_rate: f64,
@@ -87,8 +87,8 @@ pub struct DilocoOptions {
     pub streaming: Option<Streaming>,
     /// How pseudo-gradients are sent.
     pub transport: Transport,
-    /// Numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`]: at most so many, in one dimension and on one
-    /// device.
+    /// Numbers that share a scale under [`Transport::F8`] and [`Transport::Int4`]: at most so many, in one dimension
+    /// and on one device.
     pub block: usize,
 }
 

@@ -10,11 +10,11 @@ use crate::trace::{Tensor, TraceErrorKind, Tree, arange, concatenate, fail, refi
 type State<S> = DilocoState<S, <S as HasParams>::Params, Tensor>;
 
 impl Diloco {
-    /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes: if the steps from a
-    /// sending to the application are all part of it, and all fragments are sent equally often.
+    /// Whether a program of `steps` steps, run after `done` of them, can send a fragment while it computes: if the
+    /// steps from a sending to the application are all part of it, and all fragments are sent equally often.
     ///
-    /// With k steps from sync to sync and `tau` of them from sending to applying, that is so for `0 < tau < k` and whole periods that
-    /// begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
+    /// With k steps from sync to sync and `tau` of them from sending to applying, that is so for `0 < tau < k` and
+    /// whole periods that begin where one fragment has just come in: after `tau` steps, or a period later, or two ..
     pub fn overlaps(&self, steps: usize, done: usize) -> bool {
         let (schedule, overlap) = (self.schedule(), self.schedule().overlap());
         let fits = overlap > 0 && overlap < schedule.every();
@@ -33,8 +33,8 @@ impl Diloco {
         scan(state, batches, |state, batch| self.step(state, batch, step))
     }
 
-    /// The same steps, for a number of them and a start that [overlap](Diloco::overlaps): without conditionals, and with each
-    /// fragment's transfer beside the steps until it is needed. `step` is traced several times.
+    /// The same steps, for a number of them and a start that [overlap](Diloco::overlaps): without conditionals, and
+    /// with each fragment's transfer beside the steps until it is needed. `step` is traced several times.
     ///
     /// # Errors
     /// In the trace: [`DilocoError::StepsPerCall`].

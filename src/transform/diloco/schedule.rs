@@ -1,6 +1,6 @@
-//! What is sent and what comes in after which step: plain data, without a program.
+//! What is sent and applied after which step: plain data, without a program.
 //!
-//! The transform, the reference loop of the tests and the traffic profile all ask here.
+//! The transform, the reference loop of the tests and the traffic profile all use it.
 
 use super::options::{DilocoError, DilocoOptions};
 

@@ -1,4 +1,4 @@
-//! What a DiLoCo run reads and replaces.
+//! The state that a DiLoCo run reads and replaces.
 
 use super::transport::REPLICAS;
 use crate::ir::Name;

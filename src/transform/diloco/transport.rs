@@ -7,9 +7,8 @@
 
 use super::fragments::PartLayout;
 use super::options::Transport;
-use crate::ir::{AxisNames, DType, Dims, Name};
+use crate::ir::{AxisNames, DType, Dims, Name, Role};
 use crate::ops::WithAxes;
-use crate::sharding::Role;
 use crate::trace::{Place, Tensor, concatenate, label};
 
 /// The logical name of the dimension over replicas.

@@ -1,7 +1,8 @@
-//! One iteration: what each stage takes, what becomes of what it makes, and the same backwards.
+//! One iteration: what each stage reads, where its results go, and the same backwards.
 //!
-//! An iteration is linear in everything but the layers themselves. So its backward pass needs no more than what the layers need, and
-//! is written out here, next to the forward pass whose transpose it is. The state is `[S, ..]` throughout, split over the stages:
+//! An iteration is linear in everything except the layers. So its backward pass needs only what the layers need, and
+//! stands here next to the forward pass whose transpose it is. The state is `[S, ..]` throughout, split over the
+//! stages:
 //!
 //! | tensor | holds | after an iteration |
 //! |---|---|---|
@@ -10,8 +11,9 @@
 //! | `io` `[S, M/S, mb, ..]` | inputs at first, results at the end | slot `i mod (M/S)` one stage to the left |
 //! | `waiting` `[S, M - S D, mb, ..]` | what waits at the first stage for its next repeat | what came round takes the oldest's place |
 //!
-//! The seeds (maxtext.layers.pipeline) move three buffers in every iteration. Here `shift` comes round to the first stage by itself, so
-//! nothing moves to `waiting`, which holds no more than waits at a time; and `io` moves in the first and last M iterations only.
+//! MaxText (`maxtext.layers.pipeline`) moves three buffers in every iteration. Here `shift` reaches the first stage by
+//! itself, so nothing moves to `waiting`, which holds only what waits at a time; and `io` moves in the first and last M
+//! iterations only.
 
 use super::stage::{Iteration, StageFunction, StageHalves, StageInputs};
 use super::weights::{Items, Weights, Window, per_stage, pick_own};
@@ -39,7 +41,8 @@ crate::tree! {
 }
 
 impl State<Tensor> {
-    /// What a backward pass carries, and what it only reads: what has been kept, and the cotangents of auxiliary values.
+    /// What a backward pass carries, and what it only reads: what has been kept, and the cotangents of auxiliary
+    /// values.
     pub(super) fn split(self) -> (State<Tensor>, [Vec<Tensor>; 2]) {
         let read = [self.stash, self.aux];
         (State { stash: Vec::new(), aux: Vec::new(), ..self }, read)
@@ -154,7 +157,8 @@ impl Machine<'_> {
         per_stage(iota(DType::S32, [self.options.stages], 0).equal(stage as f64), like)
     }
 
-    /// The slot of `io` that an iteration moves. Where results leave after all inputs have entered, they are put in order.
+    /// The slot of `io` that an iteration moves. Where results leave after all inputs have entered, they are put in
+    /// order.
     fn slot(&self, phase: &Phase, iteration: Tensor) -> Tensor {
         let slots = slots(self.options);
         let first = if phase.takes_inputs { 0 } else { phase.iterations.start % slots };
@@ -219,8 +223,8 @@ impl Machine<'_> {
         }
     }
 
-    /// One iteration backwards: from the cotangents of the state after it to those of the state before it, and the sums of the
-    /// weights' cotangents with those of this iteration.
+    /// One iteration backwards: from the cotangents of the state after it to those of the state before it, and the sums
+    /// of the weights' cotangents with those of this iteration.
     pub(super) fn run_back(
         &self,
         (halves, phase): (&StageHalves, &Phase),

@@ -37,7 +37,7 @@ pub use options::{PipelineError, PipelineOptions, Schedule, WeightPlan};
 pub use phases::{Phase, Task, WeightUse};
 pub use stage::LayerPlace;
 pub use timeline::{Column, Counts, Scatter, Timeline, WeightWindow};
-pub(crate) use weights::{EXPERTS, GATHERED};
+pub use weights::{EXPERTS, GATHERED};
 pub use with_loss::{PipelineLoss, pipeline_with_loss};
 
 use back::Backward;

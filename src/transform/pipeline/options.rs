@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::ops::RematPolicy;
+use crate::trace::{TraceErrorKind, TransformError};
 
 /// The order in which stages work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -287,5 +288,11 @@ impl PipelineOptions {
             }
         }
         Ok(())
+    }
+}
+
+impl From<PipelineError> for TraceErrorKind {
+    fn from(error: PipelineError) -> TraceErrorKind {
+        TraceErrorKind::Transform(TransformError::new(error))
     }
 }

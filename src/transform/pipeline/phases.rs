@@ -1,8 +1,8 @@
 //! The phases of the forward pass: runs of iterations that do the same. The backward pass goes through them in reverse.
 //!
-//! In iteration `i` stage `s` works on item `i - D s`: microbatch `item mod M` of repeat `item div M`. Of what a repeat needs from
-//! outside, inputs enter during the first M iterations and results leave during the last M, so a pipeline of several repeats is cut
-//! there; in between, stages change from repeat `r - 1` to `r` during the L iterations from `r M` on.
+//! In iteration `i`, stage `s` works on item `i - D s`: microbatch `item mod M` of repeat `item div M`. Inputs enter
+//! during the first M iterations, and results leave during the last M, so a pipeline of several repeats is cut there.
+//! In between, stages change from repeat `r - 1` to `r` during the L iterations from `r M` on.
 
 use std::ops::Range;
 
@@ -55,8 +55,8 @@ impl PipelineOptions {
             .then(|| Task { microbatch: item % self.microbatches, repeat: item / self.microbatches })
     }
 
-    /// For the schedule 1F1B: the microbatch whose backward pass a stage does in an iteration, after the forward pass of
-    /// [`PipelineOptions::task`].
+    /// For the schedule 1F1B: the microbatch whose backward pass a stage does in an iteration, after the forward pass
+    /// of [`PipelineOptions::task`].
     pub fn backward_task(&self, iteration: usize, stage: usize) -> Option<usize> {
         let lag = 2 * (self.stages - 1) - stage;
         let microbatch = iteration.checked_sub(lag)?;

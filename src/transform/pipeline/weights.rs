@@ -7,10 +7,10 @@ use crate::ops::WithAxes;
 use crate::trace::{Place, Tensor, VmapOptions, barrier, concatenate, full, label, vmap_with, zeros};
 
 /// Mesh axes that split weights at rest only: before use, weights are gathered over them.
-pub(crate) const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
+pub const GATHERED: [&str; 4] = ["fsdp", "fsdp_transpose", "context", "expert"];
 
 /// The logical axis of experts. Their weights stay split over the mesh axis `expert`: tokens come to them.
-pub(crate) const EXPERTS: &str = "exp";
+pub const EXPERTS: &str = "exp";
 
 /// The stacked weights of a pipeline: what is known of all of them.
 pub(super) struct Weights<'a> {

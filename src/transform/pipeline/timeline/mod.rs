@@ -1,8 +1,9 @@
-//! The schedule of a pipeline, to be looked at and counted: what every stage does in every iteration, and when the weights of each repeat
-//! are at hand. A function of the options alone; nothing is traced.
+//! The schedule of a pipeline as data: what every stage does in every iteration, and when the weights of each repeat
+//! are whole. It is a function of the options alone; nothing is traced.
 //!
-//! Time is counted in columns. With [`Schedule::Gpipe`] and [`Schedule::Circular`] the iterations of the forward pass come first, then
-//! those of the backward pass, the last iteration first. With [`Schedule::OneForwardOneBackward`] a column has both.
+//! Time is counted in columns. With [`Schedule::Gpipe`] and [`Schedule::Circular`] the iterations of the forward pass
+//! come first, then those of the backward pass, the last iteration first. With [`Schedule::OneForwardOneBackward`] a
+//! column has both.
 //!
 //! ```
 //! # use meshloom::transform::pipeline::{PipelineOptions, Schedule, Timeline, WeightPlan};
@@ -94,14 +95,16 @@ pub struct Counts {
     pub gathers_backward: usize,
     /// How often the gradient of a weight of one repeat is reduced and scattered.
     pub scatters: usize,
-    /// How often a microbatch moves from stage to stage, forwards and backwards: collective-permutes that run, each of one microbatch.
+    /// How often a microbatch moves from stage to stage, forwards and backwards: collective-permutes that run, each of
+    /// one microbatch.
     pub permutes: usize,
-    /// For each stage, how many microbatches (of any repeat) it has at most of which the forward pass is done and the backward pass is not.
+    /// For each stage, how many microbatches (of any repeat) it has at most of which the forward pass is done and the
+    /// backward pass is not.
     pub alive: Vec<usize>,
     /// Iterations whose inputs are kept for the backward pass, bubbles included.
     pub stashed_iterations: usize,
-    /// How many repeats have gathered weights at the same time, at most; with weights gathered per iteration, those of one repeat are there
-    /// during an iteration.
+    /// How many repeats have gathered weights at the same time, at most; with weights gathered per iteration, those of
+    /// one repeat are there during an iteration.
     pub gathered_repeats: usize,
 }
 
@@ -254,8 +257,8 @@ fn counts(options: &PipelineOptions, columns: &[Column], windows: &[WeightWindow
     }
 }
 
-/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well. With 1F1B each
-/// iteration hands on activations and gradients, and one slot has inputs and what becomes of them.
+/// In every iteration what stages hand on; where inputs enter or results leave, the slot that moves with them as well.
+/// With 1F1B each iteration hands on activations and gradients, and one slot has inputs and what becomes of them.
 fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     if options.stages == 1 {
         return 0;
@@ -267,7 +270,8 @@ fn permutes(options: &PipelineOptions, iterations: usize) -> usize {
     2 * (iterations + moving.map(|phase| phase.iterations.len()).sum::<usize>())
 }
 
-/// The most microbatches of which a stage has done the forward pass and not the backward pass. Within a column, forward comes first.
+/// The most microbatches of which a stage has done the forward pass and not the backward pass. Within a column, forward
+/// comes first.
 fn alive(columns: &[Column], stage: usize) -> usize {
     let (mut now, mut most) = (0, 0);
     for column in columns {
@@ -277,6 +281,3 @@ fn alive(columns: &[Column], stage: usize) -> usize {
     }
     most
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,4 +1,4 @@
-//! A schedule as text: stages below each other, iterations side by side, and when weights are there below them.
+//! A schedule as text: a row for each stage, a column for each iteration, and below them when weights are whole.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -11,8 +11,8 @@ use crate::transform::pipeline::Task;
 const MOST_COLUMNS: usize = 24;
 const MOST_ROWS: usize = 16;
 
-/// A picture of at most so many columns and rows; where there are more, those at the borders of what changes are shown, and `…` for the
-/// rest. With `#`, all of it.
+/// A picture of at most so many columns and rows; where there are more, those at the borders of what changes are shown,
+/// and `…` for the rest. With `#`, all of it.
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let folded = !f.alternate();
@@ -75,7 +75,8 @@ impl Timeline {
         }
     }
 
-    /// For each gathered set of weights `~` while it can be gathered, `=` while it is there, and `+` where its gradient is ready.
+    /// For each gathered set of weights `~` while it can be gathered, `=` while it is there, and `+` where its gradient
+    /// is ready.
     fn weight_rows(&self, columns: &Range<usize>, shown: &[usize]) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for window in &self.windows {

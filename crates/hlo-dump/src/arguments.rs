@@ -1,0 +1,482 @@
+//! The command line.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use meshloom_train::Stage;
+
+/// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
+///
+/// Reads HLO from any source: text or protos from JAX, MaxText or PyTorch/XLA, XLA dump folders, and meshloom's own run
+/// configs. Only `compile`, `doctor` and `--stage compiled` of a config need a plugin.
+#[derive(Parser)]
+#[command(name = "hlo-dump", version, max_term_width = 110, after_help = EXIT_STATUS)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Prints JSON instead of text; docs/hlo-dump.md has its schema
+    #[arg(long, global = true, help_heading = "Printing")]
+    pub json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Printing")]
+    pub color: Color,
+    /// How to print numbers of bytes and operations; by default both, but human on a narrow terminal
+    #[arg(long, global = true, value_name = "UNITS", help_heading = "Printing")]
+    pub units: Option<Units>,
+}
+
+const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \
+input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
+--exit-code` a difference; 2 an error.";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Units {
+    /// 4.2 MiB (4,404,019)
+    Both,
+    /// 4.2 MiB
+    Human,
+    /// 4404019
+    Exact,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Print the program: as HLO text, a proto, JSON, a drawing, or a page
+    Show(Show),
+    /// What moves: each collective with its mesh axes, bytes, executions and source line
+    #[command(visible_alias = "comms")]
+    Collectives(Collectives),
+    /// What crosses a slow axis at which step: over a sync period, in each branch that is taken
+    Traffic(Traffic),
+    /// What fills memory: arguments, outputs, temporaries, and the buffers live at the peak
+    Memory(Memory),
+    /// What a program costs on a chip: operations, bytes, and whether compute, memory or links limit it
+    Cost(Cost),
+    /// Why a tensor has its sharding: from rule or annotation, op by op
+    Explain(Explain),
+    /// What changed between two programs, by meaning: renumbering is no difference
+    Diff(Diff),
+    /// The pipelines that a run config could have: bubbles, bytes, memory, and a picture of the schedule
+    Plan(Plan),
+    /// Everything on one page that needs no network
+    Report(Report),
+    /// Compile for hardware that you need not have
+    Compile(Compile),
+    /// Hold a program to limits, for CI
+    Check(Check),
+    /// The plugins found, what each can do, and how to get what is missing
+    Doctor(Doctor),
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, in roff
+    Man {
+        /// The command; by default hlo-dump itself
+        command: Option<String>,
+    },
+}
+
+/// What to read, and how.
+#[derive(Args, Clone)]
+pub struct Input {
+    /// HLO text or proto, XLA dump folder, run config, or -
+    #[arg(value_name = "INPUT")]
+    pub path: PathBuf,
+    #[command(flatten)]
+    pub reading: Reading,
+}
+
+/// How to read an input.
+#[derive(Args, Clone)]
+pub struct Reading {
+    /// Names the mesh axes if the HLO does not: data=2,fsdp=4, major to minor
+    #[arg(long, value_name = "AXES", help_heading = "Reading")]
+    pub mesh: Option<String>,
+    /// The stage to look at: of a run config, or of a dump folder
+    #[arg(long, value_name = "STAGE", help_heading = "Reading", value_parser = parse_stage)]
+    pub stage: Option<Stage>,
+    /// In a dump folder: the module with this number or name; by default the largest
+    #[arg(long, value_name = "NAME", help_heading = "Reading")]
+    pub module: Option<String>,
+    /// In a dump folder: the file whose name contains this text, such as a pass
+    #[arg(long, value_name = "TEXT", help_heading = "Reading", conflicts_with = "stage")]
+    pub pass: Option<String>,
+    /// Overrides one key of a run config; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
+    pub set: Vec<String>,
+}
+
+fn parse_stage(text: &str) -> Result<Stage, String> {
+    text.parse()
+}
+
+#[derive(Args)]
+pub struct Show {
+    #[command(flatten)]
+    pub input: Input,
+    /// The output form
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub emit: Emit,
+    /// Prints everything, to be read back; by default names are renumbered, and metadata and large constants left out
+    #[arg(long)]
+    pub full: bool,
+    /// Only this computation
+    #[arg(long, value_name = "NAME")]
+    pub computation: Option<String>,
+    /// For dot and svg: how many levels of scopes to draw; 0 draws every instruction
+    #[arg(long, value_name = "LEVELS", default_value_t = 3)]
+    pub depth: usize,
+    /// The output file; by default standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Emit {
+    /// HLO text
+    Text,
+    /// A serialized HloModuleProto
+    Proto,
+    /// Computations and instructions as JSON
+    Json,
+    /// A graph for Graphviz
+    Dot,
+    /// A drawing
+    Svg,
+    /// A page of the text, with names that lead to where they are defined
+    Html,
+    /// meshloom's own graph (of a run config)
+    Graph,
+}
+
+#[derive(Args)]
+pub struct Collectives {
+    #[command(flatten)]
+    pub input: Input,
+    #[command(flatten)]
+    pub select: Select,
+    /// Sorts by this column, the largest first
+    #[arg(long, value_name = "COLUMN", default_value = "program")]
+    pub by: CollectiveColumn,
+    /// Sums the collectives that agree in this column
+    #[arg(long, value_name = "COLUMN")]
+    pub group: Option<CollectiveGroup>,
+    /// Train steps in one execution of the program, for the sum per step; a run config says it itself
+    #[arg(long, value_name = "N")]
+    pub steps: Option<NonZeroU64>,
+    /// The most rows to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 50)]
+    pub limit: usize,
+}
+
+#[derive(Args)]
+pub struct Traffic {
+    #[command(flatten)]
+    pub input: Input,
+    /// The mesh axis, or part of one; by default diloco or replica, whichever the mesh has
+    #[arg(long, value_name = "AXIS")]
+    pub over: Option<String>,
+    /// The number of steps, from the first; by default one sync period, or 1
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u64>,
+    /// Compares several forms of the run config: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
+    /// microbatches=N, joined by +, as in vanilla,streaming,streaming+int4
+    #[arg(long, value_name = "FORMS", value_delimiter = ',')]
+    pub compare: Vec<String>,
+    /// The input of the program that counts steps; by default the one named step
+    #[arg(long, value_name = "NAME", help_heading = "Reading")]
+    pub step_input: Option<String>,
+    /// Adds the time on a link of this rate, in Gbit/s for each device: a model
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub gbps: Option<f64>,
+    /// Draws all series into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct Select {
+    /// Only collectives that cross this mesh axis, or part of one (fsdp:(1)2); if repeated, all of them
+    #[arg(long, value_name = "AXIS")]
+    pub over: Vec<String>,
+    /// Only collectives of this kind: all-gather, all-reduce, ...
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<String>,
+    /// Only collectives that move at least this much in all their executions: 4096, 16KiB, 2MiB
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub min_bytes: Option<u64>,
+    /// Only instructions with this text in their scope path
+    #[arg(long, value_name = "TEXT")]
+    pub scope: Option<String>,
+    /// Only collectives in a loop
+    #[arg(long)]
+    pub in_loops: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CollectiveColumn {
+    /// The order of the program
+    Program,
+    Total,
+    Bytes,
+    Executions,
+    Kind,
+    Axes,
+    Source,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CollectiveGroup {
+    Kind,
+    Axes,
+    /// Kind and axes
+    KindAxes,
+    Scope,
+    Source,
+}
+
+#[derive(Args)]
+pub struct Memory {
+    #[command(flatten)]
+    pub input: Input,
+    /// Only buffers of at least this size
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub min_bytes: Option<u64>,
+    /// Only buffers with this text in their scope path
+    #[arg(long, value_name = "TEXT")]
+    pub scope: Option<String>,
+    /// The most rows to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 20)]
+    pub limit: usize,
+    /// Compares the peak with this chip's memory
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Cost {
+    #[command(flatten)]
+    pub input: Input,
+    /// The chip: v5p, v6e, tpu7x, h100, ...; by default only operations and bytes are printed
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+    /// What a row is
+    #[arg(long, value_name = "WHAT", default_value = "loop")]
+    pub by: CostBy,
+    /// Only instructions with this text in their scope path
+    #[arg(long, value_name = "TEXT")]
+    pub scope: Option<String>,
+    /// The most rows to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 30)]
+    pub limit: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CostBy {
+    /// Loops, with what they contain
+    Loop,
+    /// Scope paths
+    Scope,
+    /// Single instructions
+    Op,
+    /// Opcodes
+    Opcode,
+}
+
+#[derive(Args)]
+pub struct Explain {
+    #[command(flatten)]
+    pub input: Input,
+    /// A parameter's path, a scope, an instruction's name, or file:line
+    pub tensor: String,
+}
+
+#[derive(Args)]
+pub struct Diff {
+    /// The one before
+    pub before: PathBuf,
+    /// The one after
+    pub after: PathBuf,
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Overrides one key of the second run config only
+    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
+    pub set_after: Vec<String>,
+    /// Exit status 1 if there is a difference
+    #[arg(long)]
+    pub exit_code: bool,
+    /// The most rows of each table; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 30)]
+    pub limit: usize,
+}
+
+#[derive(Args)]
+pub struct Plan {
+    /// A run config with a section `[pipeline]`
+    #[arg(value_name = "CONFIG")]
+    pub config: PathBuf,
+    /// Overrides one key of the config; may be given more than once
+    #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
+    pub set: Vec<String>,
+    /// Compares the peak with this chip's memory; by default with that of target.topology
+    #[arg(long, value_name = "CHIP")]
+    pub chip: Option<String>,
+    /// Prints the whole schedule, however long
+    #[arg(long)]
+    pub schedule: bool,
+}
+
+#[derive(Args)]
+pub struct Report {
+    #[command(flatten)]
+    pub input: Input,
+    /// The page
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Estimates times for this chip
+    #[arg(long, value_name = "CHIP", default_value = "v5p")]
+    pub chip: String,
+}
+
+#[derive(Args)]
+pub struct Compile {
+    #[command(flatten)]
+    pub input: Input,
+    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8
+    #[arg(long, value_name = "TARGET")]
+    pub target: String,
+    /// The most time that compilation may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
+    pub time_limit: u64,
+    /// Writes the compiled program: HLO text if the name ends in .txt or .hlo, else a proto
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Downloads no plugin: a missing one is an error
+    #[arg(long)]
+    pub offline: bool,
+    /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
+    #[arg(long, value_name = "YES", help_heading = "Reading")]
+    pub shardy: Option<bool>,
+    /// The most collectives to print; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 20)]
+    pub limit: usize,
+}
+
+#[derive(Args)]
+pub struct Check {
+    #[command(flatten)]
+    pub input: Input,
+    /// The most bytes that a device may send in one run
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub max_collective_bytes: Option<u64>,
+    /// The most collectives that may execute in one run; an unknown number is too many
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub max_collectives: Option<u64>,
+    /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more
+    /// than once
+    #[arg(long, value_name = "AXIS=BYTES", value_parser = parse_axis_bytes, help_heading = "Limits")]
+    pub max_bytes_over: Vec<(String, u64)>,
+    /// The most collectives over an axis that may execute in one run, whichever branches are taken; may be given more
+    /// than once
+    #[arg(long, value_name = "AXIS=N", value_parser = parse_axis_count, help_heading = "Limits")]
+    pub max_collectives_over: Vec<(String, u64)>,
+    /// The most memory that a device may need
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub max_memory: Option<u64>,
+    /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
+    /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
+    #[arg(long, value_name = "WHAT", help_heading = "Limits")]
+    pub deny: Vec<String>,
+    /// With --deny replication: the smallest parameter that counts
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64KiB", help_heading = "Limits")]
+    pub replicated_bytes: u64,
+}
+
+#[derive(Args)]
+pub struct Doctor {
+    /// Fetches what is missing for these platforms: cpu, tpu, cuda
+    #[arg(long, value_name = "PLATFORM")]
+    pub fetch: Vec<String>,
+}
+
+/// A rate above 0.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
+}
+
+/// `replica=64MiB`.
+fn parse_axis_bytes(text: &str) -> Result<(String, u64), String> {
+    let (axis, bytes) =
+        text.split_once('=').ok_or_else(|| format!("\"{text}\": write AXIS=BYTES, as replica=64MiB"))?;
+    Ok((axis.to_owned(), parse_bytes(bytes)?))
+}
+
+/// `replica=12`.
+fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
+    let read = || {
+        let (axis, count) = text.split_once('=')?;
+        Some((axis.to_owned(), count.parse().ok()?))
+    };
+    read().ok_or_else(|| format!("\"{text}\": write AXIS=N, as replica=12"))
+}
+
+/// `4096`, `16KiB`, `2MiB`, `1.5GB`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("\"{text}\" is not a number of bytes; write 4096, 16KiB, 2MiB or 1.5GB");
+    let letters = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(letters);
+    let (number, unit) = (number.trim().replace([',', '_'], ""), unit.trim().to_ascii_lowercase());
+    let scale: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    if let Ok(number) = number.parse::<u64>() {
+        return number.checked_mul(scale).ok_or_else(wrong);
+    }
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let bytes = number * scale as f64;
+    if bytes.is_finite() && (0.0..1e18).contains(&bytes) { Ok(bytes.round() as u64) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn bytes_are_read() {
+        let cases =
+            [("4096", 4096), ("16KiB", 16384), ("2MiB", 2 << 20), ("1.5GB", 1_500_000_000), ("1,024 k", 1 << 20)];
+        for (text, expected) in cases {
+            assert_eq!(parse_bytes(text), Ok(expected));
+        }
+        for text in ["", "x", "1.5.2", "-1", "4 parsecs", "99999999999999999999"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! `hlo-dump check`: limits that a program must keep, for CI.
+
+use anyhow::{Result, bail};
+use meshloom_hlo::Amount;
+use meshloom_hlo::analysis::{Communication, ModuleCollective, ModuleCollectives};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::arguments::Check;
+use crate::collectives::{self, axes_text, may_cross, where_from};
+use crate::input::{Described, Loaded, load};
+use crate::memory;
+use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+use crate::replication;
+
+/// What may not be.
+enum Denied {
+    /// A large parameter that every device holds whole; a value that had to be gathered for an op.
+    Replication,
+    /// A loop with a collective in it, over an axis if one is named.
+    InLoops(Option<String>),
+    /// A collective over an axis.
+    Over(String),
+    /// A collective over an axis that runs whichever branches are taken.
+    OutsideConditionals(String),
+    /// A kind of collective, over an axis if one is named.
+    Kind(String, Option<String>),
+    /// A collective with an unknown number of executions.
+    UnknownTripCounts,
+}
+
+/// A limit that was asked for, and what broke it.
+#[derive(Serialize)]
+struct Verdict {
+    limit: String,
+    passed: bool,
+    violations: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    passed: bool,
+    checks: &'a [Verdict],
+}
+
+pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
+    let denied: Vec<(String, Denied)> =
+        arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
+    let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
+    let over = [&arguments.max_bytes_over, &arguments.max_collectives_over];
+    if denied.is_empty() && limits.iter().all(Option::is_none) && over.iter().all(|limits| limits.is_empty()) {
+        bail!(
+            "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
+             --max-collectives-over or --deny"
+        );
+    }
+    let loaded = load(&arguments.input)?;
+    let found = collectives::of(&loaded);
+    let mut checks = Vec::new();
+    if let Some(most) = arguments.max_collective_bytes {
+        checks.push(at_most("--max-collective-bytes ", most, found.moved_bytes(), output::bytes));
+    }
+    if let Some(most) = arguments.max_collectives {
+        checks.push(at_most("--max-collectives ", most, found.executions(), output::thousands));
+    }
+    for (axis, most) in &arguments.max_bytes_over {
+        let found = over_axis("--max-bytes-over", axis, &found, &loaded)?.moved_bytes();
+        checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
+    }
+    for (axis, most) in &arguments.max_collectives_over {
+        let found = over_axis("--max-collectives-over", axis, &found, &loaded)?.executions();
+        checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
+    }
+    if let Some(most) = arguments.max_memory {
+        checks.push(at_most("--max-memory ", most, Amount::Exactly(memory::of(&loaded)?.peak), output::bytes));
+    }
+    for (text, denied) in &denied {
+        let violations = violations(denied, &found, &loaded, arguments.replicated_bytes)?;
+        checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
+    }
+    let passed = checks.iter().all(|check| check.passed);
+    if json {
+        output::json("check", &Answer { input: loaded.describe(), passed, checks: &checks })?;
+    } else {
+        line(&paint(BOLD, &loaded.title()));
+        checks.iter().for_each(print);
+    }
+    Ok(if passed { Outcome::Done } else { Outcome::Found })
+}
+
+fn parse(text: &str) -> Result<Denied> {
+    let (name, axis) = match text.split_once('=') {
+        Some((name, axis)) => (name, Some(axis.to_owned())),
+        None => (text, None),
+    };
+    Ok(match (name, axis) {
+        ("replication", None) => Denied::Replication,
+        ("unknown-trip-counts", None) => Denied::UnknownTripCounts,
+        ("collectives-in-loops", axis) => Denied::InLoops(axis),
+        ("collectives-over", Some(axis)) => Denied::Over(axis),
+        ("collectives-outside-conditionals", Some(axis)) => Denied::OutsideConditionals(axis),
+        (kind, axis) if Communication::named(kind).is_some() => Denied::Kind(kind.to_owned(), axis),
+        _ => bail!(
+            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
+             collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS",
+            Communication::ALL.map(Communication::name).join(", ")
+        ),
+    })
+}
+
+fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Verdict {
+    let violation = match found.bound() {
+        None => Some("unknown: a loop has an unknown trip count".to_owned()),
+        Some(found) if found > most => Some(format!("{}, which is {} too many", text(found), text(found - most))),
+        Some(_) => None,
+    };
+    Verdict {
+        limit: format!("{limit}{}", text(most)),
+        passed: violation.is_none(),
+        violations: violation.into_iter().collect(),
+    }
+}
+
+/// The collectives that cross an axis. What does not say which devices take part might cross any.
+fn over_axis(option: &str, axis: &str, found: &ModuleCollectives, loaded: &Loaded) -> Result<ModuleCollectives> {
+    let axes = collectives::axes_of(option, &[axis.to_owned()], loaded)?;
+    let mut found = found.clone();
+    found.entries.retain(|entry| axes.iter().all(|axis| may_cross(entry, axis, loaded)));
+    Ok(found)
+}
+
+fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least: u64) -> Result<Vec<String>> {
+    let listed = |axis: Option<&String>, is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Result<Vec<String>> {
+        let axes = collectives::axes_of("--deny", &axis.cloned().into_iter().collect::<Vec<_>>(), loaded)?;
+        let crosses = |entry: &&ModuleCollective| axes.iter().all(|axis| may_cross(entry, axis, loaded));
+        Ok(found.entries.iter().filter(crosses).filter(|entry| is_wrong(entry)).map(describe).collect())
+    };
+    match denied {
+        Denied::Replication => Ok(replication::found(loaded, least)),
+        Denied::UnknownTripCounts => listed(None, &|entry| entry.executions == Amount::Unknown),
+        Denied::InLoops(axis) => listed(axis.as_ref(), &|entry| entry.loop_depth > 0),
+        Denied::Over(axis) => listed(Some(axis), &|_| true),
+        Denied::OutsideConditionals(axis) => listed(Some(axis), &|entry| entry.branches.is_empty()),
+        Denied::Kind(kind, axis) => listed(axis.as_ref(), &|entry| entry.kind.name() == kind),
+    }
+}
+
+fn describe(entry: &ModuleCollective) -> String {
+    let bytes = entry.bytes.map_or("?".to_owned(), output::human_bytes);
+    let (kind, axes, times) = (entry.kind.name(), axes_text(entry), output::times(entry.executions));
+    format!("{kind} over {axes}, {bytes}, {times}: {}", where_from(entry))
+}
+
+fn print(check: &Verdict) {
+    const SHOWN: usize = 10;
+    let state = if check.passed { paint(GOOD, "pass") } else { paint(BAD, "FAIL") };
+    line(&format!("{state}  {}", check.limit));
+    check.violations.iter().take(SHOWN).for_each(|violation| line(&format!("      {violation}")));
+    if check.violations.len() > SHOWN {
+        line(&format!("      and {} more", check.violations.len() - SHOWN));
+    }
+}

@@ -1,0 +1,341 @@
+//! `hlo-dump collectives`: what moves, how often, over which axis.
+
+use std::cmp::Reverse;
+use std::num::NonZeroU64;
+
+use anyhow::{Result, bail};
+use indexmap::IndexMap;
+use meshloom_hlo::analysis::{
+    AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
+};
+use meshloom_hlo::{Amount, Bounds};
+use serde::Serialize;
+
+use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
+use crate::conditionals::{self, ConditionalSum};
+use crate::input::{Described, Loaded, load};
+use crate::output::{self, BOLD, Column, DIM, Table, amount, amount_of_bytes, line, paint};
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    collectives: &'a [ModuleCollective],
+    #[serde(flatten)]
+    totals: Totals,
+    conditionals: Vec<ConditionalSum<'a>>,
+}
+
+/// The sums of a selection. Where branches differ, the most; and the least.
+#[derive(Serialize)]
+pub struct Totals {
+    executions: Amount,
+    moved_bytes: Amount,
+    executions_least: u64,
+    moved_bytes_least: u64,
+    /// Train steps in one execution of the program.
+    steps: u64,
+    moved_bytes_per_step: Option<f64>,
+}
+
+impl Totals {
+    pub fn of(found: &ModuleCollectives, steps: u64) -> Totals {
+        let (executions, moved) = (found.execution_bounds(), found.moved_bounds());
+        Totals {
+            executions: executions.amount(),
+            moved_bytes: moved.amount(),
+            executions_least: executions.least,
+            moved_bytes_least: moved.least,
+            steps,
+            moved_bytes_per_step: moved.most.map(|most| most as f64 / steps as f64),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Grouped<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    groups: Vec<Sum>,
+}
+
+/// Collectives that are alike in something.
+#[derive(Serialize)]
+struct Sum {
+    name: String,
+    collectives: usize,
+    executions: Amount,
+    moved_bytes: Amount,
+}
+
+pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
+    let loaded = load(&arguments.input)?;
+    let mut found = of(&loaded);
+    let all = found.entries.len();
+    select(&mut found, &arguments.select, &loaded)?;
+    sort(&mut found.entries, arguments.by);
+    if let Some(by) = arguments.group {
+        let groups = sums(&found, by);
+        return if json {
+            output::json("collectives", &Grouped { input: loaded.describe(), groups })
+        } else {
+            line(&paint(BOLD, &loaded.title()));
+            print_sums(&groups, arguments.limit);
+            conditionals::print(&found);
+            print_total(&found, all);
+            Ok(())
+        };
+    }
+    let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
+    if json {
+        let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
+        let answer = Answer { input: loaded.describe(), collectives: &found.entries, totals, conditionals };
+        return output::json("collectives", &answer);
+    }
+    line(&paint(BOLD, &loaded.title()));
+    print(&found.entries, &found.conditionals, arguments.limit);
+    conditionals::print(&found);
+    print_total(&found, all);
+    print_per_step(&found, &arguments.select.over, steps);
+    if found.merged {
+        output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
+    }
+    if loaded.mesh.is_none() && loaded.device_count() > 1 && !found.entries.is_empty() {
+        output::note("the module names no mesh; --mesh data=2,fsdp=4 would name the axes");
+    }
+    Ok(())
+}
+
+/// The collectives of an input, along its mesh.
+pub fn of(loaded: &Loaded) -> ModuleCollectives {
+    let found = collectives(&loaded.module, loaded.devices);
+    match &loaded.mesh {
+        Some(mesh) => found.along(mesh),
+        None => found,
+    }
+}
+
+/// The mesh axes, or else the devices in short: `groups of 4, stride 2`.
+pub fn axes_text(entry: &ModuleCollective) -> String {
+    let Some(axes) = &entry.axes else { return devices_text(entry) };
+    let names: Vec<_> = axes.iter().map(ToString::to_string).collect();
+    match (names.as_slice(), entry.shift) {
+        ([], _) => "none".to_owned(),
+        (names, Some(shift)) => format!("{} {shift:+}", names.join(",")),
+        (names, None) => names.join(","),
+    }
+}
+
+fn devices_text(entry: &ModuleCollective) -> String {
+    if !entry.pairs.is_empty() {
+        let shown: Vec<_> = entry.pairs.iter().take(2).map(|(from, to)| format!("{from}>{to}")).collect();
+        let more = if entry.pairs.len() > 2 { ",..." } else { "" };
+        return format!("{}{more}", shown.join(","));
+    }
+    let size = entry.group_size.map_or("?".to_owned(), |size| size.to_string());
+    match &entry.groups {
+        // A send or receive names its partner elsewhere, such as the host's runtime.
+        DeviceGroups::One if entry.group_size.is_none() => "one to one".to_owned(),
+        DeviceGroups::One => format!("all {size}"),
+        DeviceGroups::Unreadable => "?".to_owned(),
+        DeviceGroups::Lists(lists) => {
+            let first: Vec<_> = lists.iter().flatten().take(4).map(u64::to_string).collect();
+            let more = if lists.first().is_some_and(|list| list.len() > 4) { ",..." } else { "" };
+            let first = first[..first.len().min(lists.first().map_or(0, Vec::len))].join(",");
+            format!("{}x{size} {{{first}{more}}}", lists.len())
+        }
+        DeviceGroups::Iota { dims, permutation, .. } => {
+            let join = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join(",");
+            let dims = join(&mut dims.iter().map(u64::to_string));
+            let order = join(&mut permutation.iter().map(usize::to_string));
+            let transposed = if permutation.len() > 1 { format!("T({order})") } else { String::new() };
+            format!("groups of {size} <=[{dims}]{transposed}")
+        }
+    }
+}
+
+/// The axes, or parts of axes, of an input's mesh that an option names.
+pub fn axes_of(option: &str, names: &[String], loaded: &Loaded) -> Result<Vec<AxisPart>> {
+    let Some(first) = names.first() else { return Ok(Vec::new()) };
+    let Some(mesh) = &loaded.mesh else {
+        bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
+    };
+    names.iter().map(|name| Ok(AxisPart::parse(name, mesh)?)).collect()
+}
+
+/// Whether a collective crosses an axis. What does not say which devices take part may cross any.
+pub fn may_cross(entry: &ModuleCollective, axis: &AxisPart, loaded: &Loaded) -> bool {
+    loaded.mesh.as_ref().is_none_or(|mesh| entry.crosses(axis, mesh).unwrap_or(true))
+}
+
+/// Keeps what is asked for.
+fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
+    let over = axes_of("--over", &select.over, loaded)?;
+    if let Some(kind) = &select.kind
+        && Communication::named(kind).is_none()
+    {
+        let all = Communication::ALL.map(Communication::name).join(", ");
+        bail!("--kind {kind}: unknown collective; known are {all}");
+    }
+    found.entries.retain(|entry| {
+        over.iter().all(|axis| may_cross(entry, axis, loaded))
+            && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
+            // An unknown amount may be large.
+            && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
+            && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
+            && (!select.in_loops || entry.loop_depth > 0)
+    });
+    Ok(())
+}
+
+fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
+    /// What is not known comes first: it may be the largest.
+    fn size(amount: Amount) -> Reverse<u64> {
+        Reverse(amount.bound().unwrap_or(u64::MAX))
+    }
+    match by {
+        CollectiveColumn::Program => {}
+        CollectiveColumn::Total => entries.sort_by_key(|entry| size(entry.total_moved_bytes())),
+        CollectiveColumn::Bytes => entries.sort_by_key(|entry| Reverse(entry.bytes.unwrap_or(u64::MAX))),
+        CollectiveColumn::Executions => entries.sort_by_key(|entry| size(entry.executions)),
+        CollectiveColumn::Kind => entries.sort_by_key(|entry| entry.kind.name()),
+        CollectiveColumn::Axes => entries.sort_by_key(axes_text),
+        CollectiveColumn::Source => entries.sort_by_key(where_from),
+    }
+}
+
+/// The source line and the scope; the instruction where the module says neither.
+pub fn where_from(entry: &ModuleCollective) -> String {
+    let op = entry.op_name.as_str();
+    match (&entry.source, op) {
+        (Some(source), "") => source.clone(),
+        (Some(source), op) => format!("{source} {op}"),
+        (None, "") => format!("%{} in {}", entry.name, entry.computation),
+        (None, op) => op.to_owned(),
+    }
+}
+
+/// Prints a table. What is alike in everything that is shown is one row, with how many there are.
+pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: usize) {
+    const HEADER: [(&str, Column); 9] = [
+        ("collective", Column::Text),
+        ("axes", Column::Text),
+        ("devices", Column::Optional),
+        ("bytes", Column::Number),
+        ("times", Column::Number),
+        ("moved in all", Column::Number),
+        ("loops", Column::Optional),
+        ("branch", Column::Text),
+        ("where from", Column::Flexible),
+    ];
+    let mut table = Table::new(&HEADER);
+    let mut rows: IndexMap<Vec<String>, (usize, Amount, Amount)> = IndexMap::new();
+    for entry in entries {
+        let name =
+            if entry.asynchronous { format!("{} (async)", entry.kind.name()) } else { entry.kind.name().to_owned() };
+        let key = vec![
+            name,
+            axes_text(entry),
+            entry.group_size.map_or(String::new(), |size| size.to_string()),
+            entry.bytes.map_or("?".to_owned(), output::bytes),
+            amount(entry.executions),
+            if entry.loop_depth == 0 { String::new() } else { entry.loop_depth.to_string() },
+            conditionals::branch_text(conditionals, entry),
+            where_from(entry),
+        ];
+        let row = rows.entry(key).or_insert((0, Amount::Exactly(0), Amount::Exactly(0)));
+        *row = (row.0 + 1, row.1.plus(entry.executions), row.2.plus(entry.total_moved_bytes()));
+    }
+    for (mut cells, (count, executions, moved)) in rows {
+        if count > 1 {
+            cells[0] = format!("{} x{count}", cells[0]);
+            cells[4] = amount(executions);
+        }
+        cells.insert(5, amount_of_bytes(moved));
+        table.row(cells);
+    }
+    table.limit(limit).print();
+}
+
+pub fn print_total(found: &ModuleCollectives, all: usize) {
+    let of_all = if found.entries.len() == all { String::new() } else { format!(" of {all}") };
+    line(&format!(
+        "{}{of_all}, executed {}; each device sends {}",
+        output::plural(found.entries.len(), "collective"),
+        output::bounds_of_times(found.execution_bounds()),
+        output::bounds_of_bytes(found.moved_bounds())
+    ));
+    let unknown = found.entries.iter().filter(|entry| entry.executions == Amount::Unknown).count();
+    if unknown > 0 {
+        line(&paint(DIM, &format!("? {unknown} run in a loop whose trip count is not known before it runs")));
+    }
+    if found.entries.iter().any(|entry| matches!(entry.executions, Amount::AtMost(_))) {
+        line(&paint(DIM, "<= in a branch that may not be taken"));
+    }
+}
+
+/// What a device sends over the axes that were asked for, in one execution and in one step.
+fn print_per_step(found: &ModuleCollectives, over: &[String], steps: u64) {
+    if over.is_empty() && steps == 1 {
+        return;
+    }
+    let over = if over.is_empty() { String::new() } else { format!(" over {}", over.join(" and ")) };
+    let Bounds { least, most } = found.moved_bounds();
+    let each = |parts: u64| Bounds { least: least / parts, most: most.map(|most| most.div_ceil(parts)) };
+    let what = if steps == 1 { "a step" } else { "an execution" };
+    line(&format!("{what} sends {}{over} from each device", output::bounds_of_bytes(each(1))));
+    if steps > 1 {
+        line(&format!("a step, of {steps} in an execution: {}", output::bounds_of_bytes(each(steps))));
+    }
+}
+
+fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
+    let mut groups: IndexMap<String, ModuleCollectives> = IndexMap::new();
+    for entry in &found.entries {
+        let kind = entry.kind.name().to_owned();
+        let name = match by {
+            CollectiveGroup::Kind => kind,
+            CollectiveGroup::Axes => axes_text(entry),
+            CollectiveGroup::KindAxes => format!("{kind} {}", axes_text(entry)),
+            CollectiveGroup::Scope => scope_of(entry),
+            CollectiveGroup::Source => entry.source.clone().unwrap_or_else(|| "unknown".to_owned()),
+        };
+        groups.entry(name).or_default().entries.push(entry.clone());
+    }
+    let sum = |(name, group): (String, ModuleCollectives)| Sum {
+        name,
+        collectives: group.entries.len(),
+        executions: group.executions(),
+        moved_bytes: group.moved_bytes(),
+    };
+    let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
+    groups.sort_by_key(|sum| Reverse(sum.moved_bytes.bound().unwrap_or(u64::MAX)));
+    groups
+}
+
+/// The scope path without the op.
+fn scope_of(entry: &ModuleCollective) -> String {
+    match entry.op_name.rsplit_once('/') {
+        Some((scope, _)) => scope.to_owned(),
+        None => "no scope".to_owned(),
+    }
+}
+
+fn print_sums(groups: &[Sum], limit: usize) {
+    let header = [
+        ("", Column::Flexible),
+        ("collectives", Column::Number),
+        ("times", Column::Number),
+        ("moved in all", Column::Number),
+    ];
+    let mut table = Table::new(&header);
+    for sum in groups {
+        table.row(vec![
+            sum.name.clone(),
+            sum.collectives.to_string(),
+            amount(sum.executions),
+            amount_of_bytes(sum.moved_bytes),
+        ]);
+    }
+    table.limit(limit).print();
+}

@@ -1,0 +1,122 @@
+//! What is in the branches of conditionals: of each conditional, one branch runs.
+
+use meshloom_hlo::analysis::{Conditional, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::{Amount, Bounds, Branch, sum};
+use serde::Serialize;
+
+use crate::output::{self, Column, Table, line};
+
+/// A conditional with collectives in its branches.
+#[derive(Serialize)]
+pub struct ConditionalSum<'a> {
+    /// As `branches` of a collective names it.
+    number: usize,
+    name: &'a str,
+    computation: &'a str,
+    op_name: &'a str,
+    source: Option<&'a str>,
+    executions: Amount,
+    branches: Vec<BranchSum<'a>>,
+}
+
+/// What a branch moves where it is the one that is taken, each time that its conditional runs.
+#[derive(Serialize)]
+struct BranchSum<'a> {
+    /// `true`, `false`, or the value of the selector.
+    when: &'a str,
+    collectives: usize,
+    executions: Amount,
+    moved_bytes: Amount,
+    executions_least: u64,
+    moved_bytes_least: u64,
+}
+
+/// The conditionals that have any of these collectives in them.
+pub fn sums(found: &ModuleCollectives) -> Vec<ConditionalSum<'_>> {
+    let all = found.conditionals.iter().enumerate();
+    all.filter_map(|(number, conditional)| {
+        let inside = |branch: usize| -> Vec<_> {
+            found.entries.iter().filter_map(|entry| Some((entry, beyond(entry, number, branch)?))).collect()
+        };
+        let branches = conditional.branches.iter().enumerate();
+        let branches: Vec<_> = branches.map(|(branch, when)| branch_sum(when, &inside(branch))).collect();
+        let Conditional { name, computation, op_name, source, executions, .. } = conditional;
+        branches.iter().any(|branch| branch.collectives > 0).then_some(ConditionalSum {
+            number,
+            name,
+            computation,
+            op_name,
+            source: source.as_deref(),
+            executions: *executions,
+            branches,
+        })
+    })
+    .collect()
+}
+
+/// The branches that a collective is in within a branch of a conditional; none if it is not in that one.
+fn beyond(entry: &ModuleCollective, conditional: usize, branch: usize) -> Option<&[Branch]> {
+    let at = entry.branches.iter().position(|it| (it.conditional, it.branch) == (conditional, branch))?;
+    Some(&entry.branches[at + 1..])
+}
+
+fn branch_sum<'a>(when: &'a str, inside: &[(&ModuleCollective, &[Branch])]) -> BranchSum<'a> {
+    // Where its branches are taken, it runs so often.
+    let taken = |amount: Amount| amount.bound().map_or(Amount::Unknown, Amount::Exactly);
+    let total = |of: fn(&ModuleCollective) -> Amount| -> Bounds {
+        sum(inside.iter().map(|(entry, beyond)| (*beyond, taken(of(entry)))))
+    };
+    let (executions, moved) = (total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
+    BranchSum {
+        when,
+        collectives: inside.len(),
+        executions: executions.amount(),
+        moved_bytes: moved.amount(),
+        executions_least: executions.least,
+        moved_bytes_least: moved.least,
+    }
+}
+
+/// `true`, `1 of 3`, and `true > 1 of 3` for one in another.
+pub fn branch_text(conditionals: &[Conditional], entry: &ModuleCollective) -> String {
+    let one = |it: &Branch| {
+        let when = conditionals.get(it.conditional).and_then(|conditional| conditional.branches.get(it.branch));
+        match when.map(String::as_str) {
+            Some(truth @ ("true" | "false")) => truth.to_owned(),
+            _ => format!("{} of {}", it.branch, it.branch_count),
+        }
+    };
+    entry.branches.iter().map(one).collect::<Vec<_>>().join(" > ")
+}
+
+/// Prints what each branch moves.
+pub fn print(found: &ModuleCollectives) {
+    let conditionals = sums(found);
+    if conditionals.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&[
+        ("one of these branches", Column::Text),
+        ("taken when", Column::Text),
+        ("collectives", Column::Number),
+        ("times", Column::Number),
+        ("sends", Column::Number),
+        ("where from", Column::Flexible),
+    ]);
+    for it in &conditionals {
+        for (index, branch) in it.branches.iter().enumerate() {
+            let first = |text: String| if index == 0 { text } else { String::new() };
+            table.row(vec![
+                first(format!("%{} in {}", it.name, it.computation)),
+                branch.when.to_owned(),
+                branch.collectives.to_string(),
+                output::amount(branch.executions),
+                output::amount_of_bytes(branch.moved_bytes),
+                first(format!("{} {}", it.source.unwrap_or_default(), it.op_name).trim().to_owned()),
+            ]);
+        }
+    }
+    line("");
+    table.print();
+    line("");
+}

@@ -1,0 +1,118 @@
+//! `hlo-dump doctor`: what is here to compile with.
+
+use anyhow::{Result, bail};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{FindOptions, Plugin, Topology, WHEELS, Wheel};
+use serde::Serialize;
+
+use crate::arguments::Doctor;
+use crate::compile::download;
+use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+
+/// The platforms, what each compiles for, and a small topology to try it with.
+const PLATFORMS: [(&str, &str, &str); 3] = [
+    ("cpu", "compiles and runs: cpu:8", "cpu:2"),
+    ("tpu", "compiles ahead of time: v4, v5e, v5p, v6e, tpu7x, several slices", "v5e:2x2"),
+    ("cuda", "compiles ahead of time: a100, h100, h200, b200; runs where there is a driver", "h100:1x1x2"),
+];
+
+#[derive(Serialize)]
+struct Answer {
+    version: &'static str,
+    plugins: Vec<Report>,
+    offline: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    platform: &'static str,
+    can: &'static str,
+    path: Option<String>,
+    api_version: Option<String>,
+    /// What it knows of a small topology: how many devices, of what kind.
+    works: Option<String>,
+    problem: Option<String>,
+    fix: Option<String>,
+}
+
+pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
+    for platform in &arguments.fetch {
+        if !PLATFORMS.iter().any(|(name, ..)| name == platform) {
+            bail!("--fetch {platform}: unknown platform; known are cpu, tpu and cuda");
+        }
+        if let Some(wheel) = Wheel::of_platform(platform).next() {
+            output::note(&download(wheel));
+        }
+        Plugin::locate(platform, &FindOptions::default())?;
+    }
+    let plugins: Vec<Report> = PLATFORMS.iter().map(|platform| examine(*platform)).collect();
+    let offline = std::env::var("MESHLOOM_OFFLINE").is_ok_and(|value| value == "1");
+    if json {
+        return output::json("doctor", &Answer { version: env!("CARGO_PKG_VERSION"), plugins, offline });
+    }
+    line(&paint(BOLD, &format!("hlo-dump {}", env!("CARGO_PKG_VERSION"))));
+    line("everything but `compile` and `--stage compiled` works without a plugin");
+    for report in &plugins {
+        line("");
+        print(report);
+    }
+    if offline {
+        line("");
+        line("MESHLOOM_OFFLINE=1: nothing is downloaded");
+    }
+    let known: Vec<_> =
+        WHEELS.iter().map(|wheel| format!("{} ({})", wheel.package.requirement(), wheel.platform)).collect();
+    line("");
+    line(&format!("known wheels: {}", known.join(", ")));
+    Ok(())
+}
+
+/// Looks for a plugin, without downloading one, and asks it for a topology: in a child process, as it may die.
+fn examine((platform, can, topology): (&'static str, &'static str, &'static str)) -> Report {
+    let find = FindOptions { allow_fetch: false, ..FindOptions::default() };
+    let mut report = Report { platform, can, path: None, api_version: None, works: None, problem: None, fix: None };
+    match Plugin::locate(platform, &find) {
+        Ok(path) => report.path = Some(path.display().to_string()),
+        Err(error) => {
+            report.problem = Some(error.to_string());
+            let size = Wheel::of_platform(platform).next().map(download).unwrap_or_default();
+            report.fix = Some(format!("hlo-dump doctor --fetch {platform}    ({size})"));
+            return report;
+        }
+    }
+    let settings = Settings { find, time_limit: std::time::Duration::from_secs(120), ..Settings::default() };
+    let described = Topology::parse(topology).and_then(|topology| ahead_of_time::describe(&topology, &settings));
+    match described {
+        Ok(described) => {
+            let (major, minor) = described.api_version;
+            report.api_version = Some(format!("{major}.{minor}"));
+            let kind = described.devices.first().map_or("", |device| device.kind.as_str());
+            report.works = Some(format!("{topology} is {} devices of kind {kind}", described.devices.len()));
+        }
+        Err(error) => {
+            report.problem = Some(error.to_string());
+            let variable = format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase());
+            report.fix = Some(format!("set {variable} to another plugin, or remove the file to fetch it again"));
+        }
+    }
+    report
+}
+
+fn print(report: &Report) {
+    let Report { platform, can, path, api_version, works, problem, fix } = report;
+    match path {
+        Some(path) => {
+            let state = if problem.is_none() { paint(GOOD, "found") } else { paint(BAD, "broken") };
+            let version = api_version.as_ref().map(|version| format!(", PJRT API {version}")).unwrap_or_default();
+            line(&format!("{platform:<5} {state}{version}: {path}"));
+        }
+        None => line(&format!("{platform:<5} {}", paint(BAD, "missing"))),
+    }
+    line(&format!("      {can}"));
+    for text in [works, problem].into_iter().flatten() {
+        line(&format!("      {}", text.replace('\n', "\n      ")));
+    }
+    if let Some(fix) = fix {
+        line(&format!("      to fix: {fix}"));
+    }
+}

@@ -1,0 +1,104 @@
+//! `hlo-dump explain`: why a tensor is sharded so.
+
+use anyhow::{Result, bail};
+use meshloom::sharding::{ExplainedStep, Explanation};
+use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
+use meshloom_train::Stage;
+use serde::Serialize;
+
+use crate::arguments::Explain;
+use crate::input::{Described, Loaded, Run, load};
+use crate::output::{self, BOLD, DIM, line, paint};
+
+/// More tensors than this share a name only where the name says nothing.
+const MOST: usize = 8;
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    tensor: &'a str,
+    /// From a run config: the chain of origins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explanations: Option<Vec<Explanation>>,
+    /// From HLO: the way to where a sharding is stated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stated: Option<Vec<StatedFrom>>,
+}
+
+pub fn run(arguments: &Explain, json: bool) -> Result<()> {
+    let mut input = arguments.input.clone();
+    // The specs of a config are those that its graph of global shapes has.
+    input.reading.stage = input.reading.stage.map(|_| Stage::Partitioned);
+    let loaded = load(&input)?;
+    let tensor = arguments.tensor.as_str();
+    let (explanations, stated) = match &loaded.run {
+        Some(run) => (Some(explained(run, tensor)?), None),
+        None => (None, Some(traced(&loaded, tensor)?)),
+    };
+    if json {
+        return output::json("explain", &Answer { input: loaded.describe(), tensor, explanations, stated });
+    }
+    line(&paint(BOLD, &loaded.title()));
+    for explanation in explanations.iter().flatten() {
+        line("");
+        explanation.steps.iter().enumerate().for_each(|(depth, step)| print_step(depth, step));
+    }
+    for stated in stated.iter().flatten() {
+        line("");
+        print_stated(stated);
+    }
+    Ok(())
+}
+
+fn explained(run: &Run, tensor: &str) -> Result<Vec<Explanation>> {
+    if run.lowered.mesh().is_none() {
+        bail!("the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several");
+    }
+    let mut found = run.lowered.explain(tensor, usize::MAX)?;
+    // A layer that is written out several times says the same several times.
+    found.dedup();
+    if found.len() > MOST {
+        output::note(&format!("{} tensors are called \"{tensor}\"; these are the first {MOST}", found.len()));
+        found.truncate(MOST);
+    }
+    Ok(found)
+}
+
+fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
+    let found = trace_sharding(&loaded.module, tensor, MOST);
+    if found.is_empty() {
+        bail!(
+            "no tensor is called \"{tensor}\"; name an instruction (dot.5), the end of its op_name (attention/dot_general), or a line (model.py:42)"
+        );
+    }
+    Ok(found)
+}
+
+fn print_step(depth: usize, step: &ExplainedStep) {
+    let ExplainedStep { name, ty, spec, because, source } = step;
+    let indent = "  ".repeat(depth);
+    let source = source.as_ref().map(|source| paint(DIM, &format!("  {source}"))).unwrap_or_default();
+    line(&format!("{indent}{}  {ty}  {spec}{source}", paint(BOLD, name)));
+    line(&format!("{indent}  {because}"));
+}
+
+fn print_stated(stated: &StatedFrom) {
+    let last = stated.steps.len().saturating_sub(1);
+    for (depth, step) in stated.steps.iter().enumerate() {
+        let TracedStep { name, opcode, shape, sharding, op_name, source } = step;
+        let indent = "  ".repeat(depth);
+        let from = [source.as_deref().unwrap_or_default(), op_name].join(" ");
+        line(&format!("{indent}{}  {opcode} {shape}  {}", paint(BOLD, &format!("%{name}")), paint(DIM, from.trim())));
+        match sharding {
+            Some(sharding) => line(&format!("{indent}  states {sharding}")),
+            None if depth == last => line(&format!("{indent}  nothing near it states a sharding")),
+            None => {}
+        }
+    }
+    if stated.partitioned {
+        line(&paint(DIM, "the module is partitioned already: shapes are those of one device's part"));
+    } else if last > 0 {
+        line(&paint(DIM, "XLA propagates from there, and keeps no record of it"));
+    }
+}

@@ -1,0 +1,205 @@
+//! XLA dump folders (`--xla_dump_to`): finds the file that is meant.
+//!
+//! Names are `module_NUMBER.NAME.STAGE.txt`, where the stage is `before_optimizations`, `cpu_after_optimizations`
+//! (`gpu_`, `tpu_` likewise, or a platform with a number), or a pass: `0012.PIPELINE.after_PASS.before_PASS`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use meshloom_train::Stage;
+
+use crate::arguments::Reading;
+
+/// A file of a folder.
+pub struct Chosen {
+    pub file: PathBuf,
+    /// The same module as a proto, if it lies there.
+    pub proto: Option<PathBuf>,
+    /// The module before XLA did anything, which still says what the mesh was.
+    pub unoptimized: Option<PathBuf>,
+    pub stage: Option<Stage>,
+}
+
+/// A module's dump at one point.
+#[derive(Clone)]
+struct Dump {
+    path: PathBuf,
+    /// The name after that of the module, without what says how it is written.
+    point: String,
+    is_text: bool,
+    bytes: u64,
+}
+
+pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
+    let modules = modules(folder)?;
+    let (name, dumps) = match &reading.module {
+        None => largest(&modules).with_context(|| {
+            "it is a folder in which no file is named as XLA names its dumps (module_0001.NAME.before_optimizations.txt); \
+             make one with XLA_FLAGS=--xla_dump_to=FOLDER, or name a file"
+        })?,
+        Some(wanted) => named(&modules, wanted)?,
+    };
+    if reading.module.is_none() && modules.len() > 1 {
+        crate::output::note(&format!(
+            "of {} modules this is the largest, {name}; --module chooses another",
+            modules.len()
+        ));
+    }
+    let of_pass = |text: &str| dumps.iter().filter(|dump| dump.point.contains(text)).cloned().collect::<Vec<_>>();
+    let (found, stage) = match (&reading.pass, reading.stage) {
+        (Some(pass), _) => (of_pass(pass), None),
+        (None, Some(stage)) => (at_stage(dumps, stage), Some(stage)),
+        (None, None) => {
+            let compiled = at_stage(dumps, Stage::Compiled);
+            // A compiler that died left only what it wrote before.
+            if compiled.is_empty() { (dumps.clone(), None) } else { (compiled, Some(Stage::Compiled)) }
+        }
+    };
+    let Some(last) = found.iter().max_by(|a, b| (&a.point, a.is_text).cmp(&(&b.point, b.is_text))) else {
+        let mut points: Vec<_> = dumps.iter().map(|dump| dump.point.as_str()).collect();
+        points.dedup();
+        let dump = "XLA writes passes with --xla_dump_hlo_pass_re=.*";
+        bail!("{name} has no such dump; there are: {} ({dump})", points.join(", "));
+    };
+    let first = at_stage(dumps, Stage::Traced).into_iter().next().filter(|first| first.point != last.point);
+    let proto = dumps.iter().find(|dump| dump.point == last.point && !dump.is_text && last.is_text);
+    Ok(Chosen {
+        file: last.path.clone(),
+        proto: proto.map(|dump| dump.path.clone()),
+        unoptimized: first.map(|dump| dump.path),
+        stage,
+    })
+}
+
+/// Files by the module they are of.
+fn modules(folder: &Path) -> Result<BTreeMap<String, Vec<Dump>>> {
+    let mut modules: BTreeMap<String, Vec<Dump>> = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).context("cannot list it")? {
+        let entry = entry.context("cannot list it")?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some((module, point, is_text)) = parts(&name) else { continue };
+        let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
+        modules.entry(module).or_default().push(Dump { path: entry.path(), point, is_text, bytes });
+    }
+    for dumps in modules.values_mut() {
+        dumps.sort_by(|a, b| (&a.point, &a.path).cmp(&(&b.point, &b.path)));
+    }
+    Ok(modules)
+}
+
+/// Module, point and form of a dump's file name; none for other files, and for what XLA writes beside its modules.
+fn parts(name: &str) -> Option<(String, String, bool)> {
+    let plain = name.strip_suffix(".gz").unwrap_or(name);
+    let (stem, is_text) = match plain.strip_suffix(".txt").or_else(|| plain.strip_suffix(".hlo")) {
+        Some(stem) => (stem, true),
+        None => (plain.strip_suffix(".hlo.pb").or_else(|| plain.strip_suffix(".pb"))?, false),
+    };
+    let beside = [
+        "buffer-assignment",
+        "memory-usage-report",
+        "live-range",
+        "thunk",
+        "debug_options",
+        "execution_options",
+        "compile_options",
+        "config",
+        "autotune",
+        "flags",
+        "target_config",
+    ];
+    if !stem.starts_with("module_") || beside.iter().any(|word| stem.contains(word)) {
+        return None;
+    }
+    // The module's name may have dots itself: the point begins at a word that XLA writes.
+    let words: Vec<&str> = stem.split('.').collect();
+    let starts = |word: &str| {
+        word.ends_with("before_optimizations")
+            || word.ends_with("after_optimizations")
+            || (word.len() == 4 && word.bytes().all(|byte| byte.is_ascii_digit()))
+            || word.starts_with("after_")
+            || word.starts_with("before_")
+    };
+    let at = words.iter().skip(1).position(|word| starts(word)).map_or(words.len(), |at| at + 1);
+    // A GPU's generation stands before the stage: `sm_9.0_gpu_after_optimizations`.
+    let at = if words[at - 1].starts_with("sm_") { at - 1 } else { at };
+    let point = words[at..].join(".");
+    Some((words[..at].join("."), if point.is_empty() { "module".to_owned() } else { point }, is_text))
+}
+
+fn largest(modules: &BTreeMap<String, Vec<Dump>>) -> Option<(&String, &Vec<Dump>)> {
+    modules.iter().max_by_key(|(_, dumps)| dumps.iter().map(|dump| dump.bytes).max())
+}
+
+fn named<'a>(modules: &'a BTreeMap<String, Vec<Dump>>, wanted: &str) -> Result<(&'a String, &'a Vec<Dump>)> {
+    let matches = |name: &str| {
+        let number = name.strip_prefix("module_").and_then(|rest| rest.split('.').next()).unwrap_or_default();
+        let is_number = wanted.parse::<u64>().is_ok_and(|wanted| number.parse() == Ok(wanted));
+        is_number || name.contains(wanted)
+    };
+    let found: Vec<_> = modules.iter().filter(|(name, _)| matches(name)).collect();
+    match found.as_slice() {
+        [] => {
+            let names: Vec<_> = modules.keys().map(String::as_str).collect();
+            bail!("no module is called \"{wanted}\"; there are {}", names.join(", "))
+        }
+        [one] => Ok(*one),
+        // `jit_f` is meant where there is a `jit_f_backward` too.
+        several => match several.iter().find(|(name, _)| name.split('.').nth(1) == Some(wanted)) {
+            Some(exact) => Ok(*exact),
+            None => {
+                let names: Vec<_> = several.iter().map(|(name, _)| name.as_str()).collect();
+                bail!("\"{wanted}\" is part of the names of several modules: {}", names.join(", "))
+            }
+        },
+    }
+}
+
+/// The dumps at a stage: one, or one in each form.
+fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
+    let words: &[&str] = match stage {
+        Stage::Compiled => &["after_optimizations"],
+        Stage::Partitioned => {
+            &["after_spmd-partitioning", "after_spmd-partitioner", "after_spmd_partitioner", "after_spmd-simplify"]
+        }
+        Stage::Sharded => &["after_sharding-propagation", "after_shardy", "before_spmd-partitioning"],
+        Stage::Transformed | Stage::Differentiated | Stage::Traced => &["before_optimizations"],
+    };
+    let of = |word: &&str| {
+        let found: Vec<Dump> = dumps.iter().filter(|dump| dump.point.contains(*word)).cloned().collect();
+        (!found.is_empty()).then_some(found)
+    };
+    words.iter().find_map(of).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_taken_apart() {
+        let cases = [
+            ("module_0001.jit_f.before_optimizations.txt", Some(("module_0001.jit_f", "before_optimizations", true))),
+            (
+                "module_0001.jit_f.cpu_after_optimizations.hlo.pb",
+                Some(("module_0001.jit_f", "cpu_after_optimizations", false)),
+            ),
+            (
+                "module_0012.jit_f.g.sm_9.0_gpu_after_optimizations.txt.gz",
+                Some(("module_0012.jit_f.g", "sm_9.0_gpu_after_optimizations", true)),
+            ),
+            (
+                "module_0001.jit_f.0007.spmd.after_spmd-partitioning.before_x.txt",
+                Some(("module_0001.jit_f", "0007.spmd.after_spmd-partitioning.before_x", true)),
+            ),
+            ("module_0001.jit_f.cpu_after_optimizations-buffer-assignment.txt", None),
+            ("module_0001.jit_f.ir-no-opt.ll", None),
+            ("notes.txt", None),
+        ];
+        for (name, expected) in cases {
+            let found = parts(name);
+            let found = found.as_ref().map(|(module, point, text)| (module.as_str(), point.as_str(), *text));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! From an argument to a module.
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::ProgressBar;
+use meshloom::compile::Lowered;
+use meshloom::pjrt::Topology;
+use meshloom::transform::diloco::Schedule;
+use meshloom_hlo::analysis::{Devices, device_count, mesh_of};
+use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
+use meshloom_hlo::read::{self, Form, ReadError};
+use meshloom_train::Stage;
+use meshloom_train::config::RunConfig;
+use serde::Serialize;
+
+use crate::arguments::{Input, Reading};
+use crate::{compile, folder, output};
+
+/// A module, with all that is known of it.
+pub struct Loaded {
+    /// What was given: a path, or "standard input".
+    pub name: String,
+    pub module: HloModuleProto,
+    pub config: Option<HloModuleConfigProto>,
+    pub buffers: Option<BufferAssignmentProto>,
+    pub mesh: Option<Mesh>,
+    pub devices: Devices,
+    /// What it is: "HLO text", "run config".
+    pub form: &'static str,
+    pub stage: Option<Stage>,
+    /// Where it comes from a run config.
+    pub run: Option<Run>,
+}
+
+/// A run config, and its program.
+pub struct Run {
+    pub config: RunConfig,
+    pub lowered: Lowered,
+}
+
+/// What JSON says of an input.
+#[derive(Serialize)]
+pub struct Described<'a> {
+    input: &'a str,
+    form: &'a str,
+    module: &'a str,
+    stage: Option<&'a str>,
+    mesh: Option<String>,
+    devices: u64,
+}
+
+impl Loaded {
+    pub fn describe(&self) -> Described<'_> {
+        Described {
+            input: &self.name,
+            form: self.form,
+            module: &self.module.name,
+            stage: self.stage.map(Stage::name),
+            mesh: self.mesh.as_ref().map(Mesh::to_string),
+            devices: self.device_count(),
+        }
+    }
+
+    pub fn device_count(&self) -> u64 {
+        self.devices.replicas.saturating_mul(self.devices.partitions)
+    }
+
+    /// Train steps in one execution of the program.
+    pub fn steps_per_execution(&self) -> u64 {
+        self.run.as_ref().map_or(1, |run| run.config.train.steps_per_call as u64)
+    }
+
+    /// Of a run config with DiLoCo: its schedule, and how pseudo-gradients are sent.
+    pub fn diloco(&self) -> Result<Option<(Schedule, &'static str)>> {
+        let Some(options) = self.run.as_ref().and_then(|run| run.config.diloco_options()) else { return Ok(None) };
+        Ok(Some((options.schedule()?, options.transport.name())))
+    }
+
+    /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
+    pub fn title(&self) -> String {
+        let stage = self.stage.map(|stage| format!("{stage}, ")).unwrap_or_default();
+        let mesh = self.mesh.as_ref().map(|mesh| format!(", {mesh}")).unwrap_or_default();
+        let count = self.device_count();
+        let devices = if count == 1 { "1 device".to_owned() } else { format!("{count} devices") };
+        format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
+    }
+}
+
+pub fn load(input: &Input) -> Result<Loaded> {
+    load_path(&input.path, &input.reading)
+}
+
+pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
+    let name = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
+    load_named(path, &name, reading).with_context(|| name)
+}
+
+fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
+    if path.is_dir() {
+        return load_folder(path, reading);
+    }
+    if reading.module.is_some() || reading.pass.is_some() {
+        bail!("--module and --pass choose a file of an XLA dump folder, and this is a file");
+    }
+    let bytes = read_all(path)?;
+    let waiting = busy(name, bytes.len());
+    let found = read::read(&bytes, &read::Limits::default());
+    waiting.finish_and_clear();
+    match found {
+        Ok(found) => from_hlo(found, name, reading),
+        Err(error) => match as_config(path, &bytes, &error) {
+            Some(text) => from_config(&text, name, reading),
+            None => Err(error.into()),
+        },
+    }
+}
+
+/// A bar for what takes longer than people wait without one.
+pub fn busy(name: &str, bytes: usize) -> ProgressBar {
+    const LARGE: usize = 16 << 20;
+    if bytes < LARGE {
+        return ProgressBar::hidden();
+    }
+    output::spinner(format!("reading {name} ({} MB)", bytes / 1_000_000))
+}
+
+fn read_all(path: &Path) -> Result<Vec<u8>> {
+    let limit = read::Limits::default().input_bytes;
+    let mut bytes = Vec::new();
+    if path == Path::new("-") {
+        std::io::stdin().lock().take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
+    } else {
+        let file = std::fs::File::open(path).context("cannot open it")?;
+        bytes.reserve(file.metadata().map_or(0, |metadata| metadata.len().min(limit)) as usize);
+        file.take(limit + 1).read_to_end(&mut bytes).context("cannot read it")?;
+    }
+    Ok(bytes)
+}
+
+/// The text of what is a run config rather than HLO: by its name, or by being TOML.
+fn as_config(path: &Path, bytes: &[u8], error: &ReadError) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let named = path.extension().is_some_and(|extension| extension == "toml");
+    let plausible = matches!(error, ReadError::OtherText { .. }) && text.parse::<toml::Table>().is_ok();
+    (named || plausible).then(|| text.to_owned())
+}
+
+fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
+    let chosen = folder::choose(path, reading)?;
+    let bytes = read_all(&chosen.file)?;
+    let name = chosen.file.display().to_string();
+    let waiting = busy(&name, bytes.len());
+    let mut found = read::read(&bytes, &read::Limits::default()).with_context(|| name.clone())?;
+    waiting.finish_and_clear();
+    // The text says for how many devices it is, the proto beside it where the buffers are.
+    if let Some(proto) = chosen.proto.filter(|_| found.buffers.is_none())
+        && let Ok(beside) = read::read(&read_all(&proto)?, &read::Limits::default())
+    {
+        // They name instructions by the proto's ids.
+        (found.module, found.buffers) = (beside.module, beside.buffers);
+    }
+    let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() })?;
+    loaded.stage = chosen.stage;
+    if let (None, Some(unoptimized)) = (&loaded.mesh, chosen.unoptimized)
+        && let Ok(before) = read::read(&read_all(&unoptimized)?, &read::Limits::default())
+    {
+        loaded.mesh = mesh_of(&before.module).filter(|mesh| mesh.device_count() as u64 == loaded.device_count());
+    }
+    Ok(loaded)
+}
+
+fn from_hlo(found: read::Found, name: &str, reading: &Reading) -> Result<Loaded> {
+    if let Some(stage) = reading.stage {
+        bail!(
+            "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `hlo-dump compile` compiles it"
+        );
+    }
+    if !reading.set.is_empty() {
+        bail!("--set is for run configs, and this is {}", found.form.name());
+    }
+    let read::Found { module, config, buffers, form } = found;
+    let devices = device_count(&module, config.as_ref());
+    let mesh = match &reading.mesh {
+        Some(text) => Some(mesh_for(text, devices.replicas.saturating_mul(devices.partitions))?),
+        None => mesh_of(&module),
+    };
+    let devices = match &mesh {
+        // A module that names no device is for as many as the mesh has.
+        Some(mesh) if devices.partitions == 1 && devices.replicas == 1 => Devices::partitioned(mesh.device_count()),
+        _ => devices,
+    };
+    let mesh = mesh.filter(|mesh| mesh.device_count() as u64 == devices.replicas.saturating_mul(devices.partitions));
+    let form = if form == Form::Text { "HLO text" } else { form.name() };
+    Ok(Loaded { name: name.to_owned(), module, config, buffers, mesh, devices, form, stage: None, run: None })
+}
+
+/// A mesh for a module of so many devices; of 1, if it names none.
+fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
+    let devices = usize::try_from(devices).unwrap_or(usize::MAX);
+    if devices == 1 && !text.contains("-1") {
+        let sizes = text.split(',').filter_map(|axis| axis.split_once('=')?.1.trim().parse::<usize>().ok());
+        let product = sizes.fold(1usize, usize::saturating_mul);
+        return Mesh::parse(text, product).context("--mesh");
+    }
+    Mesh::parse(text, devices).context("--mesh: the module says for how many devices it is")
+}
+
+fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
+    if reading.mesh.is_some() {
+        bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
+    }
+    let mut config = RunConfig::from_toml_with(text, name, &reading.set)?;
+    if !config.target.topology.is_empty() {
+        config = config.on_devices(Topology::parse(&config.target.topology)?.device_count())?;
+    }
+    let stage = reading.stage.unwrap_or(Stage::Partitioned);
+    let lowered = config.at_stage(stage)?;
+    for warning in lowered.warnings() {
+        output::warn(&warning);
+    }
+    let mesh = lowered.emitted_mesh().cloned();
+    let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
+    let (mut module, mut module_config) = (lowered.module.decode(), None);
+    if stage == Stage::Compiled {
+        let compiled = compile::of_config(&config, &lowered)?;
+        (module, module_config) =
+            (compiled.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?, compiled.config);
+    }
+    Ok(Loaded {
+        name: name.to_owned(),
+        module,
+        config: module_config,
+        buffers: None,
+        mesh,
+        devices,
+        form: "run config",
+        stage: Some(stage),
+        run: Some(Run { config, lowered }),
+    })
+}

@@ -1,0 +1,234 @@
+//! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
+//! looks like.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use indexmap::IndexMap;
+use meshloom::pjrt::Topology;
+use meshloom::transform::pipeline::{PipelineOptions, Timeline};
+use meshloom_hlo::analysis::Chip;
+use meshloom_train::config::RunConfig;
+use meshloom_train::{Alternative, PipelineMemory, PipelinePrediction, RefusedAlternative};
+use serde::Serialize;
+
+use crate::arguments::Plan;
+use crate::output::{self, BAD, BOLD, Column, DIM, GOOD, Table, line, paint};
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    config: String,
+    mesh: String,
+    devices: usize,
+    layers: usize,
+    microbatches: usize,
+    chip: Option<&'a str>,
+    chip_bytes: Option<u64>,
+    plans: Vec<Row<'a>>,
+    not_possible: Vec<NotPossible>,
+    timeline: &'a Timeline,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    configured: bool,
+    schedule: &'a str,
+    repeats: usize,
+    layers_per_stage: usize,
+    weights: &'a str,
+    keep_gathered: bool,
+    peak: u64,
+    fits: Option<bool>,
+    #[serde(flatten)]
+    prediction: &'a PipelinePrediction,
+}
+
+#[derive(Serialize)]
+struct NotPossible {
+    repeats: usize,
+    layers_per_stage: usize,
+    reason: String,
+}
+
+pub fn run(arguments: &Plan, json: bool) -> Result<()> {
+    let name = arguments.config.display().to_string();
+    let config = load(&arguments.config, &arguments.set)?;
+    let Some(options) = config.pipeline_options().context(name.clone())? else {
+        bail!(
+            "{name}: there is no pipeline to plan; add a section [pipeline] and a mesh axis \"stage\", as by \
+             --set mesh.axes=stage=2,fsdp=4 --set pipeline.repeats=2"
+        );
+    };
+    let chip = chip(arguments, &config)?;
+    let there_is = chip.and_then(Chip::device_memory);
+    let (possible, refused) = config.pipeline_alternatives().context(name.clone())?;
+    let timeline = Timeline::of(&options);
+    if json {
+        let answer = Answer {
+            config: name,
+            mesh: config.mesh()?.to_string(),
+            devices: config.target.devices,
+            layers: config.model.layers,
+            microbatches: options.microbatches,
+            chip: chip.map(|chip| chip.name),
+            chip_bytes: there_is,
+            plans: possible.iter().map(|it| row(it, there_is)).collect(),
+            not_possible: refused.iter().map(not_possible).collect(),
+            timeline: &timeline,
+        };
+        return output::json("plan", &answer);
+    }
+    let (stages, microbatches) = (options.stages, options.microbatches);
+    let mesh = config.mesh()?;
+    line(&paint(
+        BOLD,
+        &format!("{name} ({mesh}): {} layers on {stages} stages, {microbatches} microbatches", config.model.layers),
+    ));
+    let is_plan = |it: &&Alternative| same_split(&it.options, &options);
+    print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is);
+    print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is);
+    for RefusedAlternative { repeats, layers_per_stage, reason } in &refused {
+        output::note(&format!("not {repeats} repeats of {layers_per_stage} layers per stage: {reason}"));
+    }
+    if let Some(own) = possible.iter().find(|it| it.configured) {
+        print_memory(&own.prediction.memory, chip.map(|chip| chip.name).zip(there_is));
+    }
+    line("");
+    print_schedule(&timeline, arguments.schedule);
+    Ok(())
+}
+
+fn load(path: &Path, set: &[String]) -> Result<RunConfig> {
+    let config = RunConfig::load(path, set)?;
+    match config.target.topology.as_str() {
+        "" => Ok(config),
+        topology => Ok(config.on_devices(Topology::parse(topology)?.device_count())?),
+    }
+}
+
+/// The chip that was asked for, or that of the topology.
+fn chip(arguments: &Plan, config: &RunConfig) -> Result<Option<&'static Chip>> {
+    if let Some(name) = &arguments.chip {
+        return Ok(Some(Chip::parse(name)?));
+    }
+    let name = config.target.topology.split(':').next().unwrap_or_default();
+    Ok(Chip::parse(name).ok().filter(|chip| chip.device_memory().is_some()))
+}
+
+fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
+    (a.repeats, a.schedule) == (b.repeats, b.schedule)
+}
+
+fn row(it: &Alternative, there_is: Option<u64>) -> Row<'_> {
+    let peak = it.prediction.memory.peak();
+    Row {
+        configured: it.configured,
+        schedule: it.options.schedule.name(),
+        repeats: it.options.repeats,
+        layers_per_stage: it.options.layers_per_stage,
+        weights: it.options.weights.name(),
+        keep_gathered: it.options.keep_gathered,
+        peak,
+        fits: there_is.map(|there_is| peak <= there_is),
+        prediction: &it.prediction,
+    }
+}
+
+fn not_possible(it: &RefusedAlternative) -> NotPossible {
+    let RefusedAlternative { repeats, layers_per_stage, reason } = it;
+    NotPossible { repeats: *repeats, layers_per_stage: *layers_per_stage, reason: reason.to_string() }
+}
+
+fn print_plans<'a>(title: &'static str, plans: impl Iterator<Item = &'a Alternative>, there_is: Option<u64>) {
+    let header = [
+        ("", Column::Text),
+        (title, Column::Text),
+        ("schedule", Column::Text),
+        ("repeats", Column::Number),
+        ("layers", Column::Number),
+        ("bubbles", Column::Number),
+        ("sent over", Column::Flexible),
+        ("peak", Column::Number),
+        ("", Column::Text),
+    ];
+    let mut table = Table::new(&header);
+    let mut any = false;
+    for it in plans {
+        any = true;
+        let Row { configured, schedule, repeats, layers_per_stage, weights, keep_gathered, peak, fits, prediction } =
+            row(it, there_is);
+        table.row(vec![
+            if configured { "*" } else { "" }.to_owned(),
+            format!("{weights}{}", if keep_gathered { ", kept" } else { "" }),
+            schedule.to_owned(),
+            repeats.to_string(),
+            layers_per_stage.to_string(),
+            format!("{:.1} %", 100.0 * prediction.counts.bubble_fraction),
+            sent(prediction),
+            output::human_bytes(peak),
+            fits.map_or("", |fits| if fits { "fits" } else { "does not fit" }).to_owned(),
+        ]);
+    }
+    if any {
+        line("");
+        table.print();
+    }
+}
+
+/// `fsdp 3.00 MiB, stage 34.0 MiB`: what a device sends in a step, by axes.
+fn sent(prediction: &PipelinePrediction) -> String {
+    let mut by_axes: IndexMap<String, u64> = IndexMap::new();
+    for it in &prediction.traffic {
+        *by_axes.entry(it.axes.join("+")).or_default() += it.moved_bytes;
+    }
+    by_axes.sort_keys();
+    by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
+}
+
+fn print_memory(memory: &PipelineMemory, chip: Option<(&str, u64)>) {
+    let rows = [
+        ("parameters", memory.parameters),
+        ("optimizer", memory.optimizer),
+        ("gradients", memory.gradients),
+        ("gathered weights", memory.gathered),
+        ("sums of gradients", memory.sums),
+        ("kept for the backward pass", memory.stash),
+        ("under way, inputs and results", memory.state),
+        ("within a layer, or logits", memory.layer.max(memory.head)),
+        ("peak", memory.peak()),
+    ];
+    line("");
+    let mut table = Table::new(&[("memory of a device, predicted", Column::Text), ("bytes", Column::Number)]);
+    rows.iter().for_each(|(name, bytes)| table.row(vec![(*name).to_owned(), output::bytes(*bytes)]));
+    table.print();
+    if let Some((name, there_is)) = chip {
+        let part = 100.0 * memory.peak() as f64 / there_is as f64;
+        let (style, verdict) = if memory.peak() <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
+        line(&paint(style, &format!("{verdict}: {part:.1} % of the {} of a {name}", output::bytes(there_is))));
+    }
+}
+
+fn print_schedule(timeline: &Timeline, whole: bool) {
+    let counts = &timeline.counts;
+    line(&paint(
+        BOLD,
+        &format!(
+            "{} iterations = {} real + {} bubbles ({:.1} %)",
+            counts.iterations,
+            counts.real_iterations,
+            counts.bubble_iterations,
+            100.0 * counts.bubble_fraction
+        ),
+    ));
+    let picture = if whole { format!("{timeline:#}") } else { timeline.to_string() };
+    picture.lines().for_each(line);
+    let cells = if timeline.repeats > 1 { "1:3 microbatch 3 in repeat 1" } else { "3 microbatch 3" };
+    let mut legend = format!("{cells}, . bubble");
+    if !timeline.windows.is_empty() {
+        legend.push_str(", ~ weights are gathered meanwhile, = they are there, + their gradient is scattered");
+    }
+    if picture.contains('…') {
+        legend.push_str("; --schedule shows all");
+    }
+    line(&paint(DIM, &legend));
+}

@@ -1,0 +1,171 @@
+//! `hlo-dump show`: the program itself.
+
+mod drawing;
+mod page;
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use meshloom::ir::GraphTextOptions;
+use meshloom_hlo::Amount;
+use meshloom_hlo::analysis::{Sources, Walk};
+use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
+use meshloom_train::Stage;
+use prost::Message;
+use serde::Serialize;
+
+use crate::arguments::{Emit, Show};
+use crate::input::{Described, Loaded, load};
+use crate::output;
+
+pub fn run(arguments: &Show, json: bool) -> Result<()> {
+    let loaded = load(&arguments.input)?;
+    let emit = if json { Emit::Json } else { arguments.emit };
+    let file = arguments.output.as_deref();
+    match emit {
+        Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
+        Emit::Proto if file.is_none() && std::io::stdout().is_terminal() => {
+            bail!("a proto is not text for a terminal; write it to a file: --output module.pb")
+        }
+        Emit::Proto => write(file, &loaded.module.encode_to_vec()),
+        Emit::Json => match file {
+            None => output::json("show", &described(&loaded)),
+            Some(_) => write(file, serde_json::to_string_pretty(&described(&loaded))?.as_bytes()),
+        },
+        Emit::Dot => write(file, drawing::dot(&loaded, arguments)?.as_bytes()),
+        Emit::Svg => write(file, drawing::svg(&loaded, arguments)?.as_bytes()),
+        Emit::Html => {
+            let text = one_computation(text(&loaded, arguments.full), arguments)?;
+            write(file, page::render(&loaded.title(), &text).as_bytes())
+        }
+        Emit::Graph => write(file, graph(&loaded)?.as_bytes()),
+    }
+}
+
+fn text(loaded: &Loaded, full: bool) -> String {
+    let options = if full { TextOptions::parseable() } else { TextOptions::canonical() };
+    let module = HloModuleProtoWithConfig { hlo_module: Some(loaded.module.clone()), config: loaded.config.clone() };
+    print_with_config(&module, &options)
+}
+
+/// The text of one computation, if one is asked for: texts of computations are apart by an empty line.
+fn one_computation(text: String, arguments: &Show) -> Result<String> {
+    let Some(name) = &arguments.computation else { return Ok(text) };
+    let name = name.trim_start_matches('%');
+    let called = |block: &str| {
+        let line = block.trim_start().trim_start_matches("ENTRY ").trim_start_matches('%');
+        line.split([' ', '(']).next().unwrap_or_default().to_owned()
+    };
+    let blocks: Vec<&str> = text.split("\n\n").filter(|block| block.contains('{')).collect();
+    let found = blocks.iter().skip(1).chain(blocks.first()).find(|block| called(block) == name);
+    found
+        .map(|block| format!("{}\n", block.trim()))
+        .ok_or_else(|| no_computation(name, blocks.iter().map(|block| called(block))))
+}
+
+/// The error for a computation that is not there.
+pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow::Error {
+    const SHOWN: usize = 20;
+    let names: Vec<String> = names.filter(|name| !name.is_empty() && name != "HloModule").collect();
+    let more = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
+    anyhow!("there is no computation \"{name}\"; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
+}
+
+/// meshloom's own graph at the stage.
+fn graph(loaded: &Loaded) -> Result<String> {
+    let Some(run) = &loaded.run else { bail!("--emit graph is for run configs: HLO has no meshloom graph") };
+    let graph = match loaded.stage {
+        Some(Stage::Compiled) => bail!("what a plugin compiled has no meshloom graph; take --stage partitioned"),
+        _ => run.lowered.emitted(),
+    };
+    Ok(graph.to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() }))
+}
+
+fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
+    match file {
+        Some(path) => std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display())),
+        None => {
+            let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
+            match written {
+                // A reader that has gone away (`| head`) has all it wanted.
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+                written => written.context("cannot write"),
+            }
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    entry: &'a str,
+    computations: Vec<ComputationAnswer<'a>>,
+}
+
+#[derive(Serialize)]
+struct ComputationAnswer<'a> {
+    name: &'a str,
+    /// How often it runs in all; 0 for a reducer or comparator.
+    executions: Amount,
+    instructions: Vec<InstructionAnswer<'a>>,
+}
+
+#[derive(Serialize)]
+struct InstructionAnswer<'a> {
+    name: &'a str,
+    opcode: &'a str,
+    shape: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    operands: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    calls: Vec<&'a str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    op_name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    root: bool,
+}
+
+fn described(loaded: &Loaded) -> Answer<'_> {
+    let module = &loaded.module;
+    let walk = Walk::of(module);
+    let mut executions: BTreeMap<i64, Amount> = BTreeMap::new();
+    for place in walk.places() {
+        let sum = executions.entry(place.computation.id).or_insert(Amount::Exactly(0));
+        *sum = sum.plus(place.executions);
+    }
+    let names: BTreeMap<i64, &str> = module.computations.iter().map(|it| (it.id, it.name.as_str())).collect();
+    let entry = names.get(&module.entry_computation_id).copied().unwrap_or(&module.entry_computation_name);
+    let of = |computation| computation_answer(module, computation, &names, &executions);
+    Answer { input: loaded.describe(), entry, computations: module.computations.iter().map(of).collect() }
+}
+
+fn computation_answer<'a>(
+    module: &'a HloModuleProto,
+    computation: &'a HloComputationProto,
+    computations: &BTreeMap<i64, &'a str>,
+    executions: &BTreeMap<i64, Amount>,
+) -> ComputationAnswer<'a> {
+    let sources = Sources::of(module);
+    let names: BTreeMap<i64, &str> = computation.instructions.iter().map(|it| (it.id, it.name.as_str())).collect();
+    let instruction = |instruction: &'a HloInstructionProto| InstructionAnswer {
+        name: &instruction.name,
+        opcode: &instruction.opcode,
+        shape: instruction.shape.as_ref().map(|shape| print_shape(shape, Layouts::All)).unwrap_or_default(),
+        operands: instruction.operand_ids.iter().filter_map(|id| names.get(id).copied()).collect(),
+        calls: instruction.called_computation_ids.iter().filter_map(|id| computations.get(id).copied()).collect(),
+        op_name: instruction.metadata.as_deref().map_or("", |metadata| &metadata.op_name),
+        source: sources.line(instruction).map(|line| line.to_string()),
+        root: instruction.id == computation.root_id,
+    };
+    ComputationAnswer {
+        name: &computation.name,
+        executions: executions.get(&computation.id).copied().unwrap_or(Amount::Exactly(0)),
+        instructions: computation.instructions.iter().map(instruction).collect(),
+    }
+}

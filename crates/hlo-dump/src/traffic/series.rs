@@ -1,0 +1,313 @@
+//! The traffic of one program by step, and of the same config in other forms.
+
+use anyhow::{Result, bail};
+use meshloom::transform::diloco::{Event, Fragment, Schedule};
+use meshloom_hlo::Bounds;
+use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, step_inputs, traffic};
+use serde::Serialize;
+
+use super::by_step;
+use crate::arguments::{Input, Reading, Traffic};
+use crate::input::Loaded;
+use crate::output;
+
+/// What the times mean.
+pub const TIME_MODEL: &str = "* a model: the bytes at the stated rate, with nothing else on the link";
+/// What the line of overlap means.
+pub const SPREAD_MODEL: &str = "* a model of overlap: each transfer goes evenly with the steps between sending and use, and the periods before \
+                                were alike";
+
+/// A program, by step.
+#[derive(Serialize)]
+pub struct Series {
+    /// What it is called: `streaming+int4`.
+    pub name: String,
+    /// The overrides by which its config differs from the one given.
+    overrides: Vec<String>,
+    /// Of DiLoCo: its schedule.
+    schedule: Option<ScheduleForm>,
+    /// Inputs of the program that count steps, by number.
+    step_inputs: Vec<i64>,
+    /// Collectives over the axis, all branches together.
+    collectives: usize,
+    #[serde(rename = "steps")]
+    pub rows: Vec<Row>,
+    /// The most bytes in one step.
+    pub peak_bytes: Option<u64>,
+    /// Bytes in all steps.
+    pub total_bytes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct ScheduleForm {
+    period: usize,
+    steps_between_syncs: usize,
+    fragments: usize,
+    overlap_steps: usize,
+    transport: &'static str,
+}
+
+/// A step. The first is step 1, before which none was done.
+#[derive(Serialize)]
+pub struct Row {
+    pub step: u64,
+    /// Of DiLoCo: the fragment that is sent after it, and the one that comes in: `all`, or its number.
+    sent: Option<String>,
+    applied: Option<String>,
+    executions: Option<u64>,
+    executions_least: u64,
+    moved_bytes: Option<u64>,
+    moved_bytes_least: u64,
+    moved_bytes_in_loops: Option<u64>,
+    /// The model: time that the bytes need at the stated rate.
+    pub seconds: Option<f64>,
+    /// The model: bytes if each transfer is spread evenly over the steps between sending and use.
+    pub spread_bytes: Option<f64>,
+}
+
+impl Row {
+    fn of(found: &StepTraffic, event: Event) -> Row {
+        let StepTraffic { counter, executions, moved_bytes, moved_in_loops } = found;
+        Row {
+            step: counter + 1,
+            sent: event.sent.map(name_of),
+            applied: event.applied.map(name_of),
+            executions: executions.most,
+            executions_least: executions.least,
+            moved_bytes: moved_bytes.most,
+            moved_bytes_least: moved_bytes.least,
+            moved_bytes_in_loops: moved_in_loops.most,
+            seconds: None,
+            spread_bytes: None,
+        }
+    }
+
+    pub fn most(&self) -> Option<u64> {
+        self.moved_bytes
+    }
+
+    pub fn moved_bytes(&self) -> Bounds {
+        Bounds { least: self.moved_bytes_least, most: self.moved_bytes }
+    }
+
+    pub fn executions(&self) -> Bounds {
+        Bounds { least: self.executions_least, most: self.executions }
+    }
+
+    pub fn in_loops(&self) -> Option<Bounds> {
+        self.moved_bytes_in_loops.map(|bytes| Bounds { least: bytes, most: Some(bytes) })
+    }
+
+    /// `fragment 2 is sent, 1 comes in`.
+    pub fn event(&self) -> String {
+        let sent = self.sent.as_ref().map(|name| format!("{name} sent"));
+        let applied = self.applied.as_ref().map(|name| format!("{name} used"));
+        sent.into_iter().chain(applied).collect::<Vec<_>>().join(", ")
+    }
+
+    pub fn is_like(&self, other: &Row) -> bool {
+        (self.executions, self.moved_bytes, self.moved_bytes_least)
+            == (other.executions, other.moved_bytes, other.moved_bytes_least)
+            && (&self.sent, &self.applied) == (&other.sent, &other.applied)
+            && self.spread_bytes == other.spread_bytes
+    }
+}
+
+fn name_of(fragment: Fragment) -> String {
+    match fragment {
+        Fragment::Whole => "all".to_owned(),
+        Fragment::Part(number) => format!("fragment {number}"),
+    }
+}
+
+impl Series {
+    /// `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
+    pub fn title(&self) -> String {
+        let Some(form) = self.schedule else { return self.name.clone() };
+        let ScheduleForm { period, steps_between_syncs, fragments, overlap_steps, transport } = form;
+        let late = match overlap_steps {
+            0 => String::new(),
+            steps => format!(", used {} later", output::plural(steps, "step")),
+        };
+        match fragments {
+            1 => format!("{}: all every {period} steps{late}, {transport}", self.name),
+            count => format!(
+                "{}: {count} fragments, one every {}{late}, {transport}",
+                self.name,
+                output::plural(steps_between_syncs, "step")
+            ),
+        }
+    }
+
+    pub fn summary(&self) -> String {
+        let bytes = |count: Option<u64>| count.map_or("?".to_owned(), output::bytes);
+        match self.rows.len() {
+            1 => format!("every step sends {}", bytes(self.total_bytes)),
+            steps => {
+                format!("at most {} in a step, {} in {steps} steps", bytes(self.peak_bytes), bytes(self.total_bytes))
+            }
+        }
+    }
+
+    /// Why bytes have bounds.
+    pub fn undecided(&self) -> Option<String> {
+        let open = self.rows.iter().any(|row| row.moved_bytes != Some(row.moved_bytes_least));
+        open.then(|| match self.step_inputs.as_slice() {
+            [] => "no input is known to count steps, so which branches are taken is not; --step-input NAME names it"
+                .to_owned(),
+            _ => "some branches, or loops, depend on more than the number of the step".to_owned(),
+        })
+    }
+}
+
+/// The program that was given, or each form of it that was asked for.
+pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<Series>> {
+    if arguments.compare.is_empty() {
+        let name = if first.run.is_some() { "as configured" } else { "the program" };
+        return Ok(vec![series(arguments, first, axis, (name, Vec::new()))?]);
+    }
+    if first.run.is_none() {
+        bail!("--compare changes a run config, and this is {}", first.form);
+    }
+    let each = arguments.compare.iter().map(|name| {
+        let overrides = overrides(name)?;
+        let Input { path, reading } = &arguments.input;
+        let set = reading.set.iter().chain(&overrides).cloned().collect();
+        let input = Input { path: path.clone(), reading: Reading { set, ..reading.clone() } };
+        let loaded = by_step(&input)?;
+        series(arguments, &loaded, axis, (name, overrides))
+    });
+    each.collect()
+}
+
+/// What a name such as `streaming+int4` changes in a run config.
+fn overrides(name: &str) -> Result<Vec<String>> {
+    let one = |word: &str| match word {
+        "vanilla" => Ok(vec!["diloco.streaming=false".to_owned()]),
+        "streaming" => Ok(vec!["diloco.streaming=true".to_owned()]),
+        "f32" | "bf16" | "f8" | "int4" => Ok(vec![format!("diloco.transport={word}")]),
+        _ => match word.split_once('=') {
+            Some(("microbatches", count)) => Ok(vec![format!("train.microbatches={count}")]),
+            Some(("fragments", count)) => Ok(vec![format!("diloco.fragments={count}")]),
+            Some(("overlap", steps)) => Ok(vec![format!("diloco.overlap_steps={steps}")]),
+            _ => bail!(
+                "--compare {name}: \"{word}\" is none of vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N, \
+                 microbatches=N, which may be joined: streaming+int4"
+            ),
+        },
+    };
+    let all: Result<Vec<Vec<String>>> = name.split('+').map(one).collect();
+    Ok(all?.concat())
+}
+
+fn series(
+    arguments: &Traffic,
+    loaded: &Loaded,
+    axis: &AxisPart,
+    (name, overrides): (&str, Vec<String>),
+) -> Result<Series> {
+    let Some(mesh) = &loaded.mesh else { bail!("the module names no mesh") };
+    let diloco = loaded.diloco()?;
+    let inputs = step_inputs(&loaded.module, arguments.step_input.as_deref());
+    if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
+        bail!("--step-input {name}: no input of whole numbers has this name");
+    }
+    let period = diloco.as_ref().map_or(1, |(schedule, _)| schedule.period() as u64);
+    let steps = arguments.steps.unwrap_or(period);
+    let Found { collectives, steps: found } = traffic(&loaded.module, loaded.devices, (mesh, axis), &inputs, 0..steps);
+    let event = |step: u64| {
+        let at = usize::try_from(step).unwrap_or(usize::MAX);
+        diloco.as_ref().map(|(schedule, _)| schedule.after_step(at)).unwrap_or_default()
+    };
+    let mut rows: Vec<Row> = found.iter().map(|found| Row::of(found, event(found.counter + 1))).collect();
+    if let Some(gbps) = arguments.gbps {
+        rows.iter_mut().for_each(|row| row.seconds = row.moved_bytes.map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
+    }
+    if let Some((schedule, _)) = &diloco {
+        spread(&mut rows, schedule);
+    }
+    let bytes = rows.iter().map(Row::most);
+    let peak_bytes = bytes.clone().try_fold(0, |most: u64, it| Some(most.max(it?)));
+    let total_bytes = bytes.clone().try_fold(0u64, |sum, it| Some(sum.saturating_add(it?)));
+    Ok(Series {
+        name: name.to_owned(),
+        overrides,
+        schedule: diloco.map(|(schedule, transport)| ScheduleForm {
+            period: schedule.period(),
+            steps_between_syncs: schedule.every(),
+            fragments: schedule.fragment_count(),
+            overlap_steps: schedule.overlap(),
+            transport,
+        }),
+        step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
+        collectives: collectives.len(),
+        rows,
+        peak_bytes,
+        total_bytes,
+    })
+}
+
+/// The model of overlap: the bytes sent after a step travel in equal parts during the `tau` steps that follow. It shows
+/// the steady state, so the first steps include what the previous period sent.
+fn spread(rows: &mut [Row], schedule: &Schedule) {
+    let (overlap, period) = (schedule.overlap(), schedule.period());
+    // A period must be known to go on before its start.
+    if overlap == 0 || rows.len() < period {
+        return;
+    }
+    let sent: Option<Vec<u64>> = rows.iter().map(|row| row.moved_bytes).collect();
+    let Some(sent) = sent else { return };
+    for (index, row) in rows.iter_mut().enumerate() {
+        let before = (1..=overlap).map(|back| match index.checked_sub(back) {
+            Some(at) => sent[at],
+            None => sent[(index + period * overlap.div_ceil(period) - back) % period],
+        });
+        row.spread_bytes = Some(before.sum::<u64>() as f64 / overlap as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshloom::transform::diloco::{DilocoOptions, Streaming};
+
+    fn rows(bytes: &[u64]) -> Vec<Row> {
+        let exactly = |bytes| Bounds { least: bytes, most: Some(bytes) };
+        let row = |(counter, &bytes): (u64, &u64)| {
+            let found = StepTraffic {
+                counter,
+                executions: exactly(1),
+                moved_bytes: exactly(bytes),
+                moved_in_loops: exactly(0),
+            };
+            Row::of(&found, Event::default())
+        };
+        (0..).zip(bytes).map(row).collect()
+    }
+
+    #[test]
+    fn overlap_spreads_what_was_sent() {
+        let spread_of = |overlap_steps, bytes: &[u64]| {
+            let streaming = Some(Streaming { fragments: 3, overlap_steps, ..Streaming::default() });
+            let schedule =
+                DilocoOptions { sync_period: 6, streaming, ..DilocoOptions::default() }.schedule().expect("options");
+            let mut rows = rows(bytes);
+            spread(&mut rows, &schedule);
+            rows.iter().map(|row| row.spread_bytes).collect::<Vec<_>>()
+        };
+        let sent = [0, 12, 0, 24, 0, 6];
+        // Sent after step 2: with steps 3 and 4. Sent after step 6: with steps 7 and 8, which are as 1 and 2.
+        assert_eq!(spread_of(2, &sent), [3.0, 3.0, 6.0, 6.0, 12.0, 12.0].map(Some));
+        // Two are under way at a time.
+        assert_eq!(spread_of(3, &sent), [10.0, 2.0, 6.0, 4.0, 12.0, 8.0].map(Some));
+        assert_eq!(spread_of(0, &sent), [None; 6]);
+        assert_eq!(spread_of(1, &sent[..4]), [None; 4], "less than a period");
+    }
+
+    #[test]
+    fn names_are_overrides() {
+        assert_eq!(overrides("streaming+int4").expect("words"), ["diloco.streaming=true", "diloco.transport=int4"]);
+        assert_eq!(overrides("microbatches=4").expect("words"), ["train.microbatches=4"]);
+        assert!(overrides("steaming").is_err());
+    }
+}

@@ -1,0 +1,221 @@
+//! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches that
+//! exclude one another.
+//!
+//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of them, but lies
+//! between what the cheapest and the dearest branch of each conditional move.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+/// A number that is known before the program runs, or is not. Compares with a plain number: only what is exact equals one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Amount {
+    /// This many.
+    Exactly(u64),
+    /// At most this many: some of it happens in a branch that may not be taken.
+    AtMost(u64),
+    /// Not known: some of it happens in a `while`.
+    Unknown,
+}
+
+impl Amount {
+    /// The number, or its upper bound.
+    pub fn bound(self) -> Option<u64> {
+        match self {
+            Amount::Exactly(number) | Amount::AtMost(number) => Some(number),
+            Amount::Unknown => None,
+        }
+    }
+
+    fn combine(self, other: Amount, operation: impl Fn(u64, u64) -> u64) -> Amount {
+        match (self, other) {
+            (Amount::Exactly(a), Amount::Exactly(b)) => Amount::Exactly(operation(a, b)),
+            (Amount::Unknown, _) | (_, Amount::Unknown) => Amount::Unknown,
+            (Amount::Exactly(a) | Amount::AtMost(a), Amount::Exactly(b) | Amount::AtMost(b)) => {
+                Amount::AtMost(operation(a, b))
+            }
+        }
+    }
+
+    /// The sum.
+    pub fn plus(self, other: Amount) -> Amount {
+        self.combine(other, u64::saturating_add)
+    }
+
+    /// That many times a number.
+    pub fn times(self, number: u64) -> Amount {
+        self.combine(Amount::Exactly(number), u64::saturating_mul)
+    }
+
+    /// As an upper bound.
+    pub fn or_less(self) -> Amount {
+        self.bound().map_or(Amount::Unknown, Amount::AtMost)
+    }
+}
+
+impl PartialEq<u64> for Amount {
+    fn eq(&self, other: &u64) -> bool {
+        *self == Amount::Exactly(*other)
+    }
+}
+
+/// `12`, `<=12` or `unknown`.
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Exactly(number) => write!(f, "{number}"),
+            Amount::AtMost(number) => write!(f, "<={number}"),
+            Amount::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+/// The number or its upper bound; null where it is not known.
+impl Serialize for Amount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.bound().serialize(serializer)
+    }
+}
+
+/// A branch of a conditional.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct Branch {
+    /// Number of the conditional: each has its own, and one that is reached in several ways has one for each.
+    pub conditional: usize,
+    /// Which branch, counted from 0 in the order of the program. Of a conditional on a truth value, HLO has the branch for true first, a
+    /// graph of ours the one for false.
+    pub branch: usize,
+    /// How many branches the conditional has.
+    pub branch_count: usize,
+}
+
+/// What a sum is, whichever branches are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// At least this many.
+    pub least: u64,
+    /// At most this many; `None` where a loop runs nobody knows how often.
+    pub most: Option<u64>,
+}
+
+impl Bounds {
+    const ZERO: Bounds = Bounds { least: 0, most: Some(0) };
+
+    /// The upper bound; exact where it is the lower one too.
+    pub fn amount(self) -> Amount {
+        match self.most {
+            None => Amount::Unknown,
+            Some(most) if most == self.least => Amount::Exactly(most),
+            Some(most) => Amount::AtMost(most),
+        }
+    }
+
+    fn of(amount: Amount, branches: &[Branch]) -> Bounds {
+        match amount {
+            Amount::Exactly(number) => Bounds { least: number, most: Some(number) },
+            // So often it runs where its branches are taken.
+            Amount::AtMost(number) if !branches.is_empty() => Bounds { least: number, most: Some(number) },
+            Amount::AtMost(number) => Bounds { least: 0, most: Some(number) },
+            Amount::Unknown => Bounds { least: 0, most: None },
+        }
+    }
+
+    fn plus(self, other: Bounds) -> Bounds {
+        let most = self.most.zip(other.most).map(|(a, b)| a.saturating_add(b));
+        Bounds { least: self.least.saturating_add(other.least), most }
+    }
+
+    /// The one or the other.
+    fn or(self, other: Bounds) -> Bounds {
+        let most = self.most.zip(other.most).map(|(a, b)| a.max(b));
+        Bounds { least: self.least.min(other.least), most }
+    }
+}
+
+/// The sum of amounts, each with the branches that it is in, outermost first. An amount is that of the case that its branches are
+/// taken.
+pub fn sum<'a>(amounts: impl IntoIterator<Item = (&'a [Branch], Amount)>) -> Bounds {
+    let amounts: Vec<_> = amounts.into_iter().collect();
+    sum_within(&amounts, 0)
+}
+
+/// The same for what is in the same branches so far.
+fn sum_within(amounts: &[(&[Branch], Amount)], depth: usize) -> Bounds {
+    type InBranch<'a> = Vec<(&'a [Branch], Amount)>;
+    let mut total = Bounds::ZERO;
+    let mut conditionals: BTreeMap<usize, (usize, BTreeMap<usize, InBranch<'_>>)> = BTreeMap::new();
+    for &(branches, amount) in amounts {
+        match branches.get(depth) {
+            None => total = total.plus(Bounds::of(amount, branches)),
+            Some(branch) => {
+                let (_, taken) =
+                    conditionals.entry(branch.conditional).or_insert((branch.branch_count, BTreeMap::new()));
+                taken.entry(branch.branch).or_default().push((branches, amount));
+            }
+        }
+    }
+    for (count, branches) in conditionals.values() {
+        // A branch that is not named moves nothing.
+        let nothing = (branches.len() < *count).then_some(Bounds::ZERO);
+        let either = branches.values().map(|inside| sum_within(inside, depth + 1)).chain(nothing).reduce(Bounds::or);
+        total = total.plus(either.unwrap_or(Bounds::ZERO));
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(conditional: usize, branch: usize, branch_count: usize) -> Branch {
+        Branch { conditional, branch, branch_count }
+    }
+
+    #[test]
+    fn branches_exclude_one_another() {
+        let (once, if_taken) = (Amount::Exactly, Amount::AtMost);
+        type Case = (&'static str, Vec<(Vec<Branch>, Amount)>, Bounds);
+        let cases: Vec<Case> = vec![
+            ("nothing", vec![], Bounds { least: 0, most: Some(0) }),
+            ("outside", vec![(vec![], once(3)), (vec![], once(4))], Bounds { least: 7, most: Some(7) }),
+            (
+                "both branches",
+                vec![(vec![at(0, 0, 2)], if_taken(3)), (vec![at(0, 1, 2)], if_taken(5)), (vec![], once(1))],
+                Bounds { least: 4, most: Some(6) },
+            ),
+            ("equal branches", vec![(vec![at(0, 0, 2)], if_taken(3)), (vec![at(0, 1, 2)], if_taken(3))], {
+                Bounds { least: 3, most: Some(3) }
+            }),
+            ("a branch moves nothing", vec![(vec![at(0, 0, 3)], if_taken(3)), (vec![at(0, 2, 3)], if_taken(5))], {
+                Bounds { least: 0, most: Some(5) }
+            }),
+            (
+                "two conditionals add up",
+                vec![(vec![at(0, 0, 2)], if_taken(3)), (vec![at(1, 1, 2)], if_taken(5))],
+                Bounds { least: 0, most: Some(8) },
+            ),
+            (
+                "one within another",
+                vec![
+                    (vec![at(0, 1, 2)], if_taken(10)),
+                    (vec![at(0, 1, 2), at(1, 0, 2)], if_taken(3)),
+                    (vec![at(0, 1, 2), at(1, 1, 2)], if_taken(5)),
+                    (vec![at(0, 0, 2)], if_taken(2)),
+                ],
+                Bounds { least: 2, most: Some(15) },
+            ),
+            ("not known", vec![(vec![at(0, 0, 1)], Amount::Unknown), (vec![], once(2))], {
+                Bounds { least: 2, most: None }
+            }),
+            ("merged ways", vec![(vec![], if_taken(7))], Bounds { least: 0, most: Some(7) }),
+        ];
+        for (name, amounts, expected) in cases {
+            let found = sum(amounts.iter().map(|(branches, amount)| (branches.as_slice(), *amount)));
+            assert_eq!(found, expected, "{name}");
+        }
+        assert_eq!(Bounds { least: 2, most: Some(2) }.amount(), Amount::Exactly(2));
+        assert_eq!(Bounds { least: 1, most: Some(2) }.amount(), Amount::AtMost(2));
+    }
+}

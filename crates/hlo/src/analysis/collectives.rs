@@ -1,0 +1,415 @@
+//! Every collective of a module, and what it moves.
+//!
+//! The walk finds them in everything that the module runs ([`Walk`]). A collective counts once for each way it is
+//! reached, as many times as the loops on that way run. An asynchronous pair (`all-gather-start` and `-done`) counts
+//! where it starts. The bytes moved follow from operand bytes and group size, as in the
+//! ledger of a partitioned program, so a compiled module can be compared with the program it was made from.
+//!
+//! Only one branch of a conditional runs, so a sum is not over all branches: it lies between the branch that moves
+//! least and the one that moves most ([`ModuleCollectives::moved_bounds`]). [`given`](super::given) finds the branch
+//! that a step takes.
+//!
+//! The analysis counts what the compiler made of a collective, with one exception: a TPU compiler writes a
+//! reduce-scatter as a fusion of an all-reduce and a slice, which counts as a reduce-scatter.
+
+use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
+
+use super::axes::{AxisPart, Strides, pair_axes};
+use super::groups::{DeviceGroups, Devices};
+use super::index::Computation;
+use super::size::{array_bytes, shape_bytes};
+use super::slices::{SliceTransfer, communication_of, slices_of};
+use super::source::{Sources, op_name};
+use super::walk::{Step, Via, Walk};
+use crate::mesh::Mesh;
+use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType};
+use crate::{Amount, Bounds, Branch, CollectiveKind, sum};
+
+/// What an instruction communicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Communication {
+    /// A collective, whose moved bytes are known.
+    Collective(CollectiveKind),
+    /// Something whose moved bytes depend on its data, or on another program.
+    Other(&'static str),
+}
+
+impl Communication {
+    /// All there are.
+    pub const ALL: [Communication; 9] = [
+        Communication::Collective(CollectiveKind::AllGather),
+        Communication::Collective(CollectiveKind::AllReduce),
+        Communication::Collective(CollectiveKind::AllToAll),
+        Communication::Collective(CollectiveKind::CollectivePermute),
+        Communication::Collective(CollectiveKind::ReduceScatter),
+        Communication::Other("collective-broadcast"),
+        Communication::Other("ragged-all-to-all"),
+        Communication::Other("send"),
+        Communication::Other("recv"),
+    ];
+
+    /// That of a name; `None` for what communicates nothing.
+    pub fn named(name: &str) -> Option<Communication> {
+        Communication::ALL.into_iter().find(|communication| communication.name() == name)
+    }
+
+    /// HLO's opcode, without what says that it is one of two halves.
+    pub fn name(self) -> &'static str {
+        match self {
+            Communication::Collective(kind) => kind.name(),
+            Communication::Other(name) => name,
+        }
+    }
+}
+
+impl Serialize for Communication {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// One collective of a module. Serialized, an element of what `hlo-dump collectives --json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModuleCollective {
+    /// What it does.
+    pub kind: Communication,
+    /// The devices that take part; [`DeviceGroups::One`] for a permute, whose pairs say it.
+    #[serde(skip)]
+    pub groups: DeviceGroups,
+    /// Who sends to whom, for what says it by pairs.
+    pub pairs: Vec<(u64, u64)>,
+    /// The mesh axes along which devices take part, major to minor; `None` before [`ModuleCollectives::along`], and for
+    /// devices that do not lie along axes of the mesh.
+    pub axes: Option<Vec<AxisPart>>,
+    /// How far a permute moves values along its axis, cyclically: see [`PairAxes`](super::PairAxes).
+    pub shift: Option<i64>,
+    /// Devices of a group; `None` for a permute, and where the module does not say.
+    pub group_size: Option<u64>,
+    /// Values that it moves at once.
+    pub operand_count: usize,
+    /// Bytes of all operands on one device, in one execution; `None` for a type of no known size.
+    pub bytes: Option<u64>,
+    /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`]; `None` where they are not
+    /// known.
+    pub moved_bytes: Option<u64>,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
+    /// Whether it is in a branch, which may not be taken: then `executions` is the most.
+    pub in_branch: bool,
+    /// The branches that it is in, outermost first; empty where ways through the module are merged.
+    pub branches: Vec<Branch>,
+    /// Number of the [place](Walk::places) that it is in.
+    #[serde(skip)]
+    pub place: usize,
+    /// Loops around it.
+    pub loop_depth: usize,
+    /// Whether it is in two halves, between which the device may do other things.
+    pub asynchronous: bool,
+    /// Name of the instruction.
+    pub name: String,
+    /// Name of the computation it is in.
+    pub computation: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// The source line of its metadata as `file:line`, if it has one.
+    pub source: Option<String>,
+}
+
+/// The collectives of a module, in the order of the program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ModuleCollectives {
+    /// Each of them.
+    #[serde(rename = "collectives")]
+    pub entries: Vec<ModuleCollective>,
+    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands
+    /// for all of an instruction's.
+    pub merged: bool,
+    /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
+    #[serde(skip)]
+    pub conditionals: Vec<Conditional>,
+}
+
+/// A conditional, of whose branches one runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Conditional {
+    /// Name of the instruction.
+    pub name: String,
+    /// Name of the computation it is in.
+    pub computation: String,
+    /// The scope path and op of its metadata.
+    pub op_name: String,
+    /// The source line of its metadata as `file:line`, if it has one.
+    pub source: Option<String>,
+    /// How often it runs in one run of the program.
+    pub executions: Amount,
+    /// When each branch runs: `true` and `false`, or the value of the selector; the last also runs for every other
+    /// value.
+    pub branches: Vec<String>,
+}
+
+impl Conditional {
+    fn of(walk: &Walk<'_>, sources: Sources<'_>, number: usize) -> Option<Conditional> {
+        let (place, instruction) = walk.conditional(number)?;
+        let place = &walk.places()[place];
+        let selector = walk.computation(place).operand(instruction, 0).and_then(|selector| selector.shape.as_ref());
+        let on_truth = selector.is_some_and(|shape| shape.element_type == i32::from(PrimitiveType::Pred));
+        let count = instruction.called_computation_ids.len();
+        let name = |branch: usize| match (on_truth, branch) {
+            (true, 0) => "true".to_owned(),
+            (true, _) => "false".to_owned(),
+            (false, branch) => branch.to_string(),
+        };
+        Some(Conditional {
+            name: instruction.name.clone(),
+            computation: place.computation.name.clone(),
+            op_name: op_name(instruction).to_owned(),
+            source: sources.line(instruction).map(|line| line.to_string()),
+            executions: place.executions,
+            branches: (0..count).map(name).collect(),
+        })
+    }
+}
+
+impl ModuleCollectives {
+    /// Those of a kind.
+    pub fn kind(&self, kind: CollectiveKind) -> impl Iterator<Item = &ModuleCollective> {
+        self.entries.iter().filter(move |entry| entry.kind == Communication::Collective(kind))
+    }
+
+    /// The same, with the axes of a mesh over whose devices the module runs.
+    #[must_use]
+    pub fn along(mut self, mesh: &Mesh) -> ModuleCollectives {
+        // A module has few groupings and many collectives.
+        let mut known: FxHashMap<DeviceGroups, Option<Vec<AxisPart>>> = FxHashMap::default();
+        for entry in &mut self.entries {
+            if !entry.pairs.is_empty() {
+                let found = pair_axes(&entry.pairs, mesh);
+                entry.shift = found.as_ref().and_then(|found| found.shift);
+                entry.axes = found.map(|found| found.axes);
+                continue;
+            }
+            if entry.group_size.is_none() {
+                continue;
+            }
+            entry.axes = match known.get(&entry.groups) {
+                Some(axes) => axes.clone(),
+                None => {
+                    let strides = Strides::of(&entry.groups, mesh.device_count() as u64);
+                    let axes = strides.and_then(|strides| strides.axes(mesh));
+                    known.insert(entry.groups.clone(), axes.clone());
+                    axes
+                }
+            };
+        }
+        self
+    }
+
+    /// How often collectives run in one run of the program, in all; where branches differ, the most.
+    pub fn executions(&self) -> Amount {
+        self.execution_bounds().amount()
+    }
+
+    /// How often collectives run at least and at most, whichever branches are taken.
+    pub fn execution_bounds(&self) -> Bounds {
+        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.executions)))
+    }
+
+    /// Bytes that one device sends in one run of the program; where branches differ, the most.
+    pub fn moved_bytes(&self) -> Amount {
+        self.moved_bounds().amount()
+    }
+
+    /// Bytes that one device sends at least and at most, whichever branches are taken.
+    pub fn moved_bounds(&self) -> Bounds {
+        sum(self.entries.iter().map(|entry| (entry.branches.as_slice(), entry.total_moved_bytes())))
+    }
+}
+
+impl ModuleCollective {
+    /// Bytes that one device sends in all executions of this one.
+    pub fn total_moved_bytes(&self) -> Amount {
+        self.moved_bytes.map_or(Amount::Unknown, |bytes| self.executions.times(bytes))
+    }
+
+    /// Whether devices of a group differ in their place along an axis of a mesh, or a part of one; `None` where the
+    /// module does not say which devices take part.
+    pub fn crosses(&self, axis: &AxisPart, mesh: &Mesh) -> Option<bool> {
+        if let Some(axes) = &self.axes {
+            return Some(axes.iter().any(|part| part.overlaps(axis)));
+        }
+        if !self.pairs.is_empty() {
+            return Some(
+                self.pairs.iter().any(|&(source, target)| axis.place(source, mesh) != axis.place(target, mesh)),
+            );
+        }
+        let lists = self.group_size.and_then(|_| self.groups.lists())?;
+        let differs = |list: &Vec<u64>| {
+            let mut places = list.iter().map(|&device| axis.place(device, mesh));
+            let first = places.next();
+            places.any(|place| Some(place) != first)
+        };
+        Some(lists.iter().any(differs))
+    }
+}
+
+/// The collectives of a module that runs on so many devices.
+pub fn collectives(module: &HloModuleProto, devices: Devices) -> ModuleCollectives {
+    collectives_of_walk(&Walk::of(module), Sources::of(module), devices)
+}
+
+/// The collectives of a module that has been walked.
+pub fn collectives_of_walk(walk: &Walk<'_>, sources: Sources<'_>, devices: Devices) -> ModuleCollectives {
+    let slices = slices_of(walk.module().computations().iter().flat_map(Computation::instructions));
+    let entry = |step: Step<'_, '_>| {
+        let (kind, asynchronous) = communication_of(step.instruction)?;
+        let mut entry = entry(walk, step, kind, devices);
+        entry.asynchronous |= asynchronous;
+        entry.within_slice(slices, devices);
+        entry.source = sources.line(step.instruction).map(|line| line.to_string());
+        Some(entry)
+    };
+    let conditionals =
+        (0..walk.conditional_count()).filter_map(|number| Conditional::of(walk, sources, number)).collect();
+    ModuleCollectives { entries: walk.steps().filter_map(entry).collect(), merged: walk.is_merged(), conditionals }
+}
+
+fn entry(walk: &Walk<'_>, step: Step<'_, '_>, kind: Communication, devices: Devices) -> ModuleCollective {
+    let Step { place, instruction, .. } = step;
+    let computation = walk.computation(place);
+    let permutes = kind == Communication::Collective(CollectiveKind::CollectivePermute);
+    let groups = DeviceGroups::of(instruction);
+    let group_size = if permutes { None } else { group_size(instruction, kind, &groups, devices) };
+    let mut entry = ModuleCollective {
+        kind,
+        groups,
+        pairs: pairs(instruction),
+        axes: None,
+        shift: None,
+        group_size,
+        operand_count: instruction.operand_ids.len(),
+        bytes: operand_bytes(computation, instruction),
+        moved_bytes: None,
+        executions: place.executions,
+        in_branch: matches!(place.executions, Amount::AtMost(_)),
+        branches: place.branches.clone(),
+        place: step.place_number,
+        loop_depth: place.loop_depth,
+        asynchronous: place.asynchronous,
+        name: instruction.name.clone(),
+        computation: place.computation.name.clone(),
+        op_name: op_name(instruction).to_owned(),
+        source: None,
+    };
+    if let Some(transfer) = SliceTransfer::of(instruction) {
+        // The other operand is a token.
+        (entry.groups, entry.group_size) = transfer.groups();
+        entry.operand_count = 1;
+    }
+    let moves = instruction.source_target_pairs.iter().any(|pair| pair.source != pair.target);
+    match permutes && !moves {
+        true => entry.moved_bytes = Some(0),
+        false if is_fused_reduce_scatter(computation, step) => {
+            entry.become_kind(Communication::Collective(CollectiveKind::ReduceScatter));
+        }
+        false => entry.become_kind(kind),
+    }
+    entry
+}
+
+impl ModuleCollective {
+    /// In a program that is written for the devices of one slice, a collective of all devices is one of those.
+    fn within_slice(&mut self, slices: u64, devices: Devices) {
+        if slices > 1 && self.groups == DeviceGroups::One && self.group_size.is_some() {
+            let in_slice = devices.partitions / slices;
+            self.groups =
+                DeviceGroups::Iota { group_size: in_slice, dims: vec![slices, in_slice], permutation: vec![0, 1] };
+            self.group_size = Some(in_slice);
+            self.become_kind(self.kind);
+        }
+    }
+
+    fn become_kind(&mut self, kind: Communication) {
+        self.kind = kind;
+        self.moved_bytes = match (kind, self.bytes, self.group_size) {
+            (Communication::Collective(CollectiveKind::CollectivePermute), bytes, _) => bytes,
+            (Communication::Other("send"), bytes, _) => bytes,
+            // What it gets, its sender has sent.
+            (Communication::Other("recv"), ..) => Some(0),
+            (Communication::Collective(kind), Some(bytes), Some(size)) => Some(kind.moved_bytes(bytes, size)),
+            _ => None,
+        };
+    }
+}
+
+/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism
+/// writes.
+fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
+    let device = |id: i64| u64::try_from(id).unwrap_or(0);
+    if let Some(attributes) = &instruction.frontend_attributes
+        && let Some(text) = attributes.map.get("_xla_send_recv_source_target_pairs")
+    {
+        let numbers: Vec<u64> =
+            text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+        return numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    }
+    instruction.source_target_pairs.iter().map(|pair| (device(pair.source), device(pair.target))).collect()
+}
+
+/// What an opcode communicates, and whether it is the first of two halves. Second halves communicate nothing.
+pub fn communication(opcode: &str) -> Option<(Communication, bool)> {
+    let (name, asynchronous) = match opcode.strip_suffix("-start") {
+        Some(name) => (name, true),
+        None => (opcode, false),
+    };
+    Some((Communication::named(name)?, asynchronous))
+}
+
+/// Devices of a group (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA): without a channel, groups are of
+/// replicas; with one and `use_global_device_ids`, of devices; with one alone, of partitions for an all-to-all, else of
+/// replicas with all their partitions.
+fn group_size(
+    instruction: &HloInstructionProto,
+    kind: Communication,
+    groups: &DeviceGroups,
+    devices: Devices,
+) -> Option<u64> {
+    let is_point_to_point = matches!(kind, Communication::Other("send" | "recv"));
+    if *groups == DeviceGroups::Unreadable || is_point_to_point {
+        return None;
+    }
+    let listed = groups.size();
+    let Devices { replicas, partitions } = devices;
+    let across_partitions = instruction.channel_id > 0;
+    if !across_partitions {
+        return Some(listed.unwrap_or(replicas));
+    }
+    if instruction.use_global_device_ids {
+        return Some(listed.unwrap_or(replicas.saturating_mul(partitions)));
+    }
+    match kind {
+        Communication::Collective(CollectiveKind::AllToAll) => Some(listed.unwrap_or(partitions)),
+        _ => Some(listed.unwrap_or(replicas).saturating_mul(partitions)),
+    }
+}
+
+fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
+    // A permute into a buffer that exists takes slices of it: its operands are the whole buffers and the offsets.
+    if instruction.opcode.starts_with("collective-permute") && !instruction.dynamic_slice_sizes.is_empty() {
+        let source = computation.operand(instruction, 0)?.shape.as_ref()?;
+        return array_bytes(source.element_type, &instruction.dynamic_slice_sizes);
+    }
+    let mut operands = computation.operands(instruction);
+    operands.try_fold(0u64, |sum, operand| Some(sum.saturating_add(shape_bytes(operand?.shape.as_ref()?)?)))
+}
+
+/// Whether an instruction is the one all-reduce of a fusion, of which each device keeps a part.
+fn is_fused_reduce_scatter(computation: &Computation<'_>, step: Step<'_, '_>) -> bool {
+    let Some(root) = computation.root() else { return false };
+    let is = |found: &HloInstructionProto| found.opcode == "all-reduce";
+    step.place.caller.is_some_and(|caller| caller.via == Via::Fusion)
+        && is(step.instruction)
+        && root.opcode == "dynamic-slice"
+        && root.operand_ids.first() == Some(&step.instruction.id)
+        && computation.instructions().iter().filter(|found| is(found)).nth(1).is_none()
+}

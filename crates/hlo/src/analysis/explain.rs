@@ -1,0 +1,129 @@
+//! Why a value of a foreign module is sharded as it is, as far as the module knows.
+//!
+//! A module states some shardings and leaves the others to propagation inside XLA, which keeps no record of where each
+//! came from. So this finds what is stated: at the value itself, or else at the nearest values that it is computed from
+//! or that are computed from it, with the operations in between. Propagation starts there.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::index::{Computation, Module};
+use super::shardings::is_partitioned;
+use super::source::{Sources, op_name};
+use crate::proto::{HloInstructionProto, HloModuleProto};
+use crate::text::{Layouts, print_shape, print_sharding};
+
+/// An instruction on the way to a stated sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TracedStep {
+    /// Its name.
+    pub name: String,
+    /// Its opcode.
+    pub opcode: String,
+    /// Its shape.
+    pub shape: String,
+    /// The sharding that it states, if it does.
+    pub sharding: Option<String>,
+    /// The scopes and the op of its metadata.
+    pub op_name: String,
+    /// The source line as `file:line`, if the module has it.
+    pub source: Option<String>,
+}
+
+/// The way from a value to a stated sharding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StatedFrom {
+    /// The value first; last, if any sharding was found, the instruction that states it.
+    pub steps: Vec<TracedStep>,
+    /// Whether the module is partitioned already: then shapes are parts, and what is stated is what was asked for.
+    pub partitioned: bool,
+}
+
+/// What is stated about the values with this name: an instruction's name, the end of its `op_name`, or `file:line`. The
+/// number of values traced is limited; the result is empty if no value has the name.
+pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<StatedFrom> {
+    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
+    let query = query.trim_start_matches('%');
+    let is_named = |it: &HloInstructionProto| it.name == query;
+    let is_described = |it: &HloInstructionProto| {
+        let name = op_name(it);
+        let at_line = || {
+            sources.line(it).is_some_and(|line| {
+                let line = line.to_string();
+                line == query || line.ends_with(&format!("/{query}"))
+            })
+        };
+        name == query || name.ends_with(&format!("/{query}")) || at_line()
+    };
+    let find = |is_it: &dyn Fn(&HloInstructionProto) -> bool| -> Vec<(usize, &HloInstructionProto)> {
+        let all = index.computations().iter().enumerate();
+        all.flat_map(|(number, it)| it.instructions().iter().map(move |instruction| (number, instruction)))
+            .filter(|(_, instruction)| is_it(instruction))
+            .take(most)
+            .collect()
+    };
+    let mut found = find(&is_named);
+    if found.is_empty() {
+        found = find(&is_described);
+    }
+    let trace = |(number, instruction)| {
+        let computation = &index.computations()[number];
+        let steps = nearest(computation, instruction).into_iter().map(|it| step(it, sources)).collect();
+        StatedFrom { steps, partitioned }
+    };
+    found.into_iter().map(trace).collect()
+}
+
+fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
+    TracedStep {
+        name: instruction.name.clone(),
+        opcode: instruction.opcode.clone(),
+        shape: instruction.shape.as_ref().map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default(),
+        sharding: instruction.sharding.as_deref().map(print_sharding),
+        op_name: op_name(instruction).to_owned(),
+        source: sources.line(instruction).map(|line| line.to_string()),
+    }
+}
+
+/// The instructions from a value to the nearest that states a sharding, over operands and readers; the value alone if
+/// there is none.
+fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
+    let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
+    for instruction in computation.instructions() {
+        for &operand in &instruction.operand_ids {
+            readers.entry(operand).or_default().push(instruction.id);
+        }
+    }
+    let mut came_from: FxHashMap<i64, Option<i64>> = FxHashMap::default();
+    came_from.insert(start.id, None);
+    let mut queue = VecDeque::from([start]);
+    while let Some(instruction) = queue.pop_front() {
+        if instruction.sharding.is_some() {
+            let mut way = vec![instruction];
+            let mut at = instruction.id;
+            while let Some(&Some(before)) = came_from.get(&at) {
+                way.extend(computation.instruction(before));
+                at = before;
+            }
+            way.reverse();
+            return way;
+        }
+        let nothing = Vec::new();
+        let around = instruction.operand_ids.iter().chain(readers.get(&instruction.id).unwrap_or(&nothing));
+        for &next in around {
+            // A scalar has no sharding to pass on.
+            let Some(found) = computation.instruction(next).filter(|it| !is_scalar(it)) else { continue };
+            if let std::collections::hash_map::Entry::Vacant(entry) = came_from.entry(next) {
+                entry.insert(Some(instruction.id));
+                queue.push_back(found);
+            }
+        }
+    }
+    vec![start]
+}
+
+fn is_scalar(instruction: &HloInstructionProto) -> bool {
+    instruction.shape.as_ref().is_some_and(|shape| shape.dimensions.is_empty() && shape.tuple_shapes.is_empty())
+}

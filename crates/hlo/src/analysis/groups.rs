@@ -1,0 +1,308 @@
+//! The devices that take part in a collective.
+
+use std::collections::BTreeSet;
+
+use super::slices::slice_count;
+use crate::proto::{
+    HloInstructionProto, HloModuleConfigProto, HloModuleProto, IotaReplicaGroupListProto,
+    MeshAxesReplicaGroupListProto, MeshProto, OpSharding, ReplicaGroup,
+};
+
+/// How many devices a program runs on. What XLA partitions, or we do, has one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Devices {
+    /// Copies of the program.
+    pub replicas: u64,
+    /// Parts into which each copy is split.
+    pub partitions: u64,
+}
+
+impl Devices {
+    /// One replica of so many partitions.
+    pub fn partitioned(partitions: usize) -> Devices {
+        Devices { replicas: 1, partitions: partitions as u64 }
+    }
+}
+
+/// How many devices a module is for: what its config says, or else as many as its collectives and shardings name; one,
+/// if they name none.
+pub fn device_count(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) -> Devices {
+    let positive = |count: i64| u64::try_from(count).unwrap_or(0).max(1);
+    let (replicas, partitions) =
+        config.map_or((1, 1), |config| (positive(config.replica_count), positive(config.num_partitions)));
+    // A program of several slices is written for the devices of one.
+    let slices = slice_count(module);
+    if replicas.saturating_mul(partitions) > 1 {
+        return Devices { replicas, partitions: partitions.saturating_mul(slices) };
+    }
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let (mut named, mut across_partitions) = (1, false);
+    for instruction in instructions {
+        let groups = DeviceGroups::of(instruction).largest();
+        let pairs = instruction
+            .source_target_pairs
+            .iter()
+            .map(|pair| positive(pair.source.max(pair.target).saturating_add(1)))
+            .max();
+        if groups.is_some() || pairs.is_some() {
+            across_partitions |= instruction.channel_id > 0;
+        }
+        let tiles = instruction.sharding.as_deref().map(sharded_over);
+        named = [groups, pairs, tiles].into_iter().flatten().fold(named, u64::max);
+        across_partitions |= tiles.is_some();
+    }
+    match across_partitions {
+        true => Devices { replicas: 1, partitions: named.saturating_mul(slices) },
+        false => Devices { replicas: named, partitions: slices },
+    }
+}
+
+/// The devices over which a value is split.
+fn sharded_over(sharding: &OpSharding) -> u64 {
+    let product = |sizes: &mut dyn Iterator<Item = i64>| {
+        sizes.fold(1u64, |product, size| product.saturating_mul(u64::try_from(size).unwrap_or(0).max(1)))
+    };
+    let tiles = product(&mut sharding.tile_assignment_dimensions.iter().copied());
+    let mesh = sharding.named_sharding.as_ref().and_then(|named| named.mesh.as_ref());
+    let mesh = mesh.map_or(1, |mesh| product(&mut mesh.axes.iter().map(|axis| axis.size)));
+    sharding.tuple_shardings.iter().map(sharded_over).fold(tiles.max(mesh), u64::max)
+}
+
+/// The groups of a collective, in the form in which the module has them. Numbers are those of devices, replicas or
+/// partitions, as the instruction's other attributes say (`GetCollectiveOpGroupMode`, collective_ops_utils.cc in XLA).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceGroups {
+    /// All are one group.
+    One,
+    /// The members of each group.
+    Lists(Vec<Vec<u64>>),
+    /// The numbers from 0 on in an array of these dimensions, transposed, and cut into rows.
+    Iota {
+        /// Members of each group.
+        group_size: u64,
+        /// Dimensions before the transpose.
+        dims: Vec<u64>,
+        /// Which dimension goes where.
+        permutation: Vec<usize>,
+    },
+    /// A form that is not read here: axes (V3) of a mesh that is not there, or axes that it does not have.
+    Unreadable,
+}
+
+impl DeviceGroups {
+    /// The groups of an instruction.
+    pub fn of(instruction: &HloInstructionProto) -> DeviceGroups {
+        let lists = |groups: &[ReplicaGroup]| {
+            let list = |ids: &[i64]| ids.iter().map(|&id| id.max(0) as u64).collect();
+            DeviceGroups::Lists(groups.iter().map(|group| list(&group.replica_ids)).collect())
+        };
+        if let Some(iota) = &instruction.iota_collective_device_list {
+            return DeviceGroups::iota(iota);
+        }
+        if let Some(list) = &instruction.collective_device_list {
+            match &list.iota_replica_group_list {
+                Some(iota) => return DeviceGroups::iota(iota),
+                None if !list.replica_groups.is_empty() => return lists(&list.replica_groups),
+                None => {}
+            }
+        }
+        if let Some(list) = &instruction.mesh_axes_replica_group_list {
+            return DeviceGroups::mesh_axes(list).unwrap_or(DeviceGroups::Unreadable);
+        }
+        match instruction.replica_groups.as_slice() {
+            [] => DeviceGroups::One,
+            groups => lists(groups),
+        }
+    }
+
+    fn iota(list: &IotaReplicaGroupListProto) -> DeviceGroups {
+        DeviceGroups::Iota {
+            group_size: list.num_devices_per_group.max(0) as u64,
+            dims: list.iota_reshape_dims.iter().map(|&size| size.max(0) as u64).collect(),
+            permutation: list.iota_transpose_perm.iter().map(|&dim| dim.max(0) as usize).collect(),
+        }
+    }
+
+    /// Groups along axes of a mesh, or parts of axes: those are axes of a finer mesh.
+    fn mesh_axes(list: &MeshAxesReplicaGroupListProto) -> Option<DeviceGroups> {
+        let mesh = list.mesh.as_ref()?;
+        // Of each axis the sizes into which it is cut, major to minor: a part has `pre_size` steps before it.
+        let positive = |size: i64| u64::try_from(size).ok().filter(|&size| size > 0);
+        let sizes = mesh.axes.iter().map(|axis| positive(axis.size)).collect::<Option<Vec<u64>>>()?;
+        let mut borders: Vec<BTreeSet<u64>> = sizes.iter().map(|&size| [1, size].into()).collect();
+        let mut parts = Vec::new();
+        for axis in &list.axes {
+            let index = usize::try_from(axis.mesh_axis_index).ok()?;
+            let (from, to) = match &axis.sub_axis_info {
+                None => (1, *sizes.get(index)?),
+                Some(part) => (positive(part.pre_size)?, positive(part.pre_size.checked_mul(part.size)?)?),
+            };
+            borders.get_mut(index)?.extend([from, to]);
+            parts.push((index, from, to));
+        }
+        let mut dims = Vec::new();
+        let mut members: Vec<Vec<usize>> = vec![Vec::new(); parts.len()];
+        let mut others = Vec::new();
+        for (index, borders) in borders.iter().enumerate() {
+            for (&from, &to) in borders.iter().zip(borders.iter().skip(1)) {
+                let within = |part: &(usize, u64, u64)| part.0 == index && part.1 <= from && to <= part.2;
+                match parts.iter().position(within) {
+                    Some(part) => members[part].push(dims.len()),
+                    None => others.push(dims.len()),
+                }
+                dims.push((to % from == 0).then_some(to / from)?);
+            }
+        }
+        let group_size = members.iter().flatten().try_fold(1u64, |size, &dim| size.checked_mul(dims[dim]))?;
+        let permutation: Vec<usize> = others.into_iter().chain(members.into_iter().flatten()).collect();
+        let Some(device_ids) = device_ids(mesh)? else {
+            return Some(DeviceGroups::Iota { group_size, dims, permutation });
+        };
+        let device = |at: u64| device_ids.get(usize::try_from(at).ok()?).copied();
+        let devices = transposed_iota(&dims, &permutation)?.into_iter().map(device).collect::<Option<Vec<u64>>>()?;
+        Some(DeviceGroups::Lists(devices.chunks(usize::try_from(group_size).ok()?).map(<[u64]>::to_vec).collect()))
+    }
+
+    /// Members of the largest group; `None` where the module does not say.
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            DeviceGroups::One | DeviceGroups::Unreadable => None,
+            DeviceGroups::Lists(lists) => lists.iter().map(|list| list.len() as u64).max(),
+            DeviceGroups::Iota { group_size, .. } => Some(*group_size),
+        }
+    }
+
+    /// One more than the largest number of a member; `None` where the module does not say.
+    fn largest(&self) -> Option<u64> {
+        match self {
+            DeviceGroups::One | DeviceGroups::Unreadable => None,
+            DeviceGroups::Lists(lists) => lists.iter().flatten().max().map(|&last| last.saturating_add(1)),
+            DeviceGroups::Iota { dims, .. } => Some(dims.iter().fold(1, |product, &size| product.saturating_mul(size))),
+        }
+    }
+
+    /// The members of each group; `None` where the module does not say.
+    pub fn lists(&self) -> Option<Vec<Vec<u64>>> {
+        match self {
+            DeviceGroups::One | DeviceGroups::Unreadable => None,
+            DeviceGroups::Lists(lists) => Some(lists.clone()),
+            DeviceGroups::Iota { group_size, dims, permutation } => {
+                let members = transposed_iota(dims, permutation)?;
+                Some(members.chunks((*group_size).max(1) as usize).map(<[u64]>::to_vec).collect())
+            }
+        }
+    }
+}
+
+/// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that
+/// is their own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's
+/// partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
+fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
+    match &mesh.iota_transform {
+        Some(transform) => {
+            let dims = transform.reshape_dims.iter().map(|&size| u64::try_from(size).ok());
+            let permutation = transform.transpose_perm.iter().map(|&dim| usize::try_from(dim).ok());
+            let devices =
+                transposed_iota(&dims.collect::<Option<Vec<_>>>()?, &permutation.collect::<Option<Vec<_>>>()?)?;
+            Some(Some(devices))
+        }
+        None if mesh.device_ids.is_empty() => Some(None),
+        None => Some(Some(mesh.device_ids.iter().map(|&id| u64::try_from(id).ok()).collect::<Option<_>>()?)),
+    }
+}
+
+/// More devices than any real program has: a module that claims more is not believed.
+const DEVICE_LIMIT: u64 = 1 << 24;
+
+/// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
+/// dimensions. Where none is stated, none is permuted.
+fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+    let identity: Vec<usize> = (0..dims.len()).collect();
+    let permutation = if permutation.is_empty() { &identity } else { permutation };
+    let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;
+    let distinct: BTreeSet<usize> = permutation.iter().copied().collect();
+    if count > DEVICE_LIMIT || distinct.len() != dims.len() {
+        return None;
+    }
+    let mut strides = vec![1u64; dims.len()];
+    for dim in (1..dims.len()).rev() {
+        strides[dim - 1] = strides[dim].checked_mul(dims[dim])?;
+    }
+    let mut elements = vec![0];
+    for &dim in permutation {
+        let (size, stride) = (*dims.get(dim)?, strides[dim]);
+        elements = elements.iter().flat_map(|&base| (0..size).map(move |at| base + at * stride)).collect();
+    }
+    (permutation.len() == dims.len()).then_some(elements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{AxisRefProto, CollectiveDeviceListProto, MeshProto, axis_ref_proto, mesh_proto};
+
+    #[test]
+    fn every_form_is_read() {
+        let iota = IotaReplicaGroupListProto {
+            num_replica_groups: 4,
+            num_devices_per_group: 2,
+            iota_reshape_dims: vec![2, 2, 2],
+            iota_transpose_perm: vec![0, 2, 1],
+        };
+        let group = |ids: &[i64]| ReplicaGroup { replica_ids: ids.to_vec() };
+        let lists = || vec![group(&[0, 2]), group(&[1, 3])];
+        let in_list = |iota, replica_groups| {
+            Some(Box::new(CollectiveDeviceListProto { iota_replica_group_list: iota, replica_groups }))
+        };
+        let none = HloInstructionProto::default;
+        let check = |instruction: HloInstructionProto, size: Option<u64>, expected: Option<&[&[u64]]>| {
+            let groups = DeviceGroups::of(&instruction);
+            assert_eq!(groups.size(), size, "{groups:?}");
+            let expected = expected.map(|lists| lists.iter().map(|list| list.to_vec()).collect::<Vec<_>>());
+            assert_eq!(groups.lists(), expected, "{groups:?}");
+        };
+        let across: &[&[u64]] = &[&[0, 2], &[1, 3], &[4, 6], &[5, 7]];
+        let listed: &[&[u64]] = &[&[0, 2], &[1, 3]];
+        check(none(), None, None);
+        check(HloInstructionProto { replica_groups: lists(), ..none() }, Some(2), Some(listed));
+        check(HloInstructionProto { collective_device_list: in_list(None, lists()), ..none() }, Some(2), Some(listed));
+        check(
+            HloInstructionProto { collective_device_list: in_list(Some(iota.clone()), vec![]), ..none() },
+            Some(2),
+            Some(across),
+        );
+        check(
+            HloInstructionProto { iota_collective_device_list: Some(Box::new(iota)), ..none() },
+            Some(2),
+            Some(across),
+        );
+        let along_mesh = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64], iota_transform| {
+            let axis = |size| mesh_proto::MeshAxis { name: "axis".into(), size };
+            let mesh = MeshProto { axes: vec![axis(2), axis(4)], device_ids: device_ids.to_vec(), iota_transform };
+            let part = |(pre_size, size)| axis_ref_proto::SubAxis { pre_size, size };
+            let axis = |&(mesh_axis_index, sub_axis): &(i64, Option<(i64, i64)>)| AxisRefProto {
+                mesh_axis_index,
+                sub_axis_info: sub_axis.map(part),
+            };
+            let list = MeshAxesReplicaGroupListProto { mesh: Some(mesh), axes: axes.iter().map(axis).collect() };
+            HloInstructionProto { mesh_axes_replica_group_list: Some(Box::new(list)), ..none() }
+        };
+        let along = |axes: &[(i64, Option<(i64, i64)>)], device_ids: &[i64]| along_mesh(axes, device_ids, None);
+        check(along(&[(0, None)], &[]), Some(2), Some(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]));
+        check(along(&[(1, None), (0, None)], &[]), Some(8), Some(&[&[0, 4, 1, 5, 2, 6, 3, 7]]));
+        check(along(&[(1, Some((1, 2)))], &[]), Some(2), Some(&[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]));
+        check(along(&[(1, Some((2, 2)))], &[]), Some(2), Some(&[&[0, 1], &[2, 3], &[4, 5], &[6, 7]]));
+        let reversed = [7, 6, 5, 4, 3, 2, 1, 0];
+        check(along(&[(0, None)], &reversed), Some(2), Some(&[&[7, 3], &[6, 2], &[5, 1], &[4, 0]]));
+        // Devices in the order 0 2 4 6 1 3 5 7.
+        let transposed = |dims: &[i64]| {
+            let transform = mesh_proto::IotaTransform { reshape_dims: dims.to_vec(), transpose_perm: vec![1, 0] };
+            along_mesh(&[(0, None)], &[], Some(transform))
+        };
+        check(transposed(&[4, 2]), Some(2), Some(&[&[0, 1], &[2, 3], &[4, 5], &[6, 7]]));
+        let huge = [transposed(&[4, 1]), transposed(&[1 << 40, 1 << 40]), transposed(&[-4, 2])];
+        for unreadable in huge.into_iter().chain([along(&[(2, None)], &[]), along(&[(1, Some((3, 2)))], &[])]) {
+            assert_eq!(DeviceGroups::of(&unreadable), DeviceGroups::Unreadable);
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! What a module needs of each device's memory.
+//!
+//! # The model
+//!
+//! The model does what XLA's buffer assignment does (buffer_assignment.cc, heap_simulator.cc), from the module alone:
+//!
+//! - Instructions run in the order of the module's schedule; without one, in the order in which they stand. The
+//!   contents of a loop, branch or call run before it. A fusion is one instruction.
+//! - A value is in memory from the instruction that makes it to the last that reads it. A tuple element, bitcast or
+//!   barrier is the value it refers to. The carry of a loop is one value before, in and after the loop, updated in
+//!   place; if its initial value must survive, the loop has a copy. Branches lie in the memory of their conditional. An
+//!   asynchronous operation holds its operands until it is done.
+//! - An update in place, and an elementwise op, take over the memory of an operand that they are the last to read.
+//! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
+//!   in it. Temporary values use the memory of results and of donated arguments while it is free.
+//! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
+//!   live. The pointers of tuples have memory of their own.
+//!
+//! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
+//! counted.
+//!
+//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`), the same as that of
+//! meshloom's own memory estimate, then says what the compiler will fuse; [`ModuleMemory::form`] says which form
+//! it was. A module that XLA has yet to partition has global shapes: it counts as if one device held everything.
+//!
+//! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
+
+mod assignment;
+mod dataflow;
+mod display;
+mod fused;
+mod placement;
+mod schedule;
+mod sharing;
+
+use std::cmp::Reverse;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::Serialize;
+
+use super::source::{Sources, op_name};
+use super::walk::Walk;
+use crate::proto::{HloModuleProto, HloProto};
+use crate::text::{Layouts, print_shape};
+use dataflow::{Class, Flow};
+use placement::{Lifetime, Reusable};
+use schedule::Schedule;
+
+pub use assignment::memory_of_assignment;
+
+/// What a module's memory was read off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryForm {
+    /// A compiler's own assignment.
+    Assignment,
+    /// A compiled module with its schedule.
+    Scheduled,
+    /// A module with fusions and no schedule: its instructions in the order in which they stand.
+    Unscheduled,
+    /// A module that has not been compiled: what will be fused is guessed.
+    Uncompiled,
+}
+
+/// What a value in memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BufferKind {
+    /// An argument of the program.
+    Argument,
+    /// A result of the program that is not in a donated argument.
+    Output,
+    /// Anything else.
+    Temporary,
+}
+
+/// A value that is in memory when most is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LiveBuffer {
+    /// Name of the instruction that makes it.
+    pub name: String,
+    /// What it is.
+    pub kind: BufferKind,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its type, as HLO text has it, without a layout.
+    pub shape: String,
+    /// Name of the computation that it is made in.
+    pub computation: String,
+    /// The scopes and the op of its metadata.
+    pub op_name: String,
+    /// The source line as `file:line`, if the module has it.
+    pub source: Option<String>,
+}
+
+/// How much is in memory at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CurvePoint {
+    /// How many instructions have run.
+    pub position: u64,
+    /// All that is in memory: arguments, results and the values that are live.
+    pub bytes: u64,
+    /// The instruction that runs.
+    pub instruction: String,
+}
+
+/// What a module needs of each device's memory, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModuleMemory {
+    /// What it was read off.
+    #[serde(rename = "memory_form")]
+    pub form: MemoryForm,
+    /// All arguments.
+    pub arguments: u64,
+    /// All outputs, those in donated arguments too, with the pointers of their tuple.
+    pub outputs: u64,
+    /// The outputs that lie in donated arguments.
+    pub aliased: u64,
+    /// The memory of all other values.
+    pub temporaries: u64,
+    /// The most bytes of these values that are live at once: what their memory would be without gaps.
+    pub live_temporaries: u64,
+    /// Whether the values were placed in a heap. Of more than a few thousand values they are not: then the heap is
+    /// taken to have no gaps.
+    pub placed: bool,
+    /// Constants, which a program has besides.
+    pub constants: u64,
+    /// All that a device holds for the program: arguments, outputs that are not in them, temporaries.
+    pub peak: u64,
+    /// What is in memory when most is, largest first.
+    pub live_at_peak: Vec<LiveBuffer>,
+    /// How much is live over time, in at most [`CURVE_POINTS`] steps, each with the most that is live in it.
+    pub curve: Vec<CurvePoint>,
+}
+
+/// Steps of a curve.
+pub const CURVE_POINTS: usize = 2048;
+
+/// A module that this analysis cannot take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// Calls multiply its values beyond what can be numbered.
+    #[error("the module's values cannot be counted: with every call written out it has more than 67 million")]
+    TooLarge,
+    /// A dump has no module.
+    #[error("the message has no HLO module")]
+    NoModule,
+}
+
+/// The memory of a module.
+///
+/// # Errors
+/// It is too large.
+pub fn memory(module: &HloModuleProto) -> Result<ModuleMemory, MemoryError> {
+    let walk = Walk::of(module);
+    memory_of_walk(module, &walk, Sources::of(module))
+}
+
+/// The memory of a compiler's dump: its assignment if it has one, else what [`memory`] finds.
+///
+/// # Errors
+/// It has no module, or one that is too large.
+pub fn memory_of_dump(dump: &HloProto) -> Result<ModuleMemory, MemoryError> {
+    let module = dump.hlo_module.as_ref().ok_or(MemoryError::NoModule)?;
+    match &dump.buffer_assignment {
+        Some(assignment) if !assignment.buffer_allocations.is_empty() => Ok(memory_of_assignment(module, assignment)),
+        _ => memory(module),
+    }
+}
+
+/// The memory of a module that has been walked.
+///
+/// # Errors
+/// It is too large.
+pub fn memory_of_walk(
+    module: &HloModuleProto,
+    walk: &Walk<'_>,
+    sources: Sources<'_>,
+) -> Result<ModuleMemory, MemoryError> {
+    let schedule = Schedule::of(module, walk).ok_or(MemoryError::TooLarge)?;
+    let form = form(module);
+    let mut flow = Flow::of(walk, schedule);
+    let mut ports = Ports::of(module, &mut flow);
+    flow.pass_on(form == MemoryForm::Uncompiled);
+    if form == MemoryForm::Uncompiled {
+        fused::fuse(&mut flow);
+    }
+    let donated = ports.donated(&mut flow);
+    flow.carry(|class| donated.contains(&class));
+    let donated = ports.donated(&mut flow);
+    sharing::share(&mut flow, |class| donated.contains(&class));
+    Ok(ports.memory(&mut flow, form, sources))
+}
+
+fn form(module: &HloModuleProto) -> MemoryForm {
+    let is_compiled = || {
+        let mut instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        instructions.any(|instruction| instruction.opcode == "fusion")
+    };
+    match &module.schedule {
+        Some(schedule) if !schedule.sequences.is_empty() => MemoryForm::Scheduled,
+        _ if is_compiled() => MemoryForm::Unscheduled,
+        _ => MemoryForm::Uncompiled,
+    }
+}
+
+/// The nodes of a program's arguments and results.
+struct Ports {
+    arguments: Vec<u32>,
+    outputs: Vec<u32>,
+    /// Outputs with the arguments they are in.
+    aliases: Vec<(u32, u32)>,
+}
+
+impl Ports {
+    /// Marks arguments and results.
+    fn of(module: &HloModuleProto, flow: &mut Flow<'_, '_>) -> Ports {
+        if flow.walk.places().is_empty() {
+            return Ports { arguments: Vec::new(), outputs: Vec::new(), aliases: Vec::new() };
+        }
+        let parameters: FxHashMap<i64, usize> = flow.parameters(0).into_iter().collect();
+        let root = flow.root(0);
+        let node = |flow: &mut Flow<'_, '_>, point: Option<usize>, index: &[i64]| {
+            let point = point?;
+            match *index {
+                [] => Some(flow.nodes(point).start),
+                [element] => Some(flow.element(point, element).start).filter(|node| flow.nodes(point).contains(node)),
+                // Tuples of tuples at the border of a program are not donated in parts.
+                _ => None,
+            }
+        };
+        let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
+        let aliases = entries.filter_map(|entry| {
+            let parameter = parameters.get(&entry.parameter_number).copied();
+            Some((node(flow, root, &entry.output_shape_index)?, node(flow, parameter, &entry.parameter_shape_index)?))
+        });
+        let aliases: Vec<(u32, u32)> = aliases.collect();
+        let mut arguments: Vec<u32> = parameters.values().flat_map(|&point| flow.nodes(point)).collect();
+        arguments.sort_unstable();
+        let outputs: Vec<u32> = root.map(|root| flow.nodes(root).collect()).unwrap_or_default();
+        let last = flow.schedule.point_count() as u32;
+        for &node in &arguments {
+            let class = flow.class(node);
+            (class.is_argument, class.start) = (true, 0);
+        }
+        for &node in &outputs {
+            let class = flow.class(node);
+            (class.is_output, class.end) = (true, last);
+        }
+        for &(output, argument) in &aliases {
+            flow.class(output).argument = Some(argument);
+        }
+        Ports { arguments, outputs, aliases }
+    }
+
+    /// The classes of arguments whose memory a result is in.
+    fn donated(&mut self, flow: &mut Flow<'_, '_>) -> FxHashSet<u32> {
+        self.aliases.iter().map(|&(_, argument)| flow.find(argument)).collect()
+    }
+
+    fn memory(self, flow: &mut Flow<'_, '_>, form: MemoryForm, sources: Sources<'_>) -> ModuleMemory {
+        let times = flow.schedule.point_count();
+        let sum = |flow: &mut Flow<'_, '_>, nodes: &mut dyn Iterator<Item = u32>| {
+            nodes.fold(0u64, |sum, node| sum.saturating_add(flow.class(node).bytes))
+        };
+        let arguments = sum(flow, &mut self.arguments.iter().copied());
+        let outputs = sum(flow, &mut self.outputs.iter().copied());
+        let aliased = sum(flow, &mut self.aliases.iter().map(|&(output, _)| output));
+        let reusable = self.reusable(flow);
+        let mut constants = 0u64;
+        let (mut heap, mut fixed) = (Vec::new(), Vec::new());
+        for (node, class) in flow.classes() {
+            let lifetime = Lifetime { class: node, bytes: class.bytes, start: class.start, end: class.end };
+            match class {
+                Class { bytes: 0, .. } | Class { is_virtual: true, .. } => {}
+                Class { is_argument: true, .. } | Class { is_output: true, .. } => {}
+                Class { is_constant: true, bytes, .. } => constants = constants.saturating_add(bytes),
+                // The pointers of a tuple stay where they are.
+                Class { is_tuple: true, .. } => fixed.push(lifetime),
+                _ => heap.push(lifetime),
+            }
+        }
+        let heap = placement::reuse(heap, reusable);
+        let fixed_bytes = fixed.iter().fold(0u64, |sum, value| sum.saturating_add(value.bytes));
+        let live = placement::live_bytes(&heap, times);
+        let most = live.iter().copied().max().unwrap_or(0);
+        let at = live.iter().position(|&bytes| bytes == most).unwrap_or(0);
+        let heap_size = placement::heap_size(&heap);
+        let temporaries = fixed.iter().fold(heap_size.unwrap_or(most), |size, value| {
+            size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
+        });
+        let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
+        let at_peak: Vec<Lifetime> = heap.iter().chain(&fixed).filter(|value| is_live(value, at)).copied().collect();
+        ModuleMemory {
+            form,
+            arguments,
+            outputs,
+            aliased,
+            temporaries,
+            live_temporaries: most.saturating_add(fixed_bytes),
+            placed: heap_size.is_some(),
+            constants,
+            peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
+            live_at_peak: self.live_at_peak(flow, &at_peak, sources),
+            curve: curve(flow, &live, always),
+        }
+    }
+
+    /// The memory of results, with what is in it when.
+    fn reusable(&self, flow: &mut Flow<'_, '_>) -> Vec<Reusable> {
+        let mut spans: FxHashMap<u32, Vec<(u32, u32)>> = FxHashMap::default();
+        let of = |flow: &mut Flow<'_, '_>, node: u32| (flow.find(node), *flow.class(node));
+        let mut is_aliased = FxHashSet::default();
+        for &(output, argument) in &self.aliases {
+            let ((output, result), (argument, given)) = (of(flow, output), of(flow, argument));
+            is_aliased.insert(output);
+            spans.entry(argument).or_default().extend([(given.start, given.end), (result.start, result.end)]);
+        }
+        for &output in &self.outputs {
+            let (node, class) = of(flow, output);
+            if !is_aliased.contains(&node) && !class.is_argument && !class.is_tuple {
+                spans.entry(node).or_default().push((class.start, class.end));
+            }
+        }
+        let mut reusable: Vec<(u32, Reusable)> = Vec::with_capacity(spans.len());
+        for (node, spans) in spans {
+            reusable.push((node, Reusable::new(flow.class(node).bytes, spans)));
+        }
+        // Ties in the order of the program, not of a table.
+        reusable.sort_by_key(|&(node, _)| node);
+        reusable.into_iter().map(|(_, reusable)| reusable).collect()
+    }
+
+    fn live_at_peak(&self, flow: &mut Flow<'_, '_>, values: &[Lifetime], sources: Sources<'_>) -> Vec<LiveBuffer> {
+        let aliased: FxHashSet<u32> = self.aliases.iter().map(|&(output, _)| output).collect();
+        let mut live: Vec<LiveBuffer> = Vec::new();
+        let mut add = |flow: &mut Flow<'_, '_>, node: u32, kind: BufferKind| {
+            let class = *flow.class(node);
+            if class.bytes > 0 {
+                live.push(buffer(flow, node, &class, kind, sources));
+            }
+        };
+        self.arguments.iter().for_each(|&node| add(flow, node, BufferKind::Argument));
+        for &node in self.outputs.iter().filter(|node| !aliased.contains(node)) {
+            add(flow, node, BufferKind::Output);
+        }
+        values.iter().for_each(|value| add(flow, value.class, BufferKind::Temporary));
+        live.sort_by_key(|buffer| Reverse(buffer.bytes));
+        live
+    }
+}
+
+fn is_live(value: &Lifetime, time: usize) -> bool {
+    (value.start as usize..=value.end as usize).contains(&time)
+}
+
+fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, sources: Sources<'_>) -> LiveBuffer {
+    let shape = flow.shape(node).map(|shape| print_shape(shape, Layouts::None)).unwrap_or_default();
+    let point = class.definer as usize;
+    let instruction = flow.instruction(point);
+    let (place, _) = flow.schedule.instruction(point);
+    LiveBuffer {
+        name: instruction.name.clone(),
+        kind,
+        bytes: class.bytes,
+        shape,
+        computation: flow.walk.places()[place].computation.name.clone(),
+        op_name: op_name(instruction).to_owned(),
+        source: sources.line(instruction).map(|line| line.to_string()),
+    }
+}
+
+/// The most that is live in each of a number of steps.
+fn curve(flow: &Flow<'_, '_>, live: &[u64], always: u64) -> Vec<CurvePoint> {
+    let width = live.len().div_ceil(CURVE_POINTS).max(1);
+    let step = |(nth, step): (usize, &[u64])| {
+        let most = (0..step.len()).max_by_key(|&index| (step[index], Reverse(index))).unwrap_or(0);
+        let time = nth * width + most;
+        CurvePoint {
+            position: time as u64,
+            bytes: always.saturating_add(step[most]),
+            instruction: flow.instruction(flow.schedule.point_at(time)).name.clone(),
+        }
+    };
+    live.chunks(width).enumerate().map(step).collect()
+}

@@ -1,0 +1,61 @@
+//! Analyses of any HLO module: ours as emitted, or a compiled one, whoever made it.
+//!
+//! | module | what it finds |
+//! |---|---|
+//! | [`axes`] | Along which axes of a mesh the devices of a collective lie. |
+//! | [`chips`] | What accelerators can do, and where that is published. |
+//! | [`collectives`](mod@collectives) | Every collective, its executions, and the bytes it moves. |
+//! | [`cost`](mod@cost) | Operations, bytes and time on a chip, for each instruction, loop and scope. |
+//! | [`diff`](mod@diff) | What changed between two modules, by meaning. |
+//! | [`explain`] | Where a value's sharding is stated. |
+//! | [`given`] | What runs when some inputs are known: which branch a step takes when its counter is `n`. |
+//! | [`groups`] | Which devices take part, from any form of device groups. |
+//! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
+//! | [`scopes`] | The module as a graph of its scopes. |
+//! | [`shardings`](mod@shardings) | How values are split, as stated by the module. |
+//! | [`slices`] | Transfers between TPU slices, through the host. |
+//! | [`source`] | The source line and the scope of an instruction. |
+//! | [`traffic`](mod@traffic) | What crosses an axis at each step. |
+//! | [`trip_count`] | How often a loop runs. |
+//! | [`walk`] | Each instruction that the module runs, how often, and what is around it. |
+
+pub mod axes;
+pub mod chips;
+pub mod collectives;
+pub mod cost;
+pub mod diff;
+pub mod explain;
+pub mod given;
+pub mod groups;
+mod index;
+pub mod memory;
+pub mod scopes;
+pub mod shardings;
+mod size;
+pub mod slices;
+pub mod source;
+pub mod traffic;
+pub mod trip_count;
+mod values;
+pub mod walk;
+
+pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
+pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
+pub use collectives::{
+    Communication, Conditional, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk, communication,
+};
+pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
+pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
+pub use explain::{StatedFrom, TracedStep, trace_sharding};
+pub use given::{Given, KnownInput};
+pub use groups::{DeviceGroups, Devices, device_count};
+pub use memory::{
+    BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
+    memory_of_dump, memory_of_walk,
+};
+pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
+pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
+pub use slices::{SliceTransfer, communication_of, slice_count};
+pub use source::{SourceLine, Sources};
+pub use traffic::{StepTraffic, Traffic, step_inputs, traffic};
+pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

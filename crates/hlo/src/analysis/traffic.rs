@@ -1,0 +1,92 @@
+//! What crosses an axis of the mesh at each step.
+//!
+//! A program that syncs now and then has its syncs in branches, and its step counter, one of its inputs, decides which
+//! it takes. [`traffic`] evaluates what runs at each step ([`Given`](super::Given)) and adds up what each device sends.
+
+use super::axes::AxisPart;
+use super::collectives::{ModuleCollective, collectives_of_walk};
+use super::given::KnownInput;
+use super::groups::Devices;
+use super::source::{Sources, op_name};
+use super::walk::Walk;
+use crate::Bounds;
+use crate::mesh::Mesh;
+use crate::proto::{HloModuleProto, PrimitiveType, ShapeProto};
+
+/// What crosses an axis in one execution of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepTraffic {
+    /// The number of steps done before it.
+    pub counter: u64,
+    /// How many collectives run.
+    pub executions: Bounds,
+    /// Bytes that each device sends.
+    pub moved_bytes: Bounds,
+    /// Those of them that it sends in loops.
+    pub moved_in_loops: Bounds,
+}
+
+/// What may cross an axis, and what does at each step.
+#[derive(Clone, Debug)]
+pub struct Traffic {
+    /// The collectives over the axis. What does not say which devices take part is among them.
+    pub collectives: Vec<ModuleCollective>,
+    /// One execution for each number of steps done.
+    pub steps: Vec<StepTraffic>,
+}
+
+/// A scalar of whole numbers, or several that are equal on every device, as replicas have them.
+fn is_counter(shape: &ShapeProto) -> bool {
+    use PrimitiveType as P;
+    let whole = [P::S32, P::U32, P::S64, P::U64].map(i32::from);
+    whole.contains(&shape.element_type) && shape.dimensions.len() <= 1
+}
+
+/// The inputs that count steps, by number and element: those of this name, else those whose last name is `step` or that
+/// are called so (`state.step`, `step.1`).
+pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec<i64>)> {
+    let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
+    let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");
+    let called = |text: &str, wanted: &str| {
+        let base = text.rsplit_once('.').filter(|(_, rest)| rest.bytes().all(|byte| byte.is_ascii_digit()));
+        let last = |text: &str| {
+            text.rsplit(['.', '/', '[', '\'']).find(|part| !part.is_empty() && *part != "]").map(str::to_owned)
+        };
+        text == wanted || base.is_some_and(|(base, _)| base == wanted) || last(text).is_some_and(|last| last == wanted)
+    };
+    let is_wanted = |text: &str| called(text, name.unwrap_or("step"));
+    let counters = parameters.filter(|it| it.shape.as_ref().is_some_and(is_counter));
+    counters
+        .filter(|it| is_wanted(&it.name) || is_wanted(op_name(it)))
+        .map(|it| (it.parameter_number, Vec::new()))
+        .collect()
+}
+
+/// What crosses an axis of a mesh when the inputs that count steps are each of these numbers.
+pub fn traffic(
+    module: &HloModuleProto,
+    devices: Devices,
+    (mesh, axis): (&Mesh, &AxisPart),
+    inputs: &[(i64, Vec<i64>)],
+    counters: impl IntoIterator<Item = u64>,
+) -> Traffic {
+    let walk = Walk::of(module);
+    let mut found = collectives_of_walk(&walk, Sources::of(module), devices).along(mesh);
+    found.entries.retain(|entry| entry.crosses(axis, mesh).unwrap_or(true));
+    let step = |counter: u64| {
+        let value = i64::try_from(counter).unwrap_or(i64::MAX);
+        let known: Vec<KnownInput> = inputs
+            .iter()
+            .map(|(parameter, element)| KnownInput { parameter: *parameter, element: element.clone(), value })
+            .collect();
+        let given = walk.given(&known);
+        StepTraffic {
+            counter,
+            executions: given.total(&found.entries, |_| Some(1)),
+            moved_bytes: given.moved_bytes(&found.entries),
+            moved_in_loops: given.moved_bytes(found.entries.iter().filter(|entry| entry.loop_depth > 0)),
+        }
+    };
+    let steps = counters.into_iter().map(step).collect();
+    Traffic { collectives: found.entries, steps }
+}

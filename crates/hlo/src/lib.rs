@@ -1,0 +1,23 @@
+#![doc = include_str!("../README.md")]
+
+pub mod analysis;
+mod amount;
+mod collective_kind;
+mod literal;
+pub mod mesh;
+mod narrow;
+pub mod parse;
+pub mod proto;
+pub mod read;
+mod shape;
+pub mod suggest;
+pub mod text;
+mod types;
+mod wire;
+
+pub use amount::{Amount, Bounds, Branch, sum};
+pub use collective_kind::CollectiveKind;
+pub use literal::{Element, Literal};
+pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
+pub use shape::{element_type, literal_proto, shape, tuple_shape};
+pub use types::{DType, Dims, TensorType};

@@ -1,0 +1,211 @@
+//! Which device stands where in a mesh.
+//!
+//! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of the
+//! hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the devices of a
+//! slice fill. Axes choose from minor to major. An axis takes whole dimensions of the box where their product is its
+//! size, as many as possible, since each brings links of its own; else it cuts dimensions, and takes neighbours.
+//!
+//! The idea of taking whole dimensions, and more of them first, is that of JAX's `mesh_utils.create_device_mesh`.
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
+
+use super::{Mesh, MeshError};
+
+/// Where a device is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DevicePlace {
+    /// The plugin's id for it.
+    pub id: i32,
+    /// The slice it belongs to: devices of one slice share the fast network.
+    pub slice: i64,
+    /// Where it is within its slice, the dimension with the fastest links first: core on its chip, x, y, z for a TPU; place
+    /// in its host, host for a GPU. Empty where a plugin does not say, as for a CPU.
+    pub coords: SmallVec<[i64; 4]>,
+}
+
+/// The ids of the devices in the order of the mesh, row-major. Without coordinates, and where coordinates do not
+/// fill a box, the devices of a slice keep their order. A mesh without a DCN part over several slices has its most major axes
+/// cross them.
+///
+/// # Errors
+/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the slices.
+pub fn device_order(mesh: &Mesh, devices: &[DevicePlace]) -> Result<Vec<i32>, MeshError> {
+    let count = mesh.device_count();
+    let Some(devices) = devices.get(..count) else {
+        return Err(MeshError::TooFewDevices { mesh: mesh.to_string(), needed: count, devices: devices.len() });
+    };
+    if devices.iter().all(|device| device.coords.is_empty()) && slices(devices).len() == 1 {
+        return Ok(devices.iter().map(|device| device.id).collect());
+    }
+    let slices = equal_slices(devices)?;
+    let dcn = dcn_sizes(mesh, slices.len())?;
+    let sizes: Vec<usize> = mesh.axes().map(|axis| mesh.size(axis)).collect();
+    let ici: Vec<usize> = sizes.iter().zip(&dcn).map(|(size, dcn)| size / dcn).collect();
+    let slices: Vec<Vec<i32>> = slices.values().map(|slice| slice_order(&ici, slice)).collect();
+    Ok((0..count)
+        .map(|position| {
+            let index = digits(position, &sizes);
+            let slice = number(index.iter().zip(&ici).map(|(index, ici)| index / ici), &dcn);
+            let within = number(index.iter().zip(&ici).map(|(index, ici)| index % ici), &ici);
+            slices[slice][within]
+        })
+        .collect())
+}
+
+fn slices(devices: &[DevicePlace]) -> BTreeMap<i64, Vec<&DevicePlace>> {
+    let mut slices: BTreeMap<i64, Vec<&DevicePlace>> = BTreeMap::new();
+    devices.iter().for_each(|device| slices.entry(device.slice).or_default().push(device));
+    slices
+}
+
+fn equal_slices(devices: &[DevicePlace]) -> Result<BTreeMap<i64, Vec<&DevicePlace>>, MeshError> {
+    let slices = slices(devices);
+    let mut sizes = slices.iter().map(|(&slice, devices)| (slice, devices.len()));
+    let first = sizes.next().unwrap_or_default();
+    match sizes.find(|(_, size)| *size != first.1) {
+        Some(other) => Err(MeshError::UnequalSlices { first, other }),
+        None => Ok(slices),
+    }
+}
+
+/// Into how many parts each axis is cut by the borders of slices.
+fn dcn_sizes(mesh: &Mesh, slices: usize) -> Result<Vec<usize>, MeshError> {
+    let stated: Vec<usize> = mesh.axes().map(|axis| mesh.dcn_size(axis)).collect();
+    let crossed: usize = stated.iter().product();
+    if crossed == slices {
+        return Ok(stated);
+    }
+    let refuse = || MeshError::DcnSlices { mesh: mesh.to_string(), dcn: mesh.dcn_text(), crossed, slices };
+    if crossed > 1 {
+        return Err(refuse());
+    }
+    let mut left = slices;
+    let dealt = mesh.axes().map(|axis| {
+        let part = common_divisor(mesh.size(axis), left);
+        left /= part;
+        part
+    });
+    let dealt = dealt.collect();
+    if left == 1 { Ok(dealt) } else { Err(refuse()) }
+}
+
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// The ids of a slice's devices in the order of the mesh's part within it.
+fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
+    let Some((shape, ids)) = device_box(devices) else {
+        return devices.iter().map(|device| device.id).collect();
+    };
+    let cuts = cut(axes, &shape);
+    let position = |position: usize| {
+        let mut coords = vec![0; shape.len()];
+        for (mut index, pieces) in digits(position, axes).into_iter().zip(&cuts) {
+            for (coord, piece) in coords.iter_mut().zip(pieces) {
+                *coord += index % piece.size * piece.stride;
+                index /= piece.size;
+            }
+        }
+        number(coords.into_iter().rev(), &shape.iter().rev().copied().collect::<Vec<_>>())
+    };
+    (0..devices.len()).map(|index| ids[position(index)]).collect()
+}
+
+/// The box that the coordinates fill: its sizes, and the ids by coordinates, the first of which varies fastest.
+fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
+    let rank = devices.first()?.coords.len();
+    if rank == 0 || devices.iter().any(|device| device.coords.len() != rank) {
+        return None;
+    }
+    // Coordinates may begin anywhere: what counts is their order.
+    let known: Vec<Vec<i64>> = (0..rank)
+        .map(|dim| {
+            let mut all: Vec<i64> = devices.iter().map(|device| device.coords[dim]).collect();
+            all.sort_unstable();
+            all.dedup();
+            all
+        })
+        .collect();
+    let shape: Vec<usize> = known.iter().map(Vec::len).collect();
+    if shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size)) != Some(devices.len()) {
+        return None;
+    }
+    let mut ids = vec![None; devices.len()];
+    for device in devices {
+        let mut at = 0;
+        for (coord, known) in device.coords.iter().zip(&known).rev() {
+            at = at * known.len() + known.binary_search(coord).ok()?;
+        }
+        ids[at] = Some(device.id);
+    }
+    Some((shape, ids.into_iter().collect::<Option<_>>()?))
+}
+
+/// What an axis has of one dimension of the box.
+#[derive(Clone, Copy)]
+struct Piece {
+    size: usize,
+    /// How far its neighbours are apart.
+    stride: usize,
+}
+
+/// For each axis what it has of each dimension. The product of the axes is that of the box, so there is always enough left.
+fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
+    let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
+    let mut cuts = Vec::with_capacity(axes.len());
+    for &axis in axes.iter().rev() {
+        let sizes = choose(axis, &left);
+        cuts.push(sizes.iter().zip(&strides).map(|(&size, &stride)| Piece { size, stride }).collect());
+        for ((size, left), stride) in sizes.into_iter().zip(&mut left).zip(&mut strides) {
+            *left /= size;
+            *stride *= size;
+        }
+    }
+    cuts.reverse();
+    cuts
+}
+
+/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions taken
+/// whole, then those with faster links.
+fn choose(axis: usize, left: &[usize]) -> Vec<usize> {
+    let score = |sizes: &Vec<usize>| {
+        let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);
+        let whole = taken().filter(|(size, left)| size == left).count();
+        (std::cmp::Reverse(taken().count() - whole), whole, sizes.clone())
+    };
+    ways(axis, left).into_iter().max_by_key(score).unwrap_or_else(|| vec![1; left.len()])
+}
+
+/// All ways to write `axis` as a product of divisors, one of each dimension.
+fn ways(axis: usize, left: &[usize]) -> Vec<Vec<usize>> {
+    let Some((&first, rest)) = left.split_first() else {
+        return if axis == 1 { vec![Vec::new()] } else { Vec::new() };
+    };
+    let divisors = (1..=first.min(axis)).filter(|size| first.is_multiple_of(*size) && axis.is_multiple_of(*size));
+    let with =
+        |size: usize| ways(axis / size, rest).into_iter().map(move |rest| std::iter::once(size).chain(rest).collect());
+    divisors.flat_map(with).collect()
+}
+
+/// A row-major position as an index for each size.
+fn digits(mut position: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut digits: Vec<usize> = sizes
+        .iter()
+        .rev()
+        .map(|size| {
+            let digit = position % size;
+            position /= size;
+            digit
+        })
+        .collect();
+    digits.reverse();
+    digits
+}
+
+/// The row-major position of an index.
+fn number(index: impl Iterator<Item = usize>, sizes: &[usize]) -> usize {
+    index.zip(sizes).fold(0, |number, (index, size)| number * size + index)
+}

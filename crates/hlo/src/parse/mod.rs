@@ -1,0 +1,183 @@
+//! Parses the HLO text form: the inverse of [`text`](super::text).
+//!
+//! This parser accepts what XLA's parser (`hlo_parser.cc`) accepts and gives the same module. That is everything its
+//! printer writes, in any layout of lines, and what people write by hand: names without `%`, operands with their
+//! shapes, computations inside attributes, instructions as operands, a text without a header. Names stay as they are.
+//! Instructions and computations stay in the order of the text and are numbered in that order, as XLA numbers them,
+//! except for some instructions that call computations (see `order.rs`). So a text that XLA printed prints again
+//! unchanged.
+//!
+//! ```
+//! use meshloom_hlo::parse::parse;
+//! let module = parse("ENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2] parameter(0)\n}")?;
+//! assert_eq!(module.hlo_module.unwrap().computations[0].instructions[0].name, "x");
+//! let error = parse("ENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2] paramter(0)\n}").unwrap_err();
+//! assert_eq!((error.line, error.column), (2, 20));
+//! assert_eq!(error.message, "unknown opcode \"paramter\" (did you mean \"parameter\"?)");
+//! # Ok::<(), meshloom_hlo::parse::ParseError>(())
+//! ```
+//!
+//! This parser differs from XLA's where a reader must show what is in a file:
+//! - It trusts the shape that an instruction states; XLA checks some of them against the operands.
+//! - A constant whose elements are elided (`{...}`) has a literal with a shape and no elements; XLA fills in others.
+//! - A sharding stays as it is written; XLA rewrites some to equal ones.
+//! - Names stay as they are; XLA numbers those that two computations share ([`make_names_unique`]).
+//! - Instructions of a scheduled module stay in the order of the schedule.
+//!
+//! The text is untrusted: recursion is bounded, memory is proportional to the text, and nothing panics.
+
+mod attributes;
+mod computation;
+mod error;
+mod infer;
+mod instruction;
+mod lexer;
+mod literal;
+mod metadata;
+mod module;
+mod named_sharding;
+mod names;
+mod order;
+mod shape;
+mod sharding;
+mod table;
+mod window;
+
+use rustc_hash::FxHashMap;
+
+use super::proto::{HloComputationProto, HloModuleProtoWithConfig};
+pub use error::ParseError;
+use error::{Fault, Result, fault};
+use lexer::Lexer;
+pub use names::make_names_unique;
+
+/// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the text.
+    pub bytes: usize,
+    /// How deep tuples, operands, computations in attributes and modules in attributes may nest together. Readers of
+    /// protobufs let messages nest 100 deep, and a shape costs one for each tuple.
+    pub nesting: usize,
+    /// Elements of one constant. Elided ones cost nothing and do not count.
+    pub literal_elements: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { bytes: 16 << 30, nesting: 64, literal_elements: 1 << 30 }
+    }
+}
+
+/// Reads a module.
+pub fn parse(text: &str) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+    parse_with(text, &Limits::default())
+}
+
+/// Like [`parse`], for bytes that may not be UTF-8; that is an error like others.
+pub fn parse_bytes(text: &[u8], limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+    match std::str::from_utf8(text) {
+        Ok(text) => parse_with(text, limits),
+        Err(error) => {
+            let position = error.valid_up_to();
+            let byte = text.get(position).copied().unwrap_or(0);
+            let message =
+                format!("byte 0x{byte:02x} is not UTF-8; HLO text is, and has other bytes in strings as \\{byte:03o}");
+            Err(ParseError::locate(text, position, message))
+        }
+    }
+}
+
+/// Like [`parse`], with limits of one's own.
+pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleProtoWithConfig, ParseError> {
+    let read = || {
+        if text.len() > limits.bytes {
+            return fault(0, format!("the text has {} bytes, and the limit is {}", text.len(), limits.bytes));
+        }
+        Parser::new(Lexer::new(text), limits, 0).module()
+    };
+    read().map_err(|fault| {
+        let Fault { position, message } = *fault;
+        ParseError::locate(text.as_bytes(), position, message)
+    })
+}
+
+/// The state of reading one text. Each file of this module adds the methods for one part of the grammar.
+struct Parser<'a> {
+    lexer: Lexer<'a>,
+    limits: &'a Limits,
+    /// How many nested constructs are open.
+    depth: usize,
+    /// Complete computations; the id of each is its place.
+    computations: Vec<HloComputationProto>,
+    /// Which of them the text has only as a short form.
+    is_hidden: Vec<bool>,
+    /// Those that the text gives no name.
+    unnamed: Vec<usize>,
+    /// Those with a name, by it.
+    computation_ids: FxHashMap<&'a str, usize>,
+    /// Empty tables of names, to be used again.
+    spare_names: Vec<FxHashMap<&'a str, usize>>,
+    blocks: computation::Blocks,
+    /// How many shapes have been copied to infer others.
+    inferred: usize,
+    /// Whether the text ends at a quote: it is inside another module.
+    is_quoted: bool,
+}
+
+impl<'a> Parser<'a> {
+    fn new(lexer: Lexer<'a>, limits: &'a Limits, depth: usize) -> Self {
+        Parser {
+            lexer,
+            limits,
+            depth,
+            computations: Vec::new(),
+            is_hidden: Vec::new(),
+            unnamed: Vec::new(),
+            computation_ids: FxHashMap::default(),
+            spare_names: Vec::new(),
+            blocks: computation::Blocks::default(),
+            inferred: 0,
+            is_quoted: false,
+        }
+    }
+
+    /// Runs `read` one level deeper, if the limit allows it.
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.depth >= self.limits.nesting {
+            let limit = self.limits.nesting;
+            return fault(self.lexer.here(), format!("nested more than {limit} levels deep"));
+        }
+        self.depth += 1;
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    /// Items between two brackets, separated by commas.
+    fn list(&mut self, open: u8, close: u8, mut item: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        self.lexer.expect(open, "to start a list")?;
+        if self.lexer.eat(close) {
+            return Ok(());
+        }
+        loop {
+            item(self)?;
+            if self.lexer.eat(close) {
+                return Ok(());
+            }
+            if !self.lexer.eat(b',') {
+                return self.lexer.unexpected(&format!("',' or '{}' in a list", char::from(close)));
+            }
+        }
+    }
+
+    /// `{1,2,3}`.
+    fn integers(&mut self, open: u8, close: u8) -> Result<Vec<i64>> {
+        let mut values = smallvec::SmallVec::<[i64; 8]>::new();
+        self.list(open, close, |parser| {
+            values.push(parser.lexer.integer()?);
+            Ok(())
+        })?;
+        Ok(values.to_vec())
+    }
+}

@@ -1,0 +1,339 @@
+//! The module: its header, the tables of stack frames, its computations, and what follows from all of them.
+
+use std::collections::BTreeMap;
+
+use super::computation::name_apart;
+use super::error::{Result, fault, hint};
+use super::lexer::Lexer;
+use super::{Parser, order};
+use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
+use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use crate::proto::hlo_schedule_proto::InstructionSequence;
+use crate::proto::original_value_recovery_table_proto::Entry;
+use crate::proto::stack_frame_index_proto::{FileLocation, StackFrame};
+use crate::proto::{
+    FrontendAttributes, HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto,
+    HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto, StackFrameIndexProto,
+};
+
+const HEADER: &[&str] = &[
+    "is_scheduled",
+    "replica_count",
+    "num_partitions",
+    "input_output_alias",
+    "buffer_donor",
+    "alias_passthrough_params",
+    "entry_computation_layout",
+    "frontend_attributes",
+    "allow_spmd_sharding_propagation_to_parameters",
+    "allow_spmd_sharding_propagation_to_output",
+    "origin_recovery_table",
+];
+
+/// What the header says and what is known only with the computations.
+struct Header {
+    module: HloModuleProto,
+    config: HloModuleConfigProto,
+    is_scheduled: bool,
+}
+
+impl Parser<'_> {
+    /// The whole text.
+    pub(super) fn module(&mut self) -> Result<HloModuleProtoWithConfig> {
+        let mut header = Header {
+            module: HloModuleProto::default(),
+            config: HloModuleConfigProto { replica_count: 1, num_partitions: 1, ..Default::default() },
+            is_scheduled: false,
+        };
+        if self.lexer.eat_word("HloModule") {
+            header.module.name = self.lexer.name("the name of the module")?.to_string();
+            self.header(&mut header)?;
+        } else if !self.is_computation_next() {
+            self.single_instruction(&mut header)?;
+        }
+        let mut entry = None;
+        while !(self.lexer.is_at_end() || self.is_quoted && self.lexer.peek() == Some(b'"')) {
+            let start = self.lexer.here();
+            if self.lexer.eat_word("FileNames") {
+                header.module.stack_frame_index = Some(self.stack_frame_index()?);
+            } else if self.computation()? && entry.replace(self.computations.len() - 1).is_some() {
+                return fault(start, "there are two ENTRY computations");
+            }
+        }
+        if self.computations.is_empty() {
+            return self.lexer.unexpected("a computation");
+        }
+        self.finish(header, entry)
+    }
+
+    /// Whether a computation starts here, and not an instruction that stands alone.
+    fn is_computation_next(&mut self) -> bool {
+        let mut ahead = self.lexer.clone();
+        ahead.is_at_end()
+            || ahead.eat_word("ENTRY")
+            || ahead.name("").is_ok() && matches!(ahead.peek(), Some(b'(' | b'{')) && !self.is_shape_next()
+    }
+
+    /// One instruction, alone, with the shapes of its operands: they become the parameters of the entry.
+    fn single_instruction(&mut self, header: &mut Header) -> Result<()> {
+        let start = self.lexer.here();
+        let mut ahead = self.lexer.clone();
+        let has_name = ahead.name("").is_ok() && ahead.eat(b'=');
+        if !has_name && !self.is_shape_next() {
+            return self.lexer.unexpected("HloModule, ENTRY or the name of a computation");
+        }
+        let mut scope = self.open_scope(0);
+        scope.is_single = true;
+        if has_name {
+            self.instruction(&mut scope)?;
+        } else {
+            self.right_hand_side(&mut scope, "_", true)?;
+        }
+        header.module.name = "_".to_string();
+        header.is_scheduled = true;
+        let root = scope.instructions.len() - 1;
+        self.add_computation("_", scope.instructions, root, 0, start).map(|_| ())
+    }
+
+    fn header(&mut self, header: &mut Header) -> Result<()> {
+        let mut seen: Vec<&str> = Vec::new();
+        while self.lexer.eat(b',') {
+            let start = self.lexer.here();
+            let name = self.lexer.attribute_name()?;
+            if seen.contains(&name) {
+                return fault(start, format!("attribute {name} is here twice"));
+            }
+            seen.push(name);
+            let Header { module, config, is_scheduled } = header;
+            match name {
+                "is_scheduled" => *is_scheduled = self.lexer.boolean()?,
+                "replica_count" => config.replica_count = self.lexer.integer()?,
+                "num_partitions" => {
+                    config.num_partitions = self.lexer.integer()?;
+                    config.use_spmd_partitioning = config.num_partitions != 1;
+                }
+                "input_output_alias" => module.input_output_alias = Some(self.input_output_alias()?),
+                "buffer_donor" => module.buffer_donor = Some(self.buffer_donor()?),
+                "alias_passthrough_params" => config.alias_passthrough_params = self.lexer.boolean()?,
+                "entry_computation_layout" => {
+                    self.lexer.expect(b'{', "before the layout of the entry")?;
+                    config.entry_computation_layout = Some(self.program_shape()?);
+                    self.lexer.expect(b'}', "after the layout of the entry")?;
+                }
+                "frontend_attributes" => {
+                    module.frontend_attributes = Some(FrontendAttributes { map: self.frontend_attributes()? });
+                }
+                "allow_spmd_sharding_propagation_to_parameters" => {
+                    config.allow_spmd_sharding_propagation_to_parameters = self.boolean_or_list()?;
+                }
+                "allow_spmd_sharding_propagation_to_output" => {
+                    config.allow_spmd_sharding_propagation_to_output = self.boolean_or_list()?;
+                }
+                "origin_recovery_table" => module.original_value_recovery_table = Some(self.recovery_table()?),
+                other => {
+                    let near = hint(other, HEADER.iter().copied());
+                    return fault(start, format!("a module has no attribute \"{other}\"{near}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn boolean_or_list(&mut self) -> Result<Vec<bool>> {
+        if self.lexer.peek() == Some(b'{') { self.booleans() } else { Ok(vec![self.lexer.boolean()?]) }
+    }
+
+    /// `{ {0}: (1, {}, may-alias) }`.
+    fn input_output_alias(&mut self) -> Result<HloInputOutputAliasProto> {
+        let mut entries = Vec::new();
+        self.list(b'{', b'}', |parser| {
+            let output_shape_index = parser.integers(b'{', b'}')?;
+            parser.lexer.expect(b':', "after the index of a result")?;
+            parser.lexer.expect(b'(', "before the parameter of an alias")?;
+            let parameter_number = parser.lexer.integer()?;
+            parser.lexer.expect(b',', "after the number of a parameter")?;
+            let parameter_shape_index = parser.integers(b'{', b'}')?;
+            let mut kind = Kind::MayAlias;
+            if parser.lexer.eat(b',') {
+                let start = parser.lexer.here();
+                kind = match parser.lexer.expect_word("may-alias or must-alias")? {
+                    "may-alias" => Kind::MayAlias,
+                    "must-alias" => Kind::MustAlias,
+                    other => return fault(start, format!("expected may-alias or must-alias, found \"{other}\"")),
+                };
+            }
+            parser.lexer.expect(b')', "after the parameter of an alias")?;
+            entries.push(AliasEntryProto {
+                output_shape_index,
+                parameter_number,
+                parameter_shape_index,
+                kind: kind.into(),
+            });
+            Ok(())
+        })?;
+        Ok(HloInputOutputAliasProto { entries })
+    }
+
+    /// `{ (0, {}), (1, {2}) }`.
+    fn buffer_donor(&mut self) -> Result<HloBufferDonorProto> {
+        let mut entries = Vec::new();
+        self.list(b'{', b'}', |parser| {
+            parser.lexer.expect(b'(', "before a parameter")?;
+            let parameter_number = parser.lexer.integer()?;
+            parser.lexer.expect(b',', "after the number of a parameter")?;
+            let parameter_shape_index = parser.integers(b'{', b'}')?;
+            parser.lexer.expect(b')', "after a parameter")?;
+            entries.push(BufferDonorEntryProto { parameter_number, parameter_shape_index });
+            Ok(())
+        })?;
+        Ok(HloBufferDonorProto { entries })
+    }
+
+    /// `{ {"old"} : {"new"}, "text of a module" ... }`: entries follow each other without a separator.
+    fn recovery_table(&mut self) -> Result<OriginalValueRecoveryTableProto> {
+        let mut entries = Vec::new();
+        self.lexer.expect(b'{', "before a recovery table")?;
+        while !self.lexer.eat(b'}') {
+            let old_original_array = Some(self.original_array()?.unwrap_or_default());
+            self.lexer.expect(b':', "between the arrays of a recovery table")?;
+            let new_original_array = Some(self.original_array()?.unwrap_or_default());
+            let recovery_module = if self.lexer.eat(b',') { self.nested(Self::recovery_module)? } else { None };
+            entries.push(Entry { old_original_array, new_original_array, recovery_module });
+        }
+        Ok(OriginalValueRecoveryTableProto { entries })
+    }
+
+    /// A module between quotes. XLA prints its text as it is, starting on a line of its own: strings in it end at their
+    /// own quotes. People write it as a string with escapes.
+    fn recovery_module(&mut self) -> Result<Option<HloModuleProto>> {
+        let start = self.lexer.here();
+        if self.lexer.starts_with("\"\n") {
+            self.lexer.eat(b'"');
+            let mut inner = Parser::new(self.lexer.clone(), self.limits, self.depth);
+            inner.is_quoted = true;
+            let module = inner.module()?;
+            self.lexer = inner.lexer;
+            self.lexer.expect(b'"', "after the text of a module")?;
+            return Ok(module.hlo_module);
+        }
+        let text = self.lexer.string()?;
+        match Parser::new(Lexer::new(&text), self.limits, self.depth).module() {
+            Ok(module) => Ok(module.hlo_module),
+            Err(inner) => fault(start, format!("in the module in this string: {}", inner.message)),
+        }
+    }
+
+    /// The four tables, from after the title of the first.
+    fn stack_frame_index(&mut self) -> Result<StackFrameIndexProto> {
+        let mut index = StackFrameIndexProto { file_names: self.numbered_strings()?, ..Default::default() };
+        self.expect_title("FunctionNames")?;
+        index.function_names = self.numbered_strings()?;
+        self.expect_title("FileLocations")?;
+        while self.eat_number()? {
+            let mut location = FileLocation::default();
+            self.numbered_fields(|name, value| {
+                let field = match name {
+                    "file_name_id" => &mut location.file_name_id,
+                    "function_name_id" => &mut location.function_name_id,
+                    "line" => &mut location.line,
+                    "end_line" => &mut location.end_line,
+                    "column" => &mut location.column,
+                    "end_column" => &mut location.end_column,
+                    _ => return false,
+                };
+                *field = value;
+                true
+            })?;
+            index.file_locations.push(location);
+        }
+        self.expect_title("StackFrames")?;
+        while self.eat_number()? {
+            let mut frame = StackFrame::default();
+            self.numbered_fields(|name, value| {
+                match name {
+                    "file_location_id" => frame.file_location_id = value,
+                    // XLA numbers parents one higher in its text than in its protos.
+                    "parent_frame_id" => frame.parent_frame_id = value.saturating_sub(1),
+                    _ => return false,
+                }
+                true
+            })?;
+            index.stack_frames.push(frame);
+        }
+        Ok(index)
+    }
+
+    fn expect_title(&mut self, title: &str) -> Result<()> {
+        if self.lexer.eat_word(title) { Ok(()) } else { self.lexer.unexpected(title) }
+    }
+
+    /// Passes the number of an entry, if another entry follows.
+    fn eat_number(&mut self) -> Result<bool> {
+        if !matches!(self.lexer.peek(), Some(b'0'..=b'9')) {
+            return Ok(false);
+        }
+        self.lexer.integer().map(|_| true)
+    }
+
+    fn numbered_strings(&mut self) -> Result<Vec<String>> {
+        let mut strings = Vec::new();
+        while self.eat_number()? {
+            strings.push(self.lexer.string()?);
+        }
+        Ok(strings)
+    }
+
+    /// `{line=1 column=2}`, each handed to `set`, which says whether there is such a field.
+    fn numbered_fields(&mut self, mut set: impl FnMut(&str, i32) -> bool) -> Result<()> {
+        self.lexer.expect(b'{', "before the fields of an entry")?;
+        while !self.lexer.eat(b'}') {
+            self.lexer.eat(b',');
+            let start = self.lexer.here();
+            let name = self.lexer.attribute_name()?;
+            let value = self.lexer.small_integer()?;
+            if !set(name, value) {
+                return fault(start, format!("this table has no field \"{name}\""));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets what the text does not say in so many words.
+    fn finish(&mut self, header: Header, entry: Option<usize>) -> Result<HloModuleProtoWithConfig> {
+        let Header { mut module, mut config, is_scheduled } = header;
+        module.computations = std::mem::take(&mut self.computations);
+        if !self.unnamed.is_empty() {
+            let names = module.computations.iter_mut().map(|computation| &mut computation.name);
+            name_apart(names.collect(), &self.unnamed);
+        }
+        order::keep_order(&mut module.computations, &self.is_hidden);
+        // Without a mark the last computation is the entry.
+        let entry = entry.unwrap_or(module.computations.len() - 1);
+        let computation = &module.computations[entry];
+        module.entry_computation_id = computation.id;
+        module.entry_computation_name = computation.name.clone();
+        if module.name.is_empty() {
+            module.name = format!("module_{}", computation.name);
+        }
+        let layout = config.entry_computation_layout.get_or_insert_with(|| {
+            let mut shape = computation.program_shape.clone().unwrap_or_default();
+            shape.parameter_names = Vec::new();
+            shape
+        });
+        let mut host_program_shape = layout.clone();
+        host_program_shape.parameter_names =
+            (0..host_program_shape.parameters.len()).map(|number| format!("p{number}")).collect();
+        module.host_program_shape = Some(host_program_shape);
+        if is_scheduled {
+            let scheduled = module.computations.iter().filter(|computation| !computation.is_fusion_computation);
+            let sequences: BTreeMap<i64, InstructionSequence> = scheduled
+                .map(|computation| {
+                    let instruction_ids = computation.instructions.iter().map(|instruction| instruction.id).collect();
+                    (computation.id, InstructionSequence { instruction_ids })
+                })
+                .collect();
+            module.schedule = Some(HloScheduleProto { sequences });
+        }
+        Ok(HloModuleProtoWithConfig { hlo_module: Some(module), config: Some(config) })
+    }
+}

@@ -1,0 +1,68 @@
+//! Names that are unique in a module.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::proto::HloModuleProto;
+
+/// Renames instructions so that names are unique in the module. XLA's parser does this to its input, and XLA refuses
+/// modules with duplicate names; texts printed by XLA have none. As in XLA (`name_uniquer.cc`), a name is a base and a
+/// number, and a name that is taken gets the first number that its base has free.
+///
+/// [`parse`](super::parse) does not do it, so that a reader finds the names that are in the text.
+pub fn make_names_unique(module: &mut HloModuleProto) {
+    let mut bases: FxHashMap<String, Numbers> = FxHashMap::default();
+    let instructions = module.computations.iter_mut().flat_map(|computation| &mut computation.instructions);
+    for instruction in instructions {
+        let (base, number) = split(&instruction.name);
+        let numbers = bases.entry(base.to_string()).or_default();
+        let unique = numbers.take(number);
+        if unique != number {
+            instruction.name = if unique == 0 { base.to_string() } else { format!("{base}.{unique}") };
+        }
+    }
+}
+
+/// The numbers of a base that are taken; 0 is the base alone.
+#[derive(Default)]
+struct Numbers {
+    taken: FxHashSet<u64>,
+    next: u64,
+}
+
+impl Numbers {
+    fn take(&mut self, number: u64) -> u64 {
+        if self.taken.insert(number) {
+            return number;
+        }
+        while !self.taken.insert(self.next) {
+            self.next += 1;
+        }
+        self.next
+    }
+}
+
+/// The base and the number of a name; 0 if it has none.
+fn split(name: &str) -> (&str, u64) {
+    let parts = name.rsplit_once('.').filter(|(base, digits)| !base.is_empty() && !digits.starts_with('0'));
+    match parts.and_then(|(base, digits)| Some((base, digits.parse().ok()?))) {
+        Some((base, number)) => (base, number),
+        None => (name, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse::parse;
+
+    #[test]
+    fn repeated_names_get_numbers() {
+        let text = "f { x = f32[] parameter(0) x.1 = f32[] negate(x) ROOT y = f32[] negate(x.1) }
+            ENTRY e { x = f32[] parameter(0) y = f32[] call(x), to_apply=f ROOT y.1 = f32[] negate(y) }";
+        let mut module = parse(text).unwrap().hlo_module.unwrap();
+        make_names_unique(&mut module);
+        let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+        let names: Vec<&str> = instructions.map(|instruction| instruction.name.as_str()).collect();
+        assert_eq!(names, ["x", "x.1", "y", "x.2", "y.1", "y.2"]);
+    }
+}

@@ -1,0 +1,360 @@
+//! Shapes and layouts: `f32[8,16]{1,0:T(8,128)S(1)}`, `(s32[], f32[<=8])`, `b(f32[4])`, `token[]`.
+
+use smallvec::SmallVec;
+
+use super::Parser;
+use super::error::{Result, fault, hint};
+use crate::proto::{LayoutProto, PrimitiveType, ProgramShapeProto, ShapeProto, SplitConfigProto, TileProto};
+
+/// Size of an unbounded dynamic dimension in a ShapeProto.
+const UNBOUNDED: i64 = i64::MIN;
+
+/// Far above the rank of any real array.
+const MAX_RANK: usize = 64;
+
+/// A tile dimension that is merged with the next more minor one.
+const COMBINED_TILE: i64 = i64::MIN;
+
+/// The element type of a name that shapes start with.
+pub(super) fn element_type(name: &str) -> Option<PrimitiveType> {
+    use PrimitiveType as T;
+    Some(match name {
+        "f32" => T::F32,
+        "s32" => T::S32,
+        "pred" => T::Pred,
+        "bf16" => T::Bf16,
+        "u32" => T::U32,
+        "s64" => T::S64,
+        "u64" => T::U64,
+        "f16" => T::F16,
+        "f64" => T::F64,
+        "s8" => T::S8,
+        "u8" => T::U8,
+        "s16" => T::S16,
+        "u16" => T::U16,
+        "s1" => T::S1,
+        "s2" => T::S2,
+        "s4" => T::S4,
+        "u1" => T::U1,
+        "u2" => T::U2,
+        "u4" => T::U4,
+        "c64" => T::C64,
+        "c128" => T::C128,
+        "f8e5m2" => T::F8e5m2,
+        "f8e4m3" => T::F8e4m3,
+        "f8e4m3fn" => T::F8e4m3fn,
+        "f8e4m3b11fnuz" => T::F8e4m3b11fnuz,
+        "f8e3m4" => T::F8e3m4,
+        "f8e5m2fnuz" => T::F8e5m2fnuz,
+        "f8e4m3fnuz" => T::F8e4m3fnuz,
+        "f4e2m1fn" => T::F4e2m1fn,
+        "f8e8m0fnu" => T::F8e8m0fnu,
+        "f6e3m2fn" => T::F6e3m2fn,
+        "f6e2m3fn" => T::F6e2m3fn,
+        "token" => T::Token,
+        "opaque" => T::OpaqueType,
+        "invalid" => T::Invalid,
+        _ => return None,
+    })
+}
+
+const ELEMENT_TYPES: &[&str] = &[
+    "pred", "s4", "s8", "s16", "s32", "s64", "u4", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64",
+    "c128", "token",
+];
+
+/// A layout with these dimensions and nothing else.
+fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
+    LayoutProto { minor_to_major, tail_padding_alignment_in_elements: 1, ..Default::default() }
+}
+
+/// The layout of an array that states none. That of a scalar would say nothing, and half of the values in a program of
+/// loops and reductions are scalars: they go without.
+fn row_major(rank: usize) -> Option<Box<LayoutProto>> {
+    (rank > 0).then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
+}
+
+/// An array with the row-major layout.
+pub(super) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeProto {
+    let layout = row_major(dimensions.len());
+    ShapeProto { element_type: element_type.into(), dimensions, layout, ..Default::default() }
+}
+
+/// Whether `order` has each of the first `count` numbers once.
+fn is_order(order: &[i64], count: usize) -> bool {
+    let has = |dimension: usize| order.contains(&(dimension as i64));
+    // A rank is small, but a text may say otherwise.
+    order.len() == count
+        && (count <= MAX_RANK && (0..count).all(has) || order.iter().rev().copied().eq(0..count as i64))
+}
+
+pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
+    ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
+}
+
+/// The shape of a value of an instruction with a shape: it has the order of the elements, which readers want of scalars
+/// too, and not what concerns the place in a device's memory.
+pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
+    let order = || shape.layout.as_ref().map(|layout| layout.minor_to_major.clone()).unwrap_or_default();
+    ShapeProto {
+        element_type: shape.element_type,
+        dimensions: shape.dimensions.clone(),
+        is_dynamic_dimension: shape.is_dynamic_dimension.clone(),
+        tuple_shapes: shape.tuple_shapes.iter().map(literal_shape).collect(),
+        layout: (!is_tuple(shape)).then(|| Box::new(plain_layout(order()))),
+    }
+}
+
+/// Gives `shape` the layouts of another where it has none.
+pub(super) fn add_layouts(shape: &mut ShapeProto, other: &ShapeProto) {
+    shape.layout = shape.layout.take().or_else(|| other.layout.clone());
+    shape.tuple_shapes.iter_mut().zip(&other.tuple_shapes).for_each(|(shape, other)| add_layouts(shape, other));
+}
+
+pub(super) fn is_tuple(shape: &ShapeProto) -> bool {
+    shape.element_type == PrimitiveType::Tuple as i32
+}
+
+/// Whether both have the same structure, element types and sizes; layouts may differ.
+pub(super) fn is_compatible(one: &ShapeProto, other: &ShapeProto) -> bool {
+    one.element_type == other.element_type
+        && one.dimensions == other.dimensions
+        && one.tuple_shapes.len() == other.tuple_shapes.len()
+        && one.tuple_shapes.iter().zip(&other.tuple_shapes).all(|(one, other)| is_compatible(one, other))
+}
+
+impl Parser<'_> {
+    /// Whether a shape can start here: with a parenthesis, or with an element type and a bracket.
+    pub(super) fn is_shape_next(&mut self) -> bool {
+        if self.lexer.peek() == Some(b'(') {
+            return true;
+        }
+        let mut ahead = self.lexer.clone();
+        match ahead.word() {
+            Some("b") => ahead.peek() == Some(b'('),
+            Some(word) => ahead.peek() == Some(b'[') && element_type(word).is_some(),
+            None => false,
+        }
+    }
+
+    /// A shape; arrays without a layout get the row-major one, as XLA gives it to them, but for scalars.
+    pub(super) fn shape(&mut self) -> Result<ShapeProto> {
+        if self.lexer.peek() == Some(b'(') {
+            return self.nested(Self::tuple_shape);
+        }
+        let start = self.lexer.here();
+        let name = self.lexer.expect_word("a shape, like f32[8,128]")?;
+        if name == "b" && self.lexer.eat(b'(') {
+            return self.nested(Self::buffer_shape);
+        }
+        let Some(element_type) = element_type(name) else {
+            let near = hint(name, ELEMENT_TYPES.iter().copied());
+            return fault(start, format!("unknown element type \"{name}\"{near}"));
+        };
+        let mut shape = ShapeProto { element_type: element_type.into(), ..Default::default() };
+        self.dimensions(&mut shape)?;
+        if self.is_layout_next() {
+            let start = self.lexer.here();
+            let layout = self.layout()?;
+            let rank = shape.dimensions.len();
+            if !is_order(&layout.minor_to_major, rank) {
+                return fault(start, format!("the layout is not an order of the {rank} dimensions of the shape"));
+            }
+            shape.layout = Some(Box::new(layout));
+        } else {
+            shape.layout = row_major(shape.dimensions.len());
+        }
+        Ok(shape)
+    }
+
+    fn tuple_shape(&mut self) -> Result<ShapeProto> {
+        let mut shapes = SmallVec::<[ShapeProto; 4]>::new();
+        self.list(b'(', b')', |parser| {
+            shapes.push(parser.shape()?);
+            Ok(())
+        })?;
+        Ok(tuple(shapes.into_vec()))
+    }
+
+    fn buffer_shape(&mut self) -> Result<ShapeProto> {
+        let element = self.shape()?;
+        self.lexer.expect(b')', "after the shape of a buffer")?;
+        Ok(ShapeProto { element_type: PrimitiveType::Buffer.into(), tuple_shapes: vec![element], ..Default::default() })
+    }
+
+    /// `[8,<=16,?]`.
+    fn dimensions(&mut self, shape: &mut ShapeProto) -> Result<()> {
+        let mut sizes = SmallVec::<[i64; 8]>::new();
+        let mut dynamic = SmallVec::<[bool; 8]>::new();
+        self.list(b'[', b']', |parser| {
+            if parser.lexer.eat(b'?') {
+                sizes.push(UNBOUNDED);
+                dynamic.push(true);
+                return Ok(());
+            }
+            dynamic.push(parser.lexer.eat_symbol("<="));
+            let start = parser.lexer.here();
+            let size = parser.lexer.integer()?;
+            if size < 0 {
+                return fault(start, format!("a dimension cannot have size {size}"));
+            }
+            sizes.push(size);
+            Ok(())
+        })?;
+        shape.dimensions = sizes.to_vec();
+        if dynamic.contains(&true) {
+            shape.is_dynamic_dimension = dynamic.to_vec();
+        }
+        Ok(())
+    }
+
+    /// Whether a brace opens a layout here, and not the body of a computation: layouts go on with a number or a colon.
+    fn is_layout_next(&mut self) -> bool {
+        let adjacent = self.lexer.peek_adjacent() == Some(b'{');
+        if self.lexer.peek() != Some(b'{') {
+            return false;
+        }
+        match self.lexer.peek_second() {
+            Some(b'0'..=b'9' | b':') => true,
+            Some(b'}') => adjacent,
+            _ => false,
+        }
+    }
+
+    fn layout(&mut self) -> Result<LayoutProto> {
+        self.lexer.expect(b'{', "to start a layout")?;
+        let mut order = SmallVec::<[i64; 8]>::new();
+        while matches!(self.lexer.peek(), Some(b'0'..=b'9')) {
+            order.push(self.lexer.integer()?);
+            if !self.lexer.eat(b',') {
+                break;
+            }
+        }
+        let mut layout = plain_layout(order.to_vec());
+        if self.lexer.eat(b':') {
+            while self.lexer.peek() != Some(b'}') {
+                self.layout_part(&mut layout)?;
+            }
+        }
+        self.lexer.expect(b'}', "at the end of a layout")?;
+        Ok(layout)
+    }
+
+    /// One of the parts after a layout's colon: tiles, memory space and so on.
+    fn layout_part(&mut self, layout: &mut LayoutProto) -> Result<()> {
+        match self.lexer.peek() {
+            Some(b'#') => {
+                self.lexer.eat(b'#');
+                layout.index_primitive_type = self.layout_type()?;
+                return Ok(());
+            }
+            Some(b'*') => {
+                self.lexer.eat(b'*');
+                layout.pointer_primitive_type = self.layout_type()?;
+                return Ok(());
+            }
+            _ => {}
+        }
+        let start = self.lexer.here();
+        match self.lexer.expect_word("a part of a layout, like T(8,128) or S(1), or '}'")? {
+            "D" => self.dimension_levels(layout),
+            "T" => self.tiles(layout),
+            "L" => self.layout_integer(&mut layout.tail_padding_alignment_in_elements),
+            "E" => self.layout_integer(&mut layout.element_size_in_bits),
+            "S" => self.layout_integer(&mut layout.memory_space),
+            "M" => self.layout_integer(&mut layout.dynamic_shape_metadata_prefix_bytes),
+            "SC" => self.splits(layout),
+            "P" => {
+                self.lexer.expect(b'(', "before the physical shape of a layout")?;
+                layout.physical_shape = Some(Box::new(self.nested(Self::shape)?));
+                self.lexer.expect(b')', "after the physical shape of a layout")
+            }
+            other => fault(start, format!("a layout has no part \"{other}\"; it has D, T, L, #, *, E, S, SC, P and M")),
+        }
+    }
+
+    fn layout_integer(&mut self, value: &mut i64) -> Result<()> {
+        self.lexer.expect(b'(', "in a layout")?;
+        *value = self.lexer.integer()?;
+        self.lexer.expect(b')', "in a layout")
+    }
+
+    fn layout_type(&mut self) -> Result<i32> {
+        self.lexer.expect(b'(', "in a layout")?;
+        let start = self.lexer.here();
+        let name = self.lexer.expect_word("an element type")?;
+        let Some(element_type) = element_type(name) else {
+            return fault(start, format!("unknown element type \"{name}\""));
+        };
+        self.lexer.expect(b')', "in a layout")?;
+        Ok(element_type.into())
+    }
+
+    /// `(D,C+~)`: the kind of each level, then marks for those not unique and not ordered.
+    fn dimension_levels(&mut self, layout: &mut LayoutProto) -> Result<()> {
+        let mut unique = Vec::new();
+        let mut ordered = Vec::new();
+        self.list(b'(', b')', |parser| {
+            let start = parser.lexer.here();
+            let level = match parser.lexer.expect_word("a kind of level: D, C, S or H")? {
+                "D" => 0,
+                "C" => 1,
+                "S" => 2,
+                "H" => 3,
+                other => return fault(start, format!("expected a kind of level, D, C, S or H, found \"{other}\"")),
+            };
+            layout.dim_level_types.push(level);
+            unique.push(!parser.lexer.eat(b'+'));
+            ordered.push(!parser.lexer.eat(b'~'));
+            Ok(())
+        })?;
+        if unique.contains(&false) {
+            layout.dim_unique = unique;
+        }
+        if ordered.contains(&false) {
+            layout.dim_ordered = ordered;
+        }
+        Ok(())
+    }
+
+    /// `(8,128)(2,1)`, with `*` for a dimension merged with the next.
+    fn tiles(&mut self, layout: &mut LayoutProto) -> Result<()> {
+        loop {
+            let mut dimensions = SmallVec::<[i64; 8]>::new();
+            self.list(b'(', b')', |parser| {
+                dimensions.push(if parser.lexer.eat(b'*') { COMBINED_TILE } else { parser.lexer.integer()? });
+                Ok(())
+            })?;
+            layout.tiles.push(TileProto { dimensions: dimensions.to_vec() });
+            if self.lexer.peek() != Some(b'(') {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `(0:4,8)(1:2)`.
+    fn splits(&mut self, layout: &mut LayoutProto) -> Result<()> {
+        loop {
+            self.lexer.expect(b'(', "before the splits of a dimension")?;
+            let dimension = self.lexer.integer()?;
+            let split_indices = self.integers(b':', b')')?;
+            layout.split_configs.push(SplitConfigProto { dimension, split_indices });
+            if self.lexer.peek() != Some(b'(') {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `(f32[4]{0}, s32[])->f32[4]{0}`.
+    pub(super) fn program_shape(&mut self) -> Result<ProgramShapeProto> {
+        let mut parameters = Vec::new();
+        self.list(b'(', b')', |parser| {
+            parameters.push(parser.shape()?);
+            Ok(())
+        })?;
+        if !self.lexer.eat_symbol("->") {
+            return self.lexer.unexpected("\"->\" before the shape of the result");
+        }
+        Ok(ProgramShapeProto { parameters, result: Some(self.shape()?), parameter_names: Vec::new() })
+    }
+}

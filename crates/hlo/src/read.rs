@@ -1,0 +1,273 @@
+//! Reads HLO in any form.
+//!
+//! | form | where it comes from |
+//! |---|---|
+//! | text | `--xla_dump_hlo_as_text`, `lowered.as_text("hlo")`, `compiled.as_text()`, our own printer |
+//! | `HloModuleProto` | `as_serialized_hlo_module_proto()`, our own emitter |
+//! | `HloProto` | `--xla_dump_hlo_as_proto`: the module and, after compilation, where its buffers are |
+//! | `HloModuleProtoWithConfig` | what a PJRT plugin gives as the optimized program |
+//! | `HloSnapshot`, `HloUnoptimizedSnapshot` | `--xla_dump_hlo_snapshots`; the arguments are left out |
+//!
+//! Any of them may be gzipped. The reader detects the format from the content, never from a name.
+//!
+//! Input may be malicious. Two bytes of protobuf can describe a thousand bytes of memory, so the reader counts messages
+//! before it decodes them ([`Limits`]).
+
+mod form;
+
+use std::io::Read;
+
+use prost::Message;
+
+use super::parse::{self, ParseError};
+use super::proto::{
+    BufferAssignmentProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig, HloProto, HloSnapshot,
+    HloUnoptimizedSnapshot,
+};
+
+/// The form in which a module was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// HLO text.
+    Text,
+    /// A serialized `HloModuleProto`.
+    Module,
+    /// A serialized `HloProto`.
+    HloProto,
+    /// A serialized `HloModuleProtoWithConfig`.
+    ModuleWithConfig,
+    /// A serialized `HloSnapshot`.
+    Snapshot,
+    /// A serialized `HloUnoptimizedSnapshot`.
+    UnoptimizedSnapshot,
+}
+
+impl Form {
+    /// What XLA calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::Text => "HLO text",
+            Form::Module => "HloModuleProto",
+            Form::HloProto => "HloProto",
+            Form::ModuleWithConfig => "HloModuleProtoWithConfig",
+            Form::Snapshot => "HloSnapshot",
+            Form::UnoptimizedSnapshot => "HloUnoptimizedSnapshot",
+        }
+    }
+}
+
+/// A module, and what came with it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The module.
+    pub module: HloModuleProto,
+    /// The compile settings, if the form has them: device counts, layouts of arguments.
+    pub config: Option<HloModuleConfigProto>,
+    /// XLA's buffer assignment, if the form has it.
+    pub buffers: Option<BufferAssignmentProto>,
+    /// The form.
+    pub form: Form,
+}
+
+/// How much is read at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the input, after decompression.
+    pub input_bytes: u64,
+    /// How many times its own size a proto may take when it is decoded, beside [`Limits::SMALL`]. Real modules take
+    /// some ten times theirs.
+    pub decoded_ratio: u64,
+}
+
+impl Limits {
+    /// Bytes that any proto may take.
+    pub const SMALL: u64 = 64 << 20;
+}
+
+impl Default for Limits {
+    /// The 2 GiB that a protobuf may have, and 64 times the size.
+    fn default() -> Limits {
+        Limits { input_bytes: 2 << 30, decoded_ratio: 64 }
+    }
+}
+
+/// Why something cannot be read as HLO.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ReadError {
+    /// There is nothing.
+    #[error("it is empty; give HLO text or an HLO proto")]
+    Empty,
+    /// HLO text that is wrong somewhere.
+    #[error(transparent)]
+    Text(#[from] Box<ParseError>),
+    /// It is MLIR: StableHLO, MHLO, as text or bytecode.
+    #[error(
+        "it is MLIR {form}, not HLO; convert it first: in JAX `lowered.as_text(\"hlo\")`, or \
+         `lowered.compiler_ir(\"hlo\").as_serialized_hlo_module_proto()`, in PyTorch/XLA `torch_xla._XLAC._get_xla_tensors_hlo`"
+    )]
+    Mlir {
+        /// "text" or "bytecode".
+        form: &'static str,
+    },
+    /// Text of some other kind.
+    #[error("it is text, but not HLO, which begins with `HloModule NAME`: it begins with `{start}`")]
+    OtherText {
+        /// Its first characters.
+        start: String,
+    },
+    /// Binary data of some other kind.
+    #[error(
+        "it is no HLO proto: neither an HloModuleProto, an HloProto, an HloModuleProtoWithConfig nor an HloSnapshot \
+         ({bytes} bytes, beginning with {start})"
+    )]
+    OtherBytes {
+        /// How many bytes.
+        bytes: usize,
+        /// The first of them, hexadecimal.
+        start: String,
+    },
+    /// A proto that is broken or cut off.
+    #[error("it looks like an {form}, but cannot be decoded: {reason}; is it complete?")]
+    Proto {
+        /// What it looks like.
+        form: &'static str,
+        /// What the decoder says.
+        reason: String,
+    },
+    /// An HloProto or a snapshot without a module.
+    #[error("it is an {form} without a module")]
+    NoModule {
+        /// The form.
+        form: &'static str,
+    },
+    /// Compressed data that is broken.
+    #[error("it is compressed by gzip, and cannot be decompressed: {reason}")]
+    Gzip {
+        /// What the decompressor says.
+        reason: String,
+    },
+    /// More than the limits allow.
+    #[error(
+        "it is too large: {what} {found} bytes, and the limit is {limit}; a module of real instructions is smaller"
+    )]
+    TooLarge {
+        /// What has so many bytes.
+        what: &'static str,
+        /// How many, or the first number past the limit.
+        found: u64,
+        /// The limit.
+        limit: u64,
+    },
+}
+
+/// Reads a module in any form.
+///
+/// # Errors
+/// The input is not HLO (the error says what it seems to be), is damaged, or exceeds the limits.
+pub fn read(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return read_plain(&decompress(bytes, limits)?, limits);
+    }
+    read_plain(bytes, limits)
+}
+
+fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
+    let mut plain = Vec::new();
+    let mut decoder = flate2::read::MultiGzDecoder::new(bytes).take(limits.input_bytes.saturating_add(1));
+    decoder.read_to_end(&mut plain).map_err(|error| ReadError::Gzip { reason: error.to_string() })?;
+    Ok(plain)
+}
+
+fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+    let size = bytes.len() as u64;
+    if size > limits.input_bytes {
+        return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes });
+    }
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(ReadError::Empty);
+    }
+    if bytes.starts_with(b"ML\xefR") {
+        return Err(ReadError::Mlir { form: "bytecode" });
+    }
+    match form::of(bytes) {
+        Some(form) => read_proto(bytes, form, limits),
+        None => read_text(bytes),
+    }
+}
+
+fn read_text(bytes: &[u8]) -> Result<Found, ReadError> {
+    // What is cut off or damaged in the middle is still text, and the parser says where it breaks.
+    let start = &bytes[..bytes.len().min(4096)];
+    let readable = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        Err(error) if error.valid_up_to() > start.len().saturating_sub(4) || is_hlo_text(start) => {
+            std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => "",
+    };
+    if readable.is_empty() || readable.contains('\0') {
+        let start = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+        return Err(ReadError::OtherBytes { bytes: bytes.len(), start });
+    }
+    if !is_hlo_text(start) {
+        let first = readable.trim_start();
+        if ["module @", "module attributes", "module {", "#loc", "func.func", "#sdy", "sdy.mesh"]
+            .iter()
+            .any(|word| first.starts_with(word))
+        {
+            return Err(ReadError::Mlir { form: "text" });
+        }
+        let start: String = first.chars().take_while(|&letter| letter != '\n').take(60).collect();
+        return Err(ReadError::OtherText { start });
+    }
+    let parsed = parse::parse_bytes(bytes, &parse::Limits::default()).map_err(Box::new)?;
+    let module = parsed.hlo_module.unwrap_or_default();
+    Ok(Found { module, config: parsed.config, buffers: None, form: Form::Text })
+}
+
+/// Whether text, after comments, begins as HLO does: with a module header, or with a computation, which XLA's parser
+/// takes too.
+fn is_hlo_text(mut text: &[u8]) -> bool {
+    loop {
+        text = text.trim_ascii_start();
+        let skipped = match text {
+            [b'/', b'/', rest @ ..] => rest.iter().position(|&byte| byte == b'\n'),
+            [b'/', b'*', rest @ ..] => rest.windows(2).position(|pair| pair == b"*/").map(|at| at + 2),
+            _ => break,
+        };
+        match skipped {
+            Some(skipped) => text = &text[2 + skipped..],
+            None => return false,
+        }
+    }
+    text.starts_with(b"HloModule") || text.starts_with(b"ENTRY ") || text.starts_with(b"%")
+}
+
+fn read_proto(bytes: &[u8], form: Form, limits: &Limits) -> Result<Found, ReadError> {
+    let decoded = form::decoded_bytes(bytes, form);
+    let limit = (bytes.len() as u64).saturating_mul(limits.decoded_ratio).saturating_add(Limits::SMALL);
+    if decoded > limit {
+        return Err(ReadError::TooLarge { what: "decoded, it takes", found: decoded, limit });
+    }
+    let broken = |error: prost::DecodeError| ReadError::Proto { form: form.name(), reason: error.to_string() };
+    let (module, config, buffers) = match form {
+        Form::Text | Form::Module => (Some(HloModuleProto::decode(bytes).map_err(broken)?), None, None),
+        Form::ModuleWithConfig => {
+            let HloModuleProtoWithConfig { hlo_module, config } =
+                HloModuleProtoWithConfig::decode(bytes).map_err(broken)?;
+            (hlo_module, config, None)
+        }
+        Form::HloProto => {
+            let HloProto { hlo_module, buffer_assignment } = HloProto::decode(bytes).map_err(broken)?;
+            (hlo_module, None, buffer_assignment)
+        }
+        Form::Snapshot => {
+            let HloProto { hlo_module, buffer_assignment } =
+                HloSnapshot::decode(bytes).map_err(broken)?.hlo.unwrap_or_default();
+            (hlo_module, None, buffer_assignment)
+        }
+        Form::UnoptimizedSnapshot => (HloUnoptimizedSnapshot::decode(bytes).map_err(broken)?.hlo_module, None, None),
+    };
+    let module = module.ok_or(ReadError::NoModule { form: form.name() })?;
+    Ok(Found { module, config, buffers, form })
+}

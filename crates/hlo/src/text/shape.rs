@@ -1,0 +1,232 @@
+//! Shapes and layouts: `f32[8,16]{1,0:T(8,128)S(1)}`.
+
+use super::{Layouts, Printer};
+use crate::proto::{LayoutProto, PrimitiveType, ShapeProto};
+
+/// Size of an unbounded dynamic dimension in a ShapeProto.
+const UNBOUNDED: i64 = i64::MIN;
+
+/// A tile dimension that is merged with the next more minor one.
+const COMBINED_TILE: i64 = i64::MIN;
+
+/// The HLO name of an element type: "f32", "f8e4m3fn", "pred".
+pub(super) fn element_type_name(element_type: i32) -> &'static str {
+    use PrimitiveType as T;
+    match T::try_from(element_type).unwrap_or(T::Invalid) {
+        T::Invalid => "invalid",
+        T::Pred => "pred",
+        T::S1 => "s1",
+        T::S2 => "s2",
+        T::S4 => "s4",
+        T::S8 => "s8",
+        T::S16 => "s16",
+        T::S32 => "s32",
+        T::S64 => "s64",
+        T::U1 => "u1",
+        T::U2 => "u2",
+        T::U4 => "u4",
+        T::U8 => "u8",
+        T::U16 => "u16",
+        T::U32 => "u32",
+        T::U64 => "u64",
+        T::F16 => "f16",
+        T::F32 => "f32",
+        T::Bf16 => "bf16",
+        T::F64 => "f64",
+        T::F8e5m2 => "f8e5m2",
+        T::F8e4m3 => "f8e4m3",
+        T::F8e4m3fn => "f8e4m3fn",
+        T::F8e4m3b11fnuz => "f8e4m3b11fnuz",
+        T::F8e3m4 => "f8e3m4",
+        T::F8e5m2fnuz => "f8e5m2fnuz",
+        T::F8e4m3fnuz => "f8e4m3fnuz",
+        T::F4e2m1fn => "f4e2m1fn",
+        T::F8e8m0fnu => "f8e8m0fnu",
+        T::F6e3m2fn => "f6e3m2fn",
+        T::F6e2m3fn => "f6e2m3fn",
+        T::C64 => "c64",
+        T::C128 => "c128",
+        T::Tuple => "tuple",
+        T::OpaqueType => "opaque",
+        T::Token => "token",
+        T::Buffer => "b",
+    }
+}
+
+impl Printer<'_> {
+    /// Appends a shape with the layouts that the options ask for.
+    pub(super) fn shape(&mut self, shape: &ShapeProto) {
+        self.shape_with(shape, self.options.layouts);
+    }
+
+    pub(super) fn optional_shape(&mut self, shape: Option<&ShapeProto>, layouts: Layouts) {
+        match shape {
+            Some(shape) => self.shape_with(shape, layouts),
+            None => self.text("invalid[]"),
+        }
+    }
+
+    pub(super) fn shape_with(&mut self, shape: &ShapeProto, layouts: Layouts) {
+        match PrimitiveType::try_from(shape.element_type) {
+            Ok(PrimitiveType::Tuple) => {
+                self.text("(");
+                for (index, element) in shape.tuple_shapes.iter().enumerate() {
+                    self.separator(index);
+                    self.shape_with(element, layouts);
+                }
+                self.text(")");
+            }
+            Ok(PrimitiveType::Buffer) => {
+                self.text("b(");
+                self.optional_shape(shape.tuple_shapes.first(), layouts);
+                self.text(")");
+            }
+            _ => {
+                self.text(element_type_name(shape.element_type));
+                self.text("[");
+                for (index, &size) in shape.dimensions.iter().enumerate() {
+                    if index > 0 {
+                        self.text(",");
+                    }
+                    let dynamic = shape.is_dynamic_dimension.get(index).copied().unwrap_or(false);
+                    if dynamic && size == UNBOUNDED {
+                        self.text("?");
+                        continue;
+                    }
+                    if dynamic {
+                        self.text("<=");
+                    }
+                    self.number(size);
+                }
+                self.text("]");
+                if let Some(layout) = &shape.layout {
+                    self.array_layout(layout, shape.dimensions.len(), layouts);
+                }
+            }
+        }
+    }
+
+    fn array_layout(&mut self, layout: &LayoutProto, rank: usize, layouts: Layouts) {
+        let print = match layouts {
+            Layouts::All => true,
+            Layouts::NonDefault => !is_default(layout, rank),
+            Layouts::None => false,
+        };
+        let start = self.out.len();
+        if print {
+            self.layout(layout);
+        }
+        // A scalar says nothing about its layout unless there is something to say.
+        if rank == 0 && &self.out[start..] == "{}" {
+            self.out.truncate(start);
+        }
+    }
+
+    fn layout(&mut self, layout: &LayoutProto) {
+        self.text("{");
+        self.numbers(&layout.minor_to_major, ",");
+        let before = self.out.len();
+        self.text(":");
+        let empty = self.out.len();
+        if !layout.dim_level_types.is_empty() && layout.dim_level_types.iter().any(|&level| level != 0) {
+            self.text("D(");
+            for (index, &level) in layout.dim_level_types.iter().enumerate() {
+                if index > 0 {
+                    self.text(",");
+                }
+                self.text(match level {
+                    0 => "D",
+                    1 => "C",
+                    2 => "S",
+                    3 => "H",
+                    _ => "?",
+                });
+                if layout.dim_unique.get(index) == Some(&false) {
+                    self.text("+");
+                }
+                if layout.dim_ordered.get(index) == Some(&false) {
+                    self.text("~");
+                }
+            }
+            self.text(")");
+        }
+        if !layout.tiles.is_empty() {
+            self.text("T");
+            for tile in &layout.tiles {
+                self.text("(");
+                for (index, &size) in tile.dimensions.iter().enumerate() {
+                    if index > 0 {
+                        self.text(",");
+                    }
+                    if size == COMBINED_TILE { self.text("*") } else { self.number(size) }
+                }
+                self.text(")");
+            }
+        }
+        // 0 is how an unset field reads, and means the neutral value 1.
+        if !matches!(layout.tail_padding_alignment_in_elements, 0 | 1) {
+            self.parenthesized("L", layout.tail_padding_alignment_in_elements);
+        }
+        if layout.index_primitive_type != 0 {
+            self.text("#(");
+            self.text(element_type_name(layout.index_primitive_type));
+            self.text(")");
+        }
+        if layout.pointer_primitive_type != 0 {
+            self.text("*(");
+            self.text(element_type_name(layout.pointer_primitive_type));
+            self.text(")");
+        }
+        if layout.element_size_in_bits != 0 {
+            self.parenthesized("E", layout.element_size_in_bits);
+        }
+        if layout.memory_space != 0 {
+            self.parenthesized("S", layout.memory_space);
+        }
+        if !layout.split_configs.is_empty() {
+            self.text("SC");
+            for split in &layout.split_configs {
+                self.text("(");
+                self.number(split.dimension);
+                self.text(":");
+                self.numbers(&split.split_indices, ",");
+                self.text(")");
+            }
+        }
+        if let Some(physical) = &layout.physical_shape {
+            self.text("P(");
+            self.shape_with(physical, Layouts::All);
+            self.text(")");
+        }
+        if layout.dynamic_shape_metadata_prefix_bytes != 0 {
+            self.parenthesized("M", layout.dynamic_shape_metadata_prefix_bytes);
+        }
+        if self.out.len() == empty {
+            self.out.truncate(before);
+        }
+        self.text("}");
+    }
+
+    fn parenthesized(&mut self, name: &str, value: i64) {
+        self.text(name);
+        self.text("(");
+        self.number(value);
+        self.text(")");
+    }
+}
+
+/// Whether the layout is the default, row-major and nothing else.
+fn is_default(layout: &LayoutProto, rank: usize) -> bool {
+    layout.minor_to_major.len() == rank
+        && layout.minor_to_major.iter().rev().enumerate().all(|(index, &dim)| dim == index as i64)
+        && layout.dim_level_types.iter().all(|&level| level == 0)
+        && layout.tiles.is_empty()
+        && matches!(layout.tail_padding_alignment_in_elements, 0 | 1)
+        && layout.index_primitive_type == 0
+        && layout.pointer_primitive_type == 0
+        && layout.element_size_in_bits == 0
+        && layout.memory_space == 0
+        && layout.split_configs.is_empty()
+        && layout.physical_shape.is_none()
+        && layout.dynamic_shape_metadata_prefix_bytes == 0
+}

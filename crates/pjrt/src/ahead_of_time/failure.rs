@@ -1,0 +1,174 @@
+//! What can become of a worker.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::super::error::PjrtError;
+
+/// Lines of a worker's output that an error repeats.
+const LINES_SHOWN: usize = 12;
+/// Longest part of a line that is repeated, in characters.
+const LINE_LENGTH: usize = 400;
+
+/// What a worker wrote to its standard output and error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerLog {
+    /// The first line that reports a fatal error: a failed `CHECK` of the plugin's.
+    pub fatal: Option<String>,
+    /// The last lines.
+    pub last_lines: Vec<String>,
+}
+
+impl WorkerLog {
+    pub(super) fn read(text: &str) -> WorkerLog {
+        let shorten = |line: &str| -> String {
+            let line = line.trim_end();
+            let cut = line.char_indices().nth(LINE_LENGTH).map_or(line.len(), |(index, _)| index);
+            if cut < line.len() { format!("{} ...", &line[..cut]) } else { line.to_owned() }
+        };
+        let mut last_lines: Vec<String> =
+            text.lines().rev().filter(|line| !line.trim().is_empty()).take(LINES_SHOWN).map(shorten).collect();
+        last_lines.reverse();
+        WorkerLog { fatal: text.lines().find(|line| is_fatal(line)).map(shorten), last_lines }
+    }
+}
+
+/// Whether a line is a fatal message of absl's log: `F0000 00:00:00.000000 123 file.cc:45] message`.
+fn is_fatal(line: &str) -> bool {
+    let level = line.strip_prefix('F').is_some_and(|rest| rest.bytes().take_while(u8::is_ascii_digit).count() == 4);
+    level && line.contains("] ")
+}
+
+impl fmt::Display for WorkerLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(fatal) = &self.fatal {
+            write!(f, "\n  it said: {fatal}")?;
+        }
+        match self.last_lines.as_slice() {
+            [] => f.write_str("\n  it wrote nothing"),
+            [line] if Some(line) == self.fatal.as_ref() => Ok(()),
+            lines => {
+                f.write_str("\n  its last lines:")?;
+                lines.iter().try_for_each(|line| write!(f, "\n    {line}"))
+            }
+        }
+    }
+}
+
+/// What became of a worker that did not do what it was asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WorkerFailure {
+    /// The worker lives and says no: mostly the plugin's own error.
+    Refused(PjrtError),
+    /// A signal ended it. `SIGABRT` (6) is how XLA ends its process when a `CHECK` fails.
+    Died {
+        /// The signal's number.
+        signal: i32,
+        /// How long it had run.
+        after: Duration,
+        /// What it wrote.
+        log: WorkerLog,
+    },
+    /// It was killed because it took longer than allowed.
+    TimedOut {
+        /// The time it was given.
+        limit: Duration,
+        /// What it wrote.
+        log: WorkerLog,
+    },
+    /// It ended without an answer.
+    NoAnswer {
+        /// Its exit status.
+        status: Option<i32>,
+        /// Whether it had begun to work. A program that has not does not call `run_if_asked`.
+        started: bool,
+        /// What it wrote.
+        log: WorkerLog,
+    },
+    /// Its answer cannot be read.
+    WrongAnswer {
+        /// Why not.
+        reason: String,
+    },
+    /// It could not be started.
+    NotStarted {
+        /// The worker's program.
+        worker: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// There is no program to be the worker.
+    NoWorker,
+}
+
+impl fmt::Display for WorkerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WorkerFailure::Refused(error) => write!(f, "{error}"),
+            WorkerFailure::Died { signal, after, log } => {
+                let (name, seconds) = (signal_name(*signal), after.as_secs_f64());
+                write!(f, "the plugin ended its process by {name} after {seconds:.1} s; this process continues{log}")
+            }
+            WorkerFailure::TimedOut { limit, log } => {
+                let seconds = limit.as_secs_f64();
+                write!(f, "the plugin was not done after {seconds} s, the time limit, and was killed{log}")
+            }
+            WorkerFailure::NoAnswer { status, started, log } => {
+                let status = status.map_or("an unknown status".into(), |status| format!("status {status}"));
+                match started {
+                    true => write!(f, "the worker ended with {status} and gave no answer{log}"),
+                    false => write!(
+                        f,
+                        "the worker ended with {status} before it began; its main must call \
+                         `meshloom_pjrt::worker::run_if_asked()` first{log}"
+                    ),
+                }
+            }
+            WorkerFailure::WrongAnswer { reason } => write!(f, "the worker's answer cannot be read: {reason}"),
+            WorkerFailure::NotStarted { worker, reason } => {
+                write!(f, "the worker {} cannot be started: {reason}", worker.display())
+            }
+            WorkerFailure::NoWorker => f.write_str(
+                "this program cannot be its own worker: call `meshloom_pjrt::worker::run_if_asked()` first in its main, or set \
+                 MESHLOOM_WORKER to the path of the program meshloom-worker",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for WorkerFailure {}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        4 => "SIGILL (an instruction that this processor does not have)",
+        6 => "SIGABRT (a failed check)",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL (by somebody else, or because memory ran out)",
+        11 => "SIGSEGV (a defect of the plugin)",
+        15 => "SIGTERM (by somebody else)",
+        signal => return format!("signal {signal}"),
+    };
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fatal_line_is_found() {
+        let text = "I0000 00:00:1.0 7 a.cc:1] note\n\
+                    F0000 00:00:1.1 7 b.cc:2] Check failed: x == y (1 vs. 2)\n\n\
+                    *** Check failure stack trace: ***\n    @ 0x1 (unknown)\n";
+        let log = WorkerLog::read(text);
+        assert_eq!(log.fatal.as_deref(), Some("F0000 00:00:1.1 7 b.cc:2] Check failed: x == y (1 vs. 2)"));
+        assert_eq!(log.last_lines.len(), 4);
+        assert_eq!(WorkerLog::read("First words\n").fatal, None);
+        assert_eq!(WorkerLog::read("").to_string(), "\n  it wrote nothing");
+        let long = "ü".repeat(1000);
+        assert_eq!(WorkerLog::read(&long).last_lines[0].chars().count(), LINE_LENGTH + 4);
+    }
+}

@@ -1,0 +1,174 @@
+//! The protocol between a process and its worker: two files in a folder of their own.
+//!
+//! A file has a line with the version of the format and the SHA-256 of the message, and then the message. It gets its
+//! name only when it is complete.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
+use super::super::device::DeviceDescription;
+use super::super::error::{ErrorCode, PjrtError};
+use super::super::options::CompileOptions;
+
+/// The environment variable that tells a worker where its folder is.
+pub(in super::super) const FOLDER_VARIABLE: &str = "MESHLOOM_WORKER_FOLDER";
+
+/// What is asked. In the folder before the worker starts.
+pub(in super::super) const REQUEST: &str = "request";
+/// Made by the worker first thing.
+pub(in super::super) const STARTED: &str = "started";
+/// The worker's last act.
+pub(in super::super) const ANSWER: &str = "answer";
+
+/// Changed whenever a message changes its form. Worker and parent are mostly one program, but need not be.
+const HEADER: &[u8] = concat!("meshloom worker message 1 of ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
+const SUM_LENGTH: usize = 32;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Request {
+    /// The process that waits for the answer; the worker has no business without it.
+    pub(in super::super) parent: u32,
+    pub(in super::super) plugin: PathBuf,
+    pub(in super::super) topology: String,
+    pub(in super::super) task: Task,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) enum Task {
+    Describe,
+    Compile { module: Vec<u8>, options: CompileOptions },
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) enum Answer {
+    /// The devices, and the version of the plugin's API.
+    Described(Vec<DeviceDescription>, (i32, i32)),
+    Compiled(Box<Compiled>),
+    Failed(Reported),
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Compiled {
+    pub(in super::super) device_assignment: Vec<Vec<i32>>,
+    pub(in super::super) seconds: f64,
+    pub(in super::super) memory_stats: Result<MemoryStats, Reported>,
+    pub(in super::super) cost_analysis: Result<CostAnalysis, Reported>,
+    pub(in super::super) optimized: Result<OptimizedProgram, Reported>,
+    pub(in super::super) serialized: Result<Vec<u8>, Reported>,
+}
+
+/// An error of the worker's, as far as the parent tells errors apart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) enum Reported {
+    Plugin { function: String, code: ErrorCode, message: String },
+    Unimplemented { feature: String, plugin: String, reason: String },
+    InvalidOption { option: String, value: String, expected: String },
+    InvalidModule { reason: String },
+    Other(String),
+}
+
+impl From<PjrtError> for Reported {
+    fn from(error: PjrtError) -> Reported {
+        match error {
+            PjrtError::Plugin { function, code, message } => {
+                Reported::Plugin { function: function.into_owned(), code, message }
+            }
+            PjrtError::Unimplemented { feature, plugin, reason } => Reported::Unimplemented { feature, plugin, reason },
+            PjrtError::InvalidOption { option, value, expected } => Reported::InvalidOption { option, value, expected },
+            PjrtError::InvalidModule { reason } => Reported::InvalidModule { reason },
+            error => Reported::Other(error.to_string()),
+        }
+    }
+}
+
+impl Reported {
+    pub(super) fn into_error(self) -> PjrtError {
+        match self {
+            Reported::Plugin { function, code, message } => {
+                PjrtError::Plugin { function: function.into(), code, message }
+            }
+            Reported::Unimplemented { feature, plugin, reason } => PjrtError::Unimplemented { feature, plugin, reason },
+            Reported::InvalidOption { option, value, expected } => PjrtError::InvalidOption { option, value, expected },
+            Reported::InvalidModule { reason } => PjrtError::InvalidModule { reason },
+            Reported::Other(message) => PjrtError::InWorker { message },
+        }
+    }
+}
+
+/// Writes a message into the folder, all or nothing.
+pub(in super::super) fn write<M: Serialize>(folder: &Path, name: &str, message: &M) -> Result<(), String> {
+    let body = postcard::to_stdvec(message).map_err(|error| error.to_string())?;
+    let file = tempfile::NamedTempFile::new_in(folder).map_err(|error| error.to_string())?;
+    let parts: [&[u8]; 3] = [HEADER, &Sha256::digest(&body), &body];
+    parts.iter().try_for_each(|part| file.as_file().write_all(part)).map_err(|error| error.to_string())?;
+    file.persist(folder.join(name)).map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+/// Reads a message of the folder.
+pub(in super::super) fn read<M: DeserializeOwned>(folder: &Path, name: &str) -> Result<M, String> {
+    decode(&fs::read(folder.join(name)).map_err(|error| error.to_string())?)
+}
+
+fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, String> {
+    let rest = bytes.strip_prefix(HEADER).ok_or("it is not a message of this version of meshloom")?;
+    let (sum, body) = rest.split_at_checked(SUM_LENGTH).ok_or("it is cut off")?;
+    if Sha256::digest(body).as_slice() != sum {
+        return Err("it is damaged".into());
+    }
+    let (message, rest) = postcard::take_from_bytes(body).map_err(|error| error.to_string())?;
+    if rest.is_empty() { Ok(message) } else { Err("it has data after its end".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DebugValue, NamedValue};
+
+    fn request() -> Request {
+        let debug_options = [("a".to_owned(), DebugValue::Float(0.5)), ("b".to_owned(), DebugValue::Bool(true))];
+        let options = CompileOptions { debug_options: debug_options.into(), ..CompileOptions::partitioned(8) };
+        let task = Task::Compile { module: vec![1, 2, 255], options };
+        Request { parent: 7, plugin: "/some/plugin.so".into(), topology: "v5e:2x4".into(), task }
+    }
+
+    fn answer() -> Answer {
+        let attributes = [("coords".to_owned(), NamedValue::Ints(vec![1, 2, -3]))].into();
+        let device = DeviceDescription { id: 3, kind: "kind".into(), description: String::new(), attributes };
+        Answer::Described(vec![device], (0, 81))
+    }
+
+    #[test]
+    fn messages_make_the_round_trip() {
+        let folder = tempfile::tempdir().expect("a folder");
+        write(folder.path(), REQUEST, &request()).expect("write");
+        assert_eq!(read::<Request>(folder.path(), REQUEST), Ok(request()));
+        write(folder.path(), ANSWER, &answer()).expect("write");
+        assert_eq!(read::<Answer>(folder.path(), ANSWER), Ok(answer()));
+        let names = fs::read_dir(folder.path()).expect("the folder").count();
+        assert_eq!(names, 2, "no other file is left");
+    }
+
+    #[test]
+    fn damaged_messages_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        write(folder.path(), REQUEST, &request()).expect("write");
+        let good = fs::read(folder.path().join(REQUEST)).expect("the file");
+        for cut in 0..good.len() {
+            assert!(decode::<Request>(&good[..cut]).is_err(), "cut off at {cut}");
+        }
+        for position in 0..good.len() {
+            let mut bad = good.clone();
+            bad[position] ^= 1;
+            assert!(decode::<Request>(&bad).is_err(), "changed at {position}");
+        }
+        let reason = decode::<Request>(b"meshloom worker message 0 of 0.0\n").expect_err("another version");
+        assert_eq!(reason, "it is not a message of this version of meshloom");
+    }
+}

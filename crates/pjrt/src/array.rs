@@ -1,0 +1,204 @@
+//! A global value spread over devices.
+
+use std::collections::HashMap;
+
+use std::time::{Duration, Instant};
+
+use super::buffer::{Buffer, HostCopy};
+use super::client::Client;
+use super::error::PjrtError;
+use super::executable::check_count;
+use super::layout::{ShardLayout, copy_in, copy_out};
+use meshloom_hlo::{Literal, TensorType};
+
+/// A global type and where its parts lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySpec {
+    /// The type of the whole value.
+    pub ty: TensorType,
+    /// The box of each device.
+    pub layout: ShardLayout,
+}
+
+/// A global value spread over devices, one buffer each. Cloning shares the buffers.
+#[derive(Clone, Debug)]
+pub struct Array {
+    ty: TensorType,
+    layout: ShardLayout,
+    shards: Vec<Buffer>,
+}
+
+impl Array {
+    /// Starts copying a literal to the client's first devices, to each its box.
+    pub fn put(client: &Client, literal: &Literal, layout: &ShardLayout) -> Result<Array, PjrtError> {
+        let devices: Vec<usize> = (0..layout.device_count()).collect();
+        Array::put_on(client, literal, layout, &devices)
+    }
+
+    /// As [`Array::put`], to the devices with these indices: an executable's [`devices`](super::Executable::devices).
+    pub fn put_on(
+        client: &Client,
+        literal: &Literal,
+        layout: &ShardLayout,
+        devices: &[usize],
+    ) -> Result<Array, PjrtError> {
+        let ty = literal.ty().clone();
+        check_dims(&ty, layout)?;
+        check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
+        let padded = pad(literal, layout)?;
+        let literal = padded.as_ref().unwrap_or(literal);
+        // Copies of one box are cut out once.
+        let mut parts = HashMap::new();
+        let mut shards = Vec::with_capacity(devices.len());
+        for (index, (shard, &device)) in layout.boxes().iter().zip(devices).enumerate() {
+            let part = match parts.get(shard) {
+                Some(part) => part,
+                None if layout.is_whole(shard) => parts.entry(shard).or_insert_with(|| literal.clone()),
+                None => {
+                    let bytes = copy_out(literal.bytes(), literal.ty(), shard);
+                    let actual = bytes.len();
+                    let part = layout
+                        .local_type(literal.ty().dtype, index)
+                        .and_then(|local| Literal::from_bytes(local, bytes))
+                        .ok_or_else(|| bad_size(literal.ty(), actual))?;
+                    parts.entry(shard).or_insert(part)
+                }
+            };
+            shards.push(Buffer::from_literal(client, part, device)?);
+        }
+        Ok(Array { ty, layout: layout.clone(), shards })
+    }
+
+    /// An array from buffers that are on devices already, in the order of the layout's boxes.
+    pub fn from_shards(ty: TensorType, layout: ShardLayout, shards: Vec<Buffer>) -> Result<Array, PjrtError> {
+        check_dims(&ty, &layout)?;
+        check_count(|| "shards", layout.device_count(), shards.len())?;
+        for (index, shard) in shards.iter().enumerate() {
+            let Some(expected) = layout.local_type(ty.dtype, index) else { continue };
+            if *shard.ty() != expected {
+                let (expected, actual) = (expected.into(), shard.ty().clone().into());
+                return Err(PjrtError::Type { what: format!("shard {index}"), expected, actual });
+            }
+        }
+        Ok(Array { ty, layout, shards })
+    }
+
+    /// The type of the whole value.
+    pub fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+
+    /// The box of each device.
+    pub fn layout(&self) -> &ShardLayout {
+        &self.layout
+    }
+
+    /// Type and layout together, as [`Executable::run`](super::Executable::run) takes them.
+    pub fn spec(&self) -> ArraySpec {
+        ArraySpec { ty: self.ty.clone(), layout: self.layout.clone() }
+    }
+
+    /// The buffer of each device.
+    pub fn shards(&self) -> &[Buffer] {
+        &self.shards
+    }
+
+    /// Waits for the whole value and assembles it on the host. Of equal boxes only one is read.
+    pub fn get(&self) -> Result<Literal, PjrtError> {
+        let devices = self.layout.covering_devices()?;
+        if let &[device] = devices.as_slice() {
+            return self.cut(self.shard(device)?);
+        }
+        let padded = TensorType::new(self.ty.dtype, self.layout.dims());
+        // All copies run at once.
+        let copies = devices.iter().map(|&device| Ok((device, self.start_copy(device)?)));
+        let copies = copies.collect::<Result<Vec<_>, PjrtError>>()?;
+        let mut bytes = vec![0; padded.byte_count()];
+        for (device, copy) in copies {
+            copy_in(&mut bytes, &padded, &self.layout.boxes()[device], copy.finish()?.bytes());
+        }
+        let actual = bytes.len();
+        self.cut(Literal::from_bytes(padded.clone(), bytes).ok_or_else(|| bad_size(&padded, actual))?)
+    }
+
+    /// The value without its padding.
+    fn cut(&self, padded: Literal) -> Result<Literal, PjrtError> {
+        let Some(own) = self.layout.value_box() else { return Ok(padded) };
+        let bytes = copy_out(padded.bytes(), padded.ty(), &own);
+        let actual = bytes.len();
+        Literal::from_bytes(self.ty.clone(), bytes).ok_or_else(|| bad_size(&self.ty, actual))
+    }
+
+    /// Waits for what one device holds and copies it to the host.
+    pub fn shard(&self, device: usize) -> Result<Literal, PjrtError> {
+        self.start_copy(device)?.finish()
+    }
+
+    /// Whether all devices have their part.
+    pub fn is_ready(&self) -> Result<bool, PjrtError> {
+        for shard in &self.shards {
+            if !shard.is_ready()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until all devices have their part; returns the error of what should have made it.
+    pub fn block_until_ready(&self) -> Result<(), PjrtError> {
+        self.shards.iter().try_for_each(Buffer::block_until_ready)
+    }
+
+    /// As [`Array::block_until_ready`], but no longer than `limit` for all devices together.
+    ///
+    /// # Errors
+    /// [`PjrtError::TimedOut`] names the program and the first device that was not done
+    /// ([`Buffer::block_until_ready_within`] says what can be done then).
+    pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
+        let start = Instant::now();
+        self.shards.iter().try_for_each(|shard| {
+            let waited = shard.block_until_ready_within(limit.saturating_sub(start.elapsed()));
+            waited.map_err(|error| match error {
+                PjrtError::TimedOut { program, device, .. } => PjrtError::TimedOut { program, device, limit },
+                error => error,
+            })
+        })
+    }
+
+    /// Starts copying what one device holds to the host.
+    pub fn start_copy(&self, device: usize) -> Result<HostCopy, PjrtError> {
+        let shard = self.shards.get(device).ok_or_else(|| PjrtError::InvalidOption {
+            option: "shard".into(),
+            value: device.to_string(),
+            expected: format!("less than {}, the number of shards", self.shards.len()),
+        })?;
+        shard.check_usable(&format!("shard {device} of the array"))?;
+        shard.start_copy()
+    }
+}
+
+/// The literal with zeros where the layout has more than it; none where it has as much.
+fn pad(literal: &Literal, layout: &ShardLayout) -> Result<Option<Literal>, PjrtError> {
+    let Some(own) = layout.value_box() else { return Ok(None) };
+    let ty = TensorType::new(literal.ty().dtype, layout.dims());
+    let mut bytes = vec![0; ty.byte_count()];
+    copy_in(&mut bytes, &ty, &own, literal.bytes());
+    let actual = bytes.len();
+    Literal::from_bytes(ty.clone(), bytes).map(Some).ok_or_else(|| bad_size(&ty, actual))
+}
+
+fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
+    if ty.dims.as_slice() != layout.value_dims() {
+        let expected = TensorType::new(ty.dtype, layout.value_dims()).into();
+        return Err(PjrtError::Type {
+            what: "the value of a shard layout".into(),
+            expected,
+            actual: ty.clone().into(),
+        });
+    }
+    Ok(())
+}
+
+fn bad_size(ty: &TensorType, actual: usize) -> PjrtError {
+    PjrtError::Count { what: format!("bytes of {ty}"), expected: ty.byte_count(), actual }
+}

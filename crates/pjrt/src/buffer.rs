@@ -1,0 +1,303 @@
+//! A value in one device's memory.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::api::{Api, Arguments, sized, slice};
+use super::client::Client;
+use super::error::PjrtError;
+use super::event::Event;
+use super::sys::*;
+use meshloom_hlo::{DType, Literal, TensorType};
+
+/// A dense value in one device's memory. It may still be on its way there, or not yet computed: reading it waits.
+/// Cloning gives another handle to the same memory.
+#[derive(Clone)]
+pub struct Buffer(Arc<Inner>);
+
+struct Inner {
+    raw: *mut PJRT_Buffer,
+    client: Client,
+    device: usize,
+    ty: TensorType,
+    /// The program that computes it, if one does.
+    program: Option<Arc<str>>,
+    /// Whether an execution was given the memory. PJRT knows too, but its errors do not say which value it was.
+    donated: AtomicBool,
+}
+
+// SAFETY: PJRT buffers may be used from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Buffer {
+    /// Starts copying a literal to the device with an index. The literal's bytes are kept until that is done.
+    pub fn from_literal(client: &Client, literal: &Literal, device: usize) -> Result<Buffer, PjrtError> {
+        let raw_device = client.raw_device(device)?;
+        let ty = literal.ty().clone();
+        let dims: Vec<i64> = ty.dims.iter().map(|&size| size as i64).collect();
+        let literal = literal.clone();
+        let mut arguments = PJRT_Client_BufferFromHostBuffer_Args {
+            client: client.raw(),
+            data: literal.bytes().as_ptr().cast(),
+            type_: raw_dtype(ty.dtype),
+            dims: dims.as_ptr(),
+            num_dims: dims.len(),
+            host_buffer_semantics: PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes,
+            device: raw_device,
+            ..Arguments::new()
+        };
+        // SAFETY: client and device are live, type and dimensions agree with the bytes (`Literal` checks), and the
+        // bytes are immutable and kept until the event says that the plugin has done with them. Buffer and event are
+        // then ours.
+        unsafe {
+            client.api().call(&mut arguments)?;
+            let buffer = Buffer::owned(client, device, ty, None, arguments.buffer);
+            Event::from_raw(client.api(), arguments.done_with_host_buffer).hold_until_ready(literal);
+            Ok(buffer)
+        }
+    }
+
+    /// # Safety
+    /// `raw` must be a live buffer of this client, device and type that nobody else frees.
+    pub(super) unsafe fn owned(
+        client: &Client,
+        device: usize,
+        ty: TensorType,
+        program: Option<Arc<str>>,
+        raw: *mut PJRT_Buffer,
+    ) -> Buffer {
+        Buffer(Arc::new(Inner { raw, client: client.clone(), device, ty, program, donated: AtomicBool::new(false) }))
+    }
+
+    /// Element type and dimensions.
+    pub fn ty(&self) -> &TensorType {
+        &self.0.ty
+    }
+
+    /// The index of its device in [`Client::devices`].
+    pub fn device(&self) -> usize {
+        self.0.device
+    }
+
+    /// The client it belongs to.
+    pub fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    /// Whether an execution took its memory, so that it can no longer be used.
+    pub fn is_donated(&self) -> bool {
+        self.0.donated.load(Ordering::Acquire)
+    }
+
+    /// Whether the value is there (or failed to be computed).
+    pub fn is_ready(&self) -> Result<bool, PjrtError> {
+        self.ready_event()?.is_ready()
+    }
+
+    /// Waits until the value is there; returns the error of the execution or transfer that should have made it.
+    pub fn block_until_ready(&self) -> Result<(), PjrtError> {
+        self.ready_event()?.wait()
+    }
+
+    /// As [`Buffer::block_until_ready`], but no longer than `limit`.
+    ///
+    /// # Errors
+    /// [`PjrtError::TimedOut`] names the program and the device. The program runs on: PJRT has no way to end it. The
+    /// buffer can be waited for again, and it, the executable and the client can be dropped; but a client's last handle
+    /// waits for what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is
+    /// for programs that a plugin may run before `execute` returns.
+    pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
+        if self.ready_event()?.wait_within(limit)? {
+            return Ok(());
+        }
+        let device = &self.client().devices()[self.device()];
+        Err(PjrtError::TimedOut {
+            program: self.0.program.as_deref().map(str::to_owned),
+            device: device.description.clone(),
+            limit,
+        })
+    }
+
+    /// Waits for the value and copies it to the host.
+    pub fn to_literal(&self) -> Result<Literal, PjrtError> {
+        self.start_copy()?.finish()
+    }
+
+    /// Starts copying to the host.
+    pub(super) fn start_copy(&self) -> Result<HostCopy, PjrtError> {
+        self.check_usable("the buffer")?;
+        let ty = self.ty();
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, ty.byte_count()).collect();
+        let Some(target) = Arc::get_mut(&mut bytes).filter(|bytes| !bytes.is_empty()) else {
+            // Nothing to copy; a null target would be a question for the size.
+            return Ok(HostCopy { event: None, ty: ty.clone(), bytes });
+        };
+        // The plugin may have laid the value out in another order: ask for row-major.
+        let minor_to_major: Vec<i64> = (0..ty.rank() as i64).rev().collect();
+        let tiled = sized!(
+            PJRT_Buffer_MemoryLayout_Tiled,
+            PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE {
+                minor_to_major: minor_to_major.as_ptr(),
+                minor_to_major_size: minor_to_major.len(),
+            }
+        );
+        let mut layout = sized!(
+            PJRT_Buffer_MemoryLayout,
+            PJRT_Buffer_MemoryLayout_STRUCT_SIZE {
+                type_: PJRT_Buffer_MemoryLayout_Type_Tiled,
+                __bindgen_anon_1: PJRT_Buffer_MemoryLayout__bindgen_ty_1 { tiled },
+            }
+        );
+        let mut arguments = PJRT_Buffer_ToHostBuffer_Args {
+            src: self.0.raw,
+            host_layout: &mut layout,
+            dst: target.as_mut_ptr().cast(),
+            dst_size: target.len(),
+            ..Arguments::new()
+        };
+        // SAFETY: the buffer is live, the layout outlives the call, and the target is kept, unread, until the event
+        // (see `HostCopy`), which is then ours.
+        let event = unsafe {
+            self.api().call(&mut arguments)?;
+            Event::from_raw(self.api(), arguments.event)
+        };
+        Ok(HostCopy { event: Some(event), ty: ty.clone(), bytes })
+    }
+
+    fn ready_event(&self) -> Result<Event, PjrtError> {
+        self.check_usable("the buffer")?;
+        let mut arguments = PJRT_Buffer_ReadyEvent_Args { buffer: self.0.raw, ..Arguments::new() };
+        // SAFETY: the buffer is live; the event is then ours.
+        unsafe {
+            self.api().call(&mut arguments)?;
+            Ok(Event::from_raw(self.api(), arguments.event))
+        }
+    }
+
+    /// An error that names the value when its memory is gone.
+    pub(super) fn check_usable(&self, what: &str) -> Result<(), PjrtError> {
+        if self.is_donated() {
+            return Err(PjrtError::Donated { what: what.into(), ty: self.ty().clone() });
+        }
+        Ok(())
+    }
+
+    /// Marks the memory as given away; false when it already was.
+    pub(super) fn donate(&self) -> bool {
+        !self.0.donated.swap(true, Ordering::AcqRel)
+    }
+
+    /// Takes a donation back, after an execution that did not start, if the plugin has not consumed the memory.
+    pub(super) fn take_back(&self) {
+        let mut arguments = PJRT_Buffer_IsDeleted_Args { buffer: self.0.raw, ..Arguments::new() };
+        // SAFETY: the buffer is live.
+        if unsafe { self.api().call(&mut arguments) }.is_ok() && !arguments.is_deleted {
+            self.0.donated.store(false, Ordering::Release);
+        }
+    }
+
+    pub(super) fn raw(&self) -> *mut PJRT_Buffer {
+        self.0.raw
+    }
+
+    fn api(&self) -> Api {
+        self.0.client.api()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: the last handle is going, and the client is still there. PJRT itself keeps the memory of a buffer
+        // that an execution still reads.
+        unsafe { self.client.api().destroy(PJRT_Buffer_Destroy_Args { buffer: self.raw, ..Arguments::new() }) };
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({}, device {})", self.0.ty, self.0.device)
+    }
+}
+
+/// A copy to the host under way. The plugin writes into `bytes` until the event: nobody reads or frees them before.
+pub struct HostCopy {
+    event: Option<Event>,
+    ty: TensorType,
+    bytes: Arc<[u8]>,
+}
+
+impl HostCopy {
+    /// Waits for the copy.
+    pub fn finish(mut self) -> Result<Literal, PjrtError> {
+        if let Some(event) = self.event.take() {
+            event.wait()?;
+        }
+        let (ty, bytes) = (self.ty.clone(), self.bytes.clone());
+        let actual = bytes.len();
+        Literal::from_bytes(ty, bytes).ok_or_else(|| PjrtError::Count {
+            what: "bytes read from a device".into(),
+            expected: self.ty.byte_count(),
+            actual,
+        })
+    }
+}
+
+impl Drop for HostCopy {
+    fn drop(&mut self) {
+        if let Some(event) = &self.event {
+            let _ = event.wait();
+        }
+    }
+}
+
+fn raw_dtype(dtype: DType) -> PJRT_Buffer_Type {
+    match dtype {
+        DType::Pred => PJRT_Buffer_Type_PRED,
+        DType::S4 => PJRT_Buffer_Type_S4,
+        DType::U4 => PJRT_Buffer_Type_U4,
+        DType::F8E4M3FN => PJRT_Buffer_Type_F8E4M3FN,
+        DType::F8E5M2 => PJRT_Buffer_Type_F8E5M2,
+        DType::S8 => PJRT_Buffer_Type_S8,
+        DType::S16 => PJRT_Buffer_Type_S16,
+        DType::S32 => PJRT_Buffer_Type_S32,
+        DType::S64 => PJRT_Buffer_Type_S64,
+        DType::U8 => PJRT_Buffer_Type_U8,
+        DType::U16 => PJRT_Buffer_Type_U16,
+        DType::U32 => PJRT_Buffer_Type_U32,
+        DType::U64 => PJRT_Buffer_Type_U64,
+        DType::BF16 => PJRT_Buffer_Type_BF16,
+        DType::F16 => PJRT_Buffer_Type_F16,
+        DType::F32 => PJRT_Buffer_Type_F32,
+        DType::F64 => PJRT_Buffer_Type_F64,
+    }
+}
+
+/// Our element type for PJRT's; `None` when it has no host form here.
+pub(super) fn dtype_from_raw(raw: PJRT_Buffer_Type) -> Option<DType> {
+    DType::ALL.into_iter().find(|&dtype| raw_dtype(dtype) == raw)
+}
+
+/// The type that the plugin reports for a buffer.
+///
+/// # Safety
+/// `raw` must be a live buffer.
+pub(super) unsafe fn type_of(api: Api, raw: *mut PJRT_Buffer) -> Result<TensorType, PjrtError> {
+    let mut element = PJRT_Buffer_ElementType_Args { buffer: raw, ..Arguments::new() };
+    let mut dimensions = PJRT_Buffer_Dimensions_Args { buffer: raw, ..Arguments::new() };
+    // SAFETY: the buffer is live and owns the dimensions.
+    unsafe {
+        api.call(&mut element)?;
+        api.call(&mut dimensions)?;
+        let dtype = dtype_from_raw(element.type_).ok_or_else(|| PjrtError::ElementType {
+            what: "an output".into(),
+            name: format!("number {} of PJRT", element.type_),
+        })?;
+        let dims = slice(dimensions.dims, dimensions.num_dims).iter().map(|&size| size.max(0) as usize).collect();
+        Ok(TensorType { dtype, dims })
+    }
+}

@@ -1,0 +1,191 @@
+//! Compiled programs on disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+
+use super::client::Client;
+use super::error::PjrtError;
+use super::executable::{Executable, Prepared};
+use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
+use super::options::CompileOptions;
+use super::plugin::Plugin;
+
+/// The ending of a program's file. When it was last used is its modification time.
+const PROGRAM: &str = "pjrt";
+/// The ending of the file that keeps a plugin's digest, which takes long to compute.
+const DIGEST: &str = "digest";
+
+/// A temporary file this old belongs to a process that died.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Compiled programs in a folder, by the hash of everything they depend on: the module, the options, the plugin's file,
+/// and the devices. Any number of threads and processes may share it.
+#[derive(Clone, Debug)]
+pub struct CompileCache {
+    directory: PathBuf,
+    limit: Option<u64>,
+}
+
+impl CompileCache {
+    /// A cache in this folder, which is made if need be. It grows without a limit.
+    pub fn at(directory: impl Into<PathBuf>) -> Result<CompileCache, PjrtError> {
+        let directory = directory.into();
+        fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+        Ok(CompileCache { directory, limit: None })
+    }
+
+    /// The same cache, but whenever a program is added, those not used for longest go until all take no more than
+    /// `bytes`. The one just added stays, however large it is.
+    pub fn with_limit(self, bytes: u64) -> CompileCache {
+        CompileCache { limit: Some(bytes), ..self }
+    }
+
+    /// As [`Client::compile`], but takes the program from the cache when it is there, and puts it there when it is not.
+    ///
+    /// An entry that cannot be loaded is compiled again and replaced; a plugin that cannot serialize its programs, or a
+    /// folder that cannot be written, costs a warning.
+    pub fn compile(&self, client: &Client, module: &[u8], options: &CompileOptions) -> Result<Executable, PjrtError> {
+        let prepared = Prepared::new(client, module, options)?;
+        let key = self.key(client, module, &prepared.options)?;
+        let path = self.directory.join(format!("{key}.{PROGRAM}"));
+        if let Ok(file) = fs::read(&path) {
+            match open(&file) {
+                None => tracing::warn!("{} is damaged; compiling again", path.display()),
+                Some(bytes) => match prepared.deserialize(client, bytes) {
+                    Ok(executable) => {
+                        mark_used(&path);
+                        return Ok(executable);
+                    }
+                    Err(error) => tracing::warn!("{} cannot be loaded ({error}); compiling again", path.display()),
+                },
+            }
+        }
+        let executable = prepared.compile(client, module)?;
+        let stored = executable.serialize().and_then(|bytes| self.store(&path, &bytes));
+        if let Err(error) = stored {
+            tracing::warn!("compiled program not cached: {error}");
+        }
+        Ok(executable)
+    }
+
+    /// An entry is the SHA-256 of the program, then the program: a damaged one must not reach the plugin, which trusts
+    /// it.
+    fn store(&self, path: &Path, program: &[u8]) -> Result<(), PjrtError> {
+        write_atomically(path, &[&Sha256::digest(program), program])?;
+        match self.limit {
+            Some(limit) => evict(&self.directory, path, limit),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that the compiled program depends on.
+    fn key(&self, client: &Client, module: &[u8], options: &[u8]) -> Result<String, PjrtError> {
+        let plugin = client.plugin();
+        let devices: Vec<_> = client.devices().iter().map(|device| (device.id, &device.kind)).collect();
+        let identity = format!(
+            "{} {:?} {:?} {} {} {devices:?} {}",
+            self.plugin_digest(plugin)?,
+            plugin.api_version(),
+            plugin.attributes(),
+            client.platform_name(),
+            client.platform_version(),
+            processor(),
+        );
+        Ok(hash(&[b"meshloom compiled program 2", identity.as_bytes(), options, module]))
+    }
+
+    /// SHA-256 of the plugin's file. Remembered for the file's path, size and time of change, here and in the folder.
+    fn plugin_digest(&self, plugin: &Plugin) -> Result<String, PjrtError> {
+        static KNOWN: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+        let path = plugin.path();
+        let file = fs::metadata(path).map_err(io_error("read", path))?;
+        let identity = format!("{:?} {} {:?}", path, file.len(), file.modified().ok());
+        let identity = hash(&[b"meshloom plugin digest 1", identity.as_bytes()]);
+        // Held while it is computed, so that threads do not all do it.
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, digest)) = known.iter().find(|(known, _)| *known == identity) {
+            return Ok(digest.clone());
+        }
+        let kept_in = self.directory.join(format!("{identity}.{DIGEST}"));
+        let kept = fs::read_to_string(&kept_in).ok();
+        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let digest = match kept.filter(is_digest) {
+            Some(digest) => digest,
+            None => {
+                let digest = file_sha256(path)?;
+                if let Err(error) = write_atomically(&kept_in, &[digest.as_bytes()]) {
+                    tracing::warn!("digest of the plugin not kept: {error}");
+                }
+                digest
+            }
+        };
+        known.push((identity, digest.clone()));
+        Ok(digest)
+    }
+}
+
+fn hash(parts: &[&[u8]]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hex(&hasher.finalize())
+}
+
+/// The instruction sets of this machine: a program compiled for others would die of an illegal instruction, and cache
+/// folders are shared between machines.
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    format!("{} {} {}", std::env::consts::ARCH, line("model name"), line("flags"))
+}
+
+/// The program of an entry, if it is whole.
+fn open(file: &[u8]) -> Option<&[u8]> {
+    let (sum, bytes) = file.split_at_checked(32)?;
+    (Sha256::digest(bytes).as_slice() == sum).then_some(bytes)
+}
+
+/// An entry that another process has just thrown out need not be marked.
+fn mark_used(path: &Path) {
+    let marked = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    if let Err(error) = marked {
+        tracing::debug!("{} not marked as used: {error}", path.display());
+    }
+}
+
+/// Throws out the programs not used for longest, and what dead processes left. Others may do so at the same time: a
+/// file that is gone already is as good as thrown out, and whoever has one open keeps it.
+fn evict(directory: &Path, keep: &Path, limit: u64) -> Result<(), PjrtError> {
+    let mut programs = Vec::new();
+    let mut total = 0;
+    for entry in fs::read_dir(directory).map_err(io_error("read", directory))?.flatten() {
+        let path = entry.path();
+        let Ok((size, used)) = entry.metadata().and_then(|file| Ok((file.len(), file.modified()?))) else { continue };
+        if path.extension().is_some_and(|extension| extension == PROGRAM) {
+            total += size;
+            programs.push((used, path, size));
+        } else if entry.file_name().to_string_lossy().starts_with(PARTIAL_PREFIX)
+            && used.elapsed().is_ok_and(|age| age > ABANDONED)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+    programs.sort();
+    for (_, path, size) in programs {
+        if total <= limit {
+            break;
+        }
+        if path != keep {
+            total -= size;
+            let _ = fs::remove_file(path);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! Where fetched plugins lie.
+
+use std::path::{Path, PathBuf};
+
+use super::wheels::Wheel;
+
+/// meshloom's plugin cache: `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
+pub(super) fn default_cache_directory() -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("meshloom/plugins"))
+}
+
+/// The folder of a wheel in the cache.
+pub(super) fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
+    cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
+}
+
+/// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
+/// because that is from where it looks for them.
+pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
+    let object = Path::new(wheel.object);
+    match (wheel.companions, object.file_name()) {
+        ([], Some(name)) => root(cache, wheel).join(name),
+        _ => root(cache, wheel).join(object),
+    }
+}
+
+/// The first file of a wheel's companions that is not in the cache.
+pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
+    let files = wheel.companions.iter().flat_map(|companion| companion.files);
+    files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
+}
+
+/// The Python to ask for packages and for pip.
+pub(super) fn python() -> std::ffi::OsString {
+    // A virtual environment that is switched on is first in PATH, so `python3` is right there as well.
+    "python3".into()
+}

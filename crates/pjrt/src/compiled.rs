@@ -1,0 +1,224 @@
+//! A compiled program, loaded on devices or not: what XLA knows about it.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use super::api::{Api, Arguments, sized, slice, string};
+use super::buffer::dtype_from_raw;
+use super::error::{ErrorCode, PjrtError};
+use super::plugin::Plugin;
+use super::sys::*;
+use super::value::NamedValue;
+use meshloom_hlo::TensorType;
+use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+
+/// What a program needs of each device's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStats {
+    /// The program itself.
+    pub generated_code: i64,
+    /// All arguments.
+    pub arguments: i64,
+    /// All outputs.
+    pub outputs: i64,
+    /// The part of the outputs that lies in donated arguments.
+    pub aliased: i64,
+    /// Scratch memory.
+    pub temporary: i64,
+    /// The most at any time; 0 when the plugin does not say.
+    pub peak: i64,
+}
+
+/// XLA's own estimate of what a program costs on each device. It counts the body of a loop once, whatever its trip
+/// count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CostAnalysis {
+    /// Every figure, by XLA's name for it.
+    pub properties: BTreeMap<String, f64>,
+}
+
+impl CostAnalysis {
+    /// Floating-point operations.
+    pub fn flops(&self) -> Option<f64> {
+        self.properties.get("flops").copied()
+    }
+
+    /// Bytes that all instructions read and write.
+    pub fn bytes_accessed(&self) -> Option<f64> {
+        self.properties.get("bytes accessed").copied()
+    }
+
+    /// The time it would take at the chip's peak rates.
+    pub fn optimal_seconds(&self) -> Option<f64> {
+        self.properties.get("optimal_seconds").copied()
+    }
+}
+
+/// The program after XLA's passes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OptimizedProgram {
+    /// `hlo` (`HloModuleProto`) or `hlo_with_config` (`HloModuleProtoWithConfig`).
+    pub format: String,
+    /// The serialized message.
+    pub bytes: Vec<u8>,
+}
+
+impl OptimizedProgram {
+    /// The module, decoded.
+    ///
+    /// # Errors
+    /// The bytes are not a message of that format.
+    pub fn decode(&self) -> Result<HloModuleProto, PjrtError> {
+        let invalid = |reason: String| PjrtError::InvalidModule { reason };
+        let wrong = |error: prost::DecodeError| invalid(error.to_string());
+        match self.format.as_str() {
+            "hlo" => HloModuleProto::decode(&*self.bytes).map_err(wrong),
+            "hlo_with_config" => {
+                let module = HloModuleProtoWithConfig::decode(&*self.bytes).map_err(wrong)?;
+                module.hlo_module.ok_or_else(|| invalid("it has a config, but no module".into()))
+            }
+            format => Err(invalid(format!("unknown format \"{format}\", expected hlo or hlo_with_config"))),
+        }
+    }
+}
+
+/// An owned `PJRT_Executable`. One that came from a loaded program points into it and must go before it.
+pub(super) struct Compiled {
+    raw: *mut PJRT_Executable,
+    plugin: Arc<Plugin>,
+}
+
+// SAFETY: PJRT executables may be used from any thread.
+unsafe impl Send for Compiled {}
+// SAFETY: as above.
+unsafe impl Sync for Compiled {}
+
+impl Compiled {
+    /// # Safety
+    /// `raw` must be a live executable of this plugin that nobody else frees.
+    pub(super) unsafe fn owned(plugin: &Arc<Plugin>, raw: *mut PJRT_Executable) -> Compiled {
+        Compiled { raw, plugin: plugin.clone() }
+    }
+
+    fn api(&self) -> Api {
+        self.plugin.api()
+    }
+
+    /// How many outputs each device gives.
+    pub(super) fn output_count(&self) -> Result<usize, PjrtError> {
+        let mut outputs = PJRT_Executable_NumOutputs_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live.
+        unsafe { self.api().call(&mut outputs)? };
+        Ok(outputs.num_outputs)
+    }
+
+    /// The type of each output on one device; `None` for an element type that has no host form here.
+    pub(super) fn output_types(&self) -> Result<Vec<Option<TensorType>>, PjrtError> {
+        let api = self.api();
+        let mut elements = PJRT_Executable_OutputElementTypes_Args { executable: self.raw, ..Arguments::new() };
+        let mut dimensions = PJRT_Executable_OutputDimensions_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live and owns the lists; there are as many dimensions as the ranks add up to.
+        unsafe {
+            api.call(&mut elements)?;
+            api.call(&mut dimensions)?;
+            let ranks = slice(dimensions.dim_sizes, dimensions.num_outputs);
+            let mut dims = slice(dimensions.dims, ranks.iter().sum());
+            let mut types = Vec::with_capacity(ranks.len());
+            for (&element, &rank) in slice(elements.output_types, elements.num_output_types).iter().zip(ranks) {
+                let (own, rest) = dims.split_at_checked(rank).unwrap_or_default();
+                dims = rest;
+                let own = own.iter().map(|&size| size.max(0) as usize).collect();
+                types.push(dtype_from_raw(element).map(|dtype| TensorType { dtype, dims: own }));
+            }
+            Ok(types)
+        }
+    }
+
+    pub(super) fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
+        let mut stats = PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live.
+        let called = unsafe { self.api().call(&mut stats) };
+        self.feature("memory statistics", called)?;
+        Ok(MemoryStats {
+            generated_code: stats.generated_code_size_in_bytes,
+            arguments: stats.argument_size_in_bytes,
+            outputs: stats.output_size_in_bytes,
+            aliased: stats.alias_size_in_bytes,
+            temporary: stats.temp_size_in_bytes,
+            peak: stats.peak_memory_in_bytes,
+        })
+    }
+
+    pub(super) fn cost_analysis(&self) -> Result<CostAnalysis, PjrtError> {
+        let mut costs = PJRT_Executable_GetCostAnalysis_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live, and owns the properties.
+        let properties = unsafe {
+            let called = self.api().call(&mut costs);
+            self.feature("cost analysis", called)?;
+            NamedValue::map_from_raw(slice(costs.properties, costs.num_properties))
+        };
+        let number = |(name, value)| match value {
+            NamedValue::Float(value) => Some((name, f64::from(value))),
+            NamedValue::Int(value) => Some((name, value as f64)),
+            _ => None,
+        };
+        Ok(CostAnalysis { properties: properties.into_iter().filter_map(number).collect() })
+    }
+
+    pub(super) fn optimized_hlo(&self) -> Result<OptimizedProgram, PjrtError> {
+        let mut program = sized!(PJRT_Program, PJRT_Program_STRUCT_SIZE {});
+        let mut arguments =
+            PJRT_Executable_OptimizedProgram_Args { executable: self.raw, program: &mut program, ..Arguments::new() };
+        // SAFETY: the executable is live. The first call sets the size, the second fills a buffer of that size; the
+        // format string is the plugin's and is copied.
+        unsafe {
+            let called = self.api().call(&mut arguments);
+            self.feature("the optimized program", called)?;
+            let mut bytes = vec![0u8; (*arguments.program).code_size];
+            (*arguments.program).code = bytes.as_mut_ptr().cast::<c_char>();
+            self.api().call(&mut arguments)?;
+            let format = string((*arguments.program).format, (*arguments.program).format_size);
+            Ok(OptimizedProgram { format, bytes })
+        }
+    }
+
+    pub(super) fn serialize(&self) -> Result<Vec<u8>, PjrtError> {
+        let mut arguments = PJRT_Executable_Serialize_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live. The bytes are copied before what holds them is freed, once.
+        unsafe {
+            let called = self.api().call(&mut arguments);
+            self.feature("serialized programs", called)?;
+            let bytes = slice(arguments.serialized_bytes.cast::<u8>(), arguments.serialized_bytes_size).to_vec();
+            if let Some(free) = arguments.serialized_executable_deleter {
+                free(arguments.serialized_executable);
+            }
+            Ok(bytes)
+        }
+    }
+
+    fn feature(&self, feature: &'static str, called: Result<(), PjrtError>) -> Result<(), PjrtError> {
+        called.map_err(|error| unimplemented(&self.plugin, feature, error))
+    }
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        // SAFETY: the executable is live and ours, and not used again.
+        unsafe { self.api().destroy(PJRT_Executable_Destroy_Args { executable: self.raw, ..Arguments::new() }) };
+    }
+}
+
+/// What a plugin says when it has not got a part of the API, in our words; any other error stays.
+pub(super) fn unimplemented(plugin: &Plugin, feature: &'static str, error: PjrtError) -> PjrtError {
+    let reason = match &error {
+        PjrtError::Plugin { code: ErrorCode::Unimplemented, message, .. } => message.clone(),
+        PjrtError::Unsupported { function } => format!("it has no {function}"),
+        _ => return error,
+    };
+    PjrtError::Unimplemented { feature: feature.into(), plugin: plugin.describe(), reason }
+}

@@ -1,0 +1,95 @@
+//! What a plugin says about a device, one of a client or of a topology.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::api::{Api, Arguments, slice, string};
+use super::error::PjrtError;
+use super::sys::*;
+use super::value::NamedValue;
+use meshloom_hlo::mesh::DevicePlace;
+
+/// What a plugin says about a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceDescription {
+    /// The plugin's id for it, unique among all devices of all hosts.
+    pub id: i32,
+    /// Its kind, such as `cpu`, `TPU v5 lite` or `NVIDIA H100 80GB HBM3`.
+    pub kind: String,
+    /// The plugin's own description.
+    pub description: String,
+    /// Whatever else the plugin says, by its own names; the methods read those that are common.
+    pub attributes: BTreeMap<String, NamedValue>,
+}
+
+impl DeviceDescription {
+    /// Place of its chip in the TPU's torus: x, y, z.
+    pub fn coords(&self) -> Option<&[i64]> {
+        match self.attributes.get("coords") {
+            Some(NamedValue::Ints(coords)) => Some(coords),
+            _ => None,
+        }
+    }
+
+    /// Which of its chip's cores it is, where each core of a TPU chip is a device.
+    pub fn core_on_chip(&self) -> Option<i64> {
+        self.int("core_on_chip")
+    }
+
+    /// Which slice it belongs to: devices of one slice share the fast network.
+    pub fn slice_index(&self) -> Option<i64> {
+        self.int("slice_index")
+    }
+
+    /// Bytes of memory that programs can use.
+    pub fn memory_limit(&self) -> Option<i64> {
+        self.int("device_memory_bytes_limit")
+    }
+
+    /// Where it is, for [`device_order`](meshloom_hlo::mesh::device_order).
+    pub fn place(&self) -> DevicePlace {
+        let coords = self.coords().unwrap_or_default();
+        match coords {
+            // A GPU says slice, host and place in the host; its `slice_index` is 0 for hardware that is not there.
+            &[slice, host, place] if self.attributes.contains_key("compute_capability") => {
+                DevicePlace { id: self.id, slice, coords: [place, host].into_iter().collect() }
+            }
+            coords => DevicePlace {
+                id: self.id,
+                slice: self.slice_index().unwrap_or_default(),
+                coords: self.core_on_chip().into_iter().chain(coords.iter().copied()).collect(),
+            },
+        }
+    }
+
+    fn int(&self, name: &str) -> Option<i64> {
+        match self.attributes.get(name) {
+            Some(&NamedValue::Int(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// # Safety
+    /// The description must be live.
+    pub(super) unsafe fn read(api: Api, raw: *mut PJRT_DeviceDescription) -> Result<DeviceDescription, PjrtError> {
+        let mut id = PJRT_DeviceDescription_Id_Args { device_description: raw, ..Arguments::new() };
+        let mut kind = PJRT_DeviceDescription_Kind_Args { device_description: raw, ..Arguments::new() };
+        let mut debug = PJRT_DeviceDescription_DebugString_Args { device_description: raw, ..Arguments::new() };
+        let mut attributes = PJRT_DeviceDescription_Attributes_Args { device_description: raw, ..Arguments::new() };
+        // SAFETY: the description is live, and owns what it returns, which is copied.
+        unsafe {
+            api.call(&mut id)?;
+            api.call(&mut kind)?;
+            api.call(&mut debug)?;
+            api.call(&mut attributes)?;
+            Ok(DeviceDescription {
+                id: id.id,
+                kind: string(kind.device_kind, kind.device_kind_size),
+                description: string(debug.debug_string, debug.debug_string_size),
+                attributes: NamedValue::map_from_raw(slice(attributes.attributes, attributes.num_attributes)),
+            })
+        }
+    }
+}

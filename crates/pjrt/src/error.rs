@@ -1,0 +1,341 @@
+//! What can go wrong between us and a plugin, and whose fault it is.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::ahead_of_time::WorkerFailure;
+use meshloom_hlo::TensorType;
+
+/// One place that was searched for a plugin, and why it gave none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The place: an environment variable, a file, a folder, a download.
+    pub place: String,
+    /// Why no plugin came from it.
+    pub reason: String,
+}
+
+/// The status code that a plugin gives an error (absl's).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs)] // The names are absl's and say all there is.
+pub enum ErrorCode {
+    Cancelled,
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Aborted,
+    OutOfRange,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DataLoss,
+    Unauthenticated,
+    /// A number that API 0.81 does not have.
+    Other(u32),
+}
+
+impl ErrorCode {
+    pub(super) fn from_raw(code: u32) -> ErrorCode {
+        match code {
+            1 => ErrorCode::Cancelled,
+            2 => ErrorCode::Unknown,
+            3 => ErrorCode::InvalidArgument,
+            4 => ErrorCode::DeadlineExceeded,
+            5 => ErrorCode::NotFound,
+            6 => ErrorCode::AlreadyExists,
+            7 => ErrorCode::PermissionDenied,
+            8 => ErrorCode::ResourceExhausted,
+            9 => ErrorCode::FailedPrecondition,
+            10 => ErrorCode::Aborted,
+            11 => ErrorCode::OutOfRange,
+            12 => ErrorCode::Unimplemented,
+            13 => ErrorCode::Internal,
+            14 => ErrorCode::Unavailable,
+            15 => ErrorCode::DataLoss,
+            16 => ErrorCode::Unauthenticated,
+            other => ErrorCode::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorCode::Cancelled => "CANCELLED",
+            ErrorCode::Unknown => "UNKNOWN",
+            ErrorCode::InvalidArgument => "INVALID_ARGUMENT",
+            ErrorCode::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            ErrorCode::NotFound => "NOT_FOUND",
+            ErrorCode::AlreadyExists => "ALREADY_EXISTS",
+            ErrorCode::PermissionDenied => "PERMISSION_DENIED",
+            ErrorCode::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            ErrorCode::FailedPrecondition => "FAILED_PRECONDITION",
+            ErrorCode::Aborted => "ABORTED",
+            ErrorCode::OutOfRange => "OUT_OF_RANGE",
+            ErrorCode::Unimplemented => "UNIMPLEMENTED",
+            ErrorCode::Internal => "INTERNAL",
+            ErrorCode::Unavailable => "UNAVAILABLE",
+            ErrorCode::DataLoss => "DATA_LOSS",
+            ErrorCode::Unauthenticated => "UNAUTHENTICATED",
+            ErrorCode::Other(code) => return write!(f, "CODE_{code}"),
+        })
+    }
+}
+
+/// Any failure of this module. Each variant says whose fault it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PjrtError {
+    /// The machine's: no plugin in any of the places searched. Lists them all, and the fix.
+    #[error("no PJRT plugin for platform \"{platform}\" found\n{}to fix this, {fix}", list(.attempts))]
+    NotFound {
+        /// The platform asked for.
+        platform: String,
+        /// Every place looked at, in order.
+        attempts: Vec<Attempt>,
+        /// What to do.
+        fix: String,
+    },
+
+    /// The caller's: a platform or wheel name that is in no table.
+    #[error("unknown {kind} \"{name}\", expected {expected}")]
+    UnknownName {
+        /// What kind of name.
+        kind: &'static str,
+        /// The name given.
+        name: String,
+        /// The names there are.
+        expected: String,
+    },
+
+    /// The caller's or the machine's: the file cannot be loaded as a PJRT plugin.
+    #[error("{} is not a PJRT plugin: {reason}", .path.display())]
+    NotAPlugin {
+        /// The file.
+        path: PathBuf,
+        /// What the loader said.
+        reason: String,
+    },
+
+    /// The plugin's: its API version is outside what these bindings drive.
+    #[error("{} has PJRT C API {major}.{minor}, expected 0.81 or a later 0.x; use another version of the plugin", .path.display())]
+    ApiVersion {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its major API version.
+        major: i32,
+        /// Its minor API version.
+        minor: i32,
+    },
+
+    /// The caller's or the plugin's: the module says how values are sharded in a form that is newer than the plugin.
+    #[error(
+        "the module has named shardings (V3), which {} of PJRT C API {major}.{minor} does not read, expected 0.106 or later; use a \
+         newer plugin, or write the module with `Annotation::ShardyAttributes`",
+        .path.display()
+    )]
+    NamedShardings {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its major API version.
+        major: i32,
+        /// Its minor API version.
+        minor: i32,
+    },
+
+    /// The plugin's: it has no such function.
+    #[error("the plugin has no {function}; use a newer plugin")]
+    Unsupported {
+        /// The C function.
+        function: &'static str,
+    },
+
+    /// The plugin's: it has not got this part of the API.
+    #[error("{feature}: unimplemented by the plugin {plugin}: {reason}")]
+    Unimplemented {
+        /// What was asked for.
+        feature: String,
+        /// The plugin's file and version.
+        plugin: String,
+        /// What it said.
+        reason: String,
+    },
+
+    /// The caller's: a text that is not the name of a topology.
+    #[error("\"{topology}\" is not a topology: {reason}")]
+    InvalidTopology {
+        /// The text.
+        topology: String,
+        /// What is wrong with it, and what to write.
+        reason: String,
+    },
+
+    /// The network's, or the package index's: a pinned wheel could not be had, or was not the pinned one.
+    #[error("cannot fetch {wheel}: {reason}")]
+    Fetch {
+        /// `name==version`.
+        wheel: String,
+        /// What went wrong.
+        reason: String,
+    },
+
+    /// The machine's: a file could not be read or written.
+    #[error("cannot {action} {}: {source}", .path.display())]
+    Io {
+        /// The verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+
+    /// The caller's: an option value that cannot work. Refused before the plugin sees it, which might abort the
+    /// process.
+    #[error("{option} = {value} is not possible: expected {expected}")]
+    InvalidOption {
+        /// The option.
+        option: String,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        expected: String,
+    },
+
+    /// The maker's of the module: it is not a well-formed `HloModuleProto`.
+    #[error("not a valid HLO module: {reason}")]
+    InvalidModule {
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The caller's: a wrong number of arguments, outputs or devices.
+    #[error("{what}: expected {expected}, got {actual}")]
+    Count {
+        /// What was counted.
+        what: String,
+        /// The number there should be.
+        expected: usize,
+        /// The number there is.
+        actual: usize,
+    },
+
+    /// The caller's: a value of the wrong element type or shape.
+    #[error("{what}: expected {expected}, got {actual}")]
+    Type {
+        /// Which value.
+        what: String,
+        /// The type it should have.
+        expected: Box<TensorType>,
+        /// The type it has.
+        actual: Box<TensorType>,
+    },
+
+    /// The caller's: a buffer that lies on another device, or belongs to another client, than the call needs.
+    #[error("{what} is on {actual}, expected {expected}; put it there first")]
+    Placement {
+        /// Which value.
+        what: String,
+        /// Where it should be.
+        expected: String,
+        /// Where it is.
+        actual: String,
+    },
+
+    /// The caller's: a buffer whose memory an earlier execution was given.
+    #[error(
+        "{what} ({ty}) was donated to an earlier execution and is gone; use that execution's output instead, or list the \
+         parameter in `ExecuteOptions::non_donatable`"
+    )]
+    Donated {
+        /// Which value.
+        what: String,
+        /// Its type.
+        ty: TensorType,
+    },
+
+    /// The caller's: one call is given the same buffer twice, and at least one of them donates it.
+    #[error(
+        "{first} and {second} are the same buffer and {second} is donated; copy it, or list the parameter in `ExecuteOptions::non_donatable`"
+    )]
+    DonatedTwice {
+        /// The first place it is used in.
+        first: String,
+        /// The second.
+        second: String,
+    },
+
+    /// The program's, or the device's: a value was not there in time.
+    #[error("{} on {device} was not done after {} s, the time limit; it still runs", described(.program), .limit.as_secs_f64())]
+    TimedOut {
+        /// The program that computes the value; none for a value on its way from the host.
+        program: Option<String>,
+        /// The plugin's description of the device.
+        device: String,
+        /// The time it was given.
+        limit: Duration,
+    },
+
+    /// The caller's: boxes that do not describe a sharding of the value.
+    #[error("invalid shard layout: {reason}")]
+    Layout {
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// The plugin's, or the program's: an element type that a host value cannot have here.
+    #[error("{what} has the element type {name}, which has no host form here")]
+    ElementType {
+        /// Which value.
+        what: String,
+        /// The type's name or number.
+        name: String,
+    },
+
+    /// Usually the plugin's fault: the worker, a child process that shields this one from crashes of the plugin,
+    /// failed.
+    #[error("{action} with {}: {failure}", .plugin.display())]
+    Worker {
+        /// What it was asked, with the names of program and topology.
+        action: String,
+        /// The plugin's file.
+        plugin: PathBuf,
+        /// What became of it.
+        failure: Box<WorkerFailure>,
+    },
+
+    /// Any other error that a worker reported, as text.
+    #[error("{message}")]
+    InWorker {
+        /// The error.
+        message: String,
+    },
+
+    /// Whatever the plugin says: its function, status code and message.
+    #[error("{function} failed with {code}: {message}")]
+    Plugin {
+        /// The C function called.
+        function: Cow<'static, str>,
+        /// The status code.
+        code: ErrorCode,
+        /// The plugin's own message.
+        message: String,
+    },
+}
+
+fn described(program: &Option<String>) -> String {
+    program.as_ref().map_or("a transfer".into(), |program| format!("program \"{program}\""))
+}
+
+fn list(attempts: &[Attempt]) -> String {
+    attempts.iter().map(|attempt| format!("  {}: {}\n", attempt.place, attempt.reason)).collect()
+}

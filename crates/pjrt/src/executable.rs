@@ -1,0 +1,548 @@
+//! Compiling programs and running them.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use std::{fmt, ptr, thread};
+
+use super::api::{Arguments, sized, slice};
+use super::array::{Array, ArraySpec};
+use super::buffer::{Buffer, type_of};
+use super::client::Client;
+use super::compiled::{Compiled, CostAnalysis, MemoryStats, OptimizedProgram, unimplemented};
+use super::error::PjrtError;
+use super::files::io_error;
+use super::options::CompileOptions;
+use super::program::{self, Parameter, ProgramInfo};
+use super::sys::*;
+use meshloom_hlo::TensorType;
+
+/// A compiled program on its devices. Cloning gives another handle.
+#[derive(Clone)]
+pub struct Executable(Arc<Inner>);
+
+struct Inner {
+    /// It points into the loaded program, so it goes first: fields are dropped in this order.
+    compiled: Compiled,
+    loaded: Loaded,
+    client: Client,
+    /// The module's name.
+    name: Arc<str>,
+    /// Indices of the devices it runs on, in the order of the argument lists.
+    devices: Vec<usize>,
+    parameters: Vec<Parameter>,
+    output_count: usize,
+    /// Per output; `None` when the type has no host form here. Empty when the plugin does not say.
+    output_types: Vec<Option<TensorType>>,
+}
+
+/// An owned `PJRT_LoadedExecutable`.
+struct Loaded {
+    raw: *mut PJRT_LoadedExecutable,
+    client: Client,
+}
+
+// SAFETY: PJRT executables may be used from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let arguments = PJRT_LoadedExecutable_Destroy_Args { executable: self.raw, ..Arguments::new() };
+        // SAFETY: the executable is live and ours, and not used again; its client is still there. Running executions
+        // keep what they need.
+        unsafe { self.client.api().destroy(arguments) };
+    }
+}
+
+/// How to execute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecuteOptions {
+    /// Parameters whose arguments stay usable although the program declares their donation. The plugin copies them.
+    pub non_donatable: Vec<usize>,
+    /// The most time for starting the program and computing all results. With a limit, [`Executable::execute`] waits
+    /// for the results; without one, some plugins still compute cheap programs before it returns.
+    ///
+    /// A program that takes longer gives [`PjrtError::TimedOut`] and runs on, for PJRT has no way to end it: arguments
+    /// that it took are gone. All handles can be dropped; but the client's last one waits for what still runs on its
+    /// devices.
+    pub time_limit: Option<Duration>,
+}
+
+impl Client {
+    /// Compiles a serialized `HloModuleProto`.
+    ///
+    /// Donation is what the module's `input_output_alias` and `buffer_donor` declare.
+    pub fn compile(&self, module: &[u8], options: &CompileOptions) -> Result<Executable, PjrtError> {
+        let prepared = Prepared::new(self, module, options)?;
+        prepared.compile(self, module)
+    }
+
+    /// Loads what [`Executable::serialize`] or
+    /// [`CompiledAhead::serialized`](super::ahead_of_time::CompiledAhead::serialized) gave for this module and these
+    /// options.
+    ///
+    /// The plugin trusts the bytes, and may end the process over damaged ones: keep a digest with them, as
+    /// [`CompileCache`](super::CompileCache) does.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin cannot; or the plugin refuses the bytes.
+    pub fn deserialize(
+        &self,
+        serialized: &[u8],
+        module: &[u8],
+        options: &CompileOptions,
+    ) -> Result<Executable, PjrtError> {
+        let loaded = Prepared::new(self, module, options)?.deserialize(self, serialized);
+        loaded.map_err(|error| unimplemented(self.plugin(), "loading serialized programs", error))
+    }
+}
+
+/// Module and options after our own checks.
+pub(super) struct Prepared {
+    pub(super) options: Vec<u8>,
+    program: ProgramInfo,
+}
+
+impl Prepared {
+    pub(super) fn new(client: &Client, module: &[u8], options: &CompileOptions) -> Result<Prepared, PjrtError> {
+        let devices: Vec<i32> = client.devices().iter().filter(|d| d.addressable).map(|d| d.id).collect();
+        options.check()?;
+        let assignment = options.assignment(&devices, "the client")?;
+        let program = ProgramInfo::read(module, options.num_partitions > 1)?;
+        program.check_plugin(client.plugin())?;
+        let options = options.for_plugin(client.platform_name(), client.plugin().api_version(), &program);
+        options.check_propagation(&program)?;
+        Ok(Prepared { options: options.encode(&assignment), program })
+    }
+
+    pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
+        let module = program::for_platform(module, client.platform_name());
+        let format = "hlo";
+        let program = sized!(
+            PJRT_Program,
+            PJRT_Program_STRUCT_SIZE {
+                // The plugin only reads it.
+                code: module.as_ptr().cast_mut().cast(),
+                code_size: module.len(),
+                format: format.as_ptr().cast(),
+                format_size: format.len(),
+            }
+        );
+        let mut arguments = PJRT_Client_Compile_Args {
+            client: client.raw(),
+            program: &program,
+            compile_options: self.options.as_ptr().cast(),
+            compile_options_size: self.options.len(),
+            ..Arguments::new()
+        };
+        // SAFETY: the client is live, and program and options outlive the call. The executable is then ours.
+        unsafe {
+            client.api().call(&mut arguments)?;
+            Executable::owned(client, self.program.clone(), arguments.executable)
+        }
+    }
+
+    /// Loads what [`Executable::serialize`] gave.
+    pub(super) fn deserialize(&self, client: &Client, bytes: &[u8]) -> Result<Executable, PjrtError> {
+        let mut arguments = PJRT_Executable_DeserializeAndLoad_Args {
+            client: client.raw(),
+            serialized_executable: bytes.as_ptr().cast(),
+            serialized_executable_size: bytes.len(),
+            overridden_serialized_compile_options: self.options.as_ptr().cast(),
+            overridden_serialized_compile_options_size: self.options.len(),
+            ..Arguments::new()
+        };
+        // SAFETY: the client is live, and the bytes outlive the call. The executable is then ours.
+        unsafe {
+            client.api().call(&mut arguments)?;
+            Executable::owned(client, self.program.clone(), arguments.loaded_executable)
+        }
+    }
+}
+
+impl Executable {
+    /// # Safety
+    /// `loaded` must be a live executable of this client that nobody else frees.
+    unsafe fn owned(
+        client: &Client,
+        program: ProgramInfo,
+        loaded: *mut PJRT_LoadedExecutable,
+    ) -> Result<Executable, PjrtError> {
+        let api = client.api();
+        let loaded = Loaded { raw: loaded, client: client.clone() };
+        let mut executable =
+            PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded.raw, ..Arguments::new() };
+        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable: loaded.raw, ..Arguments::new() };
+        // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
+        let (compiled, devices) = unsafe {
+            api.call(&mut executable)?;
+            let compiled = Compiled::owned(client.plugin(), executable.executable);
+            api.call(&mut devices)?;
+            let list = slice(devices.addressable_devices, devices.num_addressable_devices);
+            (compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
+        };
+        Ok(Executable(Arc::new(Inner {
+            output_count: compiled.output_count()?,
+            output_types: compiled.output_types().unwrap_or_default(),
+            compiled,
+            loaded,
+            client: client.clone(),
+            name: program.name.into(),
+            devices,
+            parameters: program.parameters,
+        })))
+    }
+
+    /// The program's name: that of its module.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The client it runs on.
+    pub fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    /// Indices ([`Client::devices`]) of the devices it runs on, in the order of the argument lists.
+    pub fn devices(&self) -> &[usize] {
+        &self.0.devices
+    }
+
+    /// Its parameters, in order.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.0.parameters
+    }
+
+    /// How many outputs each device gives.
+    pub fn output_count(&self) -> usize {
+        self.0.output_count
+    }
+
+    /// The type of each output on one device; `None` for an element type that has no host form here.
+    ///
+    /// # Errors
+    /// When the plugin does not say.
+    pub fn output_types(&self) -> Result<&[Option<TensorType>], PjrtError> {
+        if self.0.output_types.len() != self.0.output_count {
+            return Err(PjrtError::Unsupported { function: "PJRT_Executable_OutputDimensions" });
+        }
+        Ok(&self.0.output_types)
+    }
+
+    /// Starts an execution. `arguments` has one list for each device of [`Executable::devices`], in the order of the
+    /// parameters; so has the result for the outputs. Returns before they are computed: reading one waits for it.
+    ///
+    /// Buffers given for donated parameters cannot be used any more.
+    pub fn execute(&self, arguments: &[Vec<Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>, PjrtError> {
+        let inner = &*self.0;
+        self.check_arguments(arguments)?;
+        if let Some(index) = inner.output_types.iter().position(Option::is_none) {
+            // Found out before the execution, so that it consumes nothing.
+            return Err(PjrtError::ElementType {
+                what: format!("output {index}"),
+                name: "a type other than pred, integers and floats of 8 to 64 bits".into(),
+            });
+        }
+        let taken = self.take_donated(arguments, options)?;
+        let launched = match options.time_limit {
+            Some(limit) => self.launch_within(arguments, options, limit),
+            None => inner.launch(arguments, options),
+        };
+        // A program that runs on keeps what it took.
+        if launched.as_ref().is_err_and(|error| !matches!(error, PjrtError::TimedOut { .. })) {
+            taken.iter().for_each(|buffer| buffer.take_back());
+        }
+        launched
+    }
+
+    /// Launches on a thread of its own, because a plugin may run the program before it returns, and waits for the
+    /// results.
+    fn launch_within(
+        &self,
+        arguments: &[Vec<Buffer>],
+        options: &ExecuteOptions,
+        limit: Duration,
+    ) -> Result<Vec<Vec<Buffer>>, PjrtError> {
+        let start = Instant::now();
+        let (sender, receiver) = mpsc::channel();
+        let (executable, arguments, options) = (self.clone(), arguments.to_vec(), options.clone());
+        let launch = move || {
+            let launched = executable.0.launch(&arguments, &options);
+            // Nobody may be waiting any more: then the results go with the message.
+            let _ = sender.send(launched);
+        };
+        let spawned = thread::Builder::new().name("meshloom-execute".into()).spawn(launch);
+        spawned.map_err(io_error("start a thread for", Path::new(self.name())))?;
+        let outputs = match receiver.recv_timeout(limit) {
+            Ok(launched) => launched?,
+            Err(_) => return Err(self.timed_out(self.devices().first().copied(), limit)),
+        };
+        for buffer in outputs.iter().flatten() {
+            buffer.block_until_ready_within(limit.saturating_sub(start.elapsed())).map_err(|error| match error {
+                PjrtError::TimedOut { .. } => self.timed_out(Some(buffer.device()), limit),
+                error => error,
+            })?;
+        }
+        Ok(outputs)
+    }
+
+    fn timed_out(&self, device: Option<usize>, limit: Duration) -> PjrtError {
+        let device = device.and_then(|device| self.client().devices().get(device));
+        let device = device.map_or_else(String::new, |device| device.description.clone());
+        PjrtError::TimedOut { program: Some(self.name().into()), device, limit }
+    }
+
+    /// Executes on global arrays: checks each against its parameter, and gives the outputs as arrays with the types and
+    /// layouts stated.
+    pub fn run(&self, arguments: &[&Array], outputs: &[ArraySpec]) -> Result<Vec<Array>, PjrtError> {
+        self.run_with(arguments, outputs, &ExecuteOptions::default())
+    }
+
+    /// As [`Executable::run`], with options.
+    pub fn run_with(
+        &self,
+        arguments: &[&Array],
+        outputs: &[ArraySpec],
+        options: &ExecuteOptions,
+    ) -> Result<Vec<Array>, PjrtError> {
+        let device_count = self.devices().len();
+        check_count(|| "outputs", self.output_count(), outputs.len())?;
+        for (index, argument) in arguments.iter().enumerate() {
+            check_count(|| format!("shards of {}", self.describe(index)), device_count, argument.shards().len())?;
+            let global = self.parameters().get(index).and_then(|parameter| parameter.global_type.as_ref());
+            let whole = TensorType::new(argument.ty().dtype, argument.layout().dims());
+            check_type(|| format!("{} as a whole", self.describe(index)), global, &whole)?;
+        }
+        for (index, spec) in outputs.iter().enumerate() {
+            check_count(|| format!("shards of output {index}"), device_count, spec.layout.device_count())?;
+            for device in 0..device_count {
+                let stated = spec.layout.local_type(spec.ty.dtype, device);
+                let Some(Some(actual)) = self.0.output_types.get(index) else { continue };
+                if let Some(stated) = stated {
+                    check_type(|| format!("output {index} as stated, on device {device}"), Some(actual), &stated)?;
+                }
+            }
+        }
+        let lists: Vec<Vec<Buffer>> = (0..device_count)
+            .map(|device| arguments.iter().map(|argument| argument.shards()[device].clone()).collect())
+            .collect();
+        let results = self.execute(&lists, options)?;
+        let mut by_device: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
+        outputs
+            .iter()
+            .map(|spec| {
+                let shards = by_device.iter_mut().filter_map(Iterator::next).collect();
+                Array::from_shards(spec.ty.clone(), spec.layout.clone(), shards)
+            })
+            .collect()
+    }
+
+    /// What it needs of each device's memory.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
+    pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
+        self.0.compiled.memory_stats()
+    }
+
+    /// XLA's estimate of what one execution costs on each device.
+    pub fn cost_analysis(&self) -> Result<CostAnalysis, PjrtError> {
+        self.0.compiled.cost_analysis()
+    }
+
+    /// The program after XLA's passes, partitioned and optimized.
+    pub fn optimized_hlo(&self) -> Result<OptimizedProgram, PjrtError> {
+        self.0.compiled.optimized_hlo()
+    }
+
+    /// The compiled program as bytes that the same plugin on the same kind of machine can load.
+    pub fn serialize(&self) -> Result<Vec<u8>, PjrtError> {
+        self.0.compiled.serialize()
+    }
+
+    pub(super) fn compiled(&self) -> &Compiled {
+        &self.0.compiled
+    }
+
+    fn describe(&self, index: usize) -> String {
+        self.parameters().get(index).map_or_else(|| format!("argument {index}"), |parameter| parameter.describe(index))
+    }
+
+    fn check_arguments(&self, arguments: &[Vec<Buffer>]) -> Result<(), PjrtError> {
+        let inner = &*self.0;
+        check_count(|| "argument lists, one for each device", inner.devices.len(), arguments.len())?;
+        for (position, (list, &device)) in arguments.iter().zip(&inner.devices).enumerate() {
+            check_count(|| format!("arguments for device {position}"), inner.parameters.len(), list.len())?;
+            for (index, (buffer, parameter)) in list.iter().zip(&inner.parameters).enumerate() {
+                let what = || format!("{} for device {position}", parameter.describe(index));
+                if !buffer.client().is_same(&inner.client) {
+                    return Err(PjrtError::Placement {
+                        what: what(),
+                        expected: "the executable's client".into(),
+                        actual: "another client".into(),
+                    });
+                }
+                if buffer.device() != device {
+                    return Err(PjrtError::Placement {
+                        what: what(),
+                        expected: format!("device {device}"),
+                        actual: format!("device {}", buffer.device()),
+                    });
+                }
+                check_type(what, parameter.local_type.as_ref(), buffer.ty())?;
+                if !parameter.row_major {
+                    return Err(PjrtError::InvalidOption {
+                        option: format!("layout of {}", parameter.describe(index)),
+                        value: "not row-major".into(),
+                        expected: "a module whose parameters are row-major, the only layout buffers have here".into(),
+                    });
+                }
+                if buffer.is_donated() {
+                    buffer.check_usable(&what())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the buffers that the execution takes over; none is marked when there is an error.
+    fn take_donated<'a>(
+        &self,
+        arguments: &'a [Vec<Buffer>],
+        options: &ExecuteOptions,
+    ) -> Result<Vec<&'a Buffer>, PjrtError> {
+        let parameters = self.parameters();
+        if let Some(&index) = options.non_donatable.iter().find(|&&index| index >= parameters.len()) {
+            return Err(PjrtError::InvalidOption {
+                option: "non_donatable".into(),
+                value: index.to_string(),
+                expected: format!("numbers of the program's {} parameters", parameters.len()),
+            });
+        }
+        let mut is_taken: Vec<bool> = parameters.iter().map(|parameter| parameter.donated).collect();
+        for &index in &options.non_donatable {
+            is_taken[index] = false;
+        }
+        if !is_taken.contains(&true) {
+            return Ok(Vec::new());
+        }
+        // Buffers of different devices are never the same, so each list is looked at by itself.
+        for list in arguments {
+            let mut first_use = HashMap::new();
+            for (index, buffer) in list.iter().enumerate() {
+                if let Some(first) = first_use.insert(buffer.raw(), index)
+                    && (is_taken[first] || is_taken[index])
+                {
+                    let (first, second) = if is_taken[index] { (first, index) } else { (index, first) };
+                    return Err(PjrtError::DonatedTwice { first: self.describe(first), second: self.describe(second) });
+                }
+            }
+        }
+        let mut taken: Vec<&Buffer> = Vec::new();
+        for list in arguments {
+            for (index, buffer) in list.iter().enumerate().filter(|&(index, _)| is_taken[index]) {
+                if !buffer.donate() {
+                    // Another thread was faster.
+                    taken.iter().for_each(|buffer| buffer.take_back());
+                    return Err(PjrtError::Donated { what: self.describe(index), ty: buffer.ty().clone() });
+                }
+                taken.push(buffer);
+            }
+        }
+        Ok(taken)
+    }
+}
+
+impl Inner {
+    fn launch(&self, arguments: &[Vec<Buffer>], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>, PjrtError> {
+        let lists: Vec<Vec<*mut PJRT_Buffer>> =
+            arguments.iter().map(|list| list.iter().map(Buffer::raw).collect()).collect();
+        let list_pointers: Vec<*const *mut PJRT_Buffer> = lists.iter().map(|list| list.as_ptr()).collect();
+        let mut outputs: Vec<Vec<*mut PJRT_Buffer>> =
+            vec![vec![ptr::null_mut(); self.output_count]; self.devices.len()];
+        let output_pointers: Vec<*mut *mut PJRT_Buffer> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        let non_donatable: Vec<i64> = options.non_donatable.iter().map(|&index| index as i64).collect();
+        let mut execute_options = sized!(
+            PJRT_ExecuteOptions,
+            PJRT_ExecuteOptions_STRUCT_SIZE {
+                non_donatable_input_indices: non_donatable.as_ptr(),
+                num_non_donatable_input_indices: non_donatable.len(),
+            }
+        );
+        let mut call = PJRT_LoadedExecutable_Execute_Args {
+            executable: self.loaded.raw,
+            options: &mut execute_options,
+            argument_lists: list_pointers.as_ptr(),
+            num_devices: lists.len(),
+            num_args: self.parameters.len(),
+            output_lists: output_pointers.as_ptr(),
+            ..Arguments::new()
+        };
+        let api = self.client.api();
+        // SAFETY: executable and buffers are live; there is one list for each device, of as many arguments and room for
+        // as many outputs as the program has. The output buffers are then ours.
+        unsafe {
+            api.call(&mut call)?;
+            // The types first: should one be unknown, there are no handles yet that would free the buffers.
+            let types = outputs.first().map(|list| self.types_of(list)).transpose();
+            let types = types.inspect_err(|_| {
+                for &buffer in outputs.iter().flatten() {
+                    api.destroy(PJRT_Buffer_Destroy_Args { buffer, ..Arguments::new() });
+                }
+            })?;
+            let own = |(list, &device): (&Vec<*mut PJRT_Buffer>, &usize)| {
+                let typed = list.iter().zip(types.iter().flatten());
+                typed
+                    .map(|(&raw, ty)| Buffer::owned(&self.client, device, ty.clone(), Some(self.name.clone()), raw))
+                    .collect()
+            };
+            Ok(outputs.iter().zip(&self.devices).map(own).collect())
+        }
+    }
+
+    /// The types of one device's outputs; those of all devices are equal.
+    ///
+    /// # Safety
+    /// The buffers must be live.
+    unsafe fn types_of(&self, outputs: &[*mut PJRT_Buffer]) -> Result<Vec<TensorType>, PjrtError> {
+        let api = self.client.api();
+        let known = |(index, &raw): (usize, &*mut PJRT_Buffer)| match self.output_types.get(index) {
+            Some(Some(ty)) => Ok(ty.clone()),
+            // SAFETY: the caller's promise.
+            _ => unsafe { type_of(api, raw) },
+        };
+        outputs.iter().enumerate().map(known).collect()
+    }
+}
+
+impl fmt::Debug for Executable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (parameters, devices) = (self.0.parameters.len(), self.0.devices.len());
+        write!(f, "Executable({parameters} parameters, {} outputs, {devices} devices)", self.0.output_count)
+    }
+}
+
+pub(super) fn check_count<S: Into<String>>(
+    what: impl FnOnce() -> S,
+    expected: usize,
+    actual: usize,
+) -> Result<(), PjrtError> {
+    if expected == actual { Ok(()) } else { Err(PjrtError::Count { what: what().into(), expected, actual }) }
+}
+
+fn check_type(
+    what: impl FnOnce() -> String,
+    expected: Option<&TensorType>,
+    actual: &TensorType,
+) -> Result<(), PjrtError> {
+    match expected {
+        Some(expected) if expected != actual => {
+            Err(PjrtError::Type { what: what(), expected: expected.clone().into(), actual: actual.clone().into() })
+        }
+        _ => Ok(()),
+    }
+}

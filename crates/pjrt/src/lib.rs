@@ -1,0 +1,70 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # How it fits together
+//!
+//! ```text
+//! Plugin::find("cpu") -> Client::new -> compile(module bytes, CompileOptions) -> Executable
+//!                                    -> Array::put(literal, layout) ------------> run -> Array -> get -> Literal
+//! ```
+//!
+//! A [`Plugin`] is a shared object with XLA inside, found on the machine or fetched. A [`Client`] is its devices. An
+//! [`Executable`] is a program compiled for some of them. A [`Buffer`] is a value in one device's memory, an [`Array`]
+//! is a global value spread over many.
+//!
+//! All handles are `Send + Sync` and cheap to clone, and each keeps alive what it needs: a client outlives its buffers
+//! and executables, a plugin is never unloaded. Executions and transfers are asynchronous; whatever reads a value waits
+//! for it.
+//!
+//! [`ahead_of_time`] compiles for the absent hardware of a [`Topology`] in a child process.
+//!
+//! XLA's checks end the process, so everything that can be checked is checked here before a plugin is called.
+
+pub mod ahead_of_time;
+mod api;
+mod array;
+mod buffer;
+mod cache;
+mod cached;
+mod client;
+mod compiled;
+mod device;
+mod error;
+mod event;
+mod executable;
+#[cfg(feature = "fetch")]
+mod fetch;
+mod files;
+mod layout;
+mod options;
+mod plugin;
+mod profiler;
+mod program;
+#[cfg(feature = "fetch")]
+mod progress;
+mod search;
+#[rustfmt::skip]
+mod sys;
+mod topology;
+mod value;
+mod wheels;
+pub mod worker;
+
+pub use array::{Array, ArraySpec};
+pub use buffer::Buffer;
+pub use buffer::HostCopy;
+pub use cache::CompileCache;
+pub use client::{Client, ClientOptions, Device};
+pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
+pub use device::DeviceDescription;
+pub use error::{Attempt, ErrorCode, PjrtError};
+pub use executable::{Executable, ExecuteOptions};
+pub use layout::{ShardBox, ShardLayout};
+pub use layout::{runs, shared_runs};
+pub use options::{CompileOptions, DebugValue};
+pub use plugin::Plugin;
+pub use profiler::{Profile, Profiler, ProfilerOptions};
+pub use program::Parameter;
+pub use search::FindOptions;
+pub use topology::Topology;
+pub use value::NamedValue;
+pub use wheels::{Companion, Package, WHEELS, Wheel};

@@ -1,0 +1,190 @@
+//! Finding, loading and checking a plugin.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::{env, fmt, fs};
+
+use libloading::Library;
+
+use super::api::{Api, Arguments, slice};
+use super::error::PjrtError;
+use super::search::{FindOptions, search};
+use super::sys::*;
+use super::value::NamedValue;
+
+/// The oldest minor version of the C API that our bindings can drive: the one they were made from.
+const OLDEST_MINOR: i32 = PJRT_API_MINOR as i32;
+
+/// A loaded PJRT plugin. It stays loaded until the process ends: plugins start threads and register things that no
+/// unloading would undo.
+pub struct Plugin {
+    path: PathBuf,
+    api: Api,
+    version: (i32, i32),
+    attributes: BTreeMap<String, NamedValue>,
+}
+
+/// Every plugin this process has loaded. Locked while one is loaded, so that none is initialised twice.
+static LOADED: Mutex<Vec<Arc<Plugin>>> = Mutex::new(Vec::new());
+
+impl Plugin {
+    /// The plugin of a platform (`cpu`, `cuda`, `tpu`): from the environment variable `MESHLOOM_<PLATFORM>_PLUGIN`,
+    /// from meshloom's cache, from installed Python packages, or else downloaded from PyPI.
+    ///
+    /// # Errors
+    /// [`PjrtError::NotFound`] lists every place looked at, why it gave nothing, and what to do.
+    pub fn find(platform: &str) -> Result<Arc<Plugin>, PjrtError> {
+        Plugin::find_with(platform, &FindOptions::default())
+    }
+
+    /// As [`Plugin::find`], with a say in where to look.
+    pub fn find_with(platform: &str, options: &FindOptions) -> Result<Arc<Plugin>, PjrtError> {
+        search(platform, options, |path| Plugin::load(path))
+    }
+
+    /// Where [`Plugin::find_with`] would find it, without loading it: downloads it if need be.
+    ///
+    /// # Errors
+    /// As for [`Plugin::find`]; but that a file is a plugin is not known before it is loaded.
+    pub fn locate(platform: &str, options: &FindOptions) -> Result<PathBuf, PjrtError> {
+        search(platform, options, |path| {
+            let mut magic = [0; 4];
+            let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+            match read {
+                Ok(()) if magic == *b"\x7fELF" => Ok(path.to_owned()),
+                Ok(()) => Err(PjrtError::NotAPlugin { path: path.to_owned(), reason: "not a shared object".into() }),
+                Err(error) => Err(PjrtError::NotAPlugin { path: path.to_owned(), reason: error.to_string() }),
+            }
+        })
+    }
+
+    /// Loads a plugin from a file. The same file gives the same plugin each time.
+    ///
+    /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then
+    /// logs errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine
+    /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there, and
+    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, without which two processes cannot compile at the same time.
+    pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
+        let given = path.as_ref();
+        let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };
+        let path = given.canonicalize().map_err(|error| refused(error.to_string()))?;
+        if !path.is_file() {
+            return Err(refused("not a file".into()));
+        }
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plugin) = loaded.iter().find(|plugin| plugin.path == path) {
+            return Ok(plugin.clone());
+        }
+        prepare_environment();
+        // SAFETY: this runs the file's initialisers, which is what loading a plugin means; whoever names the file
+        // trusts it.
+        let library = unsafe { Library::new(&path) }.map_err(|error| refused(cause(&error)))?;
+        type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
+        // SAFETY: every PJRT plugin exports this symbol with this type.
+        let raw = unsafe {
+            let get = library.get::<GetPjrtApi>(c"GetPjrtApi");
+            let get = get.map_err(|_| refused("it has no function GetPjrtApi".into()))?;
+            get()
+        };
+        if raw.is_null() {
+            return Err(refused("GetPjrtApi returned null".into()));
+        }
+        // From here on the library may have started threads: it is never unloaded, used or not.
+        std::mem::forget(library);
+        // SAFETY: `raw` is what `GetPjrtApi` returned, not null, and the library stays.
+        let api = unsafe { Api::from_raw(raw) };
+        if let Some(plugin) = loaded.iter().find(|plugin| plugin.api == api) {
+            // Another name of a file that is loaded already.
+            return Ok(plugin.clone());
+        }
+        let version = api.version().ok_or_else(|| refused("its function table is too short".into()))?;
+        if version.0 != PJRT_API_MAJOR as i32 || version.1 < OLDEST_MINOR {
+            return Err(PjrtError::ApiVersion { path, major: version.0, minor: version.1 });
+        }
+        // SAFETY: called once for each plugin, before anything else.
+        unsafe { api.call(&mut PJRT_Plugin_Initialize_Args::new())? };
+        let attributes = attributes(api)?;
+        let plugin = Arc::new(Plugin { path, api, version, attributes });
+        loaded.push(plugin.clone());
+        Ok(plugin)
+    }
+
+    /// The file it was loaded from, with links resolved.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Major and minor version of the C API it was built with.
+    pub fn api_version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// What it says about itself, such as `xla_version` and `stablehlo_current_version`.
+    pub fn attributes(&self) -> &BTreeMap<String, NamedValue> {
+        &self.attributes
+    }
+
+    /// `/path/to/libtpu.so (PJRT C API 0.116)`, for messages.
+    pub(super) fn describe(&self) -> String {
+        format!("{} (PJRT C API {}.{})", self.path.display(), self.version.0, self.version.1)
+    }
+
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Plugin({}, API {}.{})", self.path.display(), self.version.0, self.version.1)
+    }
+}
+
+/// Sets environment variables that plugins read once, when they are loaded, unless the user has set them: XLA logs
+/// errors alone. On a machine without TPUs, libtpu does not ask a cloud's metadata server for them, and does not lock
+/// them against other processes: several may compile at once.
+fn prepare_environment() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2")];
+        if !has_tpu() {
+            variables.push(("TPU_SKIP_MDS_QUERY", "1"));
+            variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"));
+        }
+        for (variable, value) in variables {
+            if env::var_os(variable).is_none() {
+                // SAFETY: the environment may not be written while C code on another thread reads it; Rust code takes
+                // turns by std's own lock. No plugin of ours is loaded yet, so none of its threads exist. What is left
+                // are threads that the host program runs in other C libraries: should one of them call getenv at this
+                // very moment, it might see the environment while it is moved. Such a program sets the variables
+                // itself, early; then nothing is written.
+                unsafe { env::set_var(variable, value) };
+            }
+        }
+    });
+}
+
+/// Whether a PCI device of this machine is Google's, as TPUs are.
+fn has_tpu() -> bool {
+    const GOOGLE: &str = "0x1ae0";
+    let devices = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+    let vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
+    vendors.into_iter().any(|vendor| vendor.trim() == GOOGLE)
+}
+
+/// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.
+fn cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn attributes(api: Api) -> Result<BTreeMap<String, NamedValue>, PjrtError> {
+    let mut arguments = PJRT_Plugin_Attributes_Args::new();
+    // SAFETY: the plugin is initialised; its attributes live as long as the process.
+    unsafe {
+        api.call(&mut arguments)?;
+        Ok(NamedValue::map_from_raw(slice(arguments.attributes, arguments.num_attributes)))
+    }
+}

@@ -1,0 +1,302 @@
+//! Profiles of a plugin's devices, through its profiler extension.
+//!
+//! The extension is not part of the main header that `sys` is made from. Its structs are written here by hand, after
+//! XLA's `xla/pjrt/c/pjrt_c_api_profiler_extension.h` and `xla/backends/profiler/plugin/profiler_c_api.h`.
+#![allow(unsafe_code)]
+
+use std::ffi::c_char;
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::api::string;
+use super::error::{ErrorCode, PjrtError};
+use super::files::write_atomically;
+use super::plugin::Plugin;
+use super::sys::*;
+
+const FEATURE: &str = "profiler";
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProfilerOptions {
+    /// How much of the host: 0 nothing, 1 what matters most, 2 information, 3 everything.
+    pub host_level: u32,
+    /// How much of the devices: 0 nothing, 1 all kernels; some plugins know more.
+    pub device_level: u32,
+    /// Whether the programs that ran are part of the profile.
+    pub programs: bool,
+}
+
+impl Default for ProfilerOptions {
+    fn default() -> ProfilerOptions {
+        ProfilerOptions { host_level: 2, device_level: 1, programs: true }
+    }
+}
+
+/// `tensorflow.ProfileOptions`, as far as it is set here.
+#[derive(Message)]
+struct ProfileOptionsProto {
+    #[prost(uint32, tag = "2")]
+    host_tracer_level: u32,
+    #[prost(uint32, tag = "3")]
+    device_tracer_level: u32,
+    #[prost(uint32, tag = "5")]
+    version: u32,
+    #[prost(bool, tag = "7")]
+    enable_hlo_proto: bool,
+}
+
+/// What was recorded: a serialized `tensorflow.profiler.XSpace`, as TensorBoard and XProf read it (`*.xplane.pb`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// The message.
+    pub bytes: Vec<u8>,
+}
+
+impl Profile {
+    /// Writes it to a file, all or nothing.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), PjrtError> {
+        write_atomically(path.as_ref(), &[&self.bytes])
+    }
+}
+
+/// A profiler that is recording. Dropping it throws away what it recorded.
+pub struct Profiler {
+    raw: *mut PluginProfiler,
+    table: Table,
+    is_running: bool,
+}
+
+// SAFETY: nothing of the profiler is bound to a thread, and it is used through `&mut` alone.
+unsafe impl Send for Profiler {}
+
+impl Profiler {
+    /// Starts recording.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin has no profiler (the CPU plugins have none); or it cannot start.
+    pub fn start(plugin: &Arc<Plugin>, options: &ProfilerOptions) -> Result<Profiler, PjrtError> {
+        let table = Table::of(plugin)?;
+        let options = ProfileOptionsProto {
+            host_tracer_level: options.host_level,
+            device_tracer_level: options.device_level,
+            // Without a version all levels but these have older defaults.
+            version: 1,
+            enable_hlo_proto: options.programs,
+        }
+        .encode_to_vec();
+        let mut create = CreateArguments {
+            struct_size: size_of::<CreateArguments>(),
+            options: options.as_ptr().cast(),
+            options_size: options.len(),
+            profiler: ptr::null_mut(),
+        };
+        // SAFETY: the options outlive the call. The profiler is then ours.
+        unsafe { table.call("PLUGIN_Profiler_Create", table.functions.create, &mut create)? };
+        let mut profiler = Profiler { raw: create.profiler, table, is_running: false };
+        profiler.call("PLUGIN_Profiler_Start", table.functions.start)?;
+        profiler.is_running = true;
+        Ok(profiler)
+    }
+
+    /// Stops recording and collects what was recorded. Wait for what should be in it before.
+    pub fn stop(mut self) -> Result<Profile, PjrtError> {
+        self.is_running = false;
+        self.call("PLUGIN_Profiler_Stop", self.table.functions.stop)?;
+        let mut collect = CollectArguments {
+            struct_size: size_of::<CollectArguments>(),
+            profiler: self.raw,
+            buffer: ptr::null_mut(),
+            buffer_size: 0,
+        };
+        let (name, function) = ("PLUGIN_Profiler_CollectData", self.table.functions.collect_data);
+        // SAFETY: the profiler is live. The first call sets the size, the second fills a buffer of that size.
+        unsafe {
+            self.table.call(name, function, &mut collect)?;
+            let mut bytes = vec![0u8; collect.buffer_size];
+            if !bytes.is_empty() {
+                collect.buffer = bytes.as_mut_ptr();
+                self.table.call(name, function, &mut collect)?;
+            }
+            Ok(Profile { bytes })
+        }
+    }
+
+    fn call(&self, name: &'static str, function: Function<ProfilerArguments>) -> Result<(), PjrtError> {
+        let mut arguments = ProfilerArguments { struct_size: size_of::<ProfilerArguments>(), profiler: self.raw };
+        // SAFETY: the profiler is live.
+        unsafe { self.table.call(name, function, &mut arguments) }
+    }
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        if self.is_running
+            && let Err(error) = self.call("PLUGIN_Profiler_Stop", self.table.functions.stop)
+        {
+            tracing::warn!("{error}");
+        }
+        if let Err(error) = self.call("PLUGIN_Profiler_Destroy", self.table.functions.destroy) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Opaque.
+#[repr(C)]
+struct PluginProfiler {
+    _private: [u8; 0],
+}
+
+/// Opaque.
+#[repr(C)]
+struct PluginError {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct ProfilerExtension {
+    base: PJRT_Extension_Base,
+    functions: *const Functions,
+    traceme_context_id: i64,
+}
+
+type Function<A> = Option<unsafe extern "C" fn(*mut A) -> *mut PluginError>;
+type Void<A> = Option<unsafe extern "C" fn(*mut A)>;
+
+/// `PLUGIN_Profiler_Api`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Functions {
+    struct_size: usize,
+    private: *mut std::ffi::c_void,
+    error_destroy: Void<ErrorArguments>,
+    error_message: Void<MessageArguments>,
+    error_get_code: Function<CodeArguments>,
+    create: Function<CreateArguments>,
+    destroy: Function<ProfilerArguments>,
+    start: Function<ProfilerArguments>,
+    stop: Function<ProfilerArguments>,
+    collect_data: Function<CollectArguments>,
+}
+
+#[repr(C)]
+struct CreateArguments {
+    struct_size: usize,
+    options: *const c_char,
+    options_size: usize,
+    profiler: *mut PluginProfiler,
+}
+
+/// Of the functions that take nothing but the profiler.
+#[repr(C)]
+struct ProfilerArguments {
+    struct_size: usize,
+    profiler: *mut PluginProfiler,
+}
+
+#[repr(C)]
+struct CollectArguments {
+    struct_size: usize,
+    profiler: *mut PluginProfiler,
+    buffer: *mut u8,
+    buffer_size: usize,
+}
+
+#[repr(C)]
+struct ErrorArguments {
+    struct_size: usize,
+    private: *mut std::ffi::c_void,
+    error: *mut PluginError,
+}
+
+#[repr(C)]
+struct MessageArguments {
+    struct_size: usize,
+    private: *mut std::ffi::c_void,
+    error: *const PluginError,
+    message: *const c_char,
+    message_size: usize,
+}
+
+#[repr(C)]
+struct CodeArguments {
+    struct_size: usize,
+    private: *mut std::ffi::c_void,
+    error: *const PluginError,
+    code: i32,
+}
+
+/// `offsetof(code) + sizeof(code)`: the header counts no padding after the last field.
+const CODE_ARGUMENTS_SIZE: usize = std::mem::offset_of!(CodeArguments, code) + size_of::<i32>();
+
+/// A plugin's profiler functions.
+#[derive(Clone, Copy)]
+struct Table {
+    functions: Functions,
+}
+
+impl Table {
+    fn of(plugin: &Plugin) -> Result<Table, PjrtError> {
+        let missing = |reason: &str| PjrtError::Unimplemented {
+            feature: FEATURE.into(),
+            plugin: plugin.describe(),
+            reason: reason.into(),
+        };
+        let extension = plugin.api().extension(PJRT_Extension_Type_Profiler);
+        let extension = extension.ok_or_else(|| missing("it has no profiler extension"))?.cast::<ProfilerExtension>();
+        // SAFETY: extensions live as long as the plugin. Size and pointer are looked at before what they lead to is.
+        unsafe {
+            if (&raw const (*extension).base.struct_size).read() < size_of::<ProfilerExtension>() {
+                return Err(missing("its profiler extension is too short"));
+            }
+            let functions = (&raw const (*extension).functions).read();
+            if functions.is_null() {
+                return Err(missing("its profiler extension is empty"));
+            }
+            if (&raw const (*functions).struct_size).read() < size_of::<Functions>() {
+                return Err(missing("its profiler's function table is too short"));
+            }
+            Ok(Table { functions: functions.read() })
+        }
+    }
+
+    /// # Safety
+    /// The arguments must be what the header asks of the function.
+    unsafe fn call<A>(&self, name: &'static str, function: Function<A>, arguments: &mut A) -> Result<(), PjrtError> {
+        let function = function.ok_or(PjrtError::Unsupported { function: name })?;
+        // SAFETY: the caller's promise.
+        let error = unsafe { function(arguments) };
+        if error.is_null() {
+            return Ok(());
+        }
+        let private = ptr::null_mut();
+        let mut message = MessageArguments {
+            struct_size: size_of::<MessageArguments>(),
+            private,
+            error,
+            message: ptr::null(),
+            message_size: 0,
+        };
+        let mut code = CodeArguments { struct_size: CODE_ARGUMENTS_SIZE, private, error, code: 0 };
+        let mut destroy = ErrorArguments { struct_size: size_of::<ErrorArguments>(), private, error };
+        // SAFETY: the error is live until it is destroyed last; the message is copied before that.
+        unsafe {
+            if let Some(get) = self.functions.error_message {
+                get(&mut message);
+            }
+            if let Some(get) = self.functions.error_get_code {
+                get(&mut code);
+            }
+            let text = string(message.message, message.message_size);
+            if let Some(free) = self.functions.error_destroy {
+                free(&mut destroy);
+            }
+            let code = ErrorCode::from_raw(u32::try_from(code.code).unwrap_or(u32::MAX));
+            Err(PjrtError::Plugin { function: name.into(), code, message: text })
+        }
+    }
+}

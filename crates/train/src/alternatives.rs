@@ -1,0 +1,111 @@
+//! Other pipelines for the same model, mesh and batch.
+
+use super::config::{ConfigError, PipelineConfig, PipelineSchedule, PipelineWeights, RunConfig};
+use super::prediction::{LayerCost, PipelinePrediction};
+use crate::Error;
+use meshloom::transform::pipeline::PipelineOptions;
+
+/// A pipeline that a config could have.
+#[derive(Clone, Debug)]
+pub struct Alternative {
+    /// Its form.
+    pub options: PipelineOptions,
+    /// Whether it is the one that the config has.
+    pub configured: bool,
+    /// What it moves and needs.
+    pub prediction: PipelinePrediction,
+}
+
+/// A pipeline that a config cannot have.
+#[derive(Debug)]
+pub struct RefusedAlternative {
+    /// Its repeats.
+    pub repeats: usize,
+    /// Its layers per stage.
+    pub layers_per_stage: usize,
+    /// Why not.
+    pub reason: ConfigError,
+}
+
+const WEIGHTS: [PipelineWeights; 4] =
+    [PipelineWeights::PerIteration, PipelineWeights::GatherOnce, PipelineWeights::Bsw, PipelineWeights::BswSplit];
+
+impl RunConfig {
+    /// The pipelines that this config could have for its layers, mesh and batch: the configured one with every plan for
+    /// weights, then every other split of the layers into repeats and layers per stage, in every order of work that
+    /// goes with it. Of a topology, the devices must be known ([`RunConfig::on_devices`]). Empty without a section
+    /// `[pipeline]`.
+    ///
+    /// # Errors
+    /// Model, mesh and rules do not fit together.
+    pub fn pipeline_alternatives(&self) -> Result<(Vec<Alternative>, Vec<RefusedAlternative>), Error> {
+        let (mut possible, mut refused) = (Vec::new(), Vec::new());
+        let (Some(own), Some(options)) = (&self.pipeline, self.pipeline_options()?) else {
+            return Ok((possible, refused));
+        };
+        let layer = LayerCost::of(self)?;
+        for pipeline in plans(own).into_iter().chain(splits(own, self.model.layers / options.stages)) {
+            let configured = pipeline == *own;
+            let (repeats, layers_per_stage) = (pipeline.repeats, pipeline.layers_per_stage);
+            let other = RunConfig { pipeline: Some(pipeline), ..self.clone() };
+            match other.on_devices(self.target.devices) {
+                Ok(other) => {
+                    if let (Some(options), Some(prediction)) =
+                        (other.pipeline_options()?, other.predict_pipeline_with(&layer)?)
+                    {
+                        possible.push(Alternative { options, configured, prediction });
+                    }
+                }
+                Err(reason) => refused.push(RefusedAlternative { repeats, layers_per_stage, reason }),
+            }
+        }
+        Ok((possible, refused))
+    }
+}
+
+/// The same pipeline with every plan for its weights.
+fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
+    let with = |weights, keep_gathered| PipelineConfig { weights, keep_gathered, ..own.clone() };
+    let keeps = |weights: PipelineWeights| {
+        // Where every iteration gathers, there is nothing to keep; where forward and backward go together, it is kept
+        // anyway.
+        let never = weights == PipelineWeights::PerIteration && !own.keep_gathered;
+        let both = own.schedule != PipelineSchedule::OneForwardOneBackward && weights != PipelineWeights::PerIteration;
+        if both { vec![false, true] } else { vec![own.keep_gathered && !never] }
+    };
+    let goes = |weights: &PipelineWeights| {
+        own.schedule != PipelineSchedule::OneForwardOneBackward || *weights != PipelineWeights::PerIteration
+    };
+    WEIGHTS
+        .into_iter()
+        .filter(goes)
+        .flat_map(|weights| keeps(weights).into_iter().map(move |keep| with(weights, keep)))
+        .collect()
+}
+
+/// Every other way to spread the layers of a stage over repeats, and the other orders of work.
+fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
+    let mut found = Vec::new();
+    for repeats in (1..=layers_of_stage).filter(|repeats| layers_of_stage.is_multiple_of(*repeats)) {
+        let schedules: &[PipelineSchedule] = match repeats {
+            1 => &[PipelineSchedule::Gpipe, PipelineSchedule::OneForwardOneBackward],
+            _ => &[PipelineSchedule::Circular],
+        };
+        for &schedule in schedules {
+            let same = |a: PipelineSchedule, b: PipelineSchedule| {
+                let one = PipelineSchedule::OneForwardOneBackward;
+                (a == one) == (b == one)
+            };
+            if repeats == own.repeats && same(schedule, own.schedule) {
+                continue;
+            }
+            let weights = match (schedule, own.weights) {
+                (PipelineSchedule::OneForwardOneBackward, PipelineWeights::PerIteration) => PipelineWeights::Bsw,
+                (_, weights) => weights,
+            };
+            let layers_per_stage = layers_of_stage / repeats;
+            found.push(PipelineConfig { repeats, layers_per_stage, schedule, weights, ..own.clone() });
+        }
+    }
+    found
+}

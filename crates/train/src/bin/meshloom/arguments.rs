@@ -1,0 +1,188 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use meshloom_train::config::{ConfigError, RunConfig};
+
+/// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
+#[derive(Parser)]
+#[command(name = "meshloom", version)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    Train(Train),
+    Sample(Sample),
+    Config(Config),
+}
+
+/// The run config and its overrides.
+#[derive(Args)]
+pub struct ConfigArguments {
+    /// Run config (TOML); without it, every key has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Overrides one key of the config; may be given more than once. `meshloom config` lists the keys
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl ConfigArguments {
+    /// Reads the config. `flags` are the overrides that other flags stand for; they win over `--set`.
+    pub fn load(&self, flags: impl IntoIterator<Item = String>) -> Result<RunConfig, ConfigError> {
+        let overrides: Vec<String> = self.set.iter().cloned().chain(flags).collect();
+        match &self.config {
+            Some(path) => RunConfig::load(path, &overrides),
+            None => RunConfig::from_overrides(&overrides),
+        }
+    }
+}
+
+/// Trains a model, or compiles its train step for hardware that need not be there
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  meshloom train
+      Trains the default model: 200 steps over 8 virtual CPU devices
+  meshloom train --config examples/configs/fsdp8.toml --set train.steps=50
+      Trains what a config describes, with one key changed
+  meshloom train --checkpoint checkpoints --checkpoint-every 20
+  meshloom train --checkpoint checkpoints --checkpoint-every 20 --resume checkpoints
+      Saves checkpoints; continues from the newest of them after whatever stopped the run
+  meshloom train --debug-sharding --set mesh.axes=fsdp=2,tensor=4
+      Prints where every value lies and why, without running anything
+  meshloom train --target v5p:8x8x8 --config examples/configs/512-devices.toml
+  meshloom train --target h100:1x1x8
+  meshloom train --target tpu7x:2x2x1:slices=2 --set mesh.axes=data=4,fsdp=4
+      Compiles the train step for hardware that need not be there, and prints what it needs")]
+pub struct Train {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Number of the last step, at least 1; steps before a checkpoint count. As --set train.steps=N, but the learning-rate schedule keeps its length
+    #[arg(long, value_name = "N", value_parser = parse_steps, allow_hyphen_values = true)]
+    pub steps: Option<u64>,
+    /// Seed of parameters and data; short for --set train.seed=N
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Writes one JSON line for each step
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Tokens to sample at the end
+    #[arg(long, value_name = "N", default_value_t = 160)]
+    pub sample: usize,
+    /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set target.topology=TOPOLOGY
+    #[arg(long, value_name = "TOPOLOGY")]
+    pub target: Option<String>,
+    /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
+    #[arg(long)]
+    pub debug_sharding: bool,
+    /// Longest time that the plugin may take to compile for a target
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
+    pub time_limit: u64,
+    /// Writes the program as XLA optimized it for the target, as a serialized HLO module
+    #[arg(long, value_name = "FILE", requires = "target")]
+    pub write_hlo: Option<PathBuf>,
+    /// Starts from the parameters in a safetensors file or a checkpoint, instead of drawing them
+    #[arg(long, value_name = "FILE")]
+    pub load_parameters: Option<PathBuf>,
+    /// With --load-parameters: converts between floating-point types
+    #[arg(long, requires = "load_parameters")]
+    pub convert: bool,
+    /// Writes the last parameters to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub save_parameters: Option<PathBuf>,
+    /// Writes checkpoints to this directory, the last one after the last step; short for --set checkpoint.dir=DIR
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<String>,
+    /// Steps between checkpoints; short for --set checkpoint.every=N
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<u64>,
+    /// Continues from the newest checkpoint in this directory, or from this checkpoint, up to step --steps
+    #[arg(long, value_name = "DIR", conflicts_with = "load_parameters")]
+    pub resume: Option<PathBuf>,
+    /// With --resume: if the newest checkpoint is damaged, takes the newest one that is not
+    #[arg(long, requires = "resume")]
+    pub resume_fallback: bool,
+}
+
+fn parse_steps(text: &str) -> Result<u64, String> {
+    let steps = text.parse().ok().filter(|&steps| steps > 0);
+    steps.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
+}
+
+impl Train {
+    /// The overrides that flags are short for.
+    pub fn overrides(&self) -> impl Iterator<Item = String> {
+        let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));
+        let flags = [
+            self.seed.map(|seed| format!("train.seed={seed}")),
+            self.target.as_ref().map(|target| format!("target.topology={target}")),
+            self.checkpoint.as_ref().map(|directory| quoted("checkpoint.dir", directory)),
+            self.checkpoint_every.map(|steps| format!("checkpoint.every={steps}")),
+        ];
+        flags.into_iter().flatten()
+    }
+}
+
+/// Continues a text with the model of a checkpoint
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  meshloom sample --checkpoint checkpoints
+      Continues \"It was \" with the model of the newest checkpoint
+  meshloom sample --checkpoint checkpoints/step-00000120 --prompt \"She had \" --length 40 --seed 7")]
+pub struct Sample {
+    /// A checkpoint, or a directory of checkpoints, of which the newest is taken
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: PathBuf,
+    /// Tokens to sample
+    #[arg(long, value_name = "N", default_value_t = 160)]
+    pub length: usize,
+    /// The text to continue
+    #[arg(long, value_name = "TEXT", default_value = super::sample::PROMPT)]
+    pub prompt: String,
+    /// Seed of the sample; without it, that of the run
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// How freely tokens are drawn: 1 is the model's own distribution, towards 0 always the likeliest token
+    #[arg(long, value_name = "T", default_value_t = super::sample::TEMPERATURE)]
+    pub temperature: f64,
+    /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Prints every key of the run config: its value, its default, what it allows and what it means
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  meshloom config
+      Prints every key with its default and its meaning
+  meshloom config --config examples/configs/psdp.toml
+      Prints what a config says, and where it differs from the defaults
+  meshloom config --defaults --format toml > run.toml
+      Writes a config of all defaults, with comments, to start from")]
+pub struct Config {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Prints the defaults
+    #[arg(long, conflicts_with_all = ["config", "set"])]
+    pub defaults: bool,
+    /// The form of the output
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for people
+    Text,
+    /// A config that can be read again, with comments
+    Toml,
+    /// For programs
+    Json,
+}

@@ -1,0 +1,50 @@
+//! `meshloom config`: every key of the run config.
+
+use anyhow::Result;
+use meshloom_train::config::{KeyInfo, RunConfig, SectionInfo};
+
+use crate::arguments::{Config, Format};
+
+pub fn run(arguments: &Config) -> Result<()> {
+    let config = if arguments.defaults { RunConfig::default() } else { arguments.config.load([])? };
+    let sections = config.describe();
+    match arguments.format {
+        Format::Text => print!("{}", sections.iter().map(text).collect::<Vec<_>>().join("\n")),
+        Format::Toml => print!("{}", sections.iter().map(commented).collect::<Vec<_>>().join("\n")),
+        Format::Json => println!("{}", serde_json::to_string_pretty(&sections)?),
+    }
+    Ok(())
+}
+
+/// A section for people: each key with its value, then what it means and allows.
+fn text(section: &SectionInfo) -> String {
+    let absent = if section.is_present { "" } else { " (not in this config)" };
+    let mut text = format!("[{}] {}{absent}\n", section.name, section.meaning);
+    for key in &section.keys {
+        let KeyInfo { name, value, default, allowed, meaning } = key;
+        let shown = match (value, default) {
+            (Some(value), Some(default)) if value != default => format!("{name} = {value} (default {default})"),
+            (Some(value), _) => format!("{name} = {value}"),
+            (None, Some(default)) => format!("{name} (default {default})"),
+            (None, None) => format!("{name} (no default)"),
+        };
+        text += &format!("  {shown}\n      {meaning}\n      Must be {allowed}.\n");
+    }
+    text
+}
+
+/// A section of a config that can be read again. Keys without a value are comments.
+fn commented(section: &SectionInfo) -> String {
+    let off = |is_off: bool| if is_off { "#" } else { "" };
+    let mut text = format!("# {}\n{}[{}]\n", section.meaning, off(!section.is_present), section.name);
+    for key in &section.keys {
+        text += &format!("# {} Must be {}.\n", key.meaning, key.allowed);
+        let value = key.value.as_ref().or(key.default.as_ref());
+        let is_off = key.value.is_none();
+        text += &match value {
+            Some(value) => format!("{}{} = {value}\n", off(is_off), key.name),
+            None => format!("#{} =\n", key.name),
+        };
+    }
+    text
+}

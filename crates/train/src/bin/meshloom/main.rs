@@ -1,0 +1,33 @@
+//! `meshloom`: trains decoders, samples from what it has trained, and explains its run config.
+
+mod ahead;
+mod arguments;
+mod config;
+mod sample;
+mod train;
+
+use std::process::ExitCode;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use meshloom::pjrt::worker;
+
+fn main() -> ExitCode {
+    // For --target: the compiler runs in a child process, which is this program again.
+    worker::run_if_asked();
+    let arguments = Arguments::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+    let result = match &arguments.command {
+        Command::Train(arguments) => train::run(arguments),
+        Command::Sample(arguments) => sample::run(arguments),
+        Command::Config(arguments) => config::run(arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `meshloom train`: a training run, from the config to the last checkpoint.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{Client, ClientOptions, Plugin, Topology};
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
+use meshloom_train::config::RunConfig;
+use meshloom_train::metrics::{MetricsWriter, Progress};
+use meshloom_train::parameters::LoadOptions;
+
+use crate::arguments::Train;
+use crate::{ahead, sample};
+
+pub fn run(arguments: &Train) -> Result<()> {
+    let config = arguments.config.load(arguments.overrides())?;
+    config.check_supported()?;
+    let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), ..Settings::default() };
+    if arguments.debug_sharding {
+        return print_sharding(&config, &settings);
+    }
+    if !config.target.topology.is_empty() {
+        return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
+    }
+    let steps = arguments.steps.unwrap_or(config.train.steps as u64);
+    let checkpoint = find_checkpoint(arguments)?;
+    let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
+    let mut metrics_file = match (&arguments.metrics, &checkpoint) {
+        (None, _) => None,
+        (Some(path), None) => Some(MetricsWriter::create(path)?),
+        (Some(path), Some(checkpoint)) => Some(MetricsWriter::resume(path, checkpoint.about().step)?),
+    };
+
+    let plugin = Plugin::find(config.target.platform.name())?;
+    let device_count = Trainer::device_count(&config)?;
+    let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
+    let mut trainer = match &checkpoint {
+        Some(checkpoint) => Trainer::resume(&config, &client, checkpoint)?,
+        None => Trainer::new(&config, &client)?,
+    };
+    for warning in trainer.warnings() {
+        eprintln!("warning: {warning}");
+    }
+    if let Some(directory) = arguments.load_parameters.as_ref().filter(|path| path.is_dir()) {
+        trainer.load_parameters_of(&checkpoint::find(directory, Fallback::Refuse)?.checkpoint)?;
+    } else if let Some(file) = &arguments.load_parameters {
+        trainer.load_parameters(file, LoadOptions { convert: arguments.convert, ..LoadOptions::default() })?;
+    }
+    let entropy = trainer.dataset().unigram_entropy();
+    let (token, single) = if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") };
+    eprintln!(
+        "{} parameters on {device_count} devices ({}); lowered in {:.1} ms, compiled in {:.1} s",
+        trainer.parameter_count(),
+        config.mesh.axes,
+        1e3 * trainer.lower_seconds(),
+        trainer.compile_seconds(),
+    );
+    let count = trainer.dataset().token_count();
+    eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
+
+    let mut progress = Progress::new(steps);
+    let start = Instant::now();
+    let mut last = None;
+    while trainer.steps_done() < steps {
+        for metrics in trainer.steps(steps - trainer.steps_done())? {
+            if let Some(file) = &mut metrics_file {
+                file.write(&metrics)?;
+            }
+            progress.update(&metrics);
+            last = Some(metrics);
+        }
+        let done = trainer.steps_done();
+        if let Some(checkpointer) = checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
+            trainer.save_checkpoint(checkpointer)?;
+        }
+    }
+    progress.finish();
+    checkpointer.map(Checkpointer::finish).transpose()?;
+    let Some(last) = last else {
+        eprintln!("all {steps} steps were done before; give more with --steps");
+        return Ok(());
+    };
+    println!(
+        "step {}: loss {:.4} nats per {token}, {:.4} below the entropy of single {single}s, after {:.0} s",
+        last.step,
+        last.loss,
+        entropy - last.loss,
+        start.elapsed().as_secs_f64(),
+    );
+    if let Some(file) = &arguments.save_parameters {
+        trainer.save_parameters(file)?;
+    }
+    if arguments.sample > 0 {
+        let sampler = trainer.sampler()?;
+        let text = sample::Text {
+            prompt: sample::PROMPT,
+            length: arguments.sample,
+            temperature: sample::TEMPERATURE,
+            seed: config.train.seed,
+        };
+        println!("\n{}", text.continued(&sampler, trainer.tokenizer())?);
+    }
+    Ok(())
+}
+
+/// Where the config wants checkpoints, if it does.
+fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Result<Option<Checkpointer>> {
+    if config.checkpoint.dir.is_empty() {
+        return Ok(None);
+    }
+    let checkpointer = Checkpointer::new(&config.checkpoint, checkpoint.map_or(Start::Fresh, Start::After))?;
+    for folder in checkpointer.set_aside() {
+        eprintln!("warning: a checkpoint of a later step is now {}", folder.display());
+    }
+    Ok(Some(checkpointer))
+}
+
+/// Prints what the rules make of the train step.
+fn print_sharding(config: &RunConfig, settings: &Settings) -> Result<()> {
+    let table = match config.target.topology.as_str() {
+        "" => config.debug_sharding()?,
+        topology => {
+            let devices = ahead_of_time::describe(&Topology::parse(topology)?, settings)?.devices;
+            config.on_devices(devices.len())?.debug_sharding()?
+        }
+    };
+    match table {
+        Some(table) => println!("{table}"),
+        None => println!("one device: nothing is sharded"),
+    }
+    Ok(())
+}
+
+/// The checkpoint to go on from.
+fn find_checkpoint(arguments: &Train) -> Result<Option<Checkpoint>> {
+    let Some(path) = &arguments.resume else { return Ok(None) };
+    let fallback = if arguments.resume_fallback { Fallback::Older } else { Fallback::Refuse };
+    let Found { checkpoint, skipped } = checkpoint::find(path, fallback)?;
+    for error in skipped {
+        eprintln!("warning: {error}; an older checkpoint is taken");
+    }
+    eprintln!("resumed after step {} from {}", checkpoint.about().step, checkpoint.folder().display());
+    Ok(Some(checkpoint))
+}

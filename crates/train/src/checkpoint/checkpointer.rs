@@ -1,0 +1,167 @@
+//! Saving while training goes on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::folder::{self, Directory, Observer};
+use super::snapshot::Snapshot;
+use super::{About, Checkpoint, CheckpointError, form, write};
+use crate::config::CheckpointConfig;
+use meshloom::pjrt::Array;
+use meshloom::trace::{Param, Tree};
+
+/// Writes checkpoints to a directory, one at a time, beside the training. No other process may write there meanwhile.
+///
+/// Dropping it waits for the last checkpoint, but its error is only logged: [`Checkpointer::finish`] returns it.
+pub struct Checkpointer {
+    directory: Arc<Directory>,
+    every: u64,
+    keep: usize,
+    /// The step of the newest checkpoint, on its way or complete.
+    last: u64,
+    /// The checkpoint under way.
+    writer: Option<Writer>,
+    set_aside: Vec<PathBuf>,
+    observer: Observer,
+}
+
+struct Writer {
+    step: u64,
+    thread: JoinHandle<Result<(), CheckpointError>>,
+}
+
+/// What a run that writes checkpoints starts from.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// The first step.
+    Fresh,
+    /// The step after a checkpoint.
+    After(&'a Checkpoint),
+}
+
+impl Checkpointer {
+    /// Locks the directory of a config, creates it if necessary, and deletes what killed runs left unfinished.
+    ///
+    /// A run that continues from a checkpoint other than the newest renames the newer ones
+    /// ([`Checkpointer::set_aside`]): it writes those steps again.
+    ///
+    /// # Errors
+    /// The directory cannot be written, another run writes there, or it holds checkpoints of a run that this one does
+    /// not continue.
+    pub fn new(config: &CheckpointConfig, start: Start<'_>) -> Result<Checkpointer, CheckpointError> {
+        let directory = Directory::open(Path::new(&config.dir))?;
+        let (mut last, mut set_aside) = (0, Vec::new());
+        match start {
+            Start::After(checkpoint) if is_in(checkpoint.folder(), directory.path()) => {
+                last = checkpoint.about().step;
+                set_aside = directory.set_aside_after(last)?;
+            }
+            Start::Fresh | Start::After(_) => {
+                if let Some((step, _)) = folder::list(directory.path())?.pop() {
+                    return Err(CheckpointError::Occupied { directory: directory.path().to_owned(), step });
+                }
+            }
+        }
+        Ok(Checkpointer {
+            directory: Arc::new(directory),
+            every: config.every as u64,
+            keep: config.keep,
+            last,
+            writer: None,
+            set_aside,
+            observer: Arc::new(|_| {}),
+        })
+    }
+
+    /// Has a function told of all that is done. It runs on the thread that writes.
+    #[must_use]
+    pub fn observed(mut self, observer: Observer) -> Checkpointer {
+        self.observer = observer;
+        self
+    }
+
+    /// The new places of the checkpoints that are newer than the one that the run continues from.
+    pub fn set_aside(&self) -> &[PathBuf] {
+        &self.set_aside
+    }
+
+    /// Whether a checkpoint is to be saved after so many steps: whether a multiple of `checkpoint.every` was passed
+    /// since the last.
+    pub fn is_due(&self, step: u64) -> bool {
+        self.every > 0 && step / self.every > self.last / self.every
+    }
+
+    /// Saves the state after a step: waits for the checkpoint before this one, copies the state to the host, and has it
+    /// written. The state may change when this returns. A step that has its checkpoint is not saved again.
+    ///
+    /// # Errors
+    /// The checkpoint before this one failed, two values have one path, safetensors files cannot hold one, or the
+    /// plugin fails. That this checkpoint cannot be written is an error of the next call.
+    pub fn save(
+        &mut self,
+        about: About,
+        declared: &impl Tree<Leaf = Param>,
+        state: &impl Tree<Leaf = Array>,
+    ) -> Result<(), CheckpointError> {
+        self.wait()?;
+        if self.last == about.step && self.last > 0 {
+            return Ok(());
+        }
+        let snapshot = Snapshot::take(&form::leaves(declared, "")?, &state.leaves())?;
+        self.last = about.step;
+        let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
+        let step = about.step;
+        let write = move || {
+            let folder = write::write(&directory, about, snapshot, &observer)?;
+            tracing::debug!("wrote the checkpoint {}", folder.display());
+            directory.retain(keep, &observer)
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
+        let thread = thread.map_err(|source| folder::failed("start a thread for", self.directory.path(), source))?;
+        self.writer = Some(Writer { step, thread });
+        Ok(())
+    }
+
+    /// Waits for the checkpoint under way, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn wait(&mut self) -> Result<(), CheckpointError> {
+        let Some(Writer { step, thread }) = self.writer.take() else { return Ok(()) };
+        thread.join().unwrap_or(Err(CheckpointError::Writer { step }))
+    }
+
+    /// Waits for the last checkpoint and gives the directory back.
+    ///
+    /// # Errors
+    /// The last checkpoint cannot be written.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        self.wait()
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+impl std::fmt::Debug for Checkpointer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let under_way = self.writer.as_ref().map(|writer| writer.step);
+        f.debug_struct("Checkpointer")
+            .field("directory", &self.directory.path())
+            .field("last", &self.last)
+            .field("under_way", &under_way)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a folder lies directly in a directory, however both are written.
+fn is_in(folder: &Path, directory: &Path) -> bool {
+    let parent = folder.canonicalize().ok().and_then(|folder| Some(folder.parent()?.to_owned()));
+    parent.is_some() && parent == directory.canonicalize().ok()
+}

@@ -1,0 +1,213 @@
+//! What can be wrong with checkpoints: the folder, the files in it, or the run that asks for them.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::parameters::list;
+use meshloom::ir::{DType, TensorType};
+use meshloom::pjrt::PjrtError;
+
+/// What is wrong with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// Something cannot be read.
+    #[error("cannot read {path:?} of a checkpoint: {source}")]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Something cannot be written. The checkpoints that are complete stay as they are.
+    #[error("cannot {action} {path:?} for a checkpoint: {source}; give a directory that can be written and has room")]
+    Write {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The thread that writes died.
+    #[error("the thread that wrote the checkpoint of step {step} panicked, which is a defect of meshloom")]
+    Writer {
+        /// The step.
+        step: u64,
+    },
+    /// A directory without checkpoints.
+    #[error(
+        "there is no checkpoint in {directory:?}; give a directory with folders such as step-00000120, or one of them"
+    )]
+    None {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// What is there was not written by meshloom.
+    #[error("{path:?} is not a checkpoint of meshloom, or damaged: {reason}")]
+    Foreign {
+        /// The file or folder.
+        path: PathBuf,
+        /// What tells.
+        reason: String,
+    },
+    /// Another version of the format.
+    #[error("{path:?} is a checkpoint in version {found} of the format; this meshloom reads version {expected}")]
+    Version {
+        /// The manifest.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// Ours.
+        expected: u64,
+    },
+    /// A file is not what was written.
+    #[error("{path:?} is damaged: {reason}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The newest checkpoint cannot be used, and the next older one was not asked for.
+    #[error("{source}; {}", older(previous))]
+    Newest {
+        /// What is wrong with it.
+        source: Box<CheckpointError>,
+        /// The one before it, if there is one.
+        previous: Option<PathBuf>,
+    },
+    /// No checkpoint of a directory can be used.
+    #[error("none of the {} checkpoints in {directory:?} can be used: {}", failures.len(), join(failures))]
+    AllDamaged {
+        /// The directory.
+        directory: PathBuf,
+        /// What is wrong with each, the newest first.
+        failures: Vec<CheckpointError>,
+    },
+    /// Another run writes there.
+    #[error("another run writes checkpoints to {directory:?}; end it, or give another directory")]
+    InUse {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A new run is to write where another has left checkpoints.
+    #[error(
+        "{directory:?} has checkpoints of another run, up to step {step}; go on from them (--resume), or give another directory"
+    )]
+    Occupied {
+        /// The directory.
+        directory: PathBuf,
+        /// The newest one's step.
+        step: u64,
+    },
+    /// A checkpoint of this step is there already.
+    #[error("there is a checkpoint {folder:?} already, and checkpoints are never replaced; move it away")]
+    Exists {
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// The checkpoint lacks a value of the state.
+    #[error("{folder:?} has no {path}{suggestion}; model and optimizer must be those of the run that wrote it")]
+    Missing {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The value's path.
+        path: String,
+        /// Empty, or a nearby name.
+        suggestion: String,
+    },
+    /// The checkpoint has values that the state lacks.
+    #[error(
+        "{folder:?} has {} that the run lacks; model and optimizer must be those of the run that wrote it",
+        list(paths)
+    )]
+    Unexpected {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// Their paths, sorted.
+        paths: Vec<String>,
+    },
+    /// A value of another type. Dimensions are those in a checkpoint, where all layers are one dimension.
+    #[error(
+        "{path} is {found} in {folder:?}, but {expected} in the run; the model must be that of the run that wrote it"
+    )]
+    Type {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The value's path.
+        path: String,
+        /// The run's type.
+        expected: Box<TensorType>,
+        /// The checkpoint's.
+        found: Box<TensorType>,
+    },
+    /// Another number of replicas that train on their own.
+    #[error(
+        "{path} is of {} in {folder:?}, but of {} in the run; resume with as many replicas, or start a new run from the parameters \
+         alone (--load-parameters {})",
+        replicas(*found), replicas(*expected), folder.display()
+    )]
+    Replicas {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The value's path.
+        path: String,
+        /// The run's number; `None` for one model without replicas.
+        expected: Option<usize>,
+        /// The checkpoint's.
+        found: Option<usize>,
+    },
+    /// An element type that safetensors files cannot hold.
+    #[error("{path} is of type {dtype}, which a checkpoint cannot hold; keep it in another type")]
+    Unsupported {
+        /// The value's path.
+        path: String,
+        /// Its element type.
+        dtype: DType,
+    },
+    /// Two values have one path, or one has none.
+    #[error(
+        "the path {path:?} does not name one value of the state; wrap the state in a `tree!` struct, a tuple or a vector"
+    )]
+    Path {
+        /// The path.
+        path: String,
+    },
+    /// The state and its declaration are not of one form.
+    #[error("the state has {found} values, but {expected} are declared")]
+    Count {
+        /// As many are declared.
+        expected: usize,
+        /// As many are there.
+        found: usize,
+    },
+    /// The values cannot be brought to or from the devices.
+    #[error(transparent)]
+    Device(#[from] Box<PjrtError>),
+}
+
+impl From<PjrtError> for CheckpointError {
+    fn from(error: PjrtError) -> CheckpointError {
+        CheckpointError::Device(Box::new(error))
+    }
+}
+
+fn older(previous: &Option<PathBuf>) -> String {
+    match previous {
+        Some(previous) => {
+            format!(
+                "the one before it is {}: ask for it by name, or for a fallback (--resume-fallback)",
+                previous.display()
+            )
+        }
+        None => "there is no older one".to_owned(),
+    }
+}
+
+fn replicas(count: Option<usize>) -> String {
+    count.map_or("one model without replicas".to_owned(), |count| format!("{count} replicas"))
+}
+
+fn join(failures: &[CheckpointError]) -> String {
+    failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}

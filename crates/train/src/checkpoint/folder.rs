@@ -1,0 +1,166 @@
+//! The directory of checkpoints: its names, who may write there, and when something is deleted.
+//!
+//! A checkpoint is a folder `step-00000120`. It gets that name when its contents are on disk, and loses it before any
+//! of them is deleted. So a folder of that name is complete, whenever the run or the machine stopped.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{CheckpointError, Phase};
+
+const COMPLETE: &str = "step-";
+const UNFINISHED: &str = ".tmp-";
+const TRASH: &str = ".trash-";
+const SET_ASIDE: &str = "set-aside-";
+const LOCK: &str = ".lock";
+
+/// A function that is told what the writer has just done.
+pub type Observer = std::sync::Arc<dyn Fn(Phase) + Send + Sync>;
+
+/// The name of a checkpoint's folder.
+pub(super) fn folder_name(step: u64) -> String {
+    format!("{COMPLETE}{step:08}")
+}
+
+/// The step that a folder's name says.
+pub(super) fn step_of(folder: &Path) -> Option<u64> {
+    let name = folder.file_name()?.to_str()?;
+    let step = name.strip_prefix(COMPLETE)?.parse().ok()?;
+    (folder_name(step) == name).then_some(step)
+}
+
+/// The checkpoints of a directory with their steps, the oldest first. Those that are not complete have no name yet.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn list(directory: impl AsRef<Path>) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let directory = directory.as_ref();
+    let unreadable = |source| CheckpointError::Read { path: directory.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        found.extend(step_of(&path).map(|step| (step, path)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A directory that this process alone writes checkpoints to.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    /// Given back by the system when the process ends, however it ends.
+    _lock: File,
+}
+
+impl Directory {
+    /// Creates the directory if necessary, locks it, and deletes what killed runs left unfinished.
+    pub(super) fn open(path: &Path) -> Result<Directory, CheckpointError> {
+        make_durable(path)?;
+        let lock_path = path.join(LOCK);
+        let opened = File::options().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = opened.map_err(|source| failed("create", &lock_path, source))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { directory: path.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(failed("lock", &lock_path, source)),
+        }
+        let directory = Directory { path: path.to_owned(), _lock: lock };
+        directory.clean()?;
+        Ok(directory)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn clean(&self) -> Result<(), CheckpointError> {
+        let unreadable = |source| CheckpointError::Read { path: self.path.clone(), source };
+        for entry in fs::read_dir(&self.path).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let left = name.strip_prefix(UNFINISHED).or_else(|| name.strip_prefix(TRASH));
+            if left.and_then(|name| step_of(Path::new(name))).is_some() {
+                fs::remove_dir_all(&path).map_err(|source| failed("delete", &path, source))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A folder to write the checkpoint of a step in.
+    pub(super) fn start(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        let folder = self.path.join(format!("{UNFINISHED}{}", folder_name(step)));
+        fs::create_dir(&folder).map_err(|source| failed("create", &folder, source))?;
+        Ok(folder)
+    }
+
+    /// Gives a folder in which everything is on the disk its name.
+    pub(super) fn complete(&self, unfinished: &Path, step: u64, tell: &Observer) -> Result<PathBuf, CheckpointError> {
+        let folder = self.path.join(folder_name(step));
+        if folder.exists() {
+            return Err(CheckpointError::Exists { folder });
+        }
+        fs::rename(unfinished, &folder).map_err(|source| failed("rename", unfinished, source))?;
+        tell(Phase::Renamed);
+        sync_folder(&self.path)?;
+        tell(Phase::DirectorySynced);
+        Ok(folder)
+    }
+
+    /// Deletes all but the last `keep` checkpoints; none for 0.
+    pub(super) fn retain(&self, keep: usize, tell: &Observer) -> Result<(), CheckpointError> {
+        let all = list(&self.path)?;
+        let surplus = if keep == 0 { 0 } else { all.len().saturating_sub(keep) };
+        for (step, folder) in &all[..surplus] {
+            let trash = self.path.join(format!("{TRASH}{}", folder_name(*step)));
+            self.rename(folder, &trash)?;
+            tell(Phase::OldRenamed);
+            fs::remove_dir_all(&trash).map_err(|source| failed("delete", &trash, source))?;
+            tell(Phase::OldDeleted);
+        }
+        Ok(())
+    }
+
+    /// Renames the checkpoints after a step, because a run that continues from that step writes them again. They are
+    /// kept. Returns where they are.
+    pub(super) fn set_aside_after(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        let mut set_aside = Vec::new();
+        for (later, folder) in list(&self.path)?.into_iter().filter(|(later, _)| *later > step) {
+            let name = |count: usize| self.path.join(format!("{SET_ASIDE}{}.{count}", folder_name(later)));
+            let Some(free) = (1..).map(name).find(|path| !path.exists()) else { continue };
+            self.rename(&folder, &free)?;
+            set_aside.push(free);
+        }
+        Ok(set_aside)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
+        fs::rename(from, to).map_err(|source| failed("rename", from, source))?;
+        // Else, after a power failure, the old name could be back with a part of the files.
+        sync_folder(&self.path)
+    }
+}
+
+pub(super) fn failed(action: &'static str, path: &Path, source: io::Error) -> CheckpointError {
+    CheckpointError::Write { action, path: path.to_owned(), source }
+}
+
+/// Waits until a folder's names are on the disk.
+pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|source| failed("sync", folder, source))
+}
+
+/// Makes a directory and those above it, and waits until their names are on the disk.
+fn make_durable(path: &Path) -> Result<(), CheckpointError> {
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
+    fs::create_dir_all(path).map_err(|source| failed("create", path, source))?;
+    for made in missing {
+        match made.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent)?,
+            _ => sync_folder(Path::new("."))?,
+        }
+    }
+    Ok(())
+}

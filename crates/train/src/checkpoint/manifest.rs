@@ -1,0 +1,165 @@
+//! The manifest: what a checkpoint holds, and where.
+
+use serde::{Deserialize, Serialize};
+
+use super::{FORMAT, VERSION};
+use meshloom::ir::{DType, TensorType};
+use meshloom::pjrt::{ShardBox, ShardLayout};
+
+/// The run and the place in it that a checkpoint is of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// Steps done.
+    pub step: u64,
+    /// Seed of the parameters, of the order of the data and of what drops: all random numbers follow from it and the
+    /// step.
+    pub seed: u64,
+    /// The next batch, which follows from the seed and this position.
+    pub data: DataPosition,
+    /// The mesh, as the config has it.
+    pub mesh: String,
+    /// Devices of the mesh.
+    pub devices: usize,
+    /// The run config as TOML.
+    pub config: String,
+}
+
+/// Where a run is in its data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPosition {
+    /// Number of the next batch, from 0.
+    pub next_batch: u64,
+    /// Sequences of a batch.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+}
+
+/// What every version of the format has.
+#[derive(Debug, Deserialize)]
+pub(super) struct Header {
+    pub format: String,
+    pub version: u64,
+}
+
+/// The file `manifest.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub format: String,
+    pub version: u64,
+    /// The meshloom that wrote it.
+    pub meshloom: String,
+    #[serde(flatten)]
+    pub about: About,
+    pub files: Vec<StoredFile>,
+    pub leaves: Vec<StoredLeaf>,
+}
+
+/// A file of values.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StoredFile {
+    pub name: String,
+    pub bytes: u64,
+}
+
+/// A value.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct StoredLeaf {
+    pub path: String,
+    pub dtype: String,
+    pub dims: Vec<usize>,
+    /// Whether the first dimension is that of replicas.
+    pub has_replicas: bool,
+    pub pieces: Vec<StoredPiece>,
+}
+
+/// A box of a value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct StoredPiece {
+    /// Index of the file.
+    pub file: usize,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// The box: its first index in each dimension ..
+    pub start: Vec<usize>,
+    /// .. and its sizes.
+    pub dims: Vec<usize>,
+}
+
+impl StoredPiece {
+    /// The box.
+    pub(super) fn shard(&self) -> ShardBox {
+        self.start.iter().zip(&self.dims).map(|(&start, &size)| start..start + size).collect()
+    }
+}
+
+impl StoredLeaf {
+    /// The type; `None` for an unknown element type.
+    pub(super) fn ty(&self) -> Option<TensorType> {
+        Some(TensorType::new(DType::from_name(&self.dtype)?, &self.dims))
+    }
+
+    /// Number of replicas, where there are any.
+    pub(super) fn replicas(&self) -> Option<usize> {
+        self.dims.first().copied().filter(|_| self.has_replicas)
+    }
+
+    /// Checks that the pieces are the whole value, each once, and lie within their files. The sizes may be anything.
+    fn check(&self, files: &[StoredFile]) -> Result<(), String> {
+        let ty = self.ty().ok_or_else(|| format!("unknown element type {:?}", self.dtype))?;
+        if bytes_of(ty.dtype, &self.dims).is_none() || (self.has_replicas && self.dims.is_empty()) {
+            return Err(format!("the dimensions {:?} are not possible", self.dims));
+        }
+        let piece = |piece: &StoredPiece| {
+            let file = files.get(piece.file)?;
+            let end = piece.offset.checked_add(bytes_of(ty.dtype, &piece.dims)?)?;
+            let fits = |(&start, &size): (&usize, &usize)| start.checked_add(size).is_some();
+            let possible = piece.start.len() == piece.dims.len() && piece.start.iter().zip(&piece.dims).all(fits);
+            (end <= file.bytes && possible).then(|| piece.shard())
+        };
+        let boxes =
+            self.pieces.iter().map(|each| piece(each).ok_or_else(|| format!("the piece {each:?} is not possible")));
+        let boxes = boxes.collect::<Result<Vec<_>, _>>()?;
+        // Each piece is no larger than its file, but there may be any number of them.
+        let elements = |dims: &[usize]| dims.iter().product::<usize>();
+        let held = self.pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(elements(&piece.dims)));
+        if held != Some(elements(&self.dims)) {
+            return Err(format!("its pieces are not {} elements", elements(&self.dims)));
+        }
+        let layout = ShardLayout::from_boxes(&self.dims, boxes).map_err(|error| error.to_string())?;
+        layout.covering_devices().map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+/// Bytes of a value, if the number can be.
+fn bytes_of(dtype: DType, dims: &[usize]) -> Option<u64> {
+    let bytes = dims.iter().try_fold(dtype.byte_count(), |product, &size| product.checked_mul(size))?;
+    isize::try_from(bytes).ok().map(|bytes| bytes as u64)
+}
+
+impl Manifest {
+    pub(super) fn new(about: About, files: Vec<StoredFile>, leaves: Vec<StoredLeaf>) -> Manifest {
+        let (format, meshloom) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+        Manifest { format, version: VERSION, meshloom, about, files, leaves }
+    }
+
+    /// Checks that it makes sense by itself: names, boxes and sizes.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut names = std::collections::HashSet::new();
+        for file in &self.files {
+            // A manifest cannot make us read anything outside of the folder.
+            let plain = file.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
+            if !plain || !file.name.starts_with("shard-") || !names.insert(file.name.as_str()) {
+                return Err(format!("{:?} is not the name of one of its files", file.name));
+            }
+        }
+        let mut paths = std::collections::HashSet::new();
+        for leaf in &self.leaves {
+            leaf.check(&self.files).map_err(|reason| format!("{}: {reason}", leaf.path))?;
+            if !paths.insert(leaf.path.as_str()) {
+                return Err(format!("{} is there twice", leaf.path));
+            }
+        }
+        Ok(())
+    }
+}

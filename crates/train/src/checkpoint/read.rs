@@ -1,0 +1,332 @@
+//! Opening a checkpoint, which checks every byte of it, and reading the boxes that devices need.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::form::{self, Leaf, Segment};
+use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece};
+use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
+use meshloom::hlo::suggest::did_you_mean;
+use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::pjrt::{Array, ArraySpec, Buffer, Client, ShardBox, ShardLayout, shared_runs};
+use meshloom::trace::{MapTree, Param, Tree};
+
+/// The longest manifest that is read: some million pieces.
+const MAX_MANIFEST_BYTES: u64 = 1 << 30;
+
+/// What is read at once where the parts of a piece that are needed are small.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// A checkpoint whose files are as they were written.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+}
+
+/// What to do where the newest checkpoint of a directory cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// That is an error, which names the one before it.
+    #[default]
+    Refuse,
+    /// The newest that can be used is taken.
+    Older,
+}
+
+/// The checkpoint to go on from.
+#[derive(Debug)]
+pub struct Found {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// What is wrong with those that are newer.
+    pub skipped: Vec<CheckpointError>,
+}
+
+/// The checkpoint that a path means: itself, or the newest complete one in a directory of checkpoints.
+///
+/// # Errors
+/// There is none, or it cannot be used; with [`Fallback::Older`], none can.
+pub fn find(path: impl AsRef<Path>, fallback: Fallback) -> Result<Found, CheckpointError> {
+    let path = path.as_ref();
+    if folder::step_of(path).is_some() || path.join(MANIFEST).exists() {
+        return Ok(Found { checkpoint: Checkpoint::open(path)?, skipped: Vec::new() });
+    }
+    check_directory(path)?;
+    let directory = path.to_owned();
+    let mut folders = folder::list(path)?.into_iter().rev().map(|(_, folder)| folder).peekable();
+    if folders.peek().is_none() {
+        return Err(CheckpointError::None { directory });
+    }
+    let mut failures = Vec::new();
+    while let Some(folder) = folders.next() {
+        match (Checkpoint::open(folder), fallback) {
+            (Ok(checkpoint), _) => return Ok(Found { checkpoint, skipped: failures }),
+            (Err(error), Fallback::Older) => failures.push(error),
+            (Err(source), Fallback::Refuse) => {
+                return Err(CheckpointError::Newest { source: Box::new(source), previous: folders.next() });
+            }
+        }
+    }
+    Err(CheckpointError::AllDamaged { directory, failures })
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in a folder and reads all of its files once, to see that each byte is as it was written.
+    ///
+    /// # Errors
+    /// The folder holds none, one of another version, or a damaged one: the error names the file.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+        let folder = folder.as_ref().to_owned();
+        check_directory(&folder)?;
+        let path = folder.join(MANIFEST);
+        let text = read_manifest(&path)?;
+        check_header(&path, &text)?;
+        let sums = sums::Sums::read(&folder)?;
+        sums.check_bytes(MANIFEST, &text)?;
+        let damaged = |reason| CheckpointError::Damaged { path: path.clone(), reason };
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        manifest.check().map_err(damaged)?;
+        sums.check_files(&manifest.files)?;
+        Ok(Checkpoint { folder, manifest })
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The run and the place in it.
+    pub fn about(&self) -> &About {
+        &self.manifest.about
+    }
+
+    /// The values: path and type, of all layers together.
+    pub fn values(&self) -> impl Iterator<Item = (&str, TensorType)> {
+        self.manifest.leaves.iter().filter_map(|leaf| Some((leaf.path.as_str(), leaf.ty()?)))
+    }
+
+    /// Bytes of all files with values.
+    pub fn byte_count(&self) -> u64 {
+        self.manifest.files.iter().map(|file| file.bytes).sum()
+    }
+
+    /// Checks that it has the values of a state, of its types, and no others.
+    ///
+    /// # Errors
+    /// The first that is missing or of another type, or all that are too many.
+    pub fn check<T: Tree<Leaf = Param>>(&self, declared: &T) -> Result<(), CheckpointError> {
+        let leaves = form::leaves(declared, "")?;
+        leaves.iter().try_for_each(|leaf| self.stored(leaf).map(|_| ()))?;
+        let known: HashSet<&str> = leaves.iter().map(|leaf| leaf.path.as_str()).collect();
+        let all = self.manifest.leaves.iter().map(|leaf| leaf.path.clone());
+        let mut paths: Vec<String> = all.filter(|path| !known.contains(path.as_str())).collect();
+        if paths.is_empty() {
+            return Ok(());
+        }
+        paths.sort();
+        Err(CheckpointError::Unexpected { folder: self.folder.clone(), paths })
+    }
+
+    /// Reads a state onto devices: `specs` are the types and layouts of the leaves, `devices` those of the layouts'
+    /// boxes. The host reads one device's part at a time and holds no more than that.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::check`], but for values that are too many; a file cannot be read; or the plugin fails.
+    pub fn load<T: Tree<Leaf = Param>>(
+        &self,
+        declared: &T,
+        specs: &[ArraySpec],
+        client: &Client,
+        devices: &[usize],
+    ) -> Result<Vec<Array>, CheckpointError> {
+        let leaves = form::leaves(declared, "")?;
+        if leaves.len() > specs.len() {
+            return Err(CheckpointError::Count { expected: leaves.len(), found: specs.len() });
+        }
+        leaves.iter().zip(specs).map(|(leaf, spec)| self.load_leaf(leaf, &spec.layout, client, devices)).collect()
+    }
+
+    /// Reads values to the host. `prefix` is what their paths in the checkpoint have before those declared: `params.`
+    /// for parameters alone.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`].
+    pub fn load_on_host<T>(
+        &self,
+        declared: &T,
+        prefix: &str,
+    ) -> Result<<T as MapTree<Literal>>::Mapped, CheckpointError>
+    where
+        T: Tree<Leaf = Param> + MapTree<Literal>,
+    {
+        let leaves = form::leaves(declared, prefix)?;
+        let whole = |leaf: &Leaf| {
+            let layout = ShardLayout::replicated(&leaf.own_ty.dims, 1);
+            self.read_part(leaf, self.stored(leaf)?, &layout, 0)
+        };
+        let literals = leaves.iter().map(whole).collect::<Result<Vec<_>, _>>()?;
+        let found = literals.len();
+        declared.fill(literals).map_err(|error| CheckpointError::Count { expected: error.expected, found })
+    }
+
+    /// The value that a leaf is, which must be of its type.
+    fn stored(&self, leaf: &Leaf) -> Result<&StoredLeaf, CheckpointError> {
+        let (folder, path) = (self.folder.clone(), leaf.path.clone());
+        let Some(stored) = self.manifest.leaves.iter().find(|stored| stored.path == leaf.path) else {
+            let suggestion = did_you_mean(&path, self.manifest.leaves.iter().map(|leaf| leaf.path.as_str()));
+            return Err(CheckpointError::Missing { folder, path, suggestion });
+        };
+        let (expected, found) = (leaf.replicas(), stored.replicas());
+        if expected != found {
+            return Err(CheckpointError::Replicas { folder, path, expected, found });
+        }
+        match stored.ty() {
+            Some(found) if found != leaf.ty => {
+                Err(CheckpointError::Type { folder, path, expected: Box::new(leaf.ty.clone()), found: Box::new(found) })
+            }
+            _ => Ok(stored),
+        }
+    }
+
+    fn load_leaf(
+        &self,
+        leaf: &Leaf,
+        layout: &ShardLayout,
+        client: &Client,
+        devices: &[usize],
+    ) -> Result<Array, CheckpointError> {
+        let stored = self.stored(leaf)?;
+        // Copies of one box are read once.
+        let mut parts: HashMap<&ShardBox, Literal> = HashMap::new();
+        let mut shards = Vec::with_capacity(devices.len());
+        for ((index, shard), &device) in layout.boxes().iter().enumerate().zip(devices) {
+            let part = match parts.get(shard) {
+                Some(part) => part.clone(),
+                None => parts.entry(shard).or_insert(self.read_part(leaf, stored, layout, index)?).clone(),
+            };
+            shards.push(Buffer::from_literal(client, &part, device)?);
+        }
+        Ok(Array::from_shards(leaf.own_ty.clone(), layout.clone(), shards)?)
+    }
+
+    /// Reads what a device holds of a leaf, with zeros where that is padded.
+    fn read_part(
+        &self,
+        leaf: &Leaf,
+        stored: &StoredLeaf,
+        layout: &ShardLayout,
+        device: usize,
+    ) -> Result<Literal, CheckpointError> {
+        let view = leaf.view(layout, device);
+        let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, view.byte_count()).collect();
+        // Nobody else has it yet.
+        let target = Arc::get_mut(&mut bytes).unwrap_or_default();
+        for segment in leaf.segments(layout, device) {
+            for piece in &stored.pieces {
+                if let Some(copy) = Copy::between(piece, &segment, &view) {
+                    let path = self.folder.join(&self.manifest.files[piece.file].name);
+                    copy.read(&path, piece.offset, &view, target)
+                        .map_err(|source| CheckpointError::Read { path, source })?;
+                }
+            }
+        }
+        if view.dtype == DType::Pred {
+            // A literal's are 0 or 1, whatever is there.
+            target.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+        }
+        let ty = layout.local_type(view.dtype, device).unwrap_or(view);
+        Literal::from_bytes(ty.clone(), bytes).ok_or_else(|| CheckpointError::Damaged {
+            path: self.folder.join(MANIFEST),
+            reason: format!("{} is not of the size of {ty}", leaf.path),
+        })
+    }
+}
+
+/// What a piece and a part of a device's value have in common.
+struct Copy {
+    piece: TensorType,
+    /// In the piece.
+    from: ShardBox,
+    /// In the device's value.
+    to: ShardBox,
+}
+
+impl Copy {
+    fn between(piece: &StoredPiece, segment: &Segment, view: &TensorType) -> Option<Copy> {
+        let (held, wanted) = (piece.shard(), &segment.stored);
+        let common: ShardBox =
+            held.iter().zip(wanted).map(|(left, right)| left.start.max(right.start)..left.end.min(right.end)).collect();
+        if common.iter().any(Range::is_empty) {
+            return None;
+        }
+        let moved = |(common, (base, start)): (&Range<usize>, (&Range<usize>, usize))| {
+            common.start - base.start + start..common.end - base.start + start
+        };
+        let starts = segment.local.iter().map(|range| range.start);
+        Some(Copy {
+            piece: TensorType::new(view.dtype, &piece.dims),
+            from: common.iter().zip(held.iter().map(|base| (base, 0))).map(moved).collect(),
+            to: common.iter().zip(wanted.iter().zip(starts)).map(moved).collect(),
+        })
+    }
+
+    /// Reads it from the piece that begins at `offset` of a file.
+    fn read(&self, path: &Path, offset: u64, view: &TensorType, target: &mut [u8]) -> io::Result<()> {
+        let mut file = BufReader::with_capacity(BUFFER_BYTES, File::open(path)?);
+        file.seek(SeekFrom::Start(offset))?;
+        let mut position = 0;
+        for (from, to) in shared_runs((&self.piece, &self.from), (view, &self.to)) {
+            file.seek_relative((from.start - position) as i64)?;
+            file.read_exact(&mut target[to])?;
+            position = from.end;
+        }
+        Ok(())
+    }
+}
+
+fn check_directory(path: &Path) -> Result<(), CheckpointError> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => {
+            Err(CheckpointError::Foreign { path: path.to_owned(), reason: "it is a file, not a folder".to_owned() })
+        }
+        Err(source) => Err(CheckpointError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn read_manifest(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let unreadable = |source| CheckpointError::Read { path: path.to_owned(), source };
+    let foreign = |reason: String| CheckpointError::Foreign { path: path.to_owned(), reason };
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(foreign("it is missing".to_owned())),
+        opened => opened.map_err(unreadable)?,
+    };
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() || metadata.len() > MAX_MANIFEST_BYTES {
+        return Err(foreign(format!("it should be a file of no more than {MAX_MANIFEST_BYTES} bytes")));
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(unreadable)?;
+    Ok(text)
+}
+
+/// Checks the part of a manifest that is the same in all versions.
+fn check_header(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+    let path = path.to_owned();
+    match serde_json::from_slice::<Header>(text) {
+        Err(error) => Err(CheckpointError::Foreign { path, reason: error.to_string() }),
+        Ok(header) if header.format != FORMAT => {
+            let reason = format!("its format is {:?}, not {FORMAT:?}", header.format);
+            Err(CheckpointError::Foreign { path, reason })
+        }
+        Ok(header) if header.version != VERSION => {
+            Err(CheckpointError::Version { path, found: header.version, expected: VERSION })
+        }
+        Ok(_) => Ok(()),
+    }
+}

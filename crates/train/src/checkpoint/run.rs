@@ -1,0 +1,157 @@
+//! A training run's checkpoints.
+
+use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
+use crate::Error;
+use crate::config::RunConfig;
+use crate::run::RunState;
+use crate::sample::Sampler;
+use crate::{Dataset, Model, Run, Text, Trainer};
+use meshloom::ir::Literal;
+use meshloom::pjrt::{Array, Client};
+use meshloom::trace::{MapTree, Param, Tree};
+
+/// The sections whose keys say what is computed, so that another value makes another run.
+const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
+
+/// Their keys that say only how it is computed.
+const FREE_KEYS: [&str; 5] =
+    ["model.scan_layers", "model.batch_split", "train.microbatches", "train.steps_per_call", "diloco.check_replicas"];
+
+impl Trainer {
+    /// As [`Trainer::resume_run`], for the decoder and text of a config.
+    ///
+    /// # Errors
+    /// As there, and of [`Trainer::new`].
+    pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
+        config.check_runnable()?;
+        let run = config.resolve()?;
+        // Before anything is read or compiled.
+        checkpoint.check(&run.state())?;
+        Trainer::resume_run(run, Text::load(config)?, client, checkpoint)
+    }
+}
+
+impl<M: Model, D: Dataset<M>> Trainer<M, D> {
+    /// As [`Trainer::of`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and microbatches may be
+    /// others than those of the run that wrote it. What else differs in the configs is among the [warnings](Trainer::warnings).
+    ///
+    /// # Errors
+    /// Those of [`Trainer::of`]; or the checkpoint's values are not those of the model: the error names the first.
+    pub fn resume_run(run: Run<M>, data: D, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer<M, D>, Error> {
+        let declared = run.state();
+        // Before anything is compiled.
+        checkpoint.check(&declared)?;
+        let differences = differences(&checkpoint.about().config, run.config());
+        let mut trainer = Trainer::start(run, data, client, |program, _| {
+            let devices = program.executable().devices();
+            let arrays = checkpoint.load(&declared, program.inputs(), client, devices)?;
+            Ok(declared.fill(arrays)?)
+        })?;
+        let step = checkpoint.about().step;
+        check_step(checkpoint, &trainer.state)?;
+        trainer.steps_done = step;
+        trainer.warnings.extend(differences);
+        Ok(trainer)
+    }
+
+    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of several, those that
+    /// they agree on. The optimizer's state and the step stay.
+    ///
+    /// # Errors
+    /// The checkpoint's parameters are not those of the model, or the plugin fails.
+    pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let literals = parameters_of(checkpoint, &self.run.step.of_replica().state().params)?;
+        let client = self.program.executable().client();
+        let put = |(literal, like): (Literal, Array)| Array::put(client, &literal, like.layout());
+        let before = self.state.params();
+        let arrays = literals.leaves().into_iter().zip(before.leaves()).map(put);
+        let params = before.fill(arrays.collect::<Result<Vec<_>, _>>()?)?;
+        self.state.set_params(params, client)
+    }
+
+    /// Steps done so far, those before a checkpoint included.
+    pub fn steps_done(&self) -> u64 {
+        self.steps_done
+    }
+
+    /// Saves the present state. [`Checkpointer::save`] says what is waited for.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_checkpoint(&self, checkpointer: &mut Checkpointer) -> Result<(), Error> {
+        let config = self.run.config();
+        let (batch, seq) = (config.train.batch, config.model.seq);
+        let about = About {
+            step: self.steps_done,
+            seed: config.train.seed,
+            data: DataPosition { next_batch: self.steps_done, batch, seq },
+            mesh: config.mesh.axes.clone(),
+            devices: self.program.executable().devices().len(),
+            config: config.to_toml(),
+        };
+        Ok(checkpointer.save(about, &self.run.state(), &self.state)?)
+    }
+}
+
+/// The parameters of a checkpoint: of several replicas, those that they agree on.
+fn parameters_of<P>(checkpoint: &Checkpoint, declared: &P) -> Result<P::Mapped, Error>
+where
+    P: Tree<Leaf = Param> + MapTree<Literal>,
+{
+    let outer = "outer.params.";
+    let has_outer = checkpoint.values().any(|(path, _)| path.starts_with(outer));
+    Ok(checkpoint.load_on_host(declared, if has_outer { outer } else { "params." })?)
+}
+
+impl Sampler {
+    /// A sampler with the parameters of a checkpoint, for the model of its config.
+    ///
+    /// # Errors
+    /// The checkpoint's parameters are not those of the config's model, or the plugin refuses the program.
+    pub fn of_checkpoint(client: &Client, config: &RunConfig, checkpoint: &Checkpoint) -> Result<Sampler, Error> {
+        let model = config.decoder()?;
+        let params = parameters_of(checkpoint, &model.parameters())?;
+        Sampler::new(client, &model, &params, config.model.seq)
+    }
+}
+
+/// The state counts its steps as well: both must say the same.
+fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<(), Error> {
+    let found = state.step().get()?.to_f64_vec().first().copied();
+    let step = checkpoint.about().step;
+    if found == Some(step as f64) {
+        return Ok(());
+    }
+    let reason = format!("it is of step {step}, but the value `step` is {found:?}");
+    Err(CheckpointError::Damaged { path: checkpoint.folder().join(super::MANIFEST), reason }.into())
+}
+
+/// What is computed otherwise than in the run that wrote the checkpoint, as warnings.
+fn differences(saved: &str, config: &RunConfig) -> Vec<String> {
+    let own = config.to_toml();
+    let (saved, own): (toml::Table, toml::Table) = match (saved.parse(), own.parse()) {
+        (Ok(saved), Ok(own)) => (saved, own),
+        (Err(error), _) | (_, Err(error)) => {
+            return vec![format!("the config in the checkpoint cannot be read, and is not compared: {error}")];
+        }
+    };
+    let mut warnings = Vec::new();
+    for section in SECTIONS {
+        let keys =
+            |table: &toml::Table| table.get(section).and_then(toml::Value::as_table).cloned().unwrap_or_default();
+        let (saved, own) = (keys(&saved), keys(&own));
+        let names: std::collections::BTreeSet<&String> = saved.keys().chain(own.keys()).collect();
+        for name in names {
+            let key = format!("{section}.{name}");
+            if saved.get(name) != own.get(name) && !FREE_KEYS.contains(&key.as_str()) {
+                let text = |value: Option<&toml::Value>| value.map_or("not given".to_owned(), ToString::to_string);
+                warnings.push(format!(
+                    "{key} is {}, but was {} in the run that wrote the checkpoint: this run continues with the new value",
+                    text(own.get(name)),
+                    text(saved.get(name)),
+                ));
+            }
+        }
+    }
+    warnings
+}

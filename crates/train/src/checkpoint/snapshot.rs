@@ -1,0 +1,118 @@
+//! The values of a state on the host, cut into what goes into each file.
+
+use std::collections::HashMap;
+
+use super::CheckpointError;
+use super::form::{Leaf, Segment};
+use super::manifest::{StoredLeaf, StoredPiece};
+use crate::parameters::stored_dtype;
+use meshloom::ir::{Literal, TensorType};
+use meshloom::pjrt::{Array, HostCopy, ShardLayout};
+
+/// All values of a state, each part once.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    /// The leaves; their pieces are not placed yet.
+    pub leaves: Vec<StoredLeaf>,
+    /// The pieces of each file.
+    pub files: Vec<Vec<Piece>>,
+}
+
+/// A box of a value, within what a device held.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Index of the leaf.
+    pub leaf: usize,
+    /// Its box in the value and in the bytes.
+    pub segment: Segment,
+    /// How the bytes are arranged.
+    pub view: TensorType,
+    /// What the device held.
+    pub held: Literal,
+}
+
+impl Piece {
+    /// Where it is in the value, without its place in a file.
+    pub(super) fn stored(&self, file: usize, offset: u64) -> StoredPiece {
+        let ranges = self.segment.stored.iter();
+        let (start, dims) = ranges.map(|range| (range.start, range.len())).unzip();
+        StoredPiece { file, offset, start, dims }
+    }
+
+    /// Its own type.
+    pub(super) fn ty(&self) -> TensorType {
+        let dims: Vec<usize> = self.segment.stored.iter().map(ExactSizeIterator::len).collect();
+        TensorType::new(self.view.dtype, &dims)
+    }
+}
+
+impl Snapshot {
+    /// Copies a state to the host: all copies run at once, and are waited for.
+    pub(super) fn take(declared: &[Leaf], arrays: &[Array]) -> Result<Snapshot, CheckpointError> {
+        if declared.len() != arrays.len() {
+            return Err(CheckpointError::Count { expected: declared.len(), found: arrays.len() });
+        }
+        let mut leaves = Leaves::default();
+        let mut load = Vec::new();
+        let mut copies: Vec<(usize, usize, &Leaf, &Array, HostCopy)> = Vec::new();
+        for (leaf, array) in declared.iter().zip(arrays) {
+            let index = leaves.add(leaf)?;
+            for device in writers(array.layout(), &mut load)? {
+                copies.push((index, device, leaf, array, array.start_copy(device)?));
+            }
+        }
+        let mut files: Vec<Vec<Piece>> = load.iter().map(|_| Vec::new()).collect();
+        for (index, device, leaf, array, copy) in copies {
+            let (held, view) = (copy.finish()?, leaf.view(array.layout(), device));
+            let piece = |segment| Piece { leaf: index, segment, view: view.clone(), held: held.clone() };
+            files[device].extend(leaf.segments(array.layout(), device).into_iter().map(piece));
+        }
+        files.retain(|pieces| !pieces.is_empty());
+        Ok(Snapshot { leaves: leaves.stored, files })
+    }
+}
+
+/// The leaves so far. Layers that are apart are one.
+#[derive(Default)]
+struct Leaves {
+    stored: Vec<StoredLeaf>,
+    index: HashMap<String, usize>,
+}
+
+impl Leaves {
+    fn add(&mut self, leaf: &Leaf) -> Result<usize, CheckpointError> {
+        let dtype = leaf.ty.dtype;
+        if stored_dtype(dtype).is_none() {
+            return Err(CheckpointError::Unsupported { path: leaf.path.clone(), dtype });
+        }
+        Ok(*self.index.entry(leaf.path.clone()).or_insert_with(|| {
+            self.stored.push(StoredLeaf {
+                path: leaf.path.clone(),
+                dtype: dtype.name().to_owned(),
+                dims: leaf.ty.dims.to_vec(),
+                has_replicas: leaf.has_replicas,
+                pieces: Vec::new(),
+            });
+            self.stored.len() - 1
+        }))
+    }
+}
+
+/// For each distinct box, the device that has least to write so far of those that hold it. `load` has what each has to
+/// write, in elements.
+fn writers(layout: &ShardLayout, load: &mut Vec<usize>) -> Result<Vec<usize>, CheckpointError> {
+    let boxes = layout.boxes();
+    load.resize(load.len().max(boxes.len()), 0);
+    let mut holders: HashMap<_, Vec<usize>> = HashMap::new();
+    for (device, shard) in boxes.iter().enumerate() {
+        holders.entry(shard).or_default().push(device);
+    }
+    let mut writers = Vec::new();
+    for device in layout.covering_devices()? {
+        let of_box = holders.get(&boxes[device]).into_iter().flatten();
+        let writer = of_box.copied().min_by_key(|&device| load[device]).unwrap_or(device);
+        load[writer] += boxes[writer].iter().map(ExactSizeIterator::len).product::<usize>();
+        writers.push(writer);
+    }
+    Ok(writers)
+}

@@ -1,0 +1,151 @@
+//! Writing a checkpoint: files, manifest and checksums into an unfinished folder, which then gets its name.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use sha2::{Digest, Sha256};
+
+use super::folder::{Directory, Observer, failed, sync_folder};
+use super::manifest::{About, Manifest, StoredFile};
+use super::snapshot::{Piece, Snapshot};
+use super::sums::hex;
+use super::{CheckpointError, MANIFEST, Phase, SUMS};
+use crate::parameters;
+use meshloom::ir::TensorType;
+use meshloom::pjrt::runs;
+
+/// What is handed to the system at once.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes a checkpoint. Nothing of it has the name of a checkpoint before all of it is on the disk.
+pub(super) fn write(
+    directory: &Directory,
+    about: About,
+    snapshot: Snapshot,
+    tell: &Observer,
+) -> Result<PathBuf, CheckpointError> {
+    let step = about.step;
+    let unfinished = directory.start(step)?;
+    tell(Phase::FolderMade);
+    let written = fill(&unfinished, about, snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
+    if written.is_err() {
+        // What is wrong has been found already. What stays is deleted by the next run.
+        let _ = std::fs::remove_dir_all(&unfinished);
+    }
+    written
+}
+
+/// Writes all files into a folder and waits until they are on the disk.
+fn fill(folder: &Path, about: About, snapshot: Snapshot, tell: &Observer) -> Result<(), CheckpointError> {
+    let Snapshot { mut leaves, files } = snapshot;
+    let count = files.len();
+    let (mut stored, mut sums) = (Vec::new(), String::new());
+    for (index, pieces) in files.into_iter().enumerate() {
+        let name = format!("shard-{index:05}-of-{count:05}.safetensors");
+        let mut file = HashedFile::create(&folder.join(&name))?;
+        for (leaf, piece) in write_pieces(&mut file, pieces, index, |piece| &leaves[piece.leaf].path)? {
+            leaves[leaf].pieces.push(piece);
+        }
+        let bytes = file.bytes;
+        sums += &file.finish(&name, tell)?;
+        stored.push(StoredFile { name, bytes });
+    }
+    let mut file = HashedFile::create(&folder.join(MANIFEST))?;
+    let manifest = Manifest::new(about, stored, leaves);
+    let text =
+        serde_json::to_vec_pretty(&manifest).map_err(|error| failed("write", &folder.join(MANIFEST), error.into()))?;
+    file.write(&text)?;
+    sums += &file.finish(MANIFEST, tell)?;
+    let mut file = HashedFile::create(&folder.join(SUMS))?;
+    file.write(sums.as_bytes())?;
+    file.finish(SUMS, tell)?;
+    sync_folder(folder)?;
+    tell(Phase::FolderSynced);
+    Ok(())
+}
+
+/// Writes a safetensors file. Returns where each piece is, with the index of its leaf.
+fn write_pieces<'a>(
+    file: &mut HashedFile,
+    pieces: Vec<Piece>,
+    index: usize,
+    path: impl Fn(&Piece) -> &'a String,
+) -> Result<Vec<(usize, super::manifest::StoredPiece)>, CheckpointError> {
+    let named = pieces.into_iter().filter_map(|piece| {
+        let name = format!("{}{}", path(&piece), describe(&piece));
+        Some((parameters::stored_dtype(piece.view.dtype)?, name, piece))
+    });
+    let mut named: Vec<(Dtype, String, Piece)> = named.collect();
+    parameters::sort(&mut named);
+    let typed: Vec<(Dtype, String, TensorType)> =
+        named.iter().map(|(dtype, name, piece)| (*dtype, name.clone(), piece.ty())).collect();
+    let header = parameters::header(&file.path, &typed)
+        .map_err(|error| failed("write", &file.path, io::Error::other(error.to_string())))?;
+    file.write(&(header.len() as u64).to_le_bytes())?;
+    file.write(&header)?;
+    let mut placed = Vec::with_capacity(named.len());
+    for (_, _, piece) in named {
+        placed.push((piece.leaf, piece.stored(index, file.bytes)));
+        for run in runs(&piece.view, &piece.segment.local) {
+            file.write(&piece.held.bytes()[run])?;
+        }
+    }
+    Ok(placed)
+}
+
+/// A box as text: `[0:2,8:16]`.
+fn describe(piece: &Piece) -> String {
+    let ranges: Vec<String> =
+        piece.segment.stored.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
+    format!("[{}]", ranges.join(","))
+}
+
+/// A file whose bytes are hashed on their way.
+struct HashedFile {
+    path: PathBuf,
+    out: BufWriter<Hashing>,
+    /// Bytes so far.
+    bytes: u64,
+}
+
+impl HashedFile {
+    fn create(path: &Path) -> Result<HashedFile, CheckpointError> {
+        let file = File::create_new(path).map_err(|source| failed("create", path, source))?;
+        let out = BufWriter::with_capacity(BUFFER_BYTES, Hashing { file, hash: Sha256::new() });
+        Ok(HashedFile { path: path.to_owned(), out, bytes: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.bytes += bytes.len() as u64;
+        self.out.write_all(bytes).map_err(|source| failed("write", &self.path, source))
+    }
+
+    /// Waits until the file is on the disk. Returns its line in the list of checksums.
+    fn finish(self, name: &str, tell: &Observer) -> Result<String, CheckpointError> {
+        let HashedFile { path, out, .. } = self;
+        let Hashing { file, hash } = out.into_inner().map_err(|error| failed("write", &path, error.into_error()))?;
+        tell(Phase::FileWritten);
+        file.sync_all().map_err(|source| failed("sync", &path, source))?;
+        tell(Phase::FileSynced);
+        Ok(format!("{}  {name}\n", hex(&hash.finalize())))
+    }
+}
+
+struct Hashing {
+    file: File,
+    hash: Sha256,
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.file.write(bytes)?;
+        self.hash.update(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

@@ -1,0 +1,200 @@
+//! What can be wrong with a config, and where.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::SECTIONS;
+use super::tree::Node;
+use meshloom::hlo::suggest::did_you_mean;
+
+/// Where a part of the config was written: a file with line and column, or an override.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The file, or the override as given; empty when there is neither.
+    pub origin: String,
+    /// Line and column, both from 1, when known.
+    pub line_column: Option<(usize, usize)>,
+}
+
+impl Place {
+    pub(super) fn file(origin: &str) -> Place {
+        Place { origin: origin.to_owned(), line_column: None }
+    }
+
+    pub(super) fn in_text(origin: &str, text: &str, offset: usize) -> Place {
+        let before = text.get(..offset).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Place { origin: origin.to_owned(), line_column: Some((line, column)) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.origin.as_str(), self.line_column) {
+            ("", None) => Ok(()),
+            ("", Some((line, column))) => write!(f, "line {line}, column {column}: "),
+            (origin, None) => write!(f, "{origin}: "),
+            (origin, Some((line, column))) => write!(f, "{origin}:{line}:{column}: "),
+        }
+    }
+}
+
+/// An error in the run config: what is wrong, and where it was written.
+#[derive(Debug, thiserror::Error)]
+#[error("{place}{kind}")]
+pub struct ConfigError {
+    /// Where.
+    pub place: Place,
+    /// What.
+    pub kind: Box<ConfigErrorKind>,
+    /// Other keys that have a part in it, the likeliest first: where the key at fault has its default, one of them is at fault.
+    pub because: Vec<String>,
+}
+
+impl ConfigError {
+    /// The key at fault, with its section, where one key is.
+    pub fn key(&self) -> Option<&str> {
+        match &*self.kind {
+            ConfigErrorKind::UnknownKey { key, .. }
+            | ConfigErrorKind::WrongType { key, .. }
+            | ConfigErrorKind::Invalid { key, .. }
+            | ConfigErrorKind::NotBuilt { key, .. } => Some(key),
+            ConfigErrorKind::Read { .. } | ConfigErrorKind::Syntax { .. } | ConfigErrorKind::Override { .. } => None,
+        }
+    }
+}
+
+/// What is wrong with a config. All but `NotBuilt` are the user's to fix.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigErrorKind {
+    /// The file cannot be read.
+    #[error("cannot read the config {path:?}: {source}; give the path of a TOML file")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The text is not TOML.
+    #[error("{message}")]
+    Syntax {
+        /// What the parser says.
+        message: String,
+    },
+    /// An override is not `section.key=value`.
+    #[error("{text:?} is not an override: {reason}; write section.key=value, as in train.steps=100")]
+    Override {
+        /// The override.
+        text: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A key or section that does not exist.
+    #[error("unknown key {key}{suggestion}; allowed: {allowed}")]
+    UnknownKey {
+        /// The key with its section.
+        key: String,
+        /// Empty, or a nearby name.
+        suggestion: String,
+        /// The names allowed there.
+        allowed: String,
+    },
+    /// A value of the wrong type.
+    #[error("{key} is {found}, but must be {expected}")]
+    WrongType {
+        /// The key with its section.
+        key: String,
+        /// The value and its type.
+        found: String,
+        /// What is allowed.
+        expected: String,
+    },
+    /// A value of the right type that is not possible.
+    #[error("{key} is {value}: {reason}")]
+    Invalid {
+        /// The key with its section.
+        key: String,
+        /// The value.
+        value: String,
+        /// Why it is not possible, and what is.
+        reason: String,
+    },
+    /// A value that this version cannot run yet.
+    #[error("{key} is {value}: not built yet; {instead}")]
+    NotBuilt {
+        /// The key with its section.
+        key: String,
+        /// The value.
+        value: String,
+        /// What to do until then.
+        instead: String,
+    },
+}
+
+impl ConfigError {
+    /// Adds other keys that have a part in it.
+    pub(super) fn because<K: Into<String>>(mut self, keys: impl IntoIterator<Item = K>) -> ConfigError {
+        self.because.extend(keys.into_iter().map(Into::into));
+        self
+    }
+}
+
+impl ConfigErrorKind {
+    pub(super) fn at(self, place: Place) -> ConfigError {
+        ConfigError { place, kind: Box::new(self), because: Vec::new() }
+    }
+}
+
+impl From<ConfigErrorKind> for ConfigError {
+    fn from(kind: ConfigErrorKind) -> ConfigError {
+        kind.at(Place::default())
+    }
+}
+
+/// An impossible value. The place is filled in by whoever knows where the key was written.
+pub(super) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
+    ConfigErrorKind::Invalid { key: key.to_owned(), value: format!("{value:?}"), reason: reason.to_owned() }.into()
+}
+
+/// As [`invalid`], with a value that is described rather than quoted.
+pub(super) fn invalid_described(key: &str, value: String, reason: &str) -> ConfigError {
+    ConfigErrorKind::Invalid { key: key.to_owned(), value, reason: reason.to_owned() }.into()
+}
+
+pub(super) fn wrong_type(place: &Place, key: &str, found: &Node, expected: &str) -> ConfigError {
+    let found = match found {
+        Node::Table(_) => "a table".to_owned(),
+        Node::Value(value) => format!("{value} ({})", type_name(value)),
+    };
+    ConfigErrorKind::WrongType { key: key.to_owned(), found, expected: expected.to_owned() }.at(place.clone())
+}
+
+pub(super) fn type_name(value: &toml::Value) -> &'static str {
+    match value {
+        toml::Value::String(_) => "a string",
+        toml::Value::Integer(_) => "an integer",
+        toml::Value::Float(_) => "a float",
+        toml::Value::Boolean(_) => "a boolean",
+        toml::Value::Datetime(_) => "a date",
+        toml::Value::Array(_) => "an array",
+        toml::Value::Table(_) => "a table",
+    }
+}
+
+/// `key` is the full path; `allowed` are the names possible in its last place.
+pub(super) fn unknown_key<'a>(
+    place: &Place,
+    key: &str,
+    allowed: impl IntoIterator<Item = &'a str> + Clone,
+) -> ConfigError {
+    let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut suggestion = did_you_mean(name, allowed.clone());
+    if suggestion.is_empty() {
+        // Right name, wrong section: `train.layers`.
+        let elsewhere = SECTIONS.iter().find(|(other, keys)| *other != section && keys.contains(&name));
+        suggestion = elsewhere.map(|(other, _)| format!(" (did you mean \"{other}.{name}\"?)")).unwrap_or_default();
+    }
+    let allowed = allowed.into_iter().collect::<Vec<_>>().join(", ");
+    ConfigErrorKind::UnknownKey { key: key.to_owned(), suggestion, allowed }.at(place.clone())
+}

@@ -1,0 +1,115 @@
+//! What a model family is made of: checks of its keys, and the layer that they describe.
+
+use super::error::{ConfigError, invalid};
+use super::validate::{Checked, positive, within};
+use super::{ModelFamily, RunConfig};
+use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
+use meshloom::sharding::Mesh;
+
+/// The dimension along which groups of experts are spread over devices.
+const GROUPS: &str = "activation_exp";
+
+/// The dimension along which parts of a sequence are, where experts work on them.
+const PARTS: &str = "activation_norm_length_moe";
+
+impl RunConfig {
+    /// What sets the family's layers apart, for the mesh and rules of the config.
+    ///
+    /// # Errors
+    /// The mesh or the rules cannot be read.
+    pub fn layer_parts(&self) -> Result<LayerParts, ConfigError> {
+        let model = &self.model;
+        let latent = (model.family == ModelFamily::Deepseek).then_some(LatentConfig {
+            q_lora: model.q_lora,
+            kv_lora: model.kv_lora,
+            nope_head_dim: model.head_dim,
+            rope_head_dim: model.rope_head_dim,
+            v_head_dim: model.v_head_dim,
+        });
+        let routed = if self.has_experts() { self.routed_experts()? } else { MoeConfig::default() };
+        Ok(LayerParts { latent, routed, batch_split: model.batch_split })
+    }
+
+    fn has_experts(&self) -> bool {
+        matches!(self.model.family, ModelFamily::Mixtral | ModelFamily::Deepseek)
+    }
+
+    fn routed_experts(&self) -> Result<MoeConfig, ConfigError> {
+        let model = &self.model;
+        let is_deepseek = model.family == ModelFamily::Deepseek;
+        let mesh = self.mesh()?;
+        let parts = self.axes_size(&mesh, PARTS)?;
+        Ok(MoeConfig {
+            experts: model.experts,
+            experts_per_token: model.experts_per_token,
+            mlp: model.moe_mlp,
+            shared_experts: if is_deepseek { model.shared_experts } else { 0 },
+            scoring: if is_deepseek { Scoring::Sigmoid } else { Scoring::Softmax },
+            normalize_weights: true,
+            weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
+            load_balance_weight: model.load_balance_weight,
+            expert_groups: self.axes_size(&mesh, GROUPS)?,
+            // A sequence that does not divide is whole on every device.
+            sequence_parts: if model.seq.is_multiple_of(parts) { parts } else { 1 },
+        })
+    }
+
+    /// Over how many devices the rules spread a dimension of this name.
+    fn axes_size(&self, mesh: &Mesh, name: &str) -> Result<usize, ConfigError> {
+        let rules = self.rule_sets()?;
+        let rule = rules.compute.rules().iter().find(|rule| rule.name == name);
+        let axes = rule.into_iter().flat_map(|rule| &rule.axes).filter_map(|axis| mesh.axis(axis));
+        Ok(axes.map(|axis| mesh.size(axis)).product())
+    }
+
+    pub(super) fn validate_family(&self) -> Checked {
+        let model = &self.model;
+        if model.batch_split {
+            let batch = self.rows_of_layer();
+            if !batch.is_multiple_of(2) {
+                let reason = format!(
+                    "the rows of a microbatch (train.batch over train.microbatches and pipeline.microbatches) must be even to be \
+                     split in two, but there are {batch}"
+                );
+                let parts = ["train.batch", "train.microbatches", "pipeline.microbatches"];
+                return Err(invalid("model.batch_split", true, &reason).because(parts));
+            }
+        }
+        if self.has_experts() {
+            positive("model.experts", model.experts)?;
+            positive("model.experts_per_token", model.experts_per_token)?;
+            positive("model.moe_mlp", model.moe_mlp)?;
+            within("model.load_balance_weight", model.load_balance_weight, 0.0..f64::INFINITY)?;
+            if model.experts_per_token > model.experts {
+                let reason = format!("it must be at most model.experts, which is {}", model.experts);
+                let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
+                return Err(wrong.because(["model.experts"]));
+            }
+        }
+        if model.family != ModelFamily::Deepseek {
+            return Ok(());
+        }
+        positive("model.kv_lora", model.kv_lora)?;
+        positive("model.v_head_dim", model.v_head_dim)?;
+        positive("model.rope_head_dim", model.rope_head_dim)?;
+        within("model.routed_scaling_factor", model.routed_scaling_factor, 0.0..f64::INFINITY)?;
+        match model.rope_head_dim.is_multiple_of(2) {
+            true => Ok(()),
+            false => {
+                let reason = "it must be even, because rotary positions turn pairs";
+                Err(invalid("model.rope_head_dim", model.rope_head_dim, reason))
+            }
+        }
+    }
+
+    /// Checks that the mesh can hold equal groups of experts.
+    pub(super) fn validate_experts_on(&self, mesh: &Mesh) -> Checked {
+        let groups = self.axes_size(mesh, GROUPS)?;
+        if !self.has_experts() || self.model.experts.is_multiple_of(groups) {
+            return Ok(());
+        }
+        let reason =
+            format!("it must be a multiple of {groups}: the rules spread experts over so many devices of {mesh}");
+        Err(invalid("model.experts", self.model.experts, &reason))
+    }
+}

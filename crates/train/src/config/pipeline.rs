@@ -1,0 +1,132 @@
+//! The section `[pipeline]`: from its keys and the mesh to the form of a pipeline, or to an error that names the key.
+
+use super::error::{ConfigError, invalid};
+use super::validate::{Checked, axis_size, needs_section, positive};
+use super::{PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RunConfig};
+use meshloom::ir::Name;
+use meshloom::ops;
+use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule, WeightPlan};
+
+impl From<PipelineWeights> for WeightPlan {
+    fn from(weights: PipelineWeights) -> WeightPlan {
+        match weights {
+            PipelineWeights::PerIteration => WeightPlan::PerIteration,
+            PipelineWeights::GatherOnce => WeightPlan::GatherOnce,
+            PipelineWeights::Bsw => WeightPlan::SlidingWindow,
+            PipelineWeights::BswSplit => WeightPlan::SplitSlidingWindow,
+        }
+    }
+}
+
+impl From<PipelineSchedule> for Schedule {
+    fn from(schedule: PipelineSchedule) -> Schedule {
+        match schedule {
+            PipelineSchedule::Gpipe => Schedule::Gpipe,
+            PipelineSchedule::Circular => Schedule::Circular,
+            PipelineSchedule::OneForwardOneBackward => Schedule::OneForwardOneBackward,
+        }
+    }
+}
+
+impl RunConfig {
+    /// What `[remat]` says, as ops understand it.
+    pub fn remat_policy(&self) -> ops::RematPolicy {
+        let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
+        match self.remat.policy {
+            RematPolicy::None => ops::RematPolicy::None,
+            RematPolicy::Full => ops::RematPolicy::Full,
+            RematPolicy::Dots => ops::RematPolicy::Dots,
+            RematPolicy::Save => ops::RematPolicy::Save(names()),
+            RematPolicy::Offload => ops::RematPolicy::Offload(names()),
+        }
+    }
+
+    /// The form of the pipeline that the config describes; `None` without a section `[pipeline]`. The stages are the
+    /// mesh axis `stage`, whole: also what of it crosses slices.
+    ///
+    /// # Errors
+    /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys
+    /// of `[pipeline]` exclude each other.
+    pub fn pipeline_options(&self) -> Result<Option<PipelineOptions>, ConfigError> {
+        let Some(pipeline) = &self.pipeline else { return Ok(None) };
+        let options = self.unchecked_options(pipeline, axis_size(&self.mesh()?, "stage"));
+        options.validate().map_err(|error| refusal(pipeline, &error))?;
+        Ok(Some(options))
+    }
+
+    fn unchecked_options(&self, pipeline: &PipelineConfig, stages: usize) -> PipelineOptions {
+        PipelineOptions {
+            stages,
+            repeats: pipeline.repeats,
+            microbatches: pipeline.microbatches,
+            layers_per_stage: pipeline.layers_per_stage,
+            weights: pipeline.weights.into(),
+            schedule: pipeline.schedule.into(),
+            delay_forwarding: pipeline.delay_forwarding,
+            scan_iterations: pipeline.scan_iterations,
+            scan_repeats: pipeline.scan_repeats,
+            scan_layers: self.model.scan_layers,
+            keep_gathered: pipeline.keep_gathered,
+            remat: self.remat_policy(),
+        }
+    }
+
+    /// Checks that there can be such a pipeline, and that model and batch divide into it.
+    pub(super) fn validate_pipeline(&self, stages: usize) -> Checked {
+        let Some(pipeline) = &self.pipeline else {
+            return match stages {
+                1 => Ok(()),
+                _ => Err(needs_section(&self.mesh.axes, "stage", "a section [pipeline]; add one, or give")),
+            };
+        };
+        let PipelineConfig { microbatches, repeats, layers_per_stage, .. } = *pipeline;
+        positive("pipeline.microbatches", microbatches)?;
+        positive("pipeline.repeats", repeats)?;
+        positive("pipeline.layers_per_stage", layers_per_stage)?;
+        if stages == 1 && repeats == 1 {
+            let reason = "a pipeline needs a mesh axis \"stage\" of more than one device, or more than one repeat; \
+                          give one of them, or drop the section [pipeline]";
+            return Err(invalid("pipeline.repeats", repeats, reason));
+        }
+        self.unchecked_options(pipeline, stages).validate().map_err(|error| refusal(pipeline, &error))?;
+        let held = stages.saturating_mul(repeats).saturating_mul(layers_per_stage);
+        if self.model.layers != held {
+            let reason = format!(
+                "it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is \
+                 {stages} * {repeats} * {layers_per_stage} = {held}"
+            );
+            let factors = ["pipeline.repeats", "pipeline.layers_per_stage"];
+            return Err(invalid("model.layers", self.model.layers, &reason).because(factors));
+        }
+        let batch = self.rows_at_once();
+        if !batch.is_multiple_of(microbatches) {
+            let of = if self.replicas() > 1 { " of each replica" } else { "" };
+            let reason = format!("it must divide train.batch / train.microbatches{of}, which is {batch}");
+            let wrong = invalid("pipeline.microbatches", microbatches, &reason);
+            return Err(wrong.because(["train.batch", "train.microbatches"]));
+        }
+        Ok(())
+    }
+}
+
+/// An impossible pipeline, by the key that is to be changed.
+fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
+    let reason = &error.to_string();
+    match error {
+        PipelineError::Repeats { .. } => invalid("pipeline.schedule", pipeline.schedule.name(), reason),
+        PipelineError::OneForwardOneBackward { .. } if pipeline.delay_forwarding => {
+            invalid("pipeline.delay_forwarding", true, reason)
+        }
+        PipelineError::OneForwardOneBackward { .. } => invalid("pipeline.weights", pipeline.weights.name(), reason),
+        PipelineError::Zero { what: "repeats" } => invalid("pipeline.repeats", pipeline.repeats, reason),
+        PipelineError::Zero { what: "layers per stage" } => {
+            invalid("pipeline.layers_per_stage", pipeline.layers_per_stage, reason)
+        }
+        // Those of a batch or a weight are not of options alone.
+        PipelineError::Zero { .. }
+        | PipelineError::Microbatches { .. }
+        | PipelineError::TooFewMicrobatches { .. }
+        | PipelineError::Batch { .. }
+        | PipelineError::Weight { .. } => invalid("pipeline.microbatches", pipeline.microbatches, reason),
+    }
+}

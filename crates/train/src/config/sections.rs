@@ -1,0 +1,311 @@
+//! The table of all keys: section, key, type, default, meaning.
+
+use super::value::{choice, section};
+use meshloom::ir::DType;
+
+choice! {
+    /// The model families.
+    ModelFamily {
+        /// RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+        Llama = "llama",
+        /// Llama's parts with alternating local attention, soft caps and post-norms.
+        Gemma2 = "gemma2",
+        /// Llama with routed experts.
+        Mixtral = "mixtral",
+        /// Latent attention and many small routed experts.
+        Deepseek = "deepseek",
+    }
+}
+
+section! {
+    /// `[model]`: the decoder.
+    ModelConfig {
+        /// The model family.
+        family: ModelFamily = ModelFamily::Llama,
+        /// Number of decoder layers.
+        layers: usize = 4,
+        /// Width of the residual stream.
+        embed: usize = 256,
+        /// Query heads.
+        heads: usize = 8,
+        /// Key and value heads; each serves `heads / kv_heads` query heads.
+        kv_heads: usize = 4,
+        /// Width of one head; even, because rotary positions turn pairs.
+        head_dim: usize = 32,
+        /// Inner width of the feed-forward block.
+        mlp: usize = 768,
+        /// Number of token values.
+        vocab: usize = 256,
+        /// Tokens in a sequence.
+        seq: usize = 256,
+        /// Whether the output head is the embedding table.
+        tied_embeddings: bool = false,
+        /// Element type of the stored parameters.
+        param_dtype: DType = DType::F32,
+        /// Element type of the forward and backward pass.
+        compute_dtype: DType = DType::F32,
+        /// Probability with which an activation is dropped in training.
+        dropout: f64 = 0.0,
+        /// Whether the layers are one loop over stacked weights, or each its own nodes.
+        scan_layers: bool = true,
+        /// Mixtral, Deepseek: number of routed experts.
+        experts: usize = 8,
+        /// Mixtral, Deepseek: how many of them each token goes through.
+        experts_per_token: usize = 2,
+        /// Mixtral, Deepseek: inner width of one expert.
+        moe_mlp: usize = 384,
+        /// Mixtral, Deepseek: weight of the load-balance loss.
+        load_balance_weight: f64 = 0.01,
+        /// Deepseek: experts that every token goes through besides.
+        shared_experts: usize = 1,
+        /// Deepseek: what the weights of a token's experts add up to.
+        routed_scaling_factor: f64 = 1.0,
+        /// Deepseek: width of the vector that queries are made of; 0 for none.
+        q_lora: usize = 128,
+        /// Deepseek: width of the vector that keys and values are made of.
+        kv_lora: usize = 64,
+        /// Deepseek: width of the part of a head that positions turn; `head_dim` is that of the other part.
+        rope_head_dim: usize = 16,
+        /// Deepseek: width of a head's values.
+        v_head_dim: usize = 32,
+        /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
+        batch_split: bool = false,
+    }
+}
+
+section! {
+    /// `[data]`: what is trained on.
+    DataConfig {
+        /// The text file.
+        text: String = "examples/data/austen.txt".to_owned(),
+        /// `bytes`, or the path of a `tokenizer.json`.
+        tokenizer: String = "bytes".to_owned(),
+    }
+}
+
+section! {
+    /// `[train]`: the optimization.
+    TrainConfig {
+        /// Sequences per step, over all devices.
+        batch: usize = 16,
+        /// Number of steps.
+        steps: usize = 200,
+        /// Seed of the parameters and of the order of the data.
+        seed: u64 = 0,
+        /// Parts into which a batch is cut, with gradients accumulated.
+        microbatches: usize = 1,
+        /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.
+        steps_per_call: usize = 1,
+        /// Peak learning rate.
+        learning_rate: f64 = 3e-3,
+        /// Steps over which the learning rate rises from zero.
+        warmup: usize = 20,
+        /// Decoupled weight decay.
+        weight_decay: f64 = 0.1,
+        /// Largest global norm of the gradient.
+        clip_norm: f64 = 1.0,
+    }
+}
+
+section! {
+    /// `[checkpoint]`: when the state is saved, and where.
+    CheckpointConfig {
+        /// The directory; empty for no checkpoints.
+        dir: String = String::new(),
+        /// Steps between checkpoints; 0 for one at the end alone.
+        every: usize = 0,
+        /// How many are kept, the newest; 0 for all.
+        keep: usize = 3,
+    }
+}
+
+section! {
+    /// `[mesh]`: how devices are arranged.
+    MeshConfig {
+        /// Axes, major to minor: `data=2,fsdp=4`. One size may be -1: it fills up the devices.
+        axes: String = "data=2,fsdp=4".to_owned(),
+        /// Axes, or factors of them, that cross slices: `diloco=2`.
+        dcn: String = String::new(),
+    }
+}
+
+choice! {
+    /// What the backward pass recomputes.
+    RematPolicy {
+        /// Nothing: every value that the backward pass needs is kept.
+        None = "none",
+        /// Every layer, from its input.
+        Full = "full",
+        /// Everything but the results of matrix products.
+        Dots = "dots",
+        /// Everything but the values in `remat.names`.
+        Save = "save",
+        /// As `save`, with those values kept in the host's memory (on a CPU, that is where they are anyway).
+        Offload = "offload",
+    }
+}
+
+section! {
+    /// `[remat]`: what the backward pass recomputes.
+    RematConfig {
+        /// The policy.
+        policy: RematPolicy = RematPolicy::None,
+        /// The values that `save` and `offload` keep.
+        names: Vec<String> = Vec::new(),
+    }
+}
+
+choice! {
+    /// When a pipeline gathers its weights.
+    PipelineWeights {
+        /// In every iteration.
+        PerIteration = "per-iteration",
+        /// All of them before the loop.
+        GatherOnce = "gather-once",
+        /// Once per repeat, ahead of use: a sliding window over two repeats.
+        Bsw = "bsw",
+        /// As `bsw`, with each repeat's gather in two halves.
+        BswSplit = "bsw-split",
+    }
+}
+
+choice! {
+    /// The order in which a pipeline's stages work.
+    PipelineSchedule {
+        /// All forward, then all backward; one repeat.
+        Gpipe = "gpipe",
+        /// Each stage holds several parts of the layer stack, taken in turns.
+        Circular = "circular",
+        /// One forward, one backward.
+        OneForwardOneBackward = "1f1b",
+    }
+}
+
+section! {
+    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more than 1.
+    PipelineConfig {
+        /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
+        microbatches: usize = 4,
+        /// How often a microbatch goes round the stages.
+        repeats: usize = 2,
+        /// Layers that a stage holds per repeat.
+        layers_per_stage: usize = 1,
+        /// When weights are gathered.
+        weights: PipelineWeights = PipelineWeights::Bsw,
+        /// The order of work.
+        schedule: PipelineSchedule = PipelineSchedule::Circular,
+        /// Whether activations are sent one iteration late, so that the transfer overlaps with compute.
+        delay_forwarding: bool = false,
+        /// Whether iterations are a loop, or each its own nodes.
+        scan_iterations: bool = true,
+        /// Whether repeats are a loop, or each its own nodes.
+        scan_repeats: bool = true,
+        /// Whether the backward pass reuses gathered weights instead of gathering again.
+        keep_gathered: bool = false,
+    }
+}
+
+choice! {
+    /// How pseudo-gradients are sent between replicas.
+    DilocoTransport {
+        /// Full precision.
+        F32 = "f32",
+        /// Brain floating point.
+        Bf16 = "bf16",
+        /// 8-bit floating point.
+        F8 = "f8",
+        /// 4-bit integers.
+        Int4 = "int4",
+    }
+}
+
+section! {
+    /// `[diloco]`: present only when used.
+    DilocoConfig {
+        /// Model replicas that train on their own between syncs.
+        replicas: usize = 2,
+        /// Steps between syncs.
+        sync_period: usize = 20,
+        /// Learning rate of the outer optimizer.
+        outer_lr: f64 = 0.7,
+        /// Nesterov momentum of the outer optimizer.
+        outer_momentum: f64 = 0.9,
+        /// Whether fragments of the model sync in turns.
+        streaming: bool = false,
+        /// Number of fragments, the first of which is everything outside the layers.
+        fragments: usize = 3,
+        /// Whether a fragment is a block of consecutive layers, or strided.
+        sequential_layers: bool = false,
+        /// Steps between the sending of a fragment and its use.
+        overlap_steps: usize = 0,
+        /// Weight of the inner value when a fragment is merged.
+        overlap_alpha: f64 = 0.0,
+        /// How pseudo-gradients are sent.
+        transport: DilocoTransport = DilocoTransport::F32,
+        /// Numbers that share a scale when they are sent in 8 or 4 bits.
+        block: usize = 64,
+        /// Whether some fragments may hold one layer more than others.
+        uneven_fragments: bool = false,
+        /// Whether the outer parameters are compared between replicas after each sync.
+        check_replicas: bool = false,
+    }
+}
+
+choice! {
+    /// Who splits the program over the devices.
+    PartitionMode {
+        /// Our partitioner: one program per device with explicit collectives.
+        Explicit = "explicit",
+        /// XLA's GSPMD, by sharding annotations.
+        Gspmd = "gspmd",
+        /// XLA's Shardy, by sharding annotations.
+        Shardy = "shardy",
+    }
+}
+
+choice! {
+    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our partitioner
+    /// knows of it.
+    Replication {
+        /// The value is gathered, with a warning.
+        Warn = "warn",
+        /// It is an error.
+        Deny = "deny",
+    }
+}
+
+section! {
+    /// `[partition]`: who splits the program over the devices.
+    PartitionConfig {
+        /// The mode.
+        mode: PartitionMode = PartitionMode::Explicit,
+        /// What to do where a value cannot be split.
+        replication: Replication = Replication::Warn,
+    }
+}
+
+choice! {
+    /// The platforms.
+    Platform {
+        /// Virtual devices on the host.
+        Cpu = "cpu",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+        /// Google TPUs.
+        Tpu = "tpu",
+    }
+}
+
+section! {
+    /// `[target]`: the devices.
+    TargetConfig {
+        /// The platform. With a topology it is not looked at.
+        platform: Platform = Platform::Cpu,
+        /// Number of devices. With a topology it is not looked at.
+        devices: usize = 8,
+        /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at hand.
+        topology: String = String::new(),
+        /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own.
+        compiler_options: Vec<String> = Vec::new(),
+    }
+}

@@ -1,0 +1,286 @@
+//! Reading and writing of single keys, and the macros that make a section from its table of keys.
+
+use std::collections::HashMap;
+
+use super::error::{self, ConfigError, ConfigErrorKind, Place};
+use super::tree::{Entry, Node, Table};
+use meshloom::hlo::suggest::did_you_mean;
+use meshloom::ir::DType;
+
+/// Why a value was not taken.
+pub(super) enum Refusal {
+    /// It is of another TOML type.
+    Type,
+    /// It is of the right type, but not a possible value: why, and what is.
+    Value(String),
+}
+
+/// A type that a key can have.
+pub(super) trait Value: Sized {
+    /// What is allowed, to follow "must be".
+    fn expected() -> String;
+    fn read(value: &toml::Value) -> Result<Self, Refusal>;
+    fn write(&self) -> toml::Value;
+}
+
+/// One section while it is read.
+pub(super) struct Section<'a> {
+    pub name: &'a str,
+    pub table: Table,
+    /// Where each key was written, for checks that come later.
+    pub places: &'a mut HashMap<String, Place>,
+}
+
+impl Section<'_> {
+    /// The entries, after a check that their keys exist. `allowed` are the keys of the section.
+    pub(super) fn entries(&mut self, allowed: &[&str]) -> Result<Vec<(String, Entry)>, ConfigError> {
+        let entries = std::mem::take(&mut self.table).into_entries();
+        for (key, entry) in &entries {
+            let path = format!("{}.{key}", self.name);
+            if !allowed.contains(&key.as_str()) {
+                return Err(error::unknown_key(&entry.key_place, &path, allowed.iter().copied()));
+            }
+            self.places.insert(path, entry.place.clone());
+        }
+        Ok(entries)
+    }
+
+    /// The value of one key.
+    pub(super) fn value<T: Value>(&self, key: &str, entry: &Entry) -> Result<T, ConfigError> {
+        let key = format!("{}.{key}", self.name);
+        let Node::Value(value) = &entry.node else {
+            return Err(error::wrong_type(&entry.place, &key, &entry.node, &T::expected()));
+        };
+        T::read(value).map_err(|refusal| match refusal {
+            Refusal::Type => error::wrong_type(&entry.place, &key, &entry.node, &T::expected()),
+            Refusal::Value(reason) => {
+                ConfigErrorKind::Invalid { key, value: value.to_string(), reason }.at(entry.place.clone())
+            }
+        })
+    }
+}
+
+/// Defines a section: its struct, defaults, keys, reader and writer, from one table.
+macro_rules! section {
+    ($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr,)* }) => {
+        $(#[doc = $about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name { $($(#[doc = $doc])* pub $key: $ty,)* }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name { $($key: $default,)* }
+            }
+        }
+
+        impl $name {
+            /// The keys of the section, in the order of the file.
+            pub const KEYS: &[&str] = &[$(stringify!($key)),*];
+
+            pub(super) fn read(
+                section: &mut $crate::config::value::Section<'_>,
+            ) -> Result<$name, $crate::config::ConfigError> {
+                let mut read = $name::default();
+                for (key, entry) in section.entries($name::KEYS)? {
+                    match key.as_str() {
+                        $(stringify!($key) => read.$key = section.value(&key, &entry)?,)*
+                        // `entries` has refused every other key.
+                        _ => {}
+                    }
+                }
+                Ok(read)
+            }
+
+            pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
+                vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*]
+            }
+
+            pub(super) const ABOUT: &str = concat!($($about),*);
+
+            /// Every key, without a value.
+            pub(super) fn describe() -> Vec<$crate::config::KeyInfo> {
+                use $crate::config::value::Value;
+                let defaults = $name::default();
+                vec![$($crate::config::KeyInfo {
+                    name: stringify!($key),
+                    value: None,
+                    default: Some(defaults.$key.write()),
+                    allowed: <$ty as Value>::expected(),
+                    meaning: $crate::config::describe::text(concat!($($doc),*)),
+                },)*]
+            }
+        }
+    };
+}
+
+/// Defines an enum whose variants are named by strings in the config.
+macro_rules! choice {
+    ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// Every variant, in declaration order.
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// The name in the config.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl $crate::config::value::Value for $name {
+            fn expected() -> String {
+                $crate::config::value::one_of($name::ALL.iter().map(|choice| choice.name()))
+            }
+
+            fn read(value: &toml::Value) -> Result<$name, $crate::config::value::Refusal> {
+                let names = $name::ALL.iter().map(|choice| choice.name());
+                let index = $crate::config::value::choose(value, names)?;
+                Ok($name::ALL[index])
+            }
+
+            fn write(&self) -> toml::Value {
+                toml::Value::String(self.name().to_owned())
+            }
+        }
+    };
+}
+
+pub(super) use {choice, section};
+
+pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
+}
+
+/// Which of the names a value is.
+pub(super) fn choose<'a>(
+    value: &toml::Value,
+    names: impl IntoIterator<Item = &'a str> + Clone,
+) -> Result<usize, Refusal> {
+    let text = value.as_str().ok_or(Refusal::Type)?;
+    names
+        .clone()
+        .into_iter()
+        .position(|name| name == text)
+        .ok_or_else(|| Refusal::Value(format!("it must be {}{}", one_of(names.clone()), did_you_mean(text, names))))
+}
+
+impl Value for usize {
+    fn expected() -> String {
+        "an integer of at least 0".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<usize, Refusal> {
+        let number = value.as_integer().ok_or(Refusal::Type)?;
+        usize::try_from(number).map_err(|_| Refusal::Value(format!("it must be {}", usize::expected())))
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
+    }
+}
+
+impl Value for u64 {
+    fn expected() -> String {
+        usize::expected()
+    }
+
+    fn read(value: &toml::Value) -> Result<u64, Refusal> {
+        usize::read(value).map(|number| number as u64)
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
+    }
+}
+
+impl Value for f64 {
+    fn expected() -> String {
+        "a finite number".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<f64, Refusal> {
+        let number = match value {
+            toml::Value::Float(number) => *number,
+            toml::Value::Integer(number) => *number as f64,
+            _ => return Err(Refusal::Type),
+        };
+        number.is_finite().then_some(number).ok_or_else(|| Refusal::Value(format!("it must be {}", f64::expected())))
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Float(*self)
+    }
+}
+
+impl Value for bool {
+    fn expected() -> String {
+        "true or false".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<bool, Refusal> {
+        value.as_bool().ok_or(Refusal::Type)
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Boolean(*self)
+    }
+}
+
+impl Value for String {
+    fn expected() -> String {
+        "a string".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<String, Refusal> {
+        value.as_str().map(str::to_owned).ok_or(Refusal::Type)
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.clone())
+    }
+}
+
+impl Value for Vec<String> {
+    fn expected() -> String {
+        "an array of strings".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<Vec<String>, Refusal> {
+        let values = value.as_array().ok_or(Refusal::Type)?;
+        values.iter().map(String::read).collect()
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Array(self.iter().map(Value::write).collect())
+    }
+}
+
+// Parameters and activations have gradients, so only the floating-point types are choices.
+impl Value for DType {
+    fn expected() -> String {
+        one_of(float_types().map(DType::name))
+    }
+
+    fn read(value: &toml::Value) -> Result<DType, Refusal> {
+        let index = choose(value, float_types().map(DType::name))?;
+        float_types().nth(index).ok_or(Refusal::Type)
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.name().to_owned())
+    }
+}
+
+/// What parameters and computation can be in. The 8-bit types are for single products, not for a whole model.
+fn float_types() -> impl Iterator<Item = DType> + Clone {
+    DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
+}

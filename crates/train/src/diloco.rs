@@ -1,0 +1,214 @@
+//! A run of several replicas: its state, its step, and what the config says of them.
+
+use super::config::{DilocoConfig, DilocoTransport, RunConfig};
+use super::model::Model;
+use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
+use crate::Error;
+use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::nn::{Decoder, DecoderConfig};
+use meshloom::pjrt::{Array, Client};
+use meshloom::sharding::{Mesh, Role, RuleSets};
+use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
+use meshloom::transform::diloco::{
+    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
+};
+
+/// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and the steps done.
+pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, T>;
+
+/// That of a model.
+type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
+
+impl<P: Tree<Leaf = Tensor> + Clone> HasParams for TrainState<Tensor, P> {
+    type Params = P;
+
+    fn params(&self) -> P {
+        self.params.clone()
+    }
+
+    fn with_params(self, params: P) -> TrainState<Tensor, P> {
+        TrainState { params, ..self }
+    }
+}
+
+/// The train step of several replicas.
+#[derive(Clone, Debug)]
+pub struct DilocoStep<M = DecoderConfig> {
+    /// That of one, with its rows of the batch.
+    pub step: TrainStep<M>,
+    /// What syncs when.
+    pub diloco: Diloco,
+}
+
+/// A replica's outer parameter is not what it is on another.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the outer parameter {path} differs between replicas: device {device} has other bits than device {other}, which holds the same \
+     part; replicas must sync the same sums, so this is a defect of a plugin, of the network or of meshloom"
+)]
+pub struct ReplicasDiffer {
+    /// The parameter's path in the model.
+    pub path: String,
+    /// Position of a device in the mesh.
+    pub device: usize,
+    /// That of another.
+    pub other: usize,
+}
+
+impl RunConfig {
+    /// The form of DiLoCo that the config describes, if it does.
+    pub fn diloco_options(&self) -> Option<DilocoOptions> {
+        let config: &DilocoConfig = self.diloco.as_ref()?;
+        let order = if config.sequential_layers { LayerOrder::Sequential } else { LayerOrder::Interleaved };
+        let streaming = Streaming {
+            fragments: config.fragments,
+            order,
+            uneven: config.uneven_fragments,
+            overlap_steps: config.overlap_steps,
+            overlap_alpha: config.overlap_alpha,
+        };
+        let transport = match config.transport {
+            DilocoTransport::F32 => Transport::F32,
+            DilocoTransport::Bf16 => Transport::Bf16,
+            DilocoTransport::F8 => Transport::F8,
+            DilocoTransport::Int4 => Transport::Int4,
+        };
+        Some(DilocoOptions {
+            replicas: config.replicas,
+            sync_period: config.sync_period,
+            outer_rate: config.outer_lr,
+            outer_momentum: config.outer_momentum,
+            streaming: config.streaming.then_some(streaming),
+            transport,
+            block: config.block,
+        })
+    }
+}
+
+/// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.
+pub(super) fn layout_of(
+    params: &impl Tree<Leaf = Param>,
+    (mesh, rules): (&Mesh, &RuleSets),
+    stage_dim: Option<usize>,
+) -> Result<Layout, Error> {
+    let parts = |(path, param): (String, Param)| -> Result<Vec<usize>, Error> {
+        let texts: Vec<String> = param.spec.axes.iter().map(|name| name.text()).collect();
+        let names: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
+        let rules = rules.get(Role::Params);
+        let spec = rules.resolve(mesh, &path, &names, &param.spec.ty.dims, &mut Vec::new())?;
+        Ok((0..names.len()).map(|dim| spec.part_count(mesh, dim)).collect())
+    };
+    let parts = params.paths().into_iter().zip(params.leaves()).map(parts).collect::<Result<_, _>>()?;
+    Ok(Layout { stage_dim, parts })
+}
+
+/// A declaration with a leading dimension over replicas.
+fn param_of_replicas(param: &Param, replicas: usize) -> Param {
+    Param { spec: of_replicas(&param.spec, replicas), ..param.clone() }
+}
+
+/// The same value for each replica.
+fn for_each_replica(literal: &Literal, replicas: usize) -> Literal {
+    let mut dims = literal.ty().dims.clone();
+    dims.insert(0, replicas);
+    Literal::from_bytes(TensorType::new(literal.ty().dtype, &dims), literal.bytes().repeat(replicas))
+        .unwrap_or_else(|| literal.clone())
+}
+
+/// A parameter for each replica, spread as the one before was.
+pub(super) fn for_all_replicas(param: &Array, before: &Array, client: &Client) -> Result<Array, Error> {
+    let replicas = before.ty().dims.first().copied().unwrap_or(1);
+    Ok(Array::put(client, &for_each_replica(&param.get()?, replicas), before.layout())?)
+}
+
+impl<M: Model> DilocoStep<M> {
+    fn replicas(&self) -> usize {
+        self.diloco.options().replicas
+    }
+
+    /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over layers that
+    /// [`Param::stacked_dims`] counts.
+    pub fn state(&self) -> StateOf<M, Param> {
+        let inner = self.step.state();
+        let params = inner.params.clone();
+        let momentum = self.diloco.outer_optimizer().state(&params);
+        DilocoState {
+            inner: inner.map(|_, param| param_of_replicas(param, self.replicas())),
+            outer: OuterState { params, momentum },
+            step: Param::new(DType::S32, [], &[], Init::Constant(0.0)),
+        }
+    }
+
+    /// The state before the first step: that of one replica, for all.
+    pub fn initialize(&self, seed: u64) -> StateOf<M, Literal> {
+        let inner = self.step.initialize(seed);
+        let params = inner.params.clone();
+        let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
+        let zeros = |ty: &TensorType| Literal::from_bytes(ty.clone(), vec![0; ty.byte_count()]);
+        let momentum = declared.map(|_, param| zeros(&param.spec.ty).unwrap_or_else(|| Literal::scalar(0f32)));
+        DilocoState {
+            inner: inner.map(|_, literal| for_each_replica(literal, self.replicas())),
+            outer: OuterState { params, momentum },
+            step: Literal::scalar(0i32),
+        }
+    }
+
+    /// The types of a batch: of each replica its rows.
+    pub fn batch_specs(&self) -> M::Batch<TensorSpec> {
+        let rows = self.step.model.batch_specs(self.step.batch, self.step.seq);
+        rows.map(|_, spec| of_replicas(spec, self.replicas()))
+    }
+
+    /// One step within a trace. Loss and norm are those of each replica.
+    pub(super) fn apply(
+        &self,
+        declared: &M::Params<Param>,
+        state: StateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
+        self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
+    }
+
+    /// Several steps within a trace, of batches with a leading dimension over them: in the form for a start where
+    /// transfers [overlap](Diloco::overlaps) with steps, or in the one for any.
+    pub(super) fn apply_several(
+        &self,
+        declared: &M::Params<Param>,
+        state: StateOf<M, Tensor>,
+        batches: M::Batch<Tensor>,
+        overlaps: bool,
+    ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
+        let step = |state, batch| self.of_replica(declared, state, batch);
+        match overlaps {
+            true => self.diloco.overlapped_steps(state, batches, &step),
+            false => self.diloco.steps(state, batches, step),
+        }
+    }
+
+    fn of_replica(
+        &self,
+        declared: &M::Params<Param>,
+        state: step::StateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (step::StateOf<M, Tensor>, (Tensor, Tensor)) {
+        let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch });
+        (state, (loss, grad_norm))
+    }
+}
+
+/// Checks that devices that hold the same part of an outer parameter, as one of each replica does, hold the same bits.
+///
+/// # Errors
+/// The first parameter of which they do not; or the plugin fails.
+pub fn check_replicas(outer: &impl Tree<Leaf = Array>) -> Result<(), Error> {
+    for (path, array) in outer.paths().into_iter().zip(outer.leaves()) {
+        let boxes = array.layout().boxes();
+        for device in 1..boxes.len() {
+            let Some(other) = boxes[..device].iter().position(|other| *other == boxes[device]) else { continue };
+            if array.shard(device)?.bytes() != array.shard(other)?.bytes() {
+                return Err(ReplicasDiffer { path, device, other }.into());
+            }
+        }
+    }
+    Ok(())
+}

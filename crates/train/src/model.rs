@@ -1,0 +1,161 @@
+//! What can be trained: a model with parameters and a loss, and data for it.
+
+use std::fmt::Debug;
+
+use crate::Error;
+use meshloom::ir::Literal;
+use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch};
+use meshloom::pjrt::Array;
+use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, Tree};
+
+/// What the trees of a model may have for leaves: declarations, types, traced tensors, values on the host or on devices.
+pub trait Leaf:
+    Tree<Leaf = Self>
+    + MapTree<Param, Mapped = Param>
+    + MapTree<TensorSpec, Mapped = TensorSpec>
+    + MapTree<Tensor, Mapped = Tensor>
+    + MapTree<Literal, Mapped = Literal>
+    + MapTree<Array, Mapped = Array>
+    + Clone
+    + Debug
+{
+}
+
+impl<T> Leaf for T where
+    T: Tree<Leaf = T>
+        + MapTree<Param, Mapped = Param>
+        + MapTree<TensorSpec, Mapped = TensorSpec>
+        + MapTree<Tensor, Mapped = Tensor>
+        + MapTree<Literal, Mapped = Literal>
+        + MapTree<Array, Mapped = Array>
+        + Clone
+        + Debug
+{
+}
+
+/// A model that can be trained.
+///
+/// Sharding rules, optimizer, microbatches, DiLoCo, checkpoints and metrics work for any model: they see its parameters by their paths
+/// and the names of their dimensions. The model itself decides how its layers run, as a scan or as a
+/// [pipeline](meshloom::transform::pipeline).
+///
+/// A struct that [`tree!`](meshloom::tree) declares is a tree over any leaf, as both associated types must be.
+pub trait Model: Clone + Debug {
+    /// The tree of the parameters.
+    type Params<T: Leaf>: Tree<Leaf = T>
+        + MapTree<Param, Mapped = Self::Params<Param>>
+        + MapTree<TensorSpec, Mapped = Self::Params<TensorSpec>>
+        + MapTree<Tensor, Mapped = Self::Params<Tensor>>
+        + MapTree<Literal, Mapped = Self::Params<Literal>>
+        + MapTree<Array, Mapped = Self::Params<Array>>
+        + Clone
+        + Debug;
+
+    /// The tree of a batch. The first dimension of every leaf is that of the rows.
+    type Batch<T: Leaf>: Tree<Leaf = T>
+        + MapTree<TensorSpec, Mapped = Self::Batch<TensorSpec>>
+        + MapTree<Tensor, Mapped = Self::Batch<Tensor>>
+        + MapTree<Literal, Mapped = Self::Batch<Literal>>
+        + MapTree<Array, Mapped = Self::Batch<Array>>
+        + Clone
+        + Debug;
+
+    /// The declarations of the parameters.
+    fn parameters(&self) -> Self::Params<Param>;
+
+    /// The types of a batch of `rows` rows. `length` is `model.seq`: tokens of a row, where rows have tokens.
+    fn batch_specs(&self, rows: usize, length: usize) -> Self::Batch<TensorSpec>;
+
+    /// What the loss of a part of a batch must know of the whole, in one part.
+    fn whole_batch(&self, batch: &Self::Batch<Tensor>) -> WholeBatch;
+
+    /// What some rows of a batch add to its loss, a scalar `f32`: the losses of the parts add up to that of the batch.
+    fn loss(
+        &self,
+        params: &Self::Params<Tensor>,
+        part: &Self::Batch<Tensor>,
+        whole: WholeBatch,
+        dropout: Option<Dropout>,
+    ) -> Tensor;
+}
+
+/// What a model is trained on.
+pub trait Dataset<M: Model> {
+    /// The batch of a step, counted from 0. It must depend on nothing but the arguments: then runs on different meshes see the same
+    /// data, and a resumed run continues where it stopped.
+    ///
+    /// # Errors
+    /// There is no such batch.
+    fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
+}
+
+impl Model for DecoderConfig {
+    type Params<T: Leaf> = Decoder<T>;
+    type Batch<T: Leaf> = Batch<T>;
+
+    fn parameters(&self) -> Decoder<Param> {
+        DecoderConfig::parameters(self)
+    }
+
+    fn batch_specs(&self, rows: usize, length: usize) -> Batch<TensorSpec> {
+        DecoderConfig::batch_specs(self, rows, length)
+    }
+
+    fn whole_batch(&self, batch: &Batch<Tensor>) -> WholeBatch {
+        WholeBatch::of(batch.weights)
+    }
+
+    fn loss(
+        &self,
+        params: &Decoder<Tensor>,
+        part: &Batch<Tensor>,
+        whole: WholeBatch,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        self.loss_of_part(params, part, whole, dropout)
+    }
+}
+
+/// As [`tree!`](meshloom::tree), for structs that hold trees of other types as well: `T` is the leaf, the others are trees over it.
+macro_rules! tree_of_trees {
+    ($($(#[$doc:meta])* pub struct $name:ident<$leaf:ident, $($tree:ident = $default:ty),*> {
+        $($(#[$field_doc:meta])* pub $field:ident: $ty:ty),* $(,)?
+    })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name<$leaf, $($tree = $default),*> {
+            $($(#[$field_doc])* pub $field: $ty,)*
+        }
+
+        impl<$leaf: Tree<Leaf = $leaf>, $($tree: Tree<Leaf = $leaf>),*> Tree for $name<$leaf, $($tree),*> {
+            type Leaf = $leaf;
+
+            fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &$leaf)) {
+                $(path.descend(stringify!($field), |path| Tree::visit(&self.$field, path, f));)*
+            }
+
+            fn rebuild(&self, next: &mut dyn FnMut() -> $leaf) -> Self {
+                $name { $($field: Tree::rebuild(&self.$field, next),)* }
+            }
+        }
+
+        impl<$leaf, Mapped, $($tree),*> MapTree<Mapped> for $name<$leaf, $($tree),*>
+        where
+            $leaf: Tree<Leaf = $leaf> + MapTree<Mapped, Mapped = Mapped>,
+            Mapped: Tree<Leaf = Mapped>,
+            $($tree: Tree<Leaf = $leaf> + MapTree<Mapped>,)*
+        {
+            type Mapped = $name<Mapped, $(<$tree as MapTree<Mapped>>::Mapped),*>;
+
+            fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &$leaf) -> Mapped) -> Self::Mapped {
+                $name {
+                    $($field: path.descend(stringify!($field), |path| {
+                        MapTree::<Mapped>::map_with(&self.$field, path, f)
+                    }),)*
+                }
+            }
+        }
+    )*};
+}
+
+pub(super) use tree_of_trees;

@@ -1,0 +1,296 @@
+//! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
+
+use super::config::{self, ConfigError, RunConfig};
+use super::diloco::{DilocoStep, layout_of};
+use super::model::Model;
+use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
+use super::stage::Stage;
+use super::step::{DropoutConfig, TrainStep, aliases};
+use crate::Error;
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
+use meshloom::emit::GroupFormat;
+use meshloom::nn::DecoderConfig;
+use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::sharding::{Mesh, RuleSets, ShardingTable};
+use meshloom::trace::Param;
+use meshloom::transform::diloco::Diloco;
+
+/// Rotary base and norm epsilon of the Llama family.
+const ROPE_THETA: f64 = 10_000.0;
+const NORM_EPSILON: f64 = 1e-5;
+
+/// The rate that the schedule ends at, as a fraction of the peak.
+const RATE_FLOOR: f64 = 0.1;
+
+/// A run of a model: a config that has been checked, with everything that follows from it.
+#[derive(Clone, Debug)]
+pub struct Run<M = DecoderConfig> {
+    config: RunConfig,
+    mesh: Mesh,
+    rules: RuleSets,
+    pub(super) step: RunStep<M>,
+}
+
+impl RunConfig {
+    /// The run of the decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    ///
+    /// # Errors
+    /// The config asks for something that is not built yet, or its parts do not fit together.
+    pub fn resolve(&self) -> Result<Run, Error> {
+        self.resolve_for(self.decoder()?)
+    }
+
+    /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages), `seq` and `dropout`
+    /// matter then, and `[data]` does not.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::resolve`].
+    pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
+        self.check_supported()?;
+        let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
+        let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step_of(model) };
+        let step = match self.diloco_options() {
+            None => RunStep::Single(Box::new(step)),
+            Some(options) => {
+                let params = step.model.parameters();
+                let dims = self.pipeline_options()?.map(|options| options.leading_dims());
+                // Of the leading dimensions of stacked parameters, the one over the stages of a pipeline.
+                let stage_dim = dims.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
+                let diloco = Diloco::new(&options, &params, &layout_of(&params, (&mesh, &rules), stage_dim)?)?;
+                RunStep::Diloco(Box::new(DilocoStep { step, diloco }))
+            }
+        };
+        Ok(Run { config: self.clone(), mesh, rules, step })
+    }
+
+    /// The decoder that the config describes. Of a topology, the devices must be known ([`RunConfig::on_devices`]).
+    ///
+    /// # Errors
+    /// The mesh, the rules or the pipeline cannot be as the config says.
+    pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+        let model = &self.model;
+        Ok(DecoderConfig {
+            layers: model.layers,
+            embed: model.embed,
+            heads: model.heads,
+            kv_heads: model.kv_heads,
+            head_dim: model.head_dim,
+            mlp: model.mlp,
+            vocab: model.vocab,
+            tied_embeddings: model.tied_embeddings,
+            param_dtype: model.param_dtype,
+            compute_dtype: model.compute_dtype,
+            scan_layers: model.scan_layers,
+            remat: self.remat_policy(),
+            pipeline: self.pipeline_options()?,
+            rope_theta: ROPE_THETA,
+            norm_epsilon: NORM_EPSILON,
+            parts: self.layer_parts()?,
+        })
+    }
+
+    /// The train step of the decoder that the config describes: of all rows, as if there were one replica.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::decoder`].
+    pub fn train_step(&self) -> Result<TrainStep, ConfigError> {
+        Ok(self.train_step_of(self.decoder()?))
+    }
+
+    fn train_step_of<M>(&self, model: M) -> TrainStep<M> {
+        let train = &self.train;
+        TrainStep {
+            model,
+            optimizer: AdamW { weight_decay: train.weight_decay, ..AdamW::default() },
+            schedule: WarmupCosine {
+                peak: train.learning_rate,
+                warmup: train.warmup,
+                steps: train.steps,
+                floor: RATE_FLOOR,
+            },
+            clip_norm: train.clip_norm,
+            batch: train.batch,
+            seq: self.model.seq,
+            microbatches: train.microbatches,
+            dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
+        }
+    }
+
+    /// How many steps a call has, by `train.steps_per_call`.
+    pub fn calls(&self) -> Calls {
+        match self.train.steps_per_call {
+            0 | 1 => Calls::Single,
+            count => Calls::Several(count),
+        }
+    }
+
+    /// The train step of all replicas, if the config has several.
+    ///
+    /// # Errors
+    /// What syncs cannot be cut as the config says, or the rules do not fit the parameters.
+    pub fn diloco_step(&self) -> Result<Option<DilocoStep>, Error> {
+        Ok(match self.resolve()?.step {
+            RunStep::Single(_) => None,
+            RunStep::Diloco(step) => Some(*step),
+        })
+    }
+
+    /// The declaration of the run's state.
+    ///
+    /// # Errors
+    /// The config's parts do not fit together.
+    pub fn state(&self) -> Result<RunState<Param>, Error> {
+        Ok(self.resolve()?.state())
+    }
+
+    /// The train step lowered over the config's mesh; also the traced function.
+    ///
+    /// # Errors
+    /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
+    pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
+        self.lower_run(Calls::Single, GroupFormat::Lists)
+    }
+
+    /// As [`Run::lower`], of the decoder that the config describes.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn lower_run(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
+        self.resolve()?.lower(calls, groups)
+    }
+
+    /// As [`Run::at_stage`], of the decoder that the config describes.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
+        self.resolve()?.at_stage(stage)
+    }
+
+    /// As [`Run::debug_sharding`], of the decoder that the config describes.
+    ///
+    /// # Errors
+    /// As of [`RunConfig::lower_train_step`].
+    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
+        self.resolve()?.debug_sharding()
+    }
+
+    /// What the config says of lowering, but for the mesh and the program's own aliases.
+    fn lower_options<'a>(&self) -> LowerOptions<'a> {
+        LowerOptions {
+            partition: match self.partition.mode {
+                config::PartitionMode::Explicit => PartitionMode::Explicit,
+                config::PartitionMode::Gspmd => PartitionMode::GSPMD,
+                config::PartitionMode::Shardy => PartitionMode::SHARDY,
+            },
+            deny_replication: self.partition.replication == config::Replication::Deny,
+            overlap_collectives: self.target.platform != config::Platform::Cpu,
+            // On a CPU, the devices' memory is the host's.
+            host_memory: self.target.platform != config::Platform::Cpu,
+            ..LowerOptions::default()
+        }
+    }
+}
+
+impl<M: Model> Run<M> {
+    /// The config.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The device mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The sharding rules.
+    pub fn rules(&self) -> &RuleSets {
+        &self.rules
+    }
+
+    /// The model.
+    pub fn model(&self) -> &M {
+        &self.step.of_replica().model
+    }
+
+    /// The declaration of the run's state.
+    pub fn state(&self) -> RunStateOf<M, Param> {
+        self.step.state()
+    }
+
+    /// Traces the program of one call.
+    ///
+    /// # Errors
+    /// The model's sizes do not fit together.
+    pub fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
+        self.step.trace(calls)
+    }
+
+    /// The program of one call, lowered over the mesh for a plugin that reads this form of device groups
+    /// ([`GroupFormat::read_by`]); also the traced function.
+    ///
+    /// # Errors
+    /// Model, mesh and rules do not fit together.
+    pub fn lower(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction<M>, Lowered), Error> {
+        let function = self.trace(calls)?;
+        let lowered = self.lower_with(&function, LowerOptions { groups, ..self.lower_options() })?;
+        Ok((function, lowered))
+    }
+
+    fn lower_with(&self, function: &RunFunction<M>, options: LowerOptions<'_>) -> Result<Lowered, Error> {
+        Ok(lower(function.graph(), &LowerOptions { aliases: aliases(function), ..options })?)
+    }
+
+    /// What the config says of lowering over its mesh.
+    fn lower_options(&self) -> LowerOptions<'_> {
+        let sharding = (self.mesh.device_count() > 1).then_some((&self.mesh, &self.rules));
+        LowerOptions { sharding, ..self.config.lower_options() }
+    }
+
+    /// The program of one call, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what a plugin gets, as
+    /// [`Stage::Partitioned`] is (or [`Stage::Sharded`], where the config lets XLA partition): only a plugin goes further.
+    ///
+    /// # Errors
+    /// As of [`Run::lower`].
+    pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
+        let calls = self.config.calls();
+        let options =
+            |function: &RunFunction<M>| LowerOptions { aliases: aliases(function), ..self.config.lower_options() };
+        match stage {
+            Stage::Traced => {
+                let function = self.step.of_replica().trace_loss()?;
+                Ok(lower_as_traced(function.graph(), &self.config.lower_options()))
+            }
+            Stage::Differentiated => {
+                let function = self.trace(calls)?;
+                Ok(lower_as_traced(function.graph(), &options(&function)))
+            }
+            Stage::Transformed => {
+                let function = self.trace(calls)?;
+                Ok(lower(function.graph(), &options(&function))?)
+            }
+            Stage::Sharded => self.lower_annotated(calls),
+            Stage::Partitioned | Stage::Compiled => Ok(self.lower(calls, GroupFormat::Lists)?.1),
+        }
+    }
+
+    /// What the rules make of every parameter and every named value of the train step; `None` on one device. Nothing is
+    /// compiled.
+    ///
+    /// # Errors
+    /// As of [`Run::lower`].
+    pub fn debug_sharding(&self) -> Result<Option<ShardingTable>, Error> {
+        // The table is there before anything is partitioned.
+        Ok(self.lower_annotated(Calls::Single)?.sharded().map(|sharded| sharded.table.clone()))
+    }
+
+    /// The program of one call in global shapes, with the specs of the rules as annotations.
+    fn lower_annotated(&self, calls: Calls) -> Result<Lowered, Error> {
+        let options = self.lower_options();
+        let partition = match options.partition {
+            PartitionMode::Explicit => PartitionMode::GSPMD,
+            annotated => annotated,
+        };
+        self.lower_with(&self.trace(calls)?, LowerOptions { partition, ..options })
+    }
+}

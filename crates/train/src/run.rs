@@ -1,0 +1,260 @@
+//! What a run's programs read and replace: one replica or several, one step or several in a call.
+
+use super::diloco::{DilocoStep, DilocoTrainState};
+use super::model::{Model, tree_of_trees};
+use super::step::{Params, StepInput, TrainState, TrainStep};
+use crate::Error;
+use meshloom::ir::{Literal, Name};
+use meshloom::nn::{Batch, Decoder, DecoderConfig};
+use meshloom::pjrt::{Array, Client};
+use meshloom::trace::{Function, MapTree, Param, Path, Tensor, TensorSpec, Tree, scan};
+use meshloom::transform::diloco::REPLICAS;
+
+/// The state of a run.
+#[derive(Clone, Debug)]
+pub enum RunState<T, P = Decoder<T>> {
+    /// Of one replica. Paths read `params.embedding`.
+    Single(Box<TrainState<T, P>>),
+    /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
+    Diloco(Box<DilocoTrainState<T, P>>),
+}
+
+impl<T, P> RunState<T, P> {
+    /// The parameters: of several replicas, those that they agree on.
+    pub fn params(&self) -> &P {
+        match self {
+            RunState::Single(state) => &state.params,
+            RunState::Diloco(state) => &state.outer.params,
+        }
+    }
+
+    /// The number of steps done.
+    pub fn step(&self) -> &T {
+        match self {
+            RunState::Single(state) => &state.step,
+            RunState::Diloco(state) => &state.step,
+        }
+    }
+}
+
+impl<P: MapTree<Array, Mapped = P> + Tree<Leaf = Array>> RunState<Array, P> {
+    /// Replaces the parameters; of several replicas, those of all.
+    pub(super) fn set_params(&mut self, params: P, client: &Client) -> Result<(), Error> {
+        match self {
+            RunState::Single(state) => state.params = params,
+            RunState::Diloco(state) => {
+                let pairs = params.leaves().into_iter().zip(state.inner.params.leaves());
+                let of_all = pairs.map(|(param, before)| super::diloco::for_all_replicas(&param, &before, client));
+                state.inner.params = state.inner.params.fill(of_all.collect::<Result<_, _>>()?)?;
+                state.outer.params = params;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
+    type Leaf = T;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
+        match self {
+            RunState::Single(state) => state.visit(path, f),
+            RunState::Diloco(state) => state.visit(path, f),
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
+        match self {
+            RunState::Single(state) => RunState::Single(Box::new(state.rebuild(next))),
+            RunState::Diloco(state) => RunState::Diloco(Box::new(state.rebuild(next))),
+        }
+    }
+}
+
+impl<T, U, P> MapTree<U> for RunState<T, P>
+where
+    T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
+    U: Tree<Leaf = U>,
+    P: Tree<Leaf = T> + MapTree<U>,
+{
+    type Mapped = RunState<U, P::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Self::Mapped {
+        match self {
+            RunState::Single(state) => RunState::Single(Box::new(MapTree::<U>::map_with(&**state, path, f))),
+            RunState::Diloco(state) => RunState::Diloco(Box::new(MapTree::<U>::map_with(&**state, path, f))),
+        }
+    }
+}
+
+tree_of_trees! {
+    /// What a run's program takes.
+    pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
+        /// The state, which is donated.
+        pub state: RunState<T, P>,
+        /// The batch: with a leading dimension over steps if a call has several, then one over replicas if there are several.
+        pub batch: B,
+    }
+
+    /// What it returns.
+    pub struct RunOutput<T, P = Decoder<T>> {
+        /// The new state.
+        pub state: RunState<T, P>,
+        /// The loss, as of [`StepOutput`](super::step::StepOutput): of each step, if a call has several, and of each replica, likewise.
+        pub loss: T,
+        /// The norm of the gradient, likewise.
+        pub grad_norm: T,
+    }
+}
+
+/// A traced program of a run.
+pub type RunFunction<M = DecoderConfig> = Function<
+    RunInput<TensorSpec, Params<M, TensorSpec>, <M as Model>::Batch<TensorSpec>>,
+    RunOutput<TensorSpec, Params<M, TensorSpec>>,
+>;
+
+/// The state of a model's run.
+pub(super) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
+
+/// How many steps a call of a program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// One.
+    Single,
+    /// So many, in a loop.
+    Several(usize),
+}
+
+/// The train step of a run.
+#[derive(Clone, Debug)]
+pub(super) enum RunStep<M = DecoderConfig> {
+    Single(Box<TrainStep<M>>),
+    Diloco(Box<DilocoStep<M>>),
+}
+
+impl<M: Model> RunStep<M> {
+    pub(super) fn state(&self) -> RunStateOf<M, Param> {
+        match self {
+            RunStep::Single(step) => RunState::Single(Box::new(step.state())),
+            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.state())),
+        }
+    }
+
+    pub(super) fn initialize(&self, seed: u64) -> RunStateOf<M, Literal> {
+        match self {
+            RunStep::Single(step) => RunState::Single(Box::new(step.initialize(seed))),
+            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.initialize(seed))),
+        }
+    }
+
+    /// The step of one replica.
+    pub(super) fn of_replica(&self) -> &TrainStep<M> {
+        match self {
+            RunStep::Single(step) => step,
+            RunStep::Diloco(step) => &step.step,
+        }
+    }
+
+    /// The leading dimensions of a batch, before its rows.
+    pub(super) fn leading_dims(&self, calls: Calls) -> Vec<usize> {
+        let steps = match calls {
+            Calls::Single => None,
+            Calls::Several(count) => Some(count),
+        };
+        let replicas = match self {
+            RunStep::Single(_) => None,
+            RunStep::Diloco(step) => Some(step.diloco.options().replicas),
+        };
+        steps.into_iter().chain(replicas).collect()
+    }
+
+    /// Whether something syncs after one of the steps behind `before` up to `done`.
+    pub(super) fn syncs(&self, before: u64, done: u64) -> bool {
+        match self {
+            RunStep::Single(_) => false,
+            RunStep::Diloco(step) => {
+                let schedule = step.diloco.schedule();
+                (before + 1..=done).any(|step| schedule.after_step(step as usize).sent.is_some())
+            }
+        }
+    }
+
+    /// Whether a call may begin after so many steps. Only programs that send while they compute care.
+    pub(super) fn may_begin(&self, calls: Calls, done: u64) -> bool {
+        match (self, calls) {
+            (RunStep::Diloco(step), Calls::Several(count)) => {
+                let start = step.diloco.schedule().overlap();
+                !step.diloco.overlaps(count, start) || step.diloco.overlaps(count, done as usize)
+            }
+            _ => true,
+        }
+    }
+
+    fn batch_specs(&self, calls: Calls) -> M::Batch<TensorSpec> {
+        let batch = match self {
+            RunStep::Single(step) => step.model.batch_specs(step.batch, step.seq),
+            RunStep::Diloco(step) => step.batch_specs(),
+        };
+        let Calls::Several(count) = calls else { return batch };
+        batch.map(|_, spec| {
+            let mut spec = spec.clone();
+            spec.ty.dims.insert(0, count);
+            spec.axes.insert(0, Name::default());
+            spec
+        })
+    }
+
+    pub(super) fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
+        let specs = RunInput { state: self.state().map(|_, param| param.spec.clone()), batch: self.batch_specs(calls) };
+        let declared = self.of_replica().state().params;
+        let name = if calls == Calls::Single { "train_step" } else { "train_steps" };
+        let function = Function::trace(name, specs, |RunInput { state, batch }| {
+            let (state, (loss, grad_norm)) = self.apply(&declared, calls, state, batch);
+            RunOutput { state, loss, grad_norm }
+        })?;
+        let names: &[&str] = match (self, calls) {
+            (RunStep::Single(_), _) => return Ok(function),
+            (RunStep::Diloco(_), Calls::Single) => &[REPLICAS],
+            (RunStep::Diloco(_), Calls::Several(_)) => &["", REPLICAS],
+        };
+        // Each replica keeps its own: a step that does not sync sends nothing.
+        Ok(function.with_output_axes("loss", names).with_output_axes("grad_norm", names))
+    }
+
+    fn apply(
+        &self,
+        declared: &M::Params<Param>,
+        calls: Calls,
+        state: RunStateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (RunStateOf<M, Tensor>, (Tensor, Tensor)) {
+        match (self, state) {
+            (RunStep::Single(step), RunState::Single(state)) => {
+                let one = |state, batch| {
+                    let output = step.apply(declared, StepInput { state, batch });
+                    (output.state, (output.loss, output.grad_norm))
+                };
+                let (state, numbers) = match calls {
+                    Calls::Single => one(*state, batch),
+                    Calls::Several(_) => scan(*state, batch, one),
+                };
+                (RunState::Single(Box::new(state)), numbers)
+            }
+            (RunStep::Diloco(step), RunState::Diloco(state)) => {
+                let (state, numbers) = match calls {
+                    Calls::Single => step.apply(declared, *state, batch),
+                    Calls::Several(count) => {
+                        let overlaps = step.diloco.overlaps(count, step.diloco.schedule().overlap());
+                        step.apply_several(declared, *state, batch, overlaps)
+                    }
+                };
+                (RunState::Diloco(Box::new(state)), numbers)
+            }
+            // The state was declared by the same step.
+            (_, state) => {
+                let nothing = *state.step();
+                (state, (nothing, nothing))
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Sampling text from a trained decoder.
+
+use crate::Error;
+use meshloom::compile::{LowerOptions, Program, lower};
+use meshloom::ir::{DType, Literal};
+use meshloom::nn::{Decoder, DecoderConfig};
+use meshloom::pjrt::{Array, Client};
+use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
+
+meshloom::tree! {
+    struct SampleInput<T> {
+        params: Decoder<T>,
+        tokens: T,
+        segment_ids: T,
+        positions: T,
+        last: T,
+    }
+}
+
+/// A forward pass on one device that gives the logits of the next token.
+pub struct Sampler {
+    program: Program,
+    params: Vec<Array>,
+    seq: usize,
+}
+
+impl Sampler {
+    /// Compiles the forward pass for a window of `seq` tokens and copies the parameters.
+    ///
+    /// # Errors
+    /// The plugin refuses the program.
+    pub fn new(
+        client: &Client,
+        model: &DecoderConfig,
+        params: &Decoder<Literal>,
+        seq: usize,
+    ) -> Result<Sampler, Error> {
+        let window = || TensorSpec::new(DType::S32, [1, seq]);
+        let input = SampleInput {
+            params: model.parameters().map(|_, param| param.spec.clone()),
+            tokens: window(),
+            segment_ids: window(),
+            positions: window(),
+            last: TensorSpec::new(DType::S32, []),
+        };
+        let function = Function::trace("next_token", input, |input| {
+            let (model, params) = model.without_pipeline(&input.params);
+            let logits = model.logits(&params, input.tokens, input.segment_ids, input.positions);
+            let zero = input.last.zeros_like();
+            logits.dynamic_slice(&[zero, input.last, zero], [1, 1, model.vocab]).reshape([model.vocab])
+        })?;
+        let program = lower(function.graph(), &LowerOptions::default())?.compile(client)?;
+        let params = program.put(0, params)?.leaves();
+        Ok(Sampler { program, params, seq })
+    }
+
+    /// Continues `prompt` by `count` tokens, drawn from the model's distribution at a temperature (1 is the model's
+    /// own, towards 0 the likeliest token). The same seed gives the same text.
+    ///
+    /// # Errors
+    /// The plugin fails.
+    pub fn continue_text(&self, prompt: &[i32], count: usize, temperature: f64, seed: u64) -> Result<Vec<i32>, Error> {
+        let mut text = prompt.to_vec();
+        let mut state = seed;
+        for _ in 0..count {
+            let start = text.len().saturating_sub(self.seq);
+            let seen = &text[start..];
+            let mut window = seen.to_vec();
+            window.resize(self.seq, 0);
+            let positions: Vec<i32> = (0..self.seq as i32).collect();
+            let row = |elements: &[i32]| {
+                // A row has as many elements as its dimensions say.
+                Literal::from_slice(&[1, self.seq], elements).unwrap_or_else(|| Literal::scalar(0i32))
+            };
+            let ones = vec![1; self.seq];
+            let last = Literal::scalar(seen.len().saturating_sub(1) as i32);
+            let inputs = [row(&window), row(&ones), row(&positions), last];
+            let inputs = self.program.put(self.params.len(), &inputs)?;
+            let arguments: Vec<&Array> = self.params.iter().chain(&inputs).collect();
+            let outputs = self.program.run(&arguments)?;
+            let logits = match outputs.first() {
+                Some(logits) => logits.get()?.to_f64_vec(),
+                None => Vec::new(),
+            };
+            text.push(draw(&logits, temperature, &mut state));
+        }
+        Ok(text.split_off(prompt.len()))
+    }
+}
+
+/// Draws a position with probability proportional to `exp(logit / temperature)`.
+fn draw(logits: &[f64], temperature: f64, state: &mut u64) -> i32 {
+    let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights = logits.iter().map(|logit| ((logit - highest) / temperature.max(1e-6)).exp());
+    let total: f64 = weights.clone().sum();
+    let mut left = meshloom::nn::uniform(state) * total;
+    for (index, weight) in weights.enumerate() {
+        left -= weight;
+        if left <= 0.0 {
+            return index as i32;
+        }
+    }
+    logits.len().saturating_sub(1) as i32
+}

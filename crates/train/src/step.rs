@@ -1,0 +1,228 @@
+//! The train step as a traced function.
+
+use rustc_hash::FxHashMap;
+
+use super::model::{Model, tree_of_trees};
+use crate::Error;
+use meshloom::ir::{DType, Literal};
+use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
+use meshloom::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
+use meshloom::sharding::Role;
+use meshloom::trace::{Function, Init, Key, MapTree, Param, Path, Tensor, TensorSpec, Tree, scope};
+use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
+
+tree_of_trees! {
+    /// Everything that a step reads and replaces.
+    pub struct TrainState<T, P = Decoder<T>> {
+        /// Parameters.
+        pub params: P,
+        /// Optimizer state.
+        pub optimizer: AdamWState<P>,
+        /// Steps done, `s32`.
+        pub step: T,
+    }
+
+    /// What a step takes.
+    pub struct StepInput<T, P = Decoder<T>, B = Batch<T>> {
+        /// The state, which is donated.
+        pub state: TrainState<T, P>,
+        /// The batch.
+        pub batch: B,
+    }
+
+    /// What a step returns.
+    pub struct StepOutput<T, P = Decoder<T>> {
+        /// The new state.
+        pub state: TrainState<T, P>,
+        /// The loss before the update, `f32`: of a decoder the mean cross entropy, in nats per token.
+        pub loss: T,
+        /// Global norm of the gradient before clipping, `f32`.
+        pub grad_norm: T,
+    }
+}
+
+/// What the forward pass takes: trees of parameters and of a batch.
+#[derive(Clone, Debug)]
+pub struct LossInput<P, B> {
+    /// Parameters.
+    pub params: P,
+    /// The batch.
+    pub batch: B,
+}
+
+impl<P: Tree, B: Tree<Leaf = P::Leaf>> Tree for LossInput<P, B> {
+    type Leaf = P::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &P::Leaf)) {
+        path.descend("params", |path| self.params.visit(path, f));
+        path.descend("batch", |path| self.batch.visit(path, f));
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> P::Leaf) -> Self {
+        LossInput { params: self.params.rebuild(next), batch: self.batch.rebuild(next) }
+    }
+}
+
+impl<U, P: MapTree<U>, B: MapTree<U> + Tree<Leaf = P::Leaf>> MapTree<U> for LossInput<P, B> {
+    type Mapped = LossInput<P::Mapped, B::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &P::Leaf) -> U) -> Self::Mapped {
+        LossInput {
+            params: path.descend("params", |path| self.params.map_with(path, f)),
+            batch: path.descend("batch", |path| self.batch.map_with(path, f)),
+        }
+    }
+}
+
+/// What a train step is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainStep<M = DecoderConfig> {
+    /// The model.
+    pub model: M,
+    /// The optimizer.
+    pub optimizer: AdamW,
+    /// The learning rate.
+    pub schedule: WarmupCosine,
+    /// Largest global norm of the gradient; a larger one is scaled down to it.
+    pub clip_norm: f64,
+    /// Rows of a batch, over all devices.
+    pub batch: usize,
+    /// Tokens of a row.
+    pub seq: usize,
+    /// Parts of a batch that are worked on one after the other, their gradients added up; must divide `batch`.
+    pub microbatches: usize,
+    /// What is dropped of the activations.
+    pub dropout: DropoutConfig,
+}
+
+/// What a train step drops of the activations: the same for the same seed and step, on any mesh.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DropoutConfig {
+    /// Probability with which an activation drops; 0 for no dropout.
+    pub rate: f64,
+    /// Seed of the key, into which step, layer and place are folded.
+    pub seed: u64,
+}
+
+/// The parameters of a model.
+pub(super) type Params<M, T> = <M as Model>::Params<T>;
+
+/// The state of a model's train step.
+pub(super) type StateOf<M, T> = TrainState<T, Params<M, T>>;
+
+/// What a model's train step takes.
+type InputOf<M, T> = StepInput<T, Params<M, T>, <M as Model>::Batch<T>>;
+
+/// A traced train step.
+pub type StepFunction<M = DecoderConfig> =
+    Function<InputOf<M, TensorSpec>, StepOutput<TensorSpec, Params<M, TensorSpec>>>;
+
+/// The traced forward pass of a train step.
+pub type LossFunction<M = DecoderConfig> =
+    Function<LossInput<Params<M, TensorSpec>, <M as Model>::Batch<TensorSpec>>, TensorSpec>;
+
+impl<M: Model> TrainStep<M> {
+    /// The state's declaration.
+    pub fn state(&self) -> StateOf<M, Param> {
+        let params = self.model.parameters();
+        let optimizer = self.optimizer.state(&params);
+        TrainState { params, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
+    }
+
+    /// The state before the first step. Parameters are drawn by their paths in the model, `layers.3.attention.wq`.
+    pub fn initialize(&self, seed: u64) -> StateOf<M, Literal> {
+        let declared = self.state();
+        TrainState {
+            params: initialize(&declared.params, seed),
+            optimizer: initialize(&declared.optimizer, seed),
+            step: Literal::scalar(0i32),
+        }
+    }
+
+    /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in
+    /// the first step.
+    ///
+    /// # Errors
+    /// As [`TrainStep::trace`].
+    pub fn trace_loss(&self) -> Result<LossFunction<M>, Error> {
+        let specs = LossInput {
+            params: self.state().params.map(|_, param| param.spec.clone()),
+            batch: self.model.batch_specs(self.batch, self.seq),
+        };
+        Ok(Function::trace("loss", specs, |LossInput { params, batch }| {
+            let DropoutConfig { rate, seed } = self.dropout;
+            let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) });
+            let whole = scope("loss", || self.model.whole_batch(&batch));
+            self.model.loss(&params, &batch, whole, dropout)
+        })?)
+    }
+
+    /// Traces forward pass, backward pass and update.
+    ///
+    /// # Errors
+    /// The model's sizes do not fit together.
+    pub fn trace(&self) -> Result<StepFunction<M>, Error> {
+        let declared = self.state();
+        let specs = StepInput {
+            state: declared.map(|_, param| param.spec.clone()),
+            batch: self.model.batch_specs(self.batch, self.seq),
+        };
+        Ok(Function::trace("train_step", specs, |input| self.apply(&declared.params, input))?)
+    }
+
+    /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations.
+    pub(super) fn apply(
+        &self,
+        declared: &M::Params<Param>,
+        input: InputOf<M, Tensor>,
+    ) -> StepOutput<Tensor, M::Params<Tensor>> {
+        let StepInput { state, batch } = input;
+        let (loss, gradients) = self.loss_and_gradients(declared, &state, batch);
+        scope("optimizer", || {
+            // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
+            let gradients = in_role(declared, &gradients, Role::Optimizer);
+            let grad_norm = global_norm(&gradients);
+            let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
+            let rate = self.schedule.rate(state.step);
+            let (params, optimizer) = self.optimizer.update(
+                declared,
+                &in_role(declared, &state.params, Role::Optimizer),
+                &clipped,
+                &state.optimizer,
+                state.step,
+                rate,
+            );
+            let params = in_role(declared, &params, Role::Params);
+            StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
+        })
+    }
+
+    /// The loss of a batch and its gradient, microbatch by microbatch.
+    fn loss_and_gradients(
+        &self,
+        declared: &M::Params<Param>,
+        state: &StateOf<M, Tensor>,
+        batch: M::Batch<Tensor>,
+    ) -> (Tensor, M::Params<Tensor>) {
+        let DropoutConfig { rate, seed } = self.dropout;
+        let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));
+        let whole = scope("loss", || WholeBatch { parts: self.microbatches, ..self.model.whole_batch(&batch) });
+        let params = state.params.clone();
+        value_and_grad_in_parts(self.microbatches, declared, params, batch, |params, part, number| {
+            let dropout = dropout.map(|dropout| number.map_or(dropout, |number| dropout.at(number)));
+            self.model.loss(&params, &part, whole, dropout)
+        })
+    }
+}
+
+/// Pairs of (output, input) with the same path: what a step replaces.
+pub fn aliases<I, O>(function: &Function<I, O>) -> Vec<(usize, usize)>
+where
+    I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+    O: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+{
+    let inputs = function.graph().input_info().iter().enumerate();
+    let positions: FxHashMap<&str, usize> = inputs.map(|(input, info)| (&*info.path, input)).collect();
+    let outputs = function.graph().output_info().iter().enumerate();
+    outputs.filter_map(|(output, info)| Some((output, *positions.get(&*info.path)?))).collect()
+}

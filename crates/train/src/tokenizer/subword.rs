@@ -1,0 +1,36 @@
+//! Subword tokenizers by the crate tokenizers.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A tokenizer that a `tokenizer.json` describes.
+pub(super) struct Subword(Box<tokenizers::Tokenizer>);
+
+/// Runs the tokenizers crate, which panics on some files that its parser lets through.
+fn guarded<R>(f: impl FnOnce() -> tokenizers::Result<R>) -> Result<R, String> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the tokenizers crate panicked over it".to_owned()),
+    }
+}
+
+impl Subword {
+    pub(super) fn from_json(json: &[u8]) -> Result<Subword, String> {
+        let mut tokenizer = guarded(|| tokenizers::Tokenizer::from_bytes(json))?;
+        tokenizer.with_padding(None);
+        guarded(|| tokenizer.with_truncation(None).map(drop))?;
+        Ok(Subword(Box::new(tokenizer)))
+    }
+
+    pub(super) fn last_token(&self) -> Option<u32> {
+        self.0.get_vocab(true).into_values().max()
+    }
+
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        Ok(guarded(|| self.0.encode_fast(text, false))?.get_ids().to_vec())
+    }
+
+    pub(super) fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        guarded(|| self.0.decode(tokens, true))
+    }
+}

@@ -1,0 +1,129 @@
+//! From a traced graph to a module.
+
+use std::time::Instant;
+
+use meshloom_hlo::mesh::Mesh;
+
+use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
+use super::stages::{LoweredProgram, PassTiming, Ports};
+use super::{Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
+use crate::emit::{Annotation, EmitOptions, emit};
+use crate::ir::{Graph, verify};
+use crate::partition::{self, pad_uneven};
+use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
+
+/// Runs all passes and emits the module.
+///
+/// # Errors
+/// `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
+    check_pass_names(options.without)?;
+    let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
+    let graph = lowering.passes(graph, PASSES)?;
+    let program = match options.sharding {
+        None => LoweredProgram::OneDevice(graph),
+        Some((mesh, rules)) => {
+            let sharded = Box::new(lowering.shard(graph, mesh, rules)?);
+            match options.partition {
+                PartitionMode::Annotated(annotation) => LoweredProgram::Annotated { sharded, annotation },
+                PartitionMode::Explicit => {
+                    let partitioned = Box::new(lowering.partition(&sharded)?);
+                    LoweredProgram::Explicit { sharded, partitioned }
+                }
+            }
+        }
+    };
+    Ok(lowering.emit(program))
+}
+
+/// Emits a graph as it was traced, for one device: no pass runs.
+pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Lowered {
+    let lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
+    lowering.emit(LoweredProgram::OneDevice(graph.clone()))
+}
+
+/// A graph on its way, and the time it takes.
+struct Lowering<'a> {
+    options: &'a LowerOptions<'a>,
+    timings: Vec<PassTiming>,
+    start: Instant,
+}
+
+impl Lowering<'_> {
+    fn done(&mut self, pass: &'static str, graph: &Graph) {
+        let time = self.start.elapsed();
+        self.timings.push(PassTiming { pass, time, node_count: graph.total_node_count() });
+        tracing::debug!(pass, ?time, "pass done");
+        self.start = Instant::now();
+    }
+
+    fn passes(&mut self, graph: &Graph, table: &[Pass]) -> Result<Graph, Error> {
+        let limits = &self.options.limits;
+        let steps = schedule(table, self.options.without, limits);
+        let run = run_passes(graph, &steps, limits, |name, graph| {
+            self.done(name, graph);
+            Ok(())
+        })?;
+        if !self.options.skip_verifier {
+            verify_passes(graph, &run, &steps, limits)?;
+            self.done("verify", &run);
+        }
+        Ok(run.into_owned())
+    }
+
+    fn shard(&mut self, graph: Graph, mesh: &Mesh, rules: &RuleSets) -> Result<Sharded, Error> {
+        let aliases = &self.options.aliases;
+        let annotated = annotate(&graph, mesh, rules, aliases)?;
+        let (graph, unpadded) = match pad_uneven(&annotated.graph, mesh, aliases)? {
+            Some(padded) => (padded, Some(Ports::of(&annotated.graph))),
+            None => (annotated.graph, None),
+        };
+        if !self.options.skip_verifier {
+            verify(&graph).map_err(|source| Error::Verify { pass: "shard", source })?;
+        }
+        self.done("shard", &graph);
+        let (table, diagnostics) = (annotated.table, annotated.diagnostics);
+        Ok(Sharded { graph, unpadded, mesh: mesh.clone(), table, diagnostics })
+    }
+
+    fn partition(&mut self, sharded: &Sharded) -> Result<Partitioned, Error> {
+        let propagated = propagate_with_sub_axes(&sharded.graph, &sharded.mesh);
+        self.done("propagate", &sharded.graph);
+        let partition::Partitioned { graph, fallbacks } =
+            partition::partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
+        if self.options.deny_replication && !fallbacks.is_empty() {
+            return Err(Error::Replication(fallbacks));
+        }
+        self.done("partition", &graph);
+        let graph = self.passes(&graph, LOCAL_PASSES)?;
+        Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
+    }
+
+    fn emit(mut self, program: LoweredProgram) -> Lowered {
+        let options = self.options;
+        let (graph, mesh, annotation) = match &program {
+            LoweredProgram::OneDevice(graph) => (graph, None, Annotation::Tiles),
+            LoweredProgram::Annotated { sharded, annotation } => (&sharded.graph, Some(&sharded.mesh), *annotation),
+            LoweredProgram::Explicit { partitioned, .. } => {
+                (&partitioned.graph, Some(&partitioned.mesh), Annotation::Tiles)
+            }
+        };
+        let emit_options = EmitOptions {
+            mesh,
+            aliases: &options.aliases,
+            omit_metadata: options.omit_metadata,
+            partitioned: matches!(program, LoweredProgram::Explicit { .. }),
+            annotation,
+            groups: options.groups,
+            overlap_collectives: options.overlap_collectives,
+            host_memory: options.host_memory,
+        };
+        let module = emit(graph, emit_options);
+        self.timings.push(PassTiming {
+            pass: "emit",
+            time: self.start.elapsed(),
+            node_count: graph.total_node_count(),
+        });
+        Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings }
+    }
+}

@@ -1,0 +1,54 @@
+//! What may be chosen when a graph is lowered.
+
+use meshloom_hlo::mesh::Mesh;
+
+use crate::emit::{Annotation, GroupFormat};
+use crate::passes::CollectiveLimits;
+use crate::sharding::RuleSets;
+
+/// Who partitions a graph over the mesh.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PartitionMode {
+    /// meshloom: the module is the program of one device, with every collective in it.
+    #[default]
+    Explicit,
+    /// XLA: the module has global shapes, and says in this form how values are sharded.
+    Annotated(Annotation),
+}
+
+impl PartitionMode {
+    /// XLA's GSPMD.
+    pub const GSPMD: PartitionMode = PartitionMode::Annotated(Annotation::Tiles);
+    /// XLA's Shardy, in the form that every known plugin reads.
+    pub const SHARDY: PartitionMode = PartitionMode::Annotated(Annotation::ShardyAttributes);
+}
+
+/// How a graph is lowered.
+#[derive(Clone, Debug, Default)]
+pub struct LowerOptions<'a> {
+    /// The mesh and the rules by which logical axis names are sharded over it; none for one device.
+    pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
+    /// Pairs of (output, input) that share a buffer: the input is donated.
+    pub aliases: Vec<(usize, usize)>,
+    /// Names of passes of [`PASSES`] and [`LOCAL_PASSES`] that do not run.
+    pub without: &'a [&'a str],
+    /// How much memory fewer collectives may cost.
+    pub limits: CollectiveLimits,
+    /// Who partitions the graph over the mesh.
+    pub partition: PartitionMode,
+    /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
+    pub deny_replication: bool,
+    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
+    /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
+    pub groups: GroupFormat,
+    /// Lets the plugin run collectives that do not depend on each other in any order, or at once, as it is best for GPU and TPU. The
+    /// CPU plugins' virtual devices may then wait for each other for ever, so by default they run in the order of the program.
+    pub overlap_collectives: bool,
+    /// Leaves out the verifier.
+    pub skip_verifier: bool,
+    /// Leaves source lines and scope paths out of the module.
+    pub omit_metadata: bool,
+    /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a memory;
+    /// without this, and on a CPU, whose memory is the host's, they stay where they are.
+    pub host_memory: bool,
+}

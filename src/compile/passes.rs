@@ -1,0 +1,190 @@
+//! The tables of passes, and how they run.
+
+use std::borrow::Cow;
+
+use meshloom_hlo::suggest::did_you_mean;
+
+use super::Error;
+use crate::ir::{Graph, verify};
+use crate::passes::{self, CollectiveLimits, Rewrite};
+
+/// A pass that needs nothing but the graph.
+pub struct Pass {
+    /// Name, by which it is switched off.
+    pub name: &'static str,
+    /// What it does, in a few words.
+    pub description: &'static str,
+    pub(super) step: Step,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    /// Part of the walk that writes a graph anew. Passes of this kind that stand next to each other share one walk, in
+    /// which each sees what the others make.
+    Rewrite(Rewrite),
+    /// As [`Step::Rewrite`], within limits.
+    LimitedRewrite(fn(&CollectiveLimits) -> Rewrite),
+    /// Anything else.
+    Graph(fn(&Graph) -> Graph),
+    /// Anything else, within limits.
+    LimitedGraph(fn(&Graph, &CollectiveLimits) -> Graph),
+}
+
+impl Step {
+    fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
+        match self {
+            Step::Rewrite(rewrite) => rewrite.run(graph),
+            Step::LimitedRewrite(rewrite) => rewrite(limits).run(graph),
+            Step::Graph(run) => run(graph),
+            Step::LimitedGraph(run) => run(graph, limits),
+        }
+    }
+}
+
+impl Pass {
+    /// Runs this pass alone.
+    pub fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
+        self.step.run(graph, limits)
+    }
+}
+
+/// The graph-to-graph passes, in the order they run.
+///
+/// Why this order: what is written out several times is there for all others to see. All but the first and the last
+/// are done in one walk, node by node, so that none has to wait for another to be through: folding feeds algebra, both feed the clean-up of scans (a carry to which zero is added does not change),
+/// and that feeds them (a constant that is made in the body is folded there). Within the walk, a node is without
+/// markers before it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's
+/// body is done before anything is moved out of it, and what is moved out is merged with what is there. Dead code is
+/// last: each pass before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
+pub const PASSES: &[Pass] = &[
+    Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
+    Pass {
+        name: "markers",
+        description: "drops names and gradient stops, writes checkpoints and custom gradients in place",
+        step: Step::Rewrite(passes::ERASE_MARKERS),
+    },
+    Pass {
+        name: "constant-folding",
+        description: "computes small constants and splats",
+        step: Step::Rewrite(passes::FOLD_CONSTANTS),
+    },
+    Pass {
+        name: "algebra",
+        description: "applies identities that hold for every bit",
+        step: Step::Rewrite(passes::SIMPLIFY),
+    },
+    Pass {
+        name: "scan-operands",
+        description: "makes constants in scan bodies, takes out carries and outputs that do not change",
+        step: Step::Rewrite(passes::SCAN_OPERANDS),
+    },
+    Pass {
+        name: "loop-invariants",
+        description: "moves what every iteration computes alike in front of the loop, if it is small",
+        step: Step::Rewrite(passes::HOIST_SMALL),
+    },
+    Pass {
+        name: "common-subexpressions",
+        description: "merges nodes with equal ops and operands, and equal bodies",
+        step: Step::Rewrite(passes::MERGE),
+    },
+    Pass {
+        name: "dead-code",
+        description: "drops what no output depends on",
+        step: Step::Graph(passes::eliminate_dead_code),
+    },
+];
+
+/// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
+///
+/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is gathered
+/// once; and no live collective is combined with a dead one.
+pub const LOCAL_PASSES: &[Pass] = &[
+    Pass {
+        name: "gather-slice",
+        description: "takes out collectives that undo each other, and does two reductions as one",
+        step: Step::Graph(passes::cancel_collectives),
+    },
+    Pass {
+        name: "hoist-gathers",
+        description: "gathers what a loop does not change in front of it, if memory allows",
+        step: Step::LimitedRewrite(|limits| passes::hoisting(limits.hoisted_bytes)),
+    },
+    Pass {
+        name: "algebra",
+        description: "applies algebraic identities once more: in parts, dimensions may have a single element",
+        step: Step::Rewrite(passes::SIMPLIFY),
+    },
+    Pass {
+        name: "common-subexpressions",
+        description: "merges nodes with equal ops and operands, and equal bodies",
+        step: Step::Rewrite(passes::MERGE),
+    },
+    Pass {
+        name: "dead-code",
+        description: "drops what no output depends on",
+        step: Step::Graph(passes::eliminate_dead_code),
+    },
+    Pass {
+        name: "combine-collectives",
+        description: "makes one collective of several of a kind that are ready together",
+        step: Step::LimitedGraph(|graph, limits| passes::combine_collectives(graph, limits.combined_bytes)),
+    },
+];
+
+/// Names of passes to leave out must be names of passes.
+pub(super) fn check_pass_names(without: &[&str]) -> Result<(), Error> {
+    let known = || PASSES.iter().chain(LOCAL_PASSES).map(|pass| pass.name);
+    match without.iter().find(|&&name| !known().any(|pass| pass == name)) {
+        None => Ok(()),
+        Some(&name) => Err(Error::UnknownPass { name: name.to_owned(), suggestion: did_you_mean(name, known()) }),
+    }
+}
+
+/// The steps of a table that run, each with the name under which it is timed: rewrites that share a walk as one.
+pub(super) fn schedule(table: &[Pass], without: &[&str], limits: &CollectiveLimits) -> Vec<(&'static str, Step)> {
+    let mut steps: Vec<(&'static str, Step)> = Vec::new();
+    for pass in table.iter().filter(|pass| !without.contains(&pass.name)) {
+        let step = match pass.step {
+            Step::LimitedRewrite(rewrite) => Step::Rewrite(rewrite(limits)),
+            step => step,
+        };
+        match (steps.last_mut(), step) {
+            (Some((name, Step::Rewrite(before))), Step::Rewrite(rewrite)) => {
+                (*name, *before) = ("rewrite", before.and(rewrite));
+            }
+            (_, step) => steps.push((pass.name, step)),
+        }
+    }
+    steps
+}
+
+/// Runs the passes; `done` gets the name and the result of each.
+pub(super) fn run_passes<'g>(
+    graph: &'g Graph,
+    steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
+    mut done: impl FnMut(&'static str, &Graph) -> Result<(), Error>,
+) -> Result<Cow<'g, Graph>, Error> {
+    let mut current = Cow::Borrowed(graph);
+    for (name, step) in steps {
+        current = Cow::Owned(step.run(&current, limits));
+        done(name, &current)?;
+    }
+    Ok(current)
+}
+
+/// Verifies what the passes have made. One look at the result is enough as long as nothing is wrong; if something is,
+/// they run again and are verified one by one, to tell which is at fault.
+pub(super) fn verify_passes(
+    before: &Graph,
+    after: &Graph,
+    steps: &[(&'static str, Step)],
+    limits: &CollectiveLimits,
+) -> Result<(), Error> {
+    let refuse = |pass| move |source| Error::Verify { pass, source };
+    let Err(source) = verify(after) else { return Ok(()) };
+    verify(before).map_err(refuse("the program as it was traced"))?;
+    run_passes(before, steps, limits, |pass, graph| verify(graph).map_err(refuse(pass)))?;
+    Err(Error::Verify { pass: "the passes", source })
+}

@@ -1,0 +1,131 @@
+//! From a module to a program that runs.
+
+use meshloom_hlo::mesh::{DevicePlace, Mesh};
+
+use super::stages::{Lowered, Ports};
+use super::{ArgumentError, Error};
+use crate::ir::{PortInfo, TensorType};
+use crate::partition::Ledger;
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
+use crate::trace::{MapTree, Tree};
+
+impl Lowered {
+    /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user knows.
+    fn array_specs<'t>(
+        &self,
+        padded: impl Iterator<Item = &'t TensorType>,
+        types: impl Iterator<Item = &'t TensorType>,
+        info: &[PortInfo],
+    ) -> Result<Vec<ArraySpec>, Error> {
+        let one = |((padded, ty), info): ((&TensorType, &TensorType), &PortInfo)| {
+            let layout = match (self.emitted_mesh(), &info.spec) {
+                (Some(mesh), Some(spec)) => ShardLayout::from_boxes(&padded.dims, spec.boxes(mesh, &padded.dims)?)?,
+                (mesh, _) => ShardLayout::replicated(&padded.dims, mesh.map_or(1, Mesh::device_count)),
+            };
+            Ok(ArraySpec { ty: ty.clone(), layout: layout.with_value_dims(&ty.dims)? })
+        };
+        padded.zip(types).zip(info).map(one).collect()
+    }
+
+    /// Compiles the module on a client.
+    ///
+    /// # Errors
+    /// The client has too few devices, or the plugin refuses the module.
+    pub fn compile(&self, client: &Client) -> Result<Program, Error> {
+        self.compile_with(client, &self.compile_options(client)?)
+    }
+
+    /// What the module asks of a compiler for a client's devices.
+    ///
+    /// # Errors
+    /// The client has too few devices.
+    pub fn compile_options(&self, client: &Client) -> Result<CompileOptions, Error> {
+        let usable = client.devices().iter().filter(|device| device.addressable);
+        self.options_on(&usable.map(Device::place).collect::<Vec<_>>())
+    }
+
+    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the mesh.
+    ///
+    /// # Errors
+    /// There are too few devices.
+    pub fn options_on(&self, devices: &[DevicePlace]) -> Result<CompileOptions, Error> {
+        let Some(mesh) = self.mesh() else { return Ok(CompileOptions::default()) };
+        Ok(CompileOptions::over_mesh(mesh, devices)?.with_shardy(self.annotation().is_shardy()))
+    }
+
+    /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].
+    ///
+    /// # Errors
+    /// As [`Lowered::compile`]; or the plugin does not know an option.
+    pub fn compile_with(&self, client: &Client, options: &CompileOptions) -> Result<Program, Error> {
+        let graph = self.graph();
+        let executable = client.compile(&self.module.bytes, options)?;
+        let unpadded = self.sharded().and_then(|sharded| sharded.unpadded.clone());
+        let ports = unpadded.unwrap_or_else(|| Ports::of(graph));
+        // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.
+        let emitted = self.emitted();
+        let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info())?;
+        let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info())?;
+        Ok(Program { executable, inputs, outputs, collectives: self.collectives() })
+    }
+}
+
+/// A compiled function of arrays.
+#[derive(Clone)]
+pub struct Program {
+    executable: Executable,
+    inputs: Vec<ArraySpec>,
+    outputs: Vec<ArraySpec>,
+    collectives: Ledger,
+}
+
+impl Program {
+    /// The executable.
+    pub fn executable(&self) -> &Executable {
+        &self.executable
+    }
+
+    /// Type and layout of each input.
+    pub fn inputs(&self) -> &[ArraySpec] {
+        &self.inputs
+    }
+
+    /// Type and layout of each output.
+    pub fn outputs(&self) -> &[ArraySpec] {
+        &self.outputs
+    }
+
+    /// Every collective of the program, as [`Lowered::collectives`] has them.
+    pub fn collectives(&self) -> &Ledger {
+        &self.collectives
+    }
+
+    /// Copies a tree of literals to the devices, laid out as the inputs from index `first` on.
+    ///
+    /// # Errors
+    /// The plugin is out of memory, or there are more literals than inputs.
+    pub fn put<L>(&self, first: usize, literals: &L) -> Result<L::Mapped, Error>
+    where
+        L: Tree<Leaf = crate::ir::Literal> + MapTree<Array>,
+    {
+        let leaves = literals.leaves();
+        let mut arrays = Vec::with_capacity(leaves.len());
+        for (index, literal) in leaves.iter().enumerate() {
+            let Some(spec) = self.inputs.get(first + index) else {
+                let given = first + leaves.len();
+                return Err(ArgumentError::Count { inputs: self.inputs.len(), given }.into());
+            };
+            let executable = &self.executable;
+            arrays.push(Array::put_on(executable.client(), literal, &spec.layout, executable.devices())?);
+        }
+        Ok(literals.fill(arrays)?)
+    }
+
+    /// Starts an execution; results are ready when read. Donated arguments cannot be used again.
+    ///
+    /// # Errors
+    /// An argument has another type or layout than the program's input, or has been donated.
+    pub fn run(&self, arguments: &[&Array]) -> Result<Vec<Array>, Error> {
+        Ok(self.executable.run(arguments, &self.outputs)?)
+    }
+}

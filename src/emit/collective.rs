@@ -1,0 +1,316 @@
+//! Collectives: groups given by mesh axes become XLA's lists of devices.
+
+use meshloom_hlo::proto::{self, HloInstructionProto};
+
+use super::{ComputationId, EmitContext, InstructionId};
+use crate::ir::{DType, TensorType};
+use crate::ops::Group;
+use meshloom_hlo::mesh::{Mesh, MeshAxis};
+
+/// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone,
+/// and skipped by the others as an unknown field, so the form goes by the plugin's API version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupFormat {
+    /// Every device is listed: understood by all, of the mesh's size.
+    #[default]
+    Lists,
+    /// A transposed iota in `collective_device_list` (API 0.81).
+    IotaInList,
+    /// A transposed iota in `iota_collective_device_list` (API 0.106 and later).
+    Iota,
+}
+
+impl GroupFormat {
+    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the tested
+    /// versions it is unknown when one form replaced the other, so lists are used there.
+    pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
+        match api_version {
+            (0, 81) => GroupFormat::IotaInList,
+            (0, 106..) => GroupFormat::Iota,
+            _ => GroupFormat::Lists,
+        }
+    }
+}
+
+/// The device at each rank of each group.
+pub fn device_groups(mesh: &Mesh, axes: &[MeshAxis]) -> Vec<Vec<usize>> {
+    let strides = strides(mesh);
+    let positions = |axes: &[MeshAxis]| {
+        let mut offsets = vec![0];
+        for &axis in axes {
+            let stride = strides[axis.index()];
+            offsets = offsets
+                .iter()
+                .flat_map(|offset| (0..mesh.size(axis)).map(move |position| offset + position * stride))
+                .collect();
+        }
+        offsets
+    };
+    let others: Vec<MeshAxis> = mesh.axes().filter(|axis| !axes.contains(axis)).collect();
+    let ranks = positions(axes);
+    positions(&others).into_iter().map(|base| ranks.iter().map(|rank| base + rank).collect()).collect()
+}
+
+/// The distance between neighbours along each axis.
+fn strides(mesh: &Mesh) -> Vec<usize> {
+    let mut strides = vec![1; mesh.axis_count()];
+    for index in (1..mesh.axis_count()).rev() {
+        strides[index - 1] = strides[index] * mesh.axes().nth(index).map_or(1, |axis| mesh.size(axis));
+    }
+    strides
+}
+
+/// The groups as a transposed iota (`IotaReplicaGroupListProto`).
+fn iota_groups(mesh: &Mesh, group: &Group) -> proto::IotaReplicaGroupListProto {
+    let others = mesh.axes().filter(|axis| !group.axes.contains(axis));
+    proto::IotaReplicaGroupListProto {
+        num_replica_groups: (mesh.device_count() / group.size) as i64,
+        num_devices_per_group: group.size as i64,
+        iota_reshape_dims: mesh.axes().map(|axis| mesh.size(axis) as i64).collect(),
+        iota_transpose_perm: others.chain(group.axes.iter().copied()).map(|axis| axis.index() as i32).collect(),
+    }
+}
+
+/// The groups of a collective in one of the forms.
+enum DeviceLists {
+    Lists(Vec<proto::ReplicaGroup>),
+    IotaInList(proto::IotaReplicaGroupListProto),
+    Iota(proto::IotaReplicaGroupListProto),
+}
+
+impl DeviceLists {
+    fn write(self, instruction: &mut HloInstructionProto, channel: i64) {
+        instruction.channel_id = channel;
+        match self {
+            DeviceLists::Lists(groups) => instruction.replica_groups = groups,
+            DeviceLists::IotaInList(list) => {
+                let list =
+                    proto::CollectiveDeviceListProto { iota_replica_group_list: Some(list), ..Default::default() };
+                instruction.collective_device_list = Some(list.into());
+            }
+            DeviceLists::Iota(list) => instruction.iota_collective_device_list = Some(list.into()),
+        }
+    }
+}
+
+impl EmitContext<'_> {
+    /// A collective of all operands over a group, each of which it gives a result; `describe` adds the opcode's own
+    /// attributes.
+    pub(crate) fn emit_collective(
+        &mut self,
+        opcode: &str,
+        group: &Group,
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) {
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let operands = self.operand_ids();
+        let instruction = self.begin_all(opcode, &operands);
+        groups.write(instruction, channel);
+        // An all-to-all always goes by partition.
+        instruction.use_global_device_ids = opcode != "all-to-all";
+        describe(instruction);
+        self.mark_collective(opcode, channel);
+        self.finish_all();
+    }
+
+    /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
+    /// (`spmd_partitioner.cc`, `HandleAllReduce`), so several are laid side by side.
+    pub(crate) fn emit_all_reduce(&mut self, group: &Group, combiner: ComputationId) {
+        self.emit_reduction("all-reduce", group, combiner, None);
+    }
+
+    /// A reduce-scatter of all operands along a dimension. libtpu ends its process over one of several operands, so
+    /// these are laid side by side too.
+    pub(crate) fn emit_reduce_scatter(&mut self, group: &Group, combiner: ComputationId, dim: usize) {
+        self.emit_reduction("reduce-scatter", group, combiner, Some(dim));
+    }
+
+    /// An all-gather of all operands along a dimension. XLA's CPU runtime, which takes several operands, gathers them
+    /// wrongly in loops, so these are laid side by side as well.
+    pub(crate) fn emit_all_gather(&mut self, group: &Group, dim: usize) {
+        let operands = self.operand_ids();
+        if operands.len() == 1 {
+            return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
+        }
+        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
+        let widths: Vec<usize> = types.iter().map(TensorType::element_count).collect();
+        let mut parts = Vec::with_capacity(operands.len());
+        for (&width, operand) in widths.iter().zip(operands) {
+            parts.push(self.instruction("reshape", &matrix(1, width), &[operand]));
+        }
+        let width = widths.iter().sum();
+        let (before, after) = (matrix(1, width), matrix(group.size, width));
+        let gathered = self.exchange("all-gather", group, &parts, (&before, &after), |instruction| {
+            instruction.dimensions.push(0);
+        });
+        let mut start = 0;
+        for (index, (ty, &width)) in types.iter().zip(&widths).enumerate() {
+            let rows = self.columns(gathered, &matrix(group.size, width), start);
+            let result = self.parts_into(ty, rows, dim, group.size);
+            self.set_result(index, result);
+            start += width;
+        }
+    }
+
+    fn emit_reduction(&mut self, opcode: &str, group: &Group, combiner: ComputationId, scattered: Option<usize>) {
+        let describe = |instruction: &mut HloInstructionProto, dim: Option<usize>| {
+            instruction.dimensions.extend(dim.map(|dim| dim as i64));
+            instruction.called_computation_ids.push(combiner);
+        };
+        let operands = self.operand_ids();
+        if operands.len() == 1 {
+            return self.emit_collective(opcode, group, |instruction| describe(instruction, scattered));
+        }
+        // A row for each device that gets a part; within a row, the operands' parts one after the other.
+        let rows = scattered.map_or(1, |_| group.size);
+        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
+        let widths: Vec<usize> = types.iter().map(|ty| ty.element_count() / rows).collect();
+        let mut parts = Vec::with_capacity(operands.len());
+        for ((ty, &width), operand) in types.iter().zip(&widths).zip(operands) {
+            let operand = scattered.map_or(operand, |dim| self.parts_first(ty, operand, dim, rows));
+            parts.push(self.instruction("reshape", &matrix(rows, width), &[operand]));
+        }
+        let width = widths.iter().sum();
+        let (before, after) = (matrix(rows, width), matrix(1, width));
+        let reduced = self.exchange(opcode, group, &parts, (&before, &after), |instruction| {
+            describe(instruction, scattered.map(|_| 0));
+        });
+        let mut start = 0;
+        for (index, &width) in widths.iter().enumerate() {
+            let part = self.columns(reduced, &matrix(1, width), start);
+            let ty = self.result_type(index).clone();
+            let part = self.instruction("reshape", &ty, &[part]);
+            self.set_result(index, part);
+            start += width;
+        }
+    }
+
+    /// One collective of matrices laid side by side, which are of type `before` together, and its result of type
+    /// `after`.
+    fn exchange(
+        &mut self,
+        opcode: &str,
+        group: &Group,
+        parts: &[InstructionId],
+        (before, after): (&TensorType, &TensorType),
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) -> InstructionId {
+        self.begin_typed("concatenate", before, parts).dimensions.push(1);
+        let joined = self.commit();
+        let (channel, groups) = (self.next_channel(), self.device_lists(group));
+        let instruction = self.begin_typed(opcode, after, &[joined]);
+        groups.write(instruction, channel);
+        instruction.use_global_device_ids = true;
+        describe(instruction);
+        self.mark_collective(opcode, channel);
+        self.commit()
+    }
+
+    /// Columns of a matrix, as many as `ty` has, from one on.
+    fn columns(&mut self, matrix: InstructionId, ty: &TensorType, start: usize) -> InstructionId {
+        let range = |start: usize, limit: usize| proto::hlo_instruction_proto::SliceDimensions {
+            start: start as i64,
+            limit: limit as i64,
+            stride: 1,
+        };
+        let (rows, columns) = (range(0, ty.dims[0]), range(start, start + ty.dims[1]));
+        self.begin_typed("slice", ty, &[matrix]).slice_dimensions.extend([rows, columns]);
+        self.commit()
+    }
+
+    /// From rows, each with the elements of a part of type `part`, the value whose dimension the parts make up.
+    fn parts_into(&mut self, part: &TensorType, rows: InstructionId, dim: usize, count: usize) -> InstructionId {
+        let mut stacked = part.clone();
+        stacked.dims.insert(0, count);
+        let mut value = self.instruction("reshape", &stacked, &[rows]);
+        if dim > 0 {
+            let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..stacked.rank()).collect();
+            let mut moved = stacked.clone();
+            moved.dims = order.iter().map(|&from| stacked.dims[from]).collect();
+            self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&from| from as i64));
+            value = self.commit();
+        }
+        let mut whole = part.clone();
+        whole.dims[dim] *= count;
+        self.instruction("reshape", &whole, &[value])
+    }
+
+    /// A value with a dimension cut into parts, which are counted by a dimension of their own in front of all others.
+    fn parts_first(&mut self, ty: &TensorType, value: InstructionId, dim: usize, count: usize) -> InstructionId {
+        let mut cut = ty.clone();
+        cut.dims[dim] /= count;
+        cut.dims.insert(dim, count);
+        let value = self.instruction("reshape", &cut, &[value]);
+        if dim == 0 {
+            return value;
+        }
+        let order = std::iter::once(dim).chain((0..cut.rank()).filter(|&other| other != dim));
+        let order: Vec<usize> = order.collect();
+        let mut moved = cut.clone();
+        moved.dims = order.iter().map(|&dim| cut.dims[dim]).collect();
+        self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&dim| dim as i64));
+        self.commit()
+    }
+
+    /// The groups in the form that the plugin reads.
+    fn device_lists(&self, group: &Group) -> DeviceLists {
+        let (mesh, format) = self.partitioned_over();
+        let list = |ids: Vec<usize>| proto::ReplicaGroup { replica_ids: ids.into_iter().map(|id| id as i64).collect() };
+        match format {
+            GroupFormat::Lists => DeviceLists::Lists(device_groups(&mesh, &group.axes).into_iter().map(list).collect()),
+            GroupFormat::IotaInList => DeviceLists::IotaInList(iota_groups(&mesh, group)),
+            GroupFormat::Iota => DeviceLists::Iota(iota_groups(&mesh, group)),
+        }
+    }
+
+    /// A collective-permute between ranks, in every group at once.
+    pub(crate) fn emit_permute(&mut self, group: &Group, pairs: &[(u32, u32)]) {
+        let channel = self.next_channel();
+        let (mesh, _) = self.partitioned_over();
+        let pairs = device_groups(&mesh, &group.axes).into_iter().flat_map(|devices| {
+            let pair = move |&(source, target): &(u32, u32)| proto::SourceTarget {
+                source: devices[source as usize] as i64,
+                target: devices[target as usize] as i64,
+            };
+            pairs.iter().map(pair).collect::<Vec<_>>()
+        });
+        let pairs: Vec<_> = pairs.collect();
+        let instruction = self.begin("collective-permute");
+        instruction.channel_id = channel;
+        instruction.source_target_pairs = pairs;
+        self.mark_collective("collective-permute", channel);
+        self.finish();
+    }
+
+    /// This device's rank in its group, from its place in the mesh.
+    pub(crate) fn emit_axis_index(&mut self, group: &Group) {
+        let (mesh, _) = self.partitioned_over();
+        let (strides, unsigned) = (strides(&mesh), TensorType::scalar(DType::U32));
+        let device = self.instruction("partition-id", &unsigned, &[]);
+        let mut rank = None;
+        for &axis in &group.axes {
+            let (stride, size) = (strides[axis.index()], mesh.size(axis));
+            let mut position = device;
+            if stride > 1 {
+                let stride = self.number(DType::U32, stride as f64);
+                position = self.instruction("divide", &unsigned, &[position, stride]);
+            }
+            let size = self.number(DType::U32, size as f64);
+            if axis.index() > 0 {
+                position = self.instruction("remainder", &unsigned, &[position, size]);
+            }
+            rank = Some(match rank {
+                None => position,
+                Some(rank) => {
+                    let major = self.instruction("multiply", &unsigned, &[rank, size]);
+                    self.instruction("add", &unsigned, &[major, position])
+                }
+            });
+        }
+        let rank = rank.unwrap_or_else(|| self.number(DType::U32, 0.0));
+        self.begin_with("convert", 0, &[rank]);
+        self.finish();
+    }
+}

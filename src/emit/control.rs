@@ -1,0 +1,215 @@
+//! Emission of ops with regions, which become computations: a scan is a `while` with a known trip count, a while is a
+//! `while`, a cond is a `conditional`, a call is a `call`. Checkpoints and custom VJPs that were not differentiated are
+//! inlined.
+//!
+//! XLA requires that a computation of a `while` or `conditional` takes one tuple.
+
+use std::sync::Arc;
+
+use meshloom_hlo::{shape, tuple_shape};
+
+use super::{Emitter, Ids, InstructionId, sanitize};
+use crate::ir::{DType, Graph, NodeRef, TensorType};
+use crate::ops::{Call, Cond, Scan, While};
+
+impl Emitter {
+    /// Writes the body of the region op that is being emitted into the open computation.
+    pub(super) fn region(&mut self, body: &Graph, inputs: &[InstructionId]) -> Ids {
+        let (origin, op_name) = (self.origin, self.op_name);
+        let outer = std::mem::replace(&mut self.phase, origin.phase);
+        let outputs = self.body(body, inputs);
+        (self.origin, self.op_name, self.phase) = (origin, op_name, outer);
+        outputs
+    }
+
+    pub(super) fn call(&mut self, call: &Call, operands: &[InstructionId]) -> Ids {
+        let function = &call.function;
+        let known = self.functions.get(&Arc::as_ptr(function)).map(|&(_, id)| id);
+        let (origin, op_name) = (self.origin, self.op_name);
+        // Whoever calls a function, its own nodes know which phase they belong to.
+        let phase = std::mem::take(&mut self.phase);
+        let computation = known.unwrap_or_else(|| {
+            self.open();
+            let inputs: Ids = function
+                .input_types()
+                .map(|ty| {
+                    self.writer.parameter(ty, "");
+                    self.writer.commit()
+                })
+                .collect();
+            let outputs = self.body(function, &inputs);
+            self.begin_tuple("tuple", function.output_types(), &outputs);
+            let root = self.writer.commit();
+            let (id, _) = self.close(&sanitize(function.name()), root, tuple_shape(function.output_types()));
+            self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
+            id
+        });
+        (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
+        self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
+        self.in_order_if(&[computation]);
+        let result = self.writer.commit();
+        self.elements(result, function.output_types())
+    }
+
+    /// Opens a computation whose only parameter is a tuple, and returns that.
+    fn open_over(&mut self, name: &str, types: &[&TensorType]) -> InstructionId {
+        self.open();
+        self.writer.tuple_parameter(types, name);
+        self.writer.commit()
+    }
+
+    /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
+    pub(super) fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
+        let (body, length) = (&*scan.body, scan.length);
+        let counter_type = TensorType::scalar(DType::S32);
+        let result_types: Vec<TensorType> = node.results().map(|value| graph.ty(value).clone()).collect();
+        let operand_types: Vec<TensorType> = node.operands().iter().map(|&value| graph.ty(value).clone()).collect();
+        let (invariants, rest) = operands.split_at(scan.invariant_count);
+        let (carries, stacked) = rest.split_at(scan.carry_count);
+        let invariant_types = &operand_types[..scan.invariant_count];
+        let stacked_types = &operand_types[scan.invariant_count + scan.carry_count..];
+        let state_types: Vec<&TensorType> =
+            [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
+
+        let mut results: Ids = carries.into();
+        for ty in &result_types[scan.carry_count..] {
+            let zero = self.number(ty.dtype, 0.0);
+            self.begin("broadcast", ty, &[zero]);
+            results.push(self.writer.commit());
+        }
+        if length == 0 {
+            // XLA refuses a body that takes slices from nothing.
+            return results;
+        }
+        let mut state: Vec<InstructionId> = vec![self.number(DType::S32, 0.0)];
+        state.extend(results);
+        state.extend(invariants);
+        state.extend(stacked);
+        self.begin_tuple("tuple", state_types.iter().copied(), &state);
+        let initial = self.writer.commit();
+
+        let parameter = self.open_over("state", &state_types);
+        let counter = self.element(parameter, 0, &counter_type);
+        let limit = self.number(DType::S32, length as f64);
+        let below = self.begin("compare", &TensorType::scalar(DType::Pred), &[counter, limit]);
+        below.comparison_direction.push_str("LT");
+        below.comparison_type.push_str("SIGNED");
+        let root = self.writer.commit();
+        let name = sanitize(body.name());
+        let (condition, _) = self.close(&format!("{name}_condition"), root, shape(&TensorType::scalar(DType::Pred)));
+
+        let parameter = self.open_over("state", &state_types);
+        let mut state = self.elements(parameter, state_types.iter().copied());
+        let counter = state[0];
+        let mut position = counter;
+        if scan.reverse {
+            let last = self.number(DType::S32, length as f64 - 1.0);
+            self.begin("subtract", &counter_type, &[last, counter]);
+            position = self.writer.commit();
+        }
+        let zero = self.number(DType::S32, 0.0);
+        let at_position = |target: &[InstructionId], rank: usize| -> Ids {
+            let zeros = std::iter::repeat_n(zero, rank - 1);
+            target.iter().copied().chain([position]).chain(zeros).collect()
+        };
+        let first_stacked_output = 1 + scan.carry_count;
+        let first_invariant = 1 + result_types.len();
+        let first_stacked_input = first_invariant + scan.invariant_count;
+        let mut inputs: Ids = state[first_invariant..first_stacked_input].into();
+        inputs.extend_from_slice(&state[1..first_stacked_output]);
+        for (index, ty) in stacked_types.iter().enumerate() {
+            let operands = at_position(&[state[first_stacked_input + index]], ty.rank());
+            let mut slice_type = ty.clone();
+            slice_type.dims[0] = 1;
+            let sizes: Vec<i64> = slice_type.dims.iter().map(|&size| size as i64).collect();
+            self.begin("dynamic-slice", &slice_type, &operands).dynamic_slice_sizes.extend(sizes);
+            let slice = self.writer.commit();
+            slice_type.dims.remove(0);
+            self.begin("reshape", &slice_type, &[slice]);
+            inputs.push(self.writer.commit());
+        }
+        let outputs = self.region(body, &inputs);
+        state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
+        for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
+            let mut row = ty.clone();
+            row.dims[0] = 1;
+            self.begin("reshape", &row, &[outputs[index]]);
+            let row = self.writer.commit();
+            let operands = at_position(&[state[1 + index], row], ty.rank());
+            self.begin("dynamic-update-slice", ty, &operands);
+            state[1 + index] = self.writer.commit();
+        }
+        let one = self.number(DType::S32, 1.0);
+        self.begin("add", &counter_type, &[counter, one]);
+        state[0] = self.writer.commit();
+        self.begin_tuple("tuple", state_types.iter().copied(), &state);
+        let root = self.writer.commit();
+        let (computation, _) = self.close(&name, root, tuple_shape(state_types.iter().copied()));
+
+        let instruction = self.begin_tuple("while", state_types.iter().copied(), &[initial]);
+        // XLA reads the body first, then the condition.
+        instruction.called_computation_ids.extend([computation, condition]);
+        instruction.backend_config = format!(r#"{{"known_trip_count":{{"n":"{length}"}}}}"#).into_bytes();
+        self.in_order_if(&[computation]);
+        let result = self.writer.commit();
+        result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
+    }
+
+    /// A `while` over the state (invariants, carries).
+    pub(super) fn while_loop(&mut self, op: &While, operands: &[InstructionId]) -> Ids {
+        let types: Vec<&TensorType> = op.body.input_types().collect();
+        self.begin_tuple("tuple", types.iter().copied(), operands);
+        let initial = self.writer.commit();
+
+        let parameter = self.open_over("state", &types);
+        let state = self.elements(parameter, types.iter().copied());
+        let root = self.region(&op.condition, &state)[0];
+        let flag = shape(&TensorType::scalar(DType::Pred));
+        let (condition, _) = self.close(&sanitize(op.condition.name()), root, flag);
+
+        let parameter = self.open_over("state", &types);
+        let mut state = self.elements(parameter, types.iter().copied());
+        let carries = self.region(&op.body, &state);
+        state[op.invariant_count..].copy_from_slice(&carries);
+        self.begin_tuple("tuple", types.iter().copied(), &state);
+        let root = self.writer.commit();
+        let (body, _) = self.close(&sanitize(op.body.name()), root, tuple_shape(types.iter().copied()));
+
+        // XLA reads the body first, then the condition.
+        self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
+        self.in_order_if(&[body, condition]);
+        let result = self.writer.commit();
+        (op.invariant_count..types.len()).map(|index| self.element(result, index, types[index])).collect()
+    }
+
+    /// A `conditional` whose branches all take the same tuple.
+    pub(super) fn cond(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Cond, operands: &[InstructionId]) -> Ids {
+        let input_types: Vec<&TensorType> = node.operands()[1..].iter().map(|&value| graph.ty(value)).collect();
+        let result_types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
+        self.begin_tuple("tuple", input_types.iter().copied(), &operands[1..]);
+        let arguments = self.writer.commit();
+        let mut computations: Vec<_> = op
+            .branches
+            .iter()
+            .map(|branch| {
+                let parameter = self.open_over("arguments", &input_types);
+                let inputs = self.elements(parameter, input_types.iter().copied());
+                let outputs = self.region(branch, &inputs);
+                self.begin_tuple("tuple", result_types.iter().copied(), &outputs);
+                let root = self.writer.commit();
+                self.close(&sanitize(branch.name()), root, tuple_shape(result_types.iter().copied())).0
+            })
+            .collect();
+        if graph.ty(node.operands()[0]).dtype == DType::Pred {
+            // Of a pred's branches, XLA has the true one first.
+            computations.reverse();
+        }
+        let mut operands: Ids = Ids::from_slice(&[operands[0]]);
+        operands.resize(1 + computations.len(), arguments);
+        let conditional = self.begin_tuple("conditional", result_types.iter().copied(), &operands);
+        conditional.called_computation_ids.extend_from_slice(&computations);
+        self.in_order_if(&computations);
+        let result = self.writer.commit();
+        self.elements(result, result_types)
+    }
+}

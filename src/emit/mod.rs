@@ -1,0 +1,646 @@
+//! Emission: a graph becomes a serialized `HloModuleProto`.
+//!
+//! Instructions are numbered in the order they are written and named `opcode.number`, so the same graph always gives
+//! the same bytes. Regions become computations (`control.rs`).
+//!
+//! A graph whose inputs and outputs carry specs becomes an annotated SPMD program. Annotations in one of the dialects
+//! of [`Annotation`] stand on parameters, on the root, and on a `Sharding` custom call for each reshard. XLA's
+//! partitioner propagates them.
+
+mod collective;
+mod control;
+mod helpers;
+mod sharding;
+mod writer;
+
+pub use collective::{GroupFormat, device_groups};
+pub use helpers::comparison_type;
+pub use sharding::{Annotation, op_sharding};
+pub use writer::{ComputationId, InstructionId};
+
+use std::sync::Arc;
+
+use prost::Message;
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use meshloom_hlo::proto::{self, HloInstructionProto};
+use meshloom_hlo::{literal_proto, tuple_shape};
+
+use self::sharding::{manual, result_attribute};
+use self::writer::{Metadata, ModuleWriter};
+use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType};
+use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
+use meshloom_hlo::mesh::Mesh;
+
+/// What emission needs beside the graph.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmitOptions<'a> {
+    /// The mesh that specs refer to; `None` emits a program for one device and leaves specs out.
+    pub mesh: Option<&'a Mesh>,
+    /// Pairs of (output, input) that share a buffer: the input is donated.
+    pub aliases: &'a [(usize, usize)],
+    /// Leaves out source lines and scope paths.
+    pub omit_metadata: bool,
+    /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
+    /// the specs of its ports say how the whole is put together from the parts.
+    pub partitioned: bool,
+    /// How collectives name their devices.
+    pub groups: GroupFormat,
+    /// Whether the plugin may run collectives that do not depend on each other in any order, or at once.
+    pub overlap_collectives: bool,
+    /// How a graph that is not partitioned says how values are sharded.
+    pub annotation: Annotation,
+    /// The plugin keeps a memory of the host's, into which values can be moved; without, they stay where they are.
+    pub host_memory: bool,
+}
+
+/// A serialized module.
+#[derive(Clone, Debug)]
+pub struct EmittedModule {
+    /// The bytes of an `HloModuleProto`.
+    pub bytes: Vec<u8>,
+    /// Number of instructions in all computations.
+    pub instruction_count: usize,
+}
+
+impl EmittedModule {
+    /// The module as messages.
+    pub fn decode(&self) -> proto::HloModuleProto {
+        // The bytes are our own, so they decode; an empty module would show up at once wherever it is used.
+        proto::HloModuleProto::decode(self.bytes.as_slice()).unwrap_or_default()
+    }
+}
+
+type Ids = SmallVec<[InstructionId; 4]>;
+
+struct Emitter {
+    writer: ModuleWriter,
+    mesh: Option<Mesh>,
+    omit_metadata: bool,
+    partitioned: bool,
+    groups: GroupFormat,
+    annotation: Annotation,
+    /// Channels given to collectives so far.
+    channels: i64,
+    overlap_collectives: bool,
+    /// For each open computation, its last instruction that communicates.
+    last_collective: Vec<Option<InstructionId>>,
+    /// Computations with instructions that communicate.
+    communicating: FxHashSet<ComputationId>,
+    host_memory: bool,
+    /// Paths of scopes, with a slash at the end unless empty.
+    paths: FxHashMap<Scope, String>,
+    /// Emitted functions; the graphs are held so that their addresses stay theirs.
+    functions: FxHashMap<*const Graph, (Arc<Graph>, ComputationId)>,
+    /// Computations that rules have asked for, by name.
+    named_computations: FxHashMap<String, ComputationId>,
+    /// Scalar constants of each open computation.
+    constants: Vec<FxHashMap<(DType, u64), InstructionId>>,
+    origin: Origin,
+    op_name: &'static str,
+    /// The phase of the region op whose body is being written.
+    phase: Phase,
+}
+
+/// Writes `graph` as a module.
+pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
+    let emitter = Emitter {
+        writer: ModuleWriter::new(),
+        mesh: options.mesh.filter(|mesh| mesh.device_count() > 1).cloned(),
+        omit_metadata: options.omit_metadata,
+        partitioned: options.partitioned,
+        groups: options.groups,
+        // A manual region is entered by tiles.
+        annotation: if options.partitioned { Annotation::Tiles } else { options.annotation },
+        channels: 0,
+        overlap_collectives: options.overlap_collectives,
+        last_collective: Vec::new(),
+        communicating: FxHashSet::default(),
+        host_memory: options.host_memory,
+        paths: FxHashMap::default(),
+        functions: FxHashMap::default(),
+        named_computations: FxHashMap::default(),
+        constants: Vec::new(),
+        origin: Origin::default(),
+        op_name: "",
+        phase: Phase::Forward,
+    };
+    emitter.module(graph, options.aliases)
+}
+
+impl Emitter {
+    fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> EmittedModule {
+        let name = sanitize(graph.name());
+        self.open();
+        let mut inputs = Vec::with_capacity(graph.inputs().len());
+        for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+            let ty = &self.whole(graph.ty(input), info);
+            let instruction = self.writer.parameter(ty, &info.path);
+            if let Some(mesh) = &self.mesh {
+                let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
+                self.annotation.write_parameter(mesh, &spec, instruction);
+            }
+            if !info.path.is_empty() {
+                let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
+                self.writer.set_name(&name);
+                self.writer.set_metadata(Metadata { op_name: [&info.path, "", ""], ..Metadata::default() });
+            }
+            inputs.push(self.writer.commit());
+        }
+        if self.partitioned {
+            for ((input, &value), info) in inputs.iter_mut().zip(graph.inputs()).zip(graph.input_info()) {
+                *input = self.enter(*input, graph.ty(value), info);
+            }
+        }
+        let mut outputs = self.body(graph, &inputs);
+        let types = graph.output_types().zip(graph.output_info()).map(|(ty, info)| self.whole(ty, info));
+        let types: Vec<TensorType> = types.collect();
+        if self.partitioned {
+            self.origin = Origin::default();
+            self.op_name = "leave";
+            for ((output, ty), info) in outputs.iter_mut().zip(graph.output_types()).zip(graph.output_info()) {
+                *output = self.leave(*output, ty, info);
+            }
+        }
+        if self.annotation == Annotation::ShardyAttributes {
+            for ((output, ty), info) in outputs.iter_mut().zip(&types).zip(graph.output_info()) {
+                *output = self.state_result(*output, ty, info);
+            }
+        }
+        let root = self.writer.begin_tuple("tuple", &types, &outputs);
+        if let Some(mesh) = &self.mesh {
+            let annotation = self.annotation;
+            let element = |(ty, info): (&TensorType, &crate::ir::PortInfo)| {
+                annotation.sharding(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())))
+            };
+            let sharding = proto::OpSharding {
+                r#type: proto::op_sharding::Type::Tuple.into(),
+                tuple_shardings: graph.output_types().zip(graph.output_info()).map(element).collect(),
+                ..proto::OpSharding::default()
+            };
+            root.sharding = Some(sharding.into());
+        }
+        let root = self.writer.commit();
+        let (entry, program) = self.close(&name, root, tuple_shape(&types));
+        let alias = |&(output, input): &(usize, usize)| proto::hlo_input_output_alias_proto::AliasEntryProto {
+            output_shape_index: vec![output as i64],
+            parameter_number: input as i64,
+            parameter_shape_index: Vec::new(),
+            // A hint rather than a demand: a plugin may copy where its layout forbids sharing.
+            kind: proto::Kind::MayAlias.into(),
+        };
+        let aliases: Vec<_> = aliases.iter().map(alias).collect();
+        let header = proto::HloModuleProto {
+            entry_computation_name: format!("{name}.{entry}"),
+            name,
+            entry_computation_id: entry,
+            host_program_shape: Some(program),
+            frontend_attributes: self.mesh.as_ref().and_then(|mesh| self.annotation.module_attributes(mesh)),
+            input_output_alias: (!aliases.is_empty()).then_some(proto::HloInputOutputAliasProto { entries: aliases }),
+            ..proto::HloModuleProto::default()
+        };
+        let instruction_count = self.writer.instruction_count();
+        let mut bytes = header.encode_to_vec();
+        bytes.extend(self.writer.into_computations());
+        EmittedModule { bytes, instruction_count }
+    }
+
+    /// The type of a port as the caller sees it: that of the whole value.
+    fn whole(&self, ty: &TensorType, info: &crate::ir::PortInfo) -> TensorType {
+        let mut ty = ty.clone();
+        if let (true, Some(mesh), Some(spec)) = (self.partitioned, &self.mesh, &info.spec) {
+            ty.dims.iter_mut().enumerate().for_each(|(dim, size)| *size *= spec.part_count(mesh, dim));
+        }
+        ty
+    }
+
+    /// From a whole value to this device's part of it: into the region that XLA's partitioner leaves alone.
+    fn enter(&mut self, whole: InstructionId, local: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+        let Some(tiled) = self.tiled(local, info) else { return whole };
+        let whole = self.placed("Sharding", &self.whole(local, info), whole, tiled);
+        self.placed("SPMDFullToShardShape", local, whole, manual())
+    }
+
+    /// From this device's part to the whole value.
+    fn leave(&mut self, part: InstructionId, local: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+        let Some(tiled) = self.tiled(local, info) else { return part };
+        let part = self.placed("Sharding", local, part, manual());
+        self.placed("SPMDShardToFullShape", &self.whole(local, info), part, tiled)
+    }
+
+    /// Shardy's statement of how an output is sharded, which it moves to the output itself (XLA:
+    /// `sdy_round_trip/import_shardy_attrs.cc`).
+    fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+        let Some(mesh) = &self.mesh else { return value };
+        let attributes = result_attribute(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())));
+        let instruction = self.writer.begin("custom-call", ty, &[value]);
+        instruction.custom_call_target.push_str("xla.sdy.FuncResultSharding");
+        instruction.custom_call_has_side_effect = true;
+        instruction.frontend_attributes = Some(attributes);
+        self.writer.commit()
+    }
+
+    fn tiled(&self, local: &TensorType, info: &crate::ir::PortInfo) -> Option<proto::OpSharding> {
+        let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(local.rank()));
+        self.mesh.as_ref().map(|mesh| op_sharding(mesh, &spec))
+    }
+
+    fn placed(
+        &mut self,
+        target: &str,
+        ty: &TensorType,
+        operand: InstructionId,
+        sharding: proto::OpSharding,
+    ) -> InstructionId {
+        let instruction = self.writer.begin("custom-call", ty, &[operand]);
+        instruction.custom_call_target.push_str(target);
+        instruction.sharding = Some(sharding.into());
+        self.writer.commit()
+    }
+
+    fn open(&mut self) {
+        self.writer.open_computation();
+        self.constants.push(FxHashMap::default());
+        self.last_collective.push(None);
+    }
+
+    fn close(
+        &mut self,
+        name: &str,
+        root: InstructionId,
+        result: proto::ShapeProto,
+    ) -> (ComputationId, proto::ProgramShapeProto) {
+        self.constants.pop();
+        let communicates = self.last_collective.pop().flatten().is_some();
+        let closed = self.writer.close_computation(name, root, result);
+        if communicates {
+            self.communicating.insert(closed.0);
+        }
+        closed
+    }
+
+    /// Makes the instruction begun, which communicates, wait for the one before it that does.
+    ///
+    /// Devices must take collectives that share devices in one order. XLA's CPU runtime runs what does not depend on
+    /// each other as threads come free, on each virtual device for itself, and with fewer threads than devices two of
+    /// them end up waiting in different collectives.
+    pub(super) fn in_order(&mut self) {
+        let id = self.writer.next_id();
+        let Some(last) = self.last_collective.last_mut() else { return };
+        let before = last.replace(id);
+        if !self.overlap_collectives {
+            self.writer.attributes().control_predecessor_ids.extend(before);
+        }
+    }
+
+    /// As [`Emitter::in_order`], for an instruction that communicates if one of these computations does.
+    pub(super) fn in_order_if(&mut self, computations: &[ComputationId]) {
+        if computations.iter().any(|computation| self.communicating.contains(computation)) {
+            self.in_order();
+        }
+    }
+
+    /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
+    fn body(&mut self, graph: &Graph, inputs: &[InstructionId]) -> Ids {
+        let mut ids: Vec<InstructionId> = vec![0; graph.value_count()];
+        for (&input, &id) in graph.inputs().iter().zip(inputs) {
+            ids[input.index()] = id;
+        }
+        for node in graph.nodes() {
+            let operands: Ids = node.operands().iter().map(|value| ids[value.index()]).collect();
+            let results = self.node(graph, node, &operands);
+            for (value, id) in node.results().zip(results) {
+                ids[value.index()] = id;
+            }
+        }
+        graph.outputs().iter().map(|output| ids[output.index()]).collect()
+    }
+
+    fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
+        self.origin = node.origin().inside(self.phase);
+        self.op_name = node.op().name();
+        match node.op() {
+            Op::Call(call) => self.call(call, operands),
+            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
+            Op::Cond(cond) => self.cond(graph, node, cond, operands),
+            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
+            Op::Scan(scan) => self.scan(graph, node, scan, operands),
+            Op::While(op) => self.while_loop(op, operands),
+            op => {
+                let results = SmallVec::from_elem(0, node.results().len());
+                let mut context = EmitContext { emitter: self, graph, node, operands, results };
+                if let Some(primitive) = op.as_primitive() {
+                    primitive.emit(&mut context);
+                }
+                context.results
+            }
+        }
+    }
+
+    /// All elements of a tuple.
+    fn elements<'t>(&mut self, tuple: InstructionId, types: impl IntoIterator<Item = &'t TensorType>) -> Ids {
+        types.into_iter().enumerate().map(|(index, ty)| self.element(tuple, index, ty)).collect()
+    }
+
+    fn element(&mut self, tuple: InstructionId, index: usize, ty: &TensorType) -> InstructionId {
+        self.begin("get-tuple-element", ty, &[tuple]).tuple_index = index as i64;
+        self.writer.commit()
+    }
+
+    fn begin(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> &mut HloInstructionProto {
+        self.writer.begin(opcode, ty, operands);
+        self.describe();
+        self.writer.attributes()
+    }
+
+    fn begin_tuple<'t>(
+        &mut self,
+        opcode: &str,
+        types: impl IntoIterator<Item = &'t TensorType>,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        self.writer.begin_tuple(opcode, types, operands);
+        self.describe();
+        self.writer.attributes()
+    }
+
+    /// States where the instruction begun came from.
+    fn describe(&mut self) {
+        if self.omit_metadata {
+            return;
+        }
+        let phase = self.origin.phase.prefix();
+        let path = self.paths.entry(self.origin.scope).or_insert_with_key(|scope| match scope.path() {
+            path if path.is_empty() => path,
+            path => path + "/",
+        });
+        let source = self.origin.location.map_or(("", 0), |location| (location.file(), location.line()));
+        self.writer.set_metadata(Metadata { op_type: self.op_name, op_name: [phase, path, self.op_name], source });
+    }
+
+    /// A scalar constant of the open computation, written once.
+    fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
+        let mut key = [0; 8];
+        key[..bytes.len()].copy_from_slice(bytes);
+        let key = (dtype, u64::from_le_bytes(key));
+        if let Some(&id) = self.constants.last().and_then(|constants| constants.get(&key)) {
+            return id;
+        }
+        let ty = TensorType::scalar(dtype);
+        self.writer.begin("constant", &ty, &[]).literal = Some(literal_proto(&ty, bytes).into());
+        let id = self.writer.commit();
+        if let Some(constants) = self.constants.last_mut() {
+            constants.insert(key, id);
+        }
+        id
+    }
+
+    /// A scalar constant from a number.
+    fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
+        let (bytes, count) = crate::ops::Splat::new(TensorType::scalar(dtype), number).element_bytes();
+        self.scalar_constant(dtype, &bytes[..count])
+    }
+
+    /// The computation of a variadic reduce over (value, position): the better value, or the lower position of equals.
+    fn arg_reduce_combiner(&mut self, kind: ArgReduceKind, dtype: DType) -> ComputationId {
+        let (value, index) = (TensorType::scalar(dtype), TensorType::scalar(DType::S32));
+        let flag = TensorType::scalar(DType::Pred);
+        self.open();
+        let types = [(&value, "best"), (&index, "best_index"), (&value, "next"), (&index, "next_index")];
+        let [best, best_index, next, next_index] = types.map(|(ty, name)| {
+            self.writer.parameter(ty, name);
+            self.writer.commit()
+        });
+        let compare = |emitter: &mut Self, direction: &str, dtype: DType, lhs, rhs| {
+            let instruction = emitter.writer.begin("compare", &TensorType::scalar(DType::Pred), &[lhs, rhs]);
+            instruction.comparison_direction.push_str(direction);
+            instruction.comparison_type.push_str(comparison_type(dtype));
+            emitter.writer.commit()
+        };
+        let simple = |emitter: &mut Self, opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
+            emitter.writer.begin(opcode, ty, operands);
+            emitter.writer.commit()
+        };
+        let direction = if kind == ArgReduceKind::Max { "GT" } else { "LT" };
+        let better = compare(self, direction, dtype, best, next);
+        // Only NaN differs from itself; it counts as extreme, as in a plain max or min.
+        let is_nan = compare(self, "NE", dtype, best, best);
+        let keep = simple(self, "or", &flag, &[better, is_nan]);
+        let equal = compare(self, "EQ", dtype, best, next);
+        let earlier = compare(self, "LT", DType::S32, best_index, next_index);
+        let tie = simple(self, "and", &flag, &[equal, earlier]);
+        let keep_index = simple(self, "or", &flag, &[keep, tie]);
+        let chosen = simple(self, "select", &value, &[keep, best, next]);
+        let chosen_index = simple(self, "select", &index, &[keep_index, best_index, next_index]);
+        self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
+        let root = self.writer.commit();
+        self.close("arg_reduce", root, tuple_shape([&value, &index])).0
+    }
+}
+
+/// A name that HLO text takes for an identifier.
+fn sanitize(name: &str) -> String {
+    let mut clean: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect();
+    if !clean.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
+        clean.insert(0, '_');
+    }
+    clean
+}
+
+/// One node as its op's `emit` rule sees it.
+pub struct EmitContext<'e> {
+    emitter: &'e mut Emitter,
+    graph: &'e Graph,
+    node: NodeRef<'e>,
+    operands: &'e [InstructionId],
+    results: Ids,
+}
+
+impl EmitContext<'_> {
+    /// The instruction that an operand became.
+    pub fn operand_id(&self, index: usize) -> InstructionId {
+        self.operands[index]
+    }
+
+    /// A channel of its own for a collective.
+    pub(super) fn next_channel(&mut self) -> i64 {
+        self.emitter.channels += 1;
+        self.emitter.channels
+    }
+
+    /// The mesh of a partitioned graph (one device where there is none), and how collectives name its devices.
+    pub(super) fn partitioned_over(&self) -> (Mesh, GroupFormat) {
+        (self.emitter.mesh.clone().unwrap_or_default(), self.emitter.groups)
+    }
+
+    /// The type of an operand.
+    pub fn operand_type(&self, index: usize) -> &TensorType {
+        self.graph.ty(self.node.operands()[index])
+    }
+
+    /// States what a result became.
+    pub fn set_result(&mut self, index: usize, id: InstructionId) {
+        self.results[index] = id;
+    }
+
+    /// One instruction with all operands and no attributes.
+    pub fn simple(&mut self, opcode: &str) {
+        self.begin(opcode);
+        self.finish();
+    }
+
+    /// Starts an instruction with all operands and the type of result 0; [`EmitContext::finish`] ends it.
+    pub fn begin(&mut self, opcode: &str) -> &mut HloInstructionProto {
+        self.begin_with(opcode, 0, self.operands)
+    }
+
+    /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
+    pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
+        let (graph, node) = (self.graph, self.node);
+        // A rule only ever names results that its own `infer` gives the node.
+        let value = node.results().nth(result).unwrap_or(node.result());
+        self.emitter.begin(opcode, graph.ty(value), operands)
+    }
+
+    /// Ends the instruction begun, which is result 0.
+    pub fn finish(&mut self) {
+        self.results[0] = self.emitter.writer.commit();
+    }
+
+    /// Names the collective begun by its channel, which counts the collectives of a module: the name by which the
+    /// ledger knows it.
+    pub(super) fn mark_collective(&mut self, opcode: &str, channel: i64) {
+        self.emitter.in_order();
+        self.emitter.writer.set_name(&format!("{opcode}.{channel}"));
+    }
+
+    /// Makes result 0 the operand itself.
+    pub fn forward_operand(&mut self) {
+        self.results[0] = self.operands[0];
+    }
+
+    /// A scalar constant from its bytes.
+    pub fn scalar_constant(&mut self, dtype: DType, bytes: &[u8]) -> InstructionId {
+        self.emitter.scalar_constant(dtype, bytes)
+    }
+
+    /// A scalar constant from a number.
+    pub fn number(&mut self, dtype: DType, number: f64) -> InstructionId {
+        self.emitter.number(dtype, number)
+    }
+
+    /// A computation of two scalars by one opcode.
+    pub fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
+        self.emitter.writer.combiner(opcode, dtype)
+    }
+
+    /// A computation of two scalars that returns the second.
+    pub fn replacer(&mut self, dtype: DType) -> ComputationId {
+        self.emitter.writer.replacer(dtype)
+    }
+
+    /// A computation of two scalars that returns log(exp + exp), with the larger taken out.
+    pub fn log_add_exp(&mut self, dtype: DType) -> ComputationId {
+        self.emitter.writer.scalar_computation("log_add_exp", dtype, |writer, [lhs, rhs]| {
+            let (number, flag) = (TensorType::scalar(dtype), TensorType::scalar(DType::Pred));
+            let mut apply = |opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
+                let instruction = writer.begin(opcode, ty, operands);
+                if opcode == "compare" {
+                    instruction.comparison_direction.push_str("NE");
+                    instruction.comparison_type.push_str("FLOAT");
+                }
+                writer.commit()
+            };
+            let larger = apply("maximum", &number, &[lhs, rhs]);
+            let difference = apply("subtract", &number, &[lhs, rhs]);
+            let distance = apply("abs", &number, &[difference]);
+            let exponent = apply("negate", &number, &[distance]);
+            let power = apply("exponential", &number, &[exponent]);
+            let rest = apply("log-plus-one", &number, &[power]);
+            let sum = apply("add", &number, &[larger, rest]);
+            // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
+            let undefined = apply("compare", &flag, &[difference, difference]);
+            let plain = apply("add", &number, &[lhs, rhs]);
+            apply("select", &number, &[undefined, plain, sum])
+        })
+    }
+
+    /// A dense constant as result 0.
+    pub fn literal(&mut self, value: &Literal) {
+        let value = literal_proto(value.ty(), value.bytes());
+        self.begin("constant").literal = Some(value.into());
+        self.finish();
+    }
+
+    /// An optimization barrier over all operands, which it makes the results.
+    pub(crate) fn emit_barrier(&mut self) {
+        if self.operands.len() == 1 {
+            return self.simple("opt-barrier");
+        }
+        let (graph, node) = (self.graph, self.node);
+        let types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
+        self.emitter.begin_tuple("tuple", types.iter().copied(), self.operands);
+        let tuple = self.emitter.writer.commit();
+        self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
+        let guarded = self.emitter.writer.commit();
+        self.results = self.emitter.elements(guarded, types);
+    }
+
+    /// A custom call that places its result in a memory, as JAX writes it (XLA: `convert_memory_placement_to_internal_
+    /// annotations.cc`, `host_offloader.cc`), or nothing where there is no host memory.
+    pub(crate) fn emit_move(&mut self, memory: Memory) {
+        if !self.emitter.host_memory {
+            return self.forward_operand();
+        }
+        let place = match memory {
+            Memory::Device => "device",
+            Memory::Host => "pinned_host",
+        };
+        let instruction = self.begin("custom-call");
+        instruction.custom_call_target.push_str("annotate_device_placement");
+        instruction.custom_call_has_side_effect = true;
+        let map = [("_xla_buffer_placement".to_owned(), place.to_owned())].into();
+        instruction.frontend_attributes = Some(proto::FrontendAttributes { map });
+        self.finish();
+    }
+
+    /// A `Sharding` custom call, or nothing in a program for one device.
+    pub(crate) fn emit_reshard(&mut self, spec: &Spec) {
+        let Some(mesh) = self.emitter.mesh.clone() else { return self.forward_operand() };
+        let annotation = self.emitter.annotation;
+        let instruction = self.begin("custom-call");
+        instruction.custom_call_target.push_str("Sharding");
+        annotation.write_constraint(&mesh, spec, instruction);
+        self.finish();
+    }
+
+    /// A fold of pairs (operand, position), which starts at the worst value and position `start`; `describe` adds the
+    /// opcode's own attributes. Result 0 is the position of the best value, the first of equals.
+    pub(crate) fn arg_reduce(
+        &mut self,
+        kind: ArgReduceKind,
+        opcode: &str,
+        positions: InstructionId,
+        start: f64,
+        describe: impl FnOnce(&mut HloInstructionProto),
+    ) {
+        let dtype = self.operand_type(0).dtype;
+        let identity = match kind {
+            ArgReduceKind::Max => ReduceKind::Max,
+            ArgReduceKind::Min => ReduceKind::Min,
+        };
+        let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
+        let worst = self.number(dtype, identity.identity(dtype));
+        let start = self.number(DType::S32, start);
+        let Some(index_type) = self.node.results().next().map(|value| self.graph.ty(value).clone()) else { return };
+        let value_type = index_type.with_dtype(dtype);
+        let operands = [self.operands[0], positions, worst, start];
+        let reduce = self.emitter.begin_tuple(opcode, [&value_type, &index_type], &operands);
+        describe(reduce);
+        reduce.called_computation_ids.push(combiner);
+        let pair = self.emitter.writer.commit();
+        self.results[0] = self.emitter.element(pair, 1, &index_type);
+    }
+}

@@ -1,0 +1,356 @@
+//! Writing an `HloModuleProto` instruction by instruction.
+//!
+//! A module of a large model has tens of thousands of instructions. Each is built in one scratch message and encoded at
+//! once into the bytes of its computation, so the module never exists in memory as messages.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
+use rustc_hash::FxHashMap;
+
+use meshloom_hlo::proto::{self, HloInstructionProto, ShapeProto};
+use meshloom_hlo::{shape, tuple_shape};
+
+use crate::ir::{DType, TensorType};
+
+/// Id of an instruction, unique in its module.
+pub type InstructionId = i64;
+
+/// Id of a computation, unique in its module.
+pub type ComputationId = i64;
+
+/// A computation being written: its instructions, encoded.
+struct Computation {
+    id: ComputationId,
+    bytes: Vec<u8>,
+    parameters: Vec<(TensorType, String)>,
+    /// Set instead of `parameters` where the only parameter is a tuple, as in a loop.
+    tuple_parameter: Option<(ShapeProto, String)>,
+}
+
+/// Where an instruction came from, as its metadata says it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Metadata<'a> {
+    /// Name of the op it was emitted for.
+    pub(super) op_type: &'a str,
+    /// Parts of the path of that op, which are joined without separator.
+    pub(super) op_name: [&'a str; 3],
+    /// Source file and line; 0 for none.
+    pub(super) source: (&'a str, u32),
+}
+
+/// What every instruction has, kept apart from the scratch message so that the hundred fields that it does not have
+/// cost little.
+#[derive(Default)]
+struct Common {
+    opcode: String,
+    /// Its own name; otherwise it is named after opcode and id.
+    name: String,
+    operands: Vec<InstructionId>,
+    /// Where its encoded shape lies.
+    shape: Range<usize>,
+    metadata: Vec<u8>,
+}
+
+/// Writes a module's computations, innermost first.
+pub struct ModuleWriter {
+    common: Common,
+    scratch: HloInstructionProto,
+    /// Encoded shapes, back to back: a module has few different ones.
+    shapes: Vec<u8>,
+    known_shapes: FxHashMap<TensorType, Range<usize>>,
+    open: Vec<Computation>,
+    done: Vec<u8>,
+    next_instruction: InstructionId,
+    next_computation: ComputationId,
+    combiners: FxHashMap<(&'static str, DType), ComputationId>,
+    instruction_count: usize,
+}
+
+// Field numbers of hlo.proto and xla_data.proto that are written by hand: computations because their contents are
+// streamed, and what every instruction has because it is written so often.
+const INSTRUCTION_NAME: u32 = 1;
+const INSTRUCTION_OPCODE: u32 = 2;
+const INSTRUCTION_SHAPE: u32 = 3;
+const INSTRUCTION_METADATA: u32 = 7;
+const INSTRUCTION_ID: u32 = 35;
+const INSTRUCTION_OPERANDS: u32 = 36;
+const METADATA_OP_TYPE: u32 = 1;
+const METADATA_OP_NAME: u32 = 2;
+const METADATA_SOURCE_FILE: u32 = 3;
+const METADATA_SOURCE_LINE: u32 = 4;
+const COMPUTATION_NAME: u32 = 1;
+const COMPUTATION_INSTRUCTIONS: u32 = 2;
+const COMPUTATION_PROGRAM_SHAPE: u32 = 4;
+const COMPUTATION_ID: u32 = 5;
+const COMPUTATION_ROOT_ID: u32 = 6;
+pub(super) const MODULE_COMPUTATIONS: u32 = 3;
+
+pub(super) fn put_bytes(field: u32, bytes: &[u8], out: &mut Vec<u8>) {
+    encode_key(field, WireType::LengthDelimited, out);
+    encode_varint(bytes.len() as u64, out);
+    out.extend_from_slice(bytes);
+}
+
+fn put_message(field: u32, message: &impl Message, out: &mut Vec<u8>) {
+    encode_key(field, WireType::LengthDelimited, out);
+    encode_varint(message.encoded_len() as u64, out);
+    // The buffer grows as needed, so encoding cannot run out of room.
+    message.encode_raw(out);
+}
+
+fn put_number(field: u32, number: i64, out: &mut Vec<u8>) {
+    encode_key(field, WireType::Varint, out);
+    encode_varint(number as u64, out);
+}
+
+impl ModuleWriter {
+    pub(super) fn new() -> ModuleWriter {
+        ModuleWriter {
+            common: Common::default(),
+            scratch: HloInstructionProto::default(),
+            shapes: Vec::new(),
+            known_shapes: FxHashMap::default(),
+            open: Vec::new(),
+            done: Vec::new(),
+            // XLA takes 0 for "not set".
+            next_instruction: 1,
+            next_computation: 1,
+            combiners: FxHashMap::default(),
+            instruction_count: 0,
+        }
+    }
+
+    /// The id that the next committed instruction gets.
+    pub(super) fn next_id(&self) -> InstructionId {
+        self.next_instruction
+    }
+
+    /// Number of instructions written so far.
+    pub(super) fn instruction_count(&self) -> usize {
+        self.instruction_count
+    }
+
+    /// Opens a computation; instructions go to the innermost open one.
+    pub(super) fn open_computation(&mut self) {
+        let id = self.next_computation;
+        self.next_computation += 1;
+        self.open.push(Computation { id, bytes: Vec::new(), parameters: Vec::new(), tuple_parameter: None });
+    }
+
+    /// Closes the innermost open computation.
+    pub(super) fn close_computation(
+        &mut self,
+        name: &str,
+        root: InstructionId,
+        result: ShapeProto,
+    ) -> (ComputationId, proto::ProgramShapeProto) {
+        let Some(computation) = self.open.pop() else {
+            return (0, proto::ProgramShapeProto::default());
+        };
+        let parameters = computation.parameters.iter().map(|(ty, name)| (shape(ty), name.clone()));
+        let (shapes, names) = parameters.chain(computation.tuple_parameter).unzip();
+        let program = proto::ProgramShapeProto { parameters: shapes, parameter_names: names, result: Some(result) };
+        // Instructions were written with their own keys, so the computation's other fields go around them.
+        let mut head = Vec::new();
+        put_bytes(COMPUTATION_NAME, format!("{name}.{}", computation.id).as_bytes(), &mut head);
+        let mut tail = Vec::new();
+        put_message(COMPUTATION_PROGRAM_SHAPE, &program, &mut tail);
+        put_number(COMPUTATION_ID, computation.id, &mut tail);
+        put_number(COMPUTATION_ROOT_ID, root, &mut tail);
+        let length = head.len() + computation.bytes.len() + tail.len();
+        encode_key(MODULE_COMPUTATIONS, WireType::LengthDelimited, &mut self.done);
+        encode_varint(length as u64, &mut self.done);
+        self.done.extend_from_slice(&head);
+        self.done.extend_from_slice(&computation.bytes);
+        self.done.extend_from_slice(&tail);
+        (computation.id, program)
+    }
+
+    /// All closed computations, as encoded fields of a module.
+    pub(super) fn into_computations(self) -> Vec<u8> {
+        self.done
+    }
+
+    /// Starts an instruction; its attributes go into the message returned. [`ModuleWriter::commit`] writes it.
+    pub(super) fn begin(
+        &mut self,
+        opcode: &str,
+        ty: &TensorType,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        let range = match self.known_shapes.get(ty) {
+            Some(range) => range.clone(),
+            None => {
+                let range = self.put_shape(&shape(ty));
+                self.known_shapes.insert(ty.clone(), range.clone());
+                range
+            }
+        };
+        self.begin_any(opcode, range, operands)
+    }
+
+    /// As [`ModuleWriter::begin`], for an instruction whose result is a tuple.
+    pub(super) fn begin_tuple<'t>(
+        &mut self,
+        opcode: &str,
+        types: impl IntoIterator<Item = &'t TensorType>,
+        operands: &[InstructionId],
+    ) -> &mut HloInstructionProto {
+        let range = self.put_shape(&tuple_shape(types));
+        self.begin_any(opcode, range, operands)
+    }
+
+    fn put_shape(&mut self, shape: &ShapeProto) -> Range<usize> {
+        let start = self.shapes.len();
+        // The buffer grows as needed, so encoding cannot run out of room.
+        shape.encode_raw(&mut self.shapes);
+        start..self.shapes.len()
+    }
+
+    fn begin_any(&mut self, opcode: &str, shape: Range<usize>, operands: &[InstructionId]) -> &mut HloInstructionProto {
+        let common = &mut self.common;
+        common.opcode.clear();
+        common.opcode.push_str(opcode);
+        common.name.clear();
+        common.operands.clear();
+        common.operands.extend_from_slice(operands);
+        common.shape = shape;
+        common.metadata.clear();
+        self.scratch.clear();
+        &mut self.scratch
+    }
+
+    /// The attributes of the instruction begun.
+    pub(super) fn attributes(&mut self) -> &mut HloInstructionProto {
+        &mut self.scratch
+    }
+
+    /// Names the instruction begun; unnamed ones are called `opcode.id`.
+    pub(super) fn set_name(&mut self, name: &str) {
+        self.common.name.clear();
+        self.common.name.push_str(name);
+    }
+
+    /// States where the instruction begun came from.
+    pub(super) fn set_metadata(&mut self, metadata: Metadata<'_>) {
+        let out = &mut self.common.metadata;
+        out.clear();
+        if !metadata.op_type.is_empty() {
+            put_bytes(METADATA_OP_TYPE, metadata.op_type.as_bytes(), out);
+        }
+        encode_key(METADATA_OP_NAME, WireType::LengthDelimited, out);
+        encode_varint(metadata.op_name.iter().map(|part| part.len() as u64).sum(), out);
+        metadata.op_name.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
+        if metadata.source.1 > 0 {
+            put_bytes(METADATA_SOURCE_FILE, metadata.source.0.as_bytes(), out);
+            put_number(METADATA_SOURCE_LINE, metadata.source.1.into(), out);
+        }
+    }
+
+    /// Numbers and writes the instruction begun.
+    pub(super) fn commit(&mut self) -> InstructionId {
+        let id = self.next_instruction;
+        self.next_instruction += 1;
+        self.instruction_count += 1;
+        let Common { opcode, name, operands, shape, metadata } = &mut self.common;
+        if name.is_empty() {
+            name.push_str(opcode);
+            // Writing to a string cannot fail.
+            let _ = write!(name, ".{id}");
+        }
+        let Some(computation) = self.open.last_mut() else { return id };
+        let out = &mut computation.bytes;
+        // The length stands in front of the instruction and is known behind it: it goes into room left for it, in as
+        // many bytes as any length below 2^28 takes.
+        const LENGTH_BYTES: usize = 4;
+        encode_key(COMPUTATION_INSTRUCTIONS, WireType::LengthDelimited, out);
+        let length_at = out.len();
+        out.extend_from_slice(&[0; LENGTH_BYTES]);
+        put_bytes(INSTRUCTION_NAME, name.as_bytes(), out);
+        put_bytes(INSTRUCTION_OPCODE, opcode.as_bytes(), out);
+        put_bytes(INSTRUCTION_SHAPE, &self.shapes[shape.clone()], out);
+        if !metadata.is_empty() {
+            put_bytes(INSTRUCTION_METADATA, metadata, out);
+        }
+        put_number(INSTRUCTION_ID, id, out);
+        if !operands.is_empty() {
+            let length: usize = operands.iter().map(|&operand| encoded_len_varint(operand as u64)).sum();
+            encode_key(INSTRUCTION_OPERANDS, WireType::LengthDelimited, out);
+            encode_varint(length as u64, out);
+            operands.iter().for_each(|&operand| encode_varint(operand as u64, out));
+        }
+        self.scratch.encode_raw(out);
+        let mut length = out.len() - length_at - LENGTH_BYTES;
+        if length >> (7 * LENGTH_BYTES) == 0 {
+            for (index, byte) in out[length_at..length_at + LENGTH_BYTES].iter_mut().enumerate() {
+                // Every byte but the last says that another follows.
+                *byte = (length & 0x7f) as u8 | if index + 1 < LENGTH_BYTES { 0x80 } else { 0 };
+                length >>= 7;
+            }
+        } else {
+            // A constant of over 256 MiB: rare enough to move it.
+            let mut prefix = Vec::new();
+            encode_varint(length as u64, &mut prefix);
+            out.splice(length_at..length_at + LENGTH_BYTES, prefix);
+        }
+        id
+    }
+
+    /// Adds a parameter to the innermost open computation.
+    pub(super) fn parameter(&mut self, ty: &TensorType, name: &str) -> &mut HloInstructionProto {
+        let number = self.open.last_mut().map_or(0, |computation| {
+            computation.parameters.push((ty.clone(), name.to_owned()));
+            computation.parameters.len() - 1
+        });
+        let instruction = self.begin("parameter", ty, &[]);
+        instruction.parameter_number = number as i64;
+        instruction
+    }
+
+    /// Adds the only parameter, a tuple, to the innermost open computation.
+    pub(super) fn tuple_parameter(&mut self, types: &[&TensorType], name: &str) -> &mut HloInstructionProto {
+        if let Some(computation) = self.open.last_mut() {
+            computation.tuple_parameter = Some((tuple_shape(types.iter().copied()), name.to_owned()));
+        }
+        self.begin_tuple("parameter", types.iter().copied(), &[])
+    }
+
+    /// A computation of two scalars by one opcode, as reduce and scatter need; one for each opcode and type.
+    pub(super) fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
+        let ty = TensorType::scalar(dtype);
+        self.scalar_computation(opcode, dtype, |writer, operands| {
+            writer.begin(opcode, &ty, &operands);
+            writer.commit()
+        })
+    }
+
+    /// A computation of two scalars that returns the second.
+    pub(super) fn replacer(&mut self, dtype: DType) -> ComputationId {
+        self.scalar_computation("replace", dtype, |_, [_, update]| update)
+    }
+
+    /// A computation of two scalars of one type, which is written once; `body` gives its root.
+    pub(super) fn scalar_computation(
+        &mut self,
+        name: &'static str,
+        dtype: DType,
+        body: impl FnOnce(&mut ModuleWriter, [InstructionId; 2]) -> InstructionId,
+    ) -> ComputationId {
+        if let Some(&id) = self.combiners.get(&(name, dtype)) {
+            return id;
+        }
+        let ty = TensorType::scalar(dtype);
+        self.open_computation();
+        let operands = ["lhs", "rhs"].map(|parameter| {
+            self.parameter(&ty, parameter);
+            self.commit()
+        });
+        let root = body(self, operands);
+        let (id, _) = self.close_computation(&format!("{name}_{dtype}"), root, shape(&ty));
+        self.combiners.insert((name, dtype), id);
+        id
+    }
+}

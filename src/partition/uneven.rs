@@ -1,0 +1,360 @@
+//! Uneven dimensions: a dimension that its axes do not divide is made larger, until they do.
+//!
+//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows over eight devices. Such a
+//! dimension is padded, and with it every dimension that runs over the same loops: of all ops that compute element by element, of
+//! contractions, reductions, lookups. What the elements beyond the true size hold is nobody's concern, as long as nobody
+//! reads them: what enters a reduction is masked with the reduction's identity, positions are clamped to the true size, and an
+//! op that needs the true size (a reshape that splits the dimension, a sort along it) gets a slice. The result is an ordinary
+//! graph of global shapes, for any partitioner; the host pads what goes in and cuts what comes out.
+
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use meshloom_hlo::mesh::Mesh;
+
+use super::PartitionContext;
+use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, Spec, TensorType, Value, ValueMap};
+use crate::ops::{
+    BinaryKind, Direction, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
+    TensorFactors, greatest_common_divisor,
+};
+use crate::sharding::ties;
+
+/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an input
+/// (`aliases` of (output, input)) are padded as that is.
+///
+/// # Errors
+/// A padded value has more bytes than can be addressed.
+pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Result<Option<Graph>, OpError> {
+    if !has_uneven_spec(graph, mesh) {
+        return Ok(None);
+    }
+    let mut classes = Classes::default();
+    classes.enter(graph);
+    classes.link(graph);
+    for &(output, input) in aliases {
+        if let (Some(&output), Some(&input)) = (graph.outputs().get(output), graph.inputs().get(input)) {
+            classes.unify_values((graph, output, 0), (graph, input, 0));
+        }
+    }
+    classes.demand(graph, mesh);
+    let mut rewriter = Rewriter { classes, bodies: FxHashMap::default() };
+    Ok(Some(rewriter.graph(graph)?))
+}
+
+/// The dimensions of a spec that are split into unequal parts, with the number of parts.
+fn uneven_dims<'s>(spec: &'s Spec, mesh: &'s Mesh, dims: &'s [usize]) -> impl Iterator<Item = (usize, usize)> + 's {
+    let parts = (0..spec.rank().min(dims.len())).map(|dim| (dim, spec.part_count(mesh, dim)));
+    parts.filter(|&(dim, parts)| !dims[dim].is_multiple_of(parts))
+}
+
+/// The specs that a graph itself states, without those of its bodies, each with the value that has it.
+fn stated(graph: &Graph) -> impl Iterator<Item = (Value, &Spec)> {
+    let inputs = graph.inputs().iter().zip(graph.input_info());
+    let ports = inputs.chain(graph.outputs().iter().zip(graph.output_info()));
+    let ports = ports.filter_map(|(&value, info)| Some((value, info.spec.as_ref()?)));
+    let constraints = graph.nodes().filter_map(|node| match node.op() {
+        Op::Reshard(reshard) => Some((node.result(), &reshard.spec)),
+        _ => None,
+    });
+    ports.chain(constraints)
+}
+
+fn has_uneven_spec(graph: &Graph, mesh: &Mesh) -> bool {
+    stated(graph).any(|(value, spec)| uneven_dims(spec, mesh, &graph.ty(value).dims).next().is_some())
+        || graph.nodes().any(|node| node.op().regions().any(|body| has_uneven_spec(body, mesh)))
+}
+
+/// Dimensions that run over the same loops, as sets; each is padded to one size.
+#[derive(Default)]
+struct Classes {
+    /// For each graph, the number of each value's first dimension.
+    first: FxHashMap<*const Graph, Vec<usize>>,
+    parent: Vec<usize>,
+    /// What the padded size is a multiple of.
+    multiple: Vec<usize>,
+    /// Whether any spec splits it unevenly.
+    uneven: Vec<bool>,
+}
+
+/// A dimension: of a value of a graph.
+type Place<'g> = (&'g Graph, Value, usize);
+
+impl Classes {
+    /// Gives every dimension of a graph and its bodies a number.
+    fn enter(&mut self, graph: &Graph) {
+        let Entry::Vacant(entry) = self.first.entry(std::ptr::from_ref(graph)) else { return };
+        let mut next = self.parent.len();
+        let first = graph.values().map(|value| {
+            let own = next;
+            next += graph.ty(value).rank();
+            own
+        });
+        entry.insert(first.collect());
+        self.parent.extend(self.parent.len()..next);
+        self.multiple.resize(next, 1);
+        self.uneven.resize(next, false);
+        graph.nodes().flat_map(|node| node.op().regions()).for_each(|body| self.enter(body));
+    }
+
+    fn find(&self, (graph, value, dim): Place<'_>) -> usize {
+        let mut at = self.first[&std::ptr::from_ref(graph)][value.index()] + dim;
+        while self.parent[at] != at {
+            at = self.parent[at];
+        }
+        at
+    }
+
+    fn unify(&mut self, left: Place<'_>, right: Place<'_>) {
+        let (left, right) = (self.find(left), self.find(right));
+        self.parent[left.max(right)] = left.min(right);
+    }
+
+    /// Unifies all dimensions of two values, those of the first from dimension `.2` on.
+    fn unify_values(&mut self, outer: Place<'_>, inner: Place<'_>) {
+        for dim in 0..inner.0.ty(inner.1).rank() {
+            self.unify((outer.0, outer.1, outer.2 + dim), (inner.0, inner.1, dim));
+        }
+    }
+
+    /// Unifies the dimensions that ops treat alike, and those that enter and leave bodies.
+    fn link(&mut self, graph: &Graph) {
+        for node in graph.nodes() {
+            if let Some(rule) = rule(graph, node) {
+                for factor in (0..rule.factors.len()).filter(|&factor| can_grow(&rule, factor)) {
+                    let mut places = dims_over(&rule, factor, node).map(|(value, dim)| (graph, value, dim));
+                    if let Some(first) = places.next() {
+                        places.for_each(|place| self.unify(first, place));
+                    }
+                }
+                continue;
+            }
+            let bodies: SmallVec<[&Arc<Graph>; 2]> = node.op().regions().collect();
+            for tie in ties(node, node.op()) {
+                self.unify_values((graph, tie.outer, tie.extra_dims), (bodies[tie.body], tie.inner, 0));
+            }
+            bodies.into_iter().for_each(|body| self.link(body));
+        }
+    }
+
+    /// Enters what specs split dimensions into.
+    fn demand(&mut self, graph: &Graph, mesh: &Mesh) {
+        for (value, spec) in stated(graph) {
+            for dim in 0..spec.rank() {
+                let class = self.find((graph, value, dim));
+                let parts = spec.part_count(mesh, dim);
+                self.multiple[class] *= parts / greatest_common_divisor(self.multiple[class], parts).max(1);
+                self.uneven[class] |= !graph.ty(value).dims[dim].is_multiple_of(parts);
+            }
+        }
+        graph.nodes().flat_map(|node| node.op().regions()).for_each(|body| self.demand(body, mesh));
+    }
+
+    fn is_padded(&self, place: Place<'_>) -> bool {
+        self.uneven[self.find(place)]
+    }
+
+    /// The sizes of a value, padded.
+    fn dims(&self, graph: &Graph, value: Value) -> Dims {
+        let padded = |(dim, &size): (usize, &usize)| {
+            let class = self.find((graph, value, dim));
+            if self.uneven[class] { size.next_multiple_of(self.multiple[class]) } else { size }
+        };
+        graph.ty(value).dims.iter().enumerate().map(padded).collect()
+    }
+}
+
+/// The factor rule of a node without regions.
+fn rule(graph: &Graph, node: NodeRef<'_>) -> Option<FactorRule> {
+    let operands: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
+    let results: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
+    Some(node.op().as_primitive()?.factors(&operands, &results))
+}
+
+/// The dimensions of a node's operands and results that run over a factor.
+fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl Iterator<Item = (Value, usize)> + 'n {
+    let values = node.operands().iter().copied().chain(node.results());
+    rule.operands.iter().chain(&rule.results).zip(values).flat_map(move |(dims, value)| {
+        let runs = dims.iter().enumerate().filter(move |(_, factors)| factors.contains(&(factor as u32)));
+        runs.map(move |(dim, _)| (value, dim))
+    })
+}
+
+/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end.
+fn can_grow(rule: &FactorRule, factor: usize) -> bool {
+    let kind = rule.factors[factor].kind;
+    let shares = |dims: &DimFactorsOf<'_>| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
+    !matches!(kind, FactorKind::Replicated | FactorKind::Permutation)
+        && !rule.operands.iter().chain(&rule.results).any(|dims| shares(&dims))
+}
+
+type DimFactorsOf<'r> = &'r TensorFactors;
+
+struct Rewriter {
+    classes: Classes,
+    /// Bodies done already. The originals are held so that their addresses stay theirs.
+    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+}
+
+impl Rewriter {
+    fn graph(&mut self, graph: &Graph) -> Result<Graph, OpError> {
+        let mut builder = GraphBuilder::like(graph);
+        let mut map = ValueMap::new(graph);
+        for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
+            let ty = TensorType { dtype: graph.ty(input).dtype, dims: self.classes.dims(graph, input) };
+            let value = builder.input(ty, info.clone());
+            map.set(input, value);
+        }
+        for node in graph.nodes() {
+            builder.set_origin(node.origin());
+            let results = match rule(graph, node) {
+                Some(rule) => self.primitive(&mut builder, graph, node, &rule, &map)?,
+                None => self.region(&mut builder, graph, node, &map)?,
+            };
+            for (old, new) in node.results().zip(results) {
+                let padded = resize(&mut builder, new, &self.classes.dims(graph, old))?;
+                map.set(old, padded);
+            }
+        }
+        let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
+        let info: Vec<PortInfo> = graph.output_info().to_vec();
+        Ok(builder.finish(outputs, info))
+    }
+
+    /// A node on padded operands, as far as it can do with them.
+    fn primitive(
+        &self,
+        builder: &mut GraphBuilder,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        rule: &FactorRule,
+        map: &ValueMap,
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
+        let classes = &self.classes;
+        let grown = |factor: usize| {
+            can_grow(rule, factor)
+                && dims_over(rule, factor, node).any(|(value, dim)| classes.is_padded((graph, value, dim)))
+        };
+        let grown: SmallVec<[bool; 8]> = (0..rule.factors.len()).map(grown).collect();
+        // Each dimension as the op gets or gives it: padded if its factor is, else of its true size.
+        let dims_of = |value: Value, factors: &TensorFactors| -> Dims {
+            let (padded, ty) = (classes.dims(graph, value), graph.ty(value));
+            let size = |(dim, own): (usize, &crate::ops::DimFactors)| {
+                if own.iter().any(|&factor| grown[factor as usize]) { padded[dim] } else { ty.dims[dim] }
+            };
+            factors.iter().enumerate().map(size).collect()
+        };
+        let mut operands: SmallVec<[Value; 4]> = SmallVec::new();
+        for (index, (&value, factors)) in node.operands().iter().zip(&rule.operands).enumerate() {
+            let mut operand = resize(builder, map.get(value), &dims_of(value, factors))?;
+            for (dim, own) in factors.iter().enumerate() {
+                let Some(&factor) = own.iter().find(|&&factor| grown[factor as usize]) else { continue };
+                if let FactorKind::Reduction(kind) = rule.factors[factor as usize].kind {
+                    operand = mask(builder, operand, dim, graph.ty(value).dims[dim], kind)?;
+                }
+            }
+            if let (Op::Gather(gather), 1) = (node.op(), index) {
+                // What lies beyond the true size is no element to be found.
+                let dims = &graph.ty(node.operands()[0]).dims;
+                operand = gather.dims.clamp(builder, operand, dims, &gather.slice_sizes)?;
+            }
+            operands.push(operand);
+        }
+        if !grown.contains(&true) {
+            return Ok(builder.push(node.op().clone(), &operands)?.into_iter().collect());
+        }
+        let types = |values: &mut dyn Iterator<Item = Value>| -> SmallVec<[TensorType; 4]> {
+            values.map(|value| graph.ty(value).clone()).collect()
+        };
+        let (operand_types, result_types) = (types(&mut node.operands().iter().copied()), types(&mut node.results()));
+        let whole = |ty: &TensorType| Spec::replicated(ty.rank());
+        let result_dims: SmallVec<[Dims; 2]> =
+            node.results().zip(&rule.results).map(|(value, factors)| dims_of(value, factors)).collect();
+        // On a mesh of one device, the partitioning rule gives the op other sizes.
+        PartitionContext::apply_on_one_device(
+            builder,
+            node.op(),
+            &operands,
+            (&operand_types.iter().collect::<Vec<_>>(), &operand_types.iter().map(whole).collect::<Vec<_>>()),
+            (&result_types.iter().collect::<Vec<_>>(), &result_types.iter().map(whole).collect::<Vec<_>>()),
+            &result_dims,
+        )
+    }
+
+    /// A node with bodies: what enters and leaves them is padded alike on both sides.
+    fn region(
+        &mut self,
+        builder: &mut GraphBuilder,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        map: &ValueMap,
+    ) -> Result<SmallVec<[Value; 2]>, OpError> {
+        let mut failure = None;
+        let op = node.op().map_regions(|body| {
+            self.body(body).unwrap_or_else(|error| {
+                failure.get_or_insert(error);
+                body.clone()
+            })
+        });
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let mut operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
+        if let Op::Scan(scan) = node.op() {
+            // The loop runs over what is there.
+            for (index, operand) in operands.iter_mut().enumerate().skip(scan.invariant_count + scan.carry_count) {
+                let mut dims = self.classes.dims(graph, node.operands()[index]);
+                dims[0] = scan.length;
+                *operand = resize(builder, *operand, &dims)?;
+            }
+        }
+        Ok(builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?.into_iter().collect())
+    }
+
+    fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, OpError> {
+        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
+            return Ok(done.clone());
+        }
+        let done = Arc::new(self.graph(body)?);
+        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
+        Ok(done)
+    }
+}
+
+/// A value with dimensions of other sizes: cut, or zeros added, at the end of each.
+fn resize(builder: &mut GraphBuilder, value: Value, dims: &[usize]) -> Result<Value, OpError> {
+    let mut value = value;
+    let have = builder.ty(value).dims.clone();
+    if have.iter().zip(dims).any(|(have, want)| have > want) {
+        let ranges =
+            have.iter().zip(dims).map(|(&have, &want)| SliceDim { start: 0, limit: have.min(want), stride: 1 });
+        value = builder.push1(Slice { ranges: ranges.collect() }, &[value])?;
+    }
+    let have = builder.ty(value).dims.clone();
+    if have.iter().zip(dims).any(|(have, want)| have < want) {
+        let padding =
+            have.iter().zip(dims).map(|(&have, &want)| PadDim { low: 0, high: (want - have) as i64, interior: 0 });
+        let zero = builder.splat(TensorType::scalar(builder.ty(value).dtype), 0.0);
+        value = builder.push1(Pad { padding: padding.collect() }, &[value, zero])?;
+    }
+    Ok(value)
+}
+
+/// A value with what changes nothing in a reduction from position `size` of a dimension on.
+fn mask(builder: &mut GraphBuilder, value: Value, dim: usize, size: usize, kind: ReduceKind) -> Result<Value, OpError> {
+    let ty = builder.ty(value).clone();
+    if ty.dims[dim] == size {
+        return Ok(value);
+    }
+    let positions = builder.push1(Iota { ty: ty.with_dtype(DType::S32), axis: dim }, &[])?;
+    let end = builder.splat_like(positions, size as f64);
+    let exists = builder.compare(Direction::Lt, positions, end)?;
+    if ty.dtype == DType::Pred && matches!(kind, ReduceKind::Or | ReduceKind::Sum) {
+        return builder.binary(BinaryKind::And, value, exists);
+    }
+    let identity = builder.splat_like(value, kind.identity(ty.dtype));
+    builder.push1(Select, &[exists, value, identity])
+}

@@ -1,0 +1,76 @@
+//! Programs for hardware that is not there, compiled ahead of time by the plugins for it.
+//!
+//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and
+//! GPUs (200 MB each) where they are not, and a test fails that is without.
+//!
+//! The harness is not libtest, which cannot tell at run time that a test is ignored.
+
+mod platforms;
+mod profilers;
+mod programs;
+mod slices;
+
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use meshloom::pjrt::worker;
+use support::plugins::large_plugin;
+
+/// A test that needs the plugin of a platform.
+fn on(platform: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+    // A machine has room for one process with libtpu.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let runner = move || -> Result<Completion, Failed> {
+        if let Err(reason) = large_plugin(platform)? {
+            return Ok(Completion::ignored_with(reason));
+        }
+        let _guard = (platform == "tpu").then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+        test();
+        Ok(Completion::Completed)
+    };
+    Trial::ignorable_test(name, runner).with_kind(platform)
+}
+
+fn trials() -> Vec<Trial> {
+    let mut trials = vec![
+        Trial::test("the_train_step", || Ok(platforms::train_step("cpu:8", "data=2,fsdp=4"))).with_kind("cpu"),
+        on("tpu", "topologies_are_described", platforms::tpu_topologies_are_described),
+        on("tpu", "compiles", platforms::compiles_for_tpus),
+        on("tpu", "a_failed_check_ends_the_worker_alone", platforms::a_failed_check_of_libtpu_ends_the_worker_alone),
+        on("tpu", "it_is_killed_at_the_time_limit", platforms::libtpu_is_killed_at_the_time_limit),
+        on("tpu", "the_explicit_step_for_512_devices", platforms::the_explicit_step_compiles_for_512_tpus),
+        on("tpu", "the_train_step_on_slices", || platforms::train_step("tpu7x:2x2x1:slices=2", "data=4,fsdp=4")),
+        on("tpu", "experts_and_gradients", || programs::experts_and_gradients("v5e:2x4")),
+        on("tpu", "the_order_of_devices", programs::the_order_of_devices),
+        on(
+            "tpu",
+            "replicas_on_slices_sync_under_the_conditional",
+            slices::replicas_on_slices_sync_under_the_conditional,
+        ),
+        on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
+        on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
+        on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
+        on("cuda", "compiles", platforms::compiles_for_gpus),
+        on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),
+    ];
+    for (platform, target, axes) in [("tpu", "v5e:2x4", "data=2,fsdp=4"), ("cuda", "h100:1x1x8", "data=2,fsdp=-1")] {
+        trials.extend([
+            on(platform, "the_train_step", move || platforms::train_step(target, axes)),
+            on(platform, "several_operands", move || programs::several_operands(target)),
+            on(platform, "a_partitioned_step", move || programs::a_partitioned_step(target)),
+            on(platform, "every_dialect", move || programs::every_dialect(target)),
+            on(platform, "the_profiler_records", move || profilers::records(platform)),
+        ]);
+    }
+    trials
+}
+
+fn main() -> ExitCode {
+    // The tests have this program be their worker.
+    worker::run_if_asked();
+    if profilers::run_if_asked() {
+        return ExitCode::SUCCESS;
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials()).exit_code()
+}

@@ -1,0 +1,179 @@
+//! The platforms themselves, and train steps for them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use meshloom::emit::device_groups;
+use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::partition::Amount;
+use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
+use meshloom::pjrt::*;
+use meshloom_train::StepAhead;
+use support::ahead_of_time::{failure, refusal, topology};
+use support::configs::{NARROW, config};
+use support::pjrt_modules as modules;
+
+fn settings() -> Settings {
+    Settings::default()
+}
+
+fn compile(target: &str, module: &[u8], options: &CompileOptions) -> Result<CompiledAhead, PjrtError> {
+    ahead_of_time::compile(&topology(target), module, options, &settings())
+}
+
+fn compile_sharded(target: &str, device_count: usize) -> CompiledAhead {
+    let module = modules::sharded_dot_over(device_count as i64);
+    compile(target, &module, &CompileOptions::partitioned(device_count)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn tpu_topologies_are_described() {
+    // Name, devices, kind, coordinates and core of the last one, slice of the last one.
+    type Case = (&'static str, usize, &'static str, [i64; 3], i64, Option<i64>);
+    let cases: [Case; 9] = [
+        ("v2:2x2", 8, "TPU v2", [1, 1, 0], 1, None),
+        ("v3:2x2", 8, "TPU v3", [1, 1, 0], 1, None),
+        ("v4:4x4x4", 128, "TPU v4", [3, 3, 3], 1, None),
+        ("v5e:2x4", 8, "TPU v5 lite", [1, 3, 0], 0, None),
+        ("v5p:8x8x8", 512, "TPU v5", [7, 7, 7], 0, None),
+        ("v5p:16x16x24", 6144, "TPU v5", [15, 15, 23], 0, None),
+        ("v6e:16x16", 256, "TPU v6 lite", [15, 15, 0], 0, None),
+        ("tpu7x:2x2x1", 8, "TPU7x", [1, 1, 0], 1, None),
+        ("tpu7x:2x2x1:slices=2", 16, "TPU7x", [1, 1, 0], 1, Some(1)),
+    ];
+    for (name, count, kind, coords, core, slice) in cases {
+        let described = ahead_of_time::describe(&topology(name), &settings());
+        let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
+        let last = devices.last().expect("a device");
+        assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
+        assert_eq!(topology(name).device_count(), count, "{name}, without asking");
+        assert_eq!((last.coords(), last.core_on_chip(), last.slice_index()), (Some(&coords[..]), Some(core), slice));
+        assert!(last.memory_limit().is_some_and(|bytes| bytes > 8_000_000_000), "{name}: {last:?}");
+    }
+    let error = refusal(ahead_of_time::describe(&topology("v5e:3x5"), &settings()));
+    let PjrtError::Plugin { function, code, message } = error else { panic!("{error}") };
+    assert_eq!((&*function, code), ("PJRT_TopologyDescription_Create", ErrorCode::InvalidArgument));
+    assert!(message.contains("v5e:3x5"), "{message}");
+}
+
+pub fn compiles_for_tpus() {
+    let ahead = compile_sharded("v5e:2x4", 8);
+    assert_eq!(ahead.device_assignment, [[0, 1, 2, 3, 4, 5, 6, 7]]);
+    assert!(ahead.memory_stats().expect("stats").generated_code > 0);
+    assert!(ahead.cost_analysis().expect("costs").flops().is_some_and(|flops| flops > 0.0));
+    let module = ahead.optimized_hlo().expect("a program").decode().expect("a module");
+    let opcodes = || module.computations.iter().flat_map(|computation| &computation.instructions).map(|i| &i.opcode);
+    assert!(opcodes().any(|opcode| opcode.starts_with("all-reduce")), "the sum is over all devices");
+    assert!(!ahead.serialized().expect("bytes").is_empty());
+
+    // Two slices: the topology has ids of its own, and the program wants an assignment that uses them.
+    let ahead = compile_sharded("tpu7x:2x2x1:slices=2", 16);
+    let ids: Vec<i32> = (100_000..100_008).chain(200_000..200_008).collect();
+    assert_eq!(ahead.device_assignment, std::slice::from_ref(&ids));
+    let reversed: Vec<i32> = ids.into_iter().rev().collect();
+    let options = CompileOptions { device_assignment: Some(vec![reversed.clone()]), ..CompileOptions::partitioned(16) };
+    let ahead = compile("tpu7x:2x2x1:slices=2", &modules::sharded_dot_over(16), &options).expect("compiled");
+    assert_eq!(ahead.device_assignment, [reversed]);
+}
+
+/// Shardy switched on for a module with GSPMD's annotations is a failed check in libtpu.
+pub fn a_failed_check_of_libtpu_ends_the_worker_alone() {
+    let options = CompileOptions { use_shardy_partitioner: true, ..CompileOptions::partitioned(8) };
+    let (text, failure) = failure(compile("v5e:2x4", &modules::sharded_dot(), &options));
+    let WorkerFailure::Died { signal, log, .. } = failure else { panic!("{text}") };
+    assert_eq!(signal, 6, "{text}");
+    assert!(text.starts_with("compiling \"test\" for v5e:2x4 with /") && text.contains("libtpu.so"), "{text}");
+    assert!(log.fatal.is_some(), "{text}");
+}
+
+pub fn libtpu_is_killed_at_the_time_limit() {
+    let settings = Settings { time_limit: Duration::from_millis(1), ..settings() };
+    let options = CompileOptions::partitioned(8);
+    let result = ahead_of_time::compile(&topology("v5e:2x4"), &modules::sharded_dot(), &options, &settings);
+    assert!(matches!(failure(result).1, WorkerFailure::TimedOut { .. }));
+}
+
+pub fn gpu_topologies_are_described() {
+    let cases = [
+        ("a100-40g:1x1x8", 8, "NVIDIA A100-SXM4-40GB", "8.0", 42_331_013_120),
+        ("a100:2x4x8", 64, "NVIDIA A100-SXM4-80GB", "8.0", 85_100_068_864),
+        ("h100:1x1x8", 8, "NVIDIA H100 80GB HBM3", "9.0", 84_942_979_072),
+        ("h200:1x1x1", 1, "NVIDIA H200 141GB HBM3e", "9.0", 151_397_597_184),
+        ("b200:1x2x8", 16, "NVIDIA B200", "10.0", 191_514_411_008),
+    ];
+    for (name, count, kind, capability, memory) in cases {
+        let described = ahead_of_time::describe(&topology(name), &settings());
+        let devices = described.unwrap_or_else(|error| panic!("{error}")).devices;
+        let last = devices.last().expect("a device");
+        assert_eq!((devices.len(), last.kind.as_str()), (count, kind), "{name}");
+        assert_eq!(topology(name).device_count(), count, "{name}, without asking");
+        assert_eq!(last.memory_limit(), Some(memory), "{name}");
+        assert_eq!(last.attributes["compute_capability"], NamedValue::Text(capability.into()), "{name}");
+    }
+}
+
+pub fn compiles_for_gpus() {
+    for target in ["a100:1x1x8", "h100:1x1x8", "h200:1x1x8", "b200:1x1x8"] {
+        let ahead = compile_sharded(target, 8);
+        assert!(ahead.memory_stats().expect("stats").arguments > 0, "{target}");
+        let costs = ahead.cost_analysis();
+        assert!(matches!(costs, Ok(_) | Err(PjrtError::Unimplemented { .. })), "{costs:?}");
+        // The machine code is in there: it was assembled.
+        let serialized = ahead.serialized().expect("bytes");
+        assert!(serialized.windows(4).any(|bytes| bytes == b"\x7fELF"), "{target}");
+    }
+}
+
+/// A train step compiles, and updates its state in place.
+pub fn train_step(target: &str, axes: &str) {
+    let config = config(&[NARROW, &[&format!("target.topology={target}"), &format!("mesh.axes={axes}")]]);
+    let step = StepAhead::compile(&config, &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let memory = step.compiled.memory_stats().expect("stats");
+    assert_eq!(step.compiled.device_assignment[0].len(), step.devices.len());
+    // Parameters and optimizer state are updated in place: three times the parameters, split over `fsdp`.
+    let state = 3 * 4 * step.parameter_count as i64 / 4;
+    assert!(memory.aliased >= state, "{target}: {memory:?}, {state} bytes of state");
+    assert!(memory.arguments > memory.aliased && memory.outputs >= memory.aliased, "{target}: {memory:?}");
+}
+
+/// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it does it
+/// within the groups that they were written with. Returned: the bytes moved by the compiled program, and by what was written.
+fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
+    let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
+    let config = config(&[NARROW, overrides, &[&topology, &axes, "partition.mode=explicit"]]);
+    let step = StepAhead::compile(&config, &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let groups_of = |axes: &[String]| {
+        let axes: Vec<_> = axes.iter().map(|axis| step.mesh.axis(axis).expect("an axis of the mesh")).collect();
+        let mut groups = device_groups(&step.mesh, &axes);
+        // Within a group, the order is the plugin's affair.
+        groups.iter_mut().for_each(|group| group.sort_unstable());
+        groups.sort_unstable();
+        groups
+    };
+    let ledger = step.lowered.collectives();
+    let written: BTreeSet<_> = ledger.iter().expect("a ledger").map(|entry| groups_of(&entry.axes)).collect();
+    let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let found = collectives(&module, Devices::partitioned(step.devices.len()));
+    let read = found.entries.iter().map(|entry| {
+        let lists = entry.groups.lists().unwrap_or_else(|| panic!("{target}: {entry:?}"));
+        let mut groups: Vec<Vec<usize>> =
+            lists.into_iter().map(|list| list.into_iter().map(|device| device as usize).collect()).collect();
+        groups.iter_mut().for_each(|group| group.sort_unstable());
+        groups.sort_unstable();
+        groups
+    });
+    let sizes = |groups: &BTreeSet<Vec<Vec<usize>>>| groups.iter().map(|groups| groups[0].len()).collect::<Vec<_>>();
+    let read: BTreeSet<_> = read.collect();
+    assert!(read == written, "{target}: groups of {:?} were written, of {:?} read", sizes(&written), sizes(&read));
+    (found.moved_bytes(), ledger.moved_bytes().expect("a ledger"))
+}
+
+pub fn the_explicit_step_compiles_for_512_tpus() {
+    // libtpu writes small reduce-scatters as all-reduces, and gathers some weights in `bf16`: it may move more or less.
+    check_groups_survive("v5p:8x8x8", "data=8,fsdp=64", &["model.embed=64", "train.batch=512"]);
+}
+
+pub fn the_explicit_step_compiles_for_64_gpus() {
+    let (compiled, written) =
+        check_groups_survive("h100:2x4x8", "data=8,fsdp=8", &["model.embed=64", "train.batch=64"]);
+    assert_eq!(compiled, written);
+}

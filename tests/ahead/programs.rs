@@ -1,0 +1,64 @@
+//! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
+
+use meshloom::emit::{Annotation, EmitOptions, emit};
+use meshloom::nn::{MoeConfig, moe};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Topology};
+use meshloom::sharding::{DevicePlace, Mesh, device_order};
+use meshloom_train::StepAhead;
+use support::configs::{NARROW, config, explicit_step};
+use support::devices::tpus;
+use support::experts::{Rows, experts, partitioned, rules, with_gradients};
+use support::programs::{annotated_layers, of_two_operands};
+
+fn compile(target: &str, module: &[u8], options: &CompileOptions) -> MemoryStats {
+    let topology = Topology::parse(target).expect("a topology");
+    let compiled = ahead_of_time::compile(&topology, module, options, &Settings::default());
+    compiled.unwrap_or_else(|error| panic!("{error}")).memory_stats().expect("stats")
+}
+
+pub fn several_operands(target: &str) {
+    let mesh = Mesh::parse("a=2,b=4", 8).expect("a mesh");
+    let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
+    let module = emit(&of_two_operands(&mesh, true), options);
+    compile(target, &module.bytes, &CompileOptions::partitioned(8));
+}
+
+/// A partitioned train step, its collectives combined.
+pub fn a_partitioned_step(target: &str) {
+    let lowered = explicit_step(&["mesh.axes=\"data=2,fsdp=4\""]);
+    assert!(lowered.collectives().iter().expect("a ledger").any(|entry| entry.operand_count > 1));
+    let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
+    compile(target, &lowered.module.bytes, &options);
+}
+
+pub fn every_dialect(target: &str) {
+    for annotation in [Annotation::Tiles, Annotation::ShardyAttributes, Annotation::ShardyNamed] {
+        let lowered = annotated_layers(Some(annotation));
+        let options = CompileOptions::partitioned(8).with_shardy(lowered.annotation().is_shardy());
+        assert!(compile(target, &lowered.module.bytes, &options).arguments > 0, "{annotation:?}");
+    }
+}
+
+/// A block of experts and its gradients.
+pub fn experts_and_gradients(target: &str) {
+    let config = MoeConfig { expert_groups: 2, ..experts(8, 2) };
+    let graph = with_gradients(&config, Rows { batch: 16, length: 16, embed: 16 }, moe);
+    let lowered = partitioned(&graph, "data=2,fsdp=2,expert=2", &rules(&[]));
+    compile(target, &lowered.module.bytes, &CompileOptions::partitioned(8));
+}
+
+/// The order of devices goes into the device assignment of what is compiled.
+pub fn the_order_of_devices() {
+    let target = "tpu7x:2x2x1:slices=2";
+    let described = ahead_of_time::describe(&Topology::parse(target).expect("a topology"), &Settings::default());
+    let places: Vec<DevicePlace> =
+        described.unwrap_or_else(|error| panic!("{error}")).devices.iter().map(DeviceDescription::place).collect();
+    assert_eq!(places, tpus([2, 2, 1], 2, 2), "the plugin's devices are those that the tests of orders have");
+    let own = ["model.layers=1", "mesh.axes=data=2,fsdp=8", "mesh.dcn=fsdp=2", &format!("target.topology={target}")];
+    let step = StepAhead::compile(&config(&[NARROW, &own]), &Settings::default());
+    let mesh = Mesh::parse("data=2,fsdp=8", 16).and_then(|mesh| mesh.with_dcn("fsdp=2")).expect("a mesh");
+    let expected = device_order(&mesh, &places).expect("an order");
+    assert_ne!(expected[..8], *(100_000..100_008).collect::<Vec<_>>(), "another order than the plugin's");
+    assert_eq!(step.unwrap_or_else(|error| panic!("{error}")).compiled.device_assignment, [expected]);
+}

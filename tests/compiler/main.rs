@@ -1,0 +1,14 @@
+//! The compiler before anything is sharded: tracing, control flow, gradients, batching, passes.
+
+mod autodiff;
+mod control_flow;
+mod filetests;
+mod forward_mode;
+mod functions;
+mod library;
+mod passes;
+mod random_graphs;
+mod remat;
+mod second_order;
+mod trace;
+mod vmap;

@@ -1,0 +1,69 @@
+//! Running `hlo-dump` as its users do.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// What a run printed, and its exit status.
+pub struct Ran {
+    pub status: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Ran {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("hlo-dump prints text");
+        Ran {
+            status: output.status.code().expect("hlo-dump is not killed"),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}\n{}", self.out, self.err))
+    }
+}
+
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(support::program::hlo_dump());
+    command.args(arguments).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+pub fn run(arguments: &[&str]) -> Ran {
+    Ran::of(command(arguments).output().expect("hlo-dump starts"))
+}
+
+/// Succeeds, and gives what was printed.
+pub fn prints(arguments: &[&str]) -> String {
+    let ran = run(arguments);
+    assert_eq!(ran.status, 0, "{arguments:?}: {}", ran.err);
+    ran.out
+}
+
+pub fn with_input(arguments: &[&str], input: &[u8]) -> Ran {
+    let mut child = command(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("hlo-dump starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    // A program that refuses its input does not read it to the end.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().expect("hlo-dump ends");
+    writer.join().expect("the writer ends");
+    Ran::of(output)
+}
+
+/// Fails with this exit status and message, and no panic.
+pub fn check_refused(arguments: &[&str], expected: &str) {
+    let ran = run(arguments);
+    assert_eq!(ran.status, 2, "{arguments:?}: {}{}", ran.out, ran.err);
+    assert!(ran.err.contains(expected), "{arguments:?}: expected \"{expected}\", found: {}", ran.err);
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+}

@@ -1,0 +1,432 @@
+//! `hlo-dump` as its users run it: every command, every form of input, and what is wrong with some of them.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::command::{Ran, check_refused, command, prints, run, with_input};
+use serde_json::Value;
+
+fn foreign(name: &str) -> PathBuf {
+    support::path("tests/foreign").join(name)
+}
+
+const CONFIG: &str = "examples/configs/default.toml";
+const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";
+
+// The specified JSON.
+
+#[test]
+fn collectives_as_specified() {
+    let json = run(&["collectives", CONFIG, "--json"]).json();
+    assert_eq!(json["schema"], "hlo-dump/collectives/1");
+    assert_eq!(json["mesh"], "data=2,fsdp=4");
+    let entries = json["collectives"].as_array().expect("a list");
+    for entry in entries {
+        for field in ["kind", "axes", "group_size", "bytes", "executions", "loop_depth", "name", "source"] {
+            assert!(!entry[field].is_null(), "{field} of {entry}");
+        }
+    }
+    let total = |entry: &Value| entry["moved_bytes"].as_u64().unwrap() * entry["executions"].as_u64().unwrap();
+    assert_eq!(json["moved_bytes"].as_u64(), Some(entries.iter().map(total).sum()));
+    let in_loops = |entry: &&Value| entry["loop_depth"] == 1 && entry["kind"] == "all-gather";
+    let gathers: Vec<_> = entries.iter().filter(in_loops).collect();
+    assert!(!gathers.is_empty() && gathers.iter().all(|entry| entry["executions"] == 4 && entry["axes"][0] == "fsdp"));
+}
+
+#[test]
+fn memory_as_specified() {
+    let json = run(&["memory", CONFIG, "--json"]).json();
+    assert_eq!(json["schema"], "hlo-dump/memory/1");
+    let bytes = |field: &str| json[field].as_u64().unwrap_or_else(|| panic!("{field}"));
+    assert!(bytes("arguments") > 0 && bytes("outputs") > 0 && bytes("temporaries") > 0);
+    assert_eq!(bytes("peak"), bytes("arguments") + bytes("outputs") - bytes("aliased") + bytes("temporaries"));
+    assert!(!json["live_at_peak"].as_array().expect("a list").is_empty());
+}
+
+// Forms of input.
+
+#[test]
+fn every_form_is_read_from_anywhere() {
+    let text = std::fs::read(foreign("fsdp_mlp.partitioned.txt")).unwrap();
+    let proto = std::fs::read(foreign("fsdp_mlp.partitioned.pb")).unwrap();
+    let mut compressed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    compressed.write_all(&proto).unwrap();
+    let compressed = compressed.finish().unwrap();
+    let arguments = ["collectives", "-", "--mesh", "data=2,fsdp=4", "--json"];
+    let found = |input: &[u8]| {
+        let json = with_input(&arguments, input).json();
+        (json["form"].as_str().map(str::to_owned), json["moved_bytes"].clone(), json["executions"].clone())
+    };
+    let (form, bytes, executions) = found(&text);
+    assert_eq!(form.as_deref(), Some("HLO text"));
+    for other in [&proto, &compressed] {
+        let (form, other_bytes, other_executions) = found(other);
+        assert_ne!(form.as_deref(), Some("HLO text"));
+        assert_eq!((&other_bytes, &other_executions), (&bytes, &executions));
+    }
+    let config = std::fs::read(support::path(CONFIG)).unwrap();
+    assert_eq!(with_input(&["collectives", "-", "--json"], &config).json()["form"], "run config");
+}
+
+#[test]
+fn dump_folders_are_found_their_way_in() {
+    let compiled = run(&["collectives", "tests/foreign/xla_dump", "--json"]).json();
+    assert_eq!((&compiled["stage"], &compiled["mesh"]), (&"compiled".into(), &"data=8".into()));
+    let traced = run(&["memory", "tests/foreign/xla_dump", "--stage", "traced", "--json"]).json();
+    assert_eq!((&traced["stage"], &traced["memory_form"]), (&"traced".into(), &"uncompiled".into()), "{traced}");
+    // The proto beside the text has the compiler's own assignment.
+    let assigned = run(&["memory", "tests/foreign/xla_dump", "--json"]).json();
+    assert_eq!(assigned["memory_form"], "assignment");
+    let shapes: Vec<_> =
+        assigned["live_at_peak"].as_array().unwrap().iter().map(|it| it["shape"].as_str().unwrap()).collect();
+    assert!(shapes.iter().any(|shape| shape.starts_with("f32[")), "{assigned}");
+    for module in ["12", "jit_f", "module_0012.jit_f"] {
+        prints(&["show", "tests/foreign/xla_dump", "--module", module]);
+    }
+    check_refused(&["show", "tests/foreign/xla_dump", "--module", "jit_g"], "there are module_0012.jit_f");
+    check_refused(&["show", "tests/foreign/xla_dump", "--stage", "partitioned"], "XLA writes passes with");
+    check_refused(&["show", "src"], "no file is named as XLA names its dumps");
+}
+
+#[test]
+fn what_is_no_hlo_is_told() {
+    let refused = |input: &[u8], expected: &str| {
+        let ran = with_input(&["show", "-"], input);
+        assert_eq!(ran.status, 2);
+        assert!(ran.err.contains(expected) && !ran.err.contains("panicked"), "{expected}: {}", ran.err);
+    };
+    refused(b"", "it is empty");
+    refused(b" \n\n", "it is empty");
+    refused(b"module @jit_f { }", "it is MLIR text");
+    refused(b"ML\xefR1234", "it is MLIR bytecode");
+    refused(b"hello world", "it is text, but not HLO");
+    refused(&[0, 1, 2, 0xff, 0xfe, 9, 9], "it is no HLO proto");
+    refused(&[0x1f, 0x8b, 8, 0, 1, 2, 3], "compressed by gzip");
+    let text = std::fs::read(foreign("fsdp_mlp.partitioned.txt")).unwrap();
+    refused(&text[..text.len() / 2], "line ");
+    let proto = std::fs::read(foreign("fsdp_mlp.partitioned.pb")).unwrap();
+    refused(&proto[..proto.len() / 2], "is it complete?");
+    // Two bytes for an instruction that takes a thousand decoded.
+    let mut bomb = vec![0x0a, 1, b'm', 0x12, 1, b'e'];
+    let instructions = [0x12, 0].repeat(4 << 20);
+    let mut computation = vec![0x0a, 1, b'c'];
+    computation.extend(instructions);
+    bomb.push(0x1a);
+    let mut length = computation.len();
+    while length >= 128 {
+        bomb.push((length % 128) as u8 | 128);
+        length /= 128;
+    }
+    bomb.push(length as u8);
+    bomb.extend(computation);
+    refused(&bomb, "it is too large");
+}
+
+#[test]
+fn wrong_use_says_what_to_do() {
+    check_refused(&["collectives", "no-such-file"], "cannot open it");
+    check_refused(&["collectives", TEXT, "--mesh", "data=3"], "has 3 devices, but there are 8");
+    check_refused(&["collectives", TEXT, "--over", "fsdp"], "add --mesh");
+    check_refused(&["collectives", TEXT, "--mesh", "data=2,fsdp=4", "--over", "fsd"], "did you mean \"fsdp\"?");
+    check_refused(&["collectives", TEXT, "--kind", "gather"], "unknown collective");
+    check_refused(&["collectives", TEXT, "--min-bytes", "4 parsecs"], "is not a number of bytes");
+    check_refused(&["collectives", TEXT, "--set", "model.layers=1"], "--set is for run configs");
+    check_refused(&["collectives", TEXT, "--stage", "sharded"], "--stage sharded is for run configs");
+    check_refused(&["collectives", CONFIG, "--mesh", "data=8"], "--set mesh.axes");
+    check_refused(&["collectives", CONFIG, "--set", "mesh.axes=data=3"], "has 3 devices, but there are 8");
+    check_refused(&["show", CONFIG, "--stage", "shraded"], "did you mean \"sharded\"?");
+    check_refused(&["show", TEXT, "--emit", "graph"], "is for run configs");
+    check_refused(&["show", TEXT, "--computation", "nothing"], "there is no computation \"nothing\"");
+    check_refused(&["cost", TEXT, "--chip", "v9"], "no chip is called \"v9\"");
+    check_refused(&["explain", TEXT, "nothing"], "no tensor is called \"nothing\"");
+    check_refused(&["explain", CONFIG, "params.layers.attention.wqq"], "did you mean");
+    check_refused(&["check", TEXT], "there is nothing to check");
+    check_refused(&["check", TEXT, "--deny", "everything"], "--deny everything: expected replication");
+    check_refused(&["check", TEXT, "--deny", "all-gather=fsdp"], "add --mesh");
+    check_refused(&["compile", TEXT, "--target", "gpu:v5e:2x4"], "is compiled by the tpu plugin");
+    check_refused(&["compile", TEXT, "--target", "v5x:2x4"], "did you mean");
+    check_refused(&["man", "--json"], "this command prints no table");
+    check_refused(&["man", "nothing"], "there is no command \"nothing\"");
+    check_refused(&["doctor", "--fetch", "npu"], "unknown platform");
+}
+
+// Commands.
+
+#[test]
+fn every_stage_of_a_config_is_shown() {
+    let mut lengths = Vec::new();
+    for stage in ["traced", "differentiated", "transformed", "sharded", "partitioned"] {
+        let text = prints(&["show", CONFIG, "--stage", stage]);
+        assert!(text.starts_with("HloModule "), "{stage}");
+        let collectives = ["all-gather(", "reduce-scatter("].iter().any(|kind| text.contains(kind));
+        assert_eq!(collectives, stage == "partitioned", "{stage}");
+        assert_eq!(text.contains("sharding={"), matches!(stage, "sharded" | "partitioned"), "{stage}");
+        lengths.push(text.lines().count());
+    }
+    assert!(lengths[0] < lengths[2], "a forward pass is less than a step: {lengths:?}");
+    assert!(prints(&["show", CONFIG, "--emit", "graph", "--stage", "traced"]).starts_with("loss("));
+}
+
+#[test]
+fn the_program_is_shown_in_every_form() {
+    let text = prints(&["show", TEXT]);
+    let full = prints(&["show", TEXT, "--full"]);
+    assert!(full.contains("metadata={") && !text.contains("metadata={"));
+    // What is printed in full is what XLA printed.
+    assert_eq!(full.trim(), std::fs::read_to_string(foreign("fsdp_mlp.partitioned.txt")).unwrap().trim());
+    let json = run(&["show", TEXT, "--emit", "json"]).json();
+    assert_eq!(json["schema"], "hlo-dump/show/1");
+    let entry = json["entry"].as_str().expect("a name");
+    let computations = json["computations"].as_array().expect("a list");
+    let found = computations.iter().find(|computation| computation["name"] == entry).expect("the entry");
+    assert_eq!((&found["executions"], found["instructions"].as_array().map(Vec::len).unwrap() > 10), (&1.into(), true));
+    let one = prints(&["show", TEXT, "--full", "--computation", entry]);
+    assert!(one.starts_with("ENTRY %") && one.trim_end().ends_with('}'), "{one}");
+    assert!(prints(&["show", TEXT, "--emit", "dot"]).starts_with("digraph {"));
+    assert!(prints(&["show", TEXT, "--emit", "svg"]).contains("<svg"));
+    let page = prints(&["show", TEXT, "--emit", "html"]);
+    assert!(page.starts_with("<!doctype html>") && !page.contains("http://") && !page.contains("https://"));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("module.pb");
+    let file = file.to_str().expect("a path");
+    prints(&["show", TEXT, "--emit", "proto", "--output", file]);
+    assert_eq!(prints(&["show", file]), prints(&["show", "tests/foreign/fsdp_mlp.partitioned.pb"]));
+}
+
+#[test]
+fn collectives_are_selected_sorted_and_added_up() {
+    let mesh = ["--mesh", "data=2,fsdp=4", "--json"];
+    let all = |arguments: &[&str]| {
+        let arguments: Vec<&str> = ["collectives", "tests/foreign/scan_remat.optimized.txt"]
+            .iter()
+            .chain(&mesh)
+            .chain(arguments)
+            .copied()
+            .collect();
+        run(&arguments).json()
+    };
+    let names = |json: &Value| -> Vec<(String, u64)> {
+        let entry = |entry: &Value| {
+            let bytes = entry["moved_bytes"].as_u64().unwrap() * entry["executions"].as_u64().unwrap();
+            (entry["kind"].as_str().unwrap().to_owned(), bytes)
+        };
+        json["collectives"].as_array().unwrap().iter().map(entry).collect()
+    };
+    let everything = names(&all(&[]));
+    let gathers = names(&all(&["--kind", "all-gather"]));
+    assert!(!gathers.is_empty() && gathers.len() < everything.len());
+    assert!(gathers.iter().all(|(kind, _)| kind == "all-gather"));
+    assert!(names(&all(&["--in-loops"])).len() < everything.len());
+    let large = names(&all(&["--min-bytes", "10KiB"]));
+    assert!(!large.is_empty() && large.iter().all(|(_, bytes)| *bytes >= 10 << 10));
+    let over = names(&all(&["--over", "data"]));
+    assert!(!over.is_empty() && over.len() < everything.len());
+    let sorted: Vec<u64> = names(&all(&["--by", "total"])).iter().map(|(_, bytes)| *bytes).collect();
+    assert!(sorted.windows(2).all(|pair| pair[0] >= pair[1]));
+    let groups = all(&["--group", "kind"]);
+    let sum: u64 =
+        groups["groups"].as_array().unwrap().iter().map(|group| group["moved_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, everything.iter().map(|(_, bytes)| bytes).sum::<u64>());
+    let table = prints(&["collectives", CONFIG]);
+    assert!(table.contains("all-gather") && table.contains("fsdp") && !table.contains('\u{1b}'), "{table}");
+    assert!(prints(&["collectives", CONFIG, "--color", "always"]).contains('\u{1b}'));
+    let exact = prints(&["collectives", CONFIG, "--units", "exact"]);
+    assert!(exact.contains("524288") && !exact.contains("KiB"), "{exact}");
+}
+
+#[test]
+fn limits_are_checked() {
+    let check = |arguments: &[&str]| {
+        let all: Vec<&str> = ["check", "tests/foreign/scan_remat.optimized.txt", "--mesh", "data=2,fsdp=4"]
+            .iter()
+            .chain(arguments)
+            .copied()
+            .collect();
+        let ran = run(&all);
+        assert!(ran.status <= 1, "{}", ran.err);
+        ran.status
+    };
+    assert_eq!(check(&["--max-collective-bytes", "1GiB", "--max-collectives", "1000", "--max-memory", "1GiB"]), 0);
+    assert_eq!(check(&["--max-collective-bytes", "1KiB"]), 1);
+    assert_eq!(check(&["--max-collectives", "2"]), 1);
+    assert_eq!(check(&["--max-memory", "1KiB"]), 1);
+    assert_eq!(check(&["--deny", "collectives-in-loops=fsdp"]), 1);
+    assert_eq!(check(&["--deny", "collectives-in-loops"]), 1);
+    assert_eq!(check(&["--deny", "all-to-all"]), 0);
+    assert_eq!(check(&["--deny", "reduce-scatter=fsdp"]), 0);
+    assert_eq!(check(&["--deny", "all-gather=fsdp"]), 1);
+    assert_eq!(check(&["--deny", "unknown-trip-counts"]), 0);
+    let json = run(&["check", CONFIG, "--deny", "replication", "--json"]).json();
+    assert_eq!((&json["schema"], &json["passed"]), (&"hlo-dump/check/1".into(), &true.into()));
+    let whole =
+        ["check", CONFIG, "--set", "rules.preset=decoder", "--set", "mesh.axes=data=8", "--deny", "replication"];
+    let ran = run(&whole);
+    assert_eq!(ran.status, 1, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("is whole on every device"), "{}", ran.out);
+}
+
+#[test]
+fn differences_are_those_of_meaning() {
+    let diff = |before: &str, after: &str| run(&["diff", before, after, "--exit-code", "--json"]);
+    let same = diff("tests/foreign/fsdp_mlp.optimized.txt", "tests/foreign/fsdp_mlp.optimized.pb");
+    assert_eq!(same.status, 0, "{}", same.out);
+    let changed = diff("examples/configs/default.toml", "examples/configs/fsdp8.toml");
+    assert_eq!((changed.status, &changed.json()["same"]), (1, &false.into()));
+    let ran = run(&["diff", CONFIG, CONFIG, "--set-after", "model.layers=2", "--json"]).json();
+    let collectives = ran["collectives"].as_array().expect("a list");
+    let gather = collectives.iter().find(|change| change["kind"] == "all-gather").expect("a change");
+    assert_eq!(
+        (&gather["before"]["count"], &gather["after"]["count"]),
+        (&gather["after"]["count"], &gather["before"]["count"])
+    );
+    assert!(gather["before"]["executions"].as_u64() > gather["after"]["executions"].as_u64());
+}
+
+#[test]
+fn origins_are_explained() {
+    let text = prints(&["explain", CONFIG, "params.layers.attention.wq"]);
+    assert!(text.contains("[_, fsdp, _, _]") && text.contains("embed -> (fsdp,expert) (preset decoder)"), "{text}");
+    let line = prints(&["explain", CONFIG, "layers/attention/dot"]);
+    assert!(line.contains("through layers/") && line.contains("the constraint at src/nn/attention.rs:"), "{line}");
+    let json = run(&["explain", CONFIG, "params.layers.mlp.gate", "--json"]).json();
+    assert_eq!(json["schema"], "hlo-dump/explain/1");
+    let stated = prints(&["explain", "tests/foreign/fsdp_mlp.unoptimized.txt", "parameters__down__.1"]);
+    assert!(stated.contains("states {devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}"), "{stated}");
+}
+
+#[test]
+fn costs_are_of_chips() {
+    let json = run(&["cost", CONFIG, "--chip", "v5p", "--json"]).json();
+    assert_eq!((&json["schema"], &json["chip"]), (&"hlo-dump/cost/1".into(), &"v5p".into()));
+    assert!(json["total"]["flops"].as_u64() > Some(1_000_000_000));
+    assert!(json["roofline"]["overlapped_seconds"].as_f64() <= json["roofline"]["serial_seconds"].as_f64());
+    for by in ["loop", "scope", "op", "opcode"] {
+        assert!(prints(&["cost", CONFIG, "--chip", "h100", "--by", by]).contains("bound"), "{by}");
+    }
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(prints(&["completions", shell]).contains("hlo-dump"), "{shell}");
+    }
+    assert!(prints(&["man"]).contains(".TH hlo-dump"));
+    for name in ["show", "collectives", "memory", "cost", "explain", "diff", "report", "compile", "check", "doctor"] {
+        assert!(prints(&["man", name]).contains(name));
+        assert!(prints(&[name, "--help"]).contains("Usage: hlo-dump"), "{name}");
+    }
+}
+
+/// A machine with nothing on it: what is missing, and the command that fixes it.
+#[test]
+fn the_doctor_says_what_is_missing() {
+    let empty = tempfile::tempdir().unwrap();
+    let ran = Ran::of(
+        command(&["doctor"])
+            .env("XDG_CACHE_HOME", empty.path())
+            .env("PATH", "/nonexistent")
+            .env("MESHLOOM_OFFLINE", "1")
+            .env_remove("MESHLOOM_CPU_PLUGIN")
+            .env_remove("MESHLOOM_TPU_PLUGIN")
+            .env_remove("MESHLOOM_CUDA_PLUGIN")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    for platform in ["cpu", "tpu", "cuda"] {
+        assert!(ran.out.contains(&format!("hlo-dump doctor --fetch {platform}")), "{}", ran.out);
+    }
+    assert!(ran.out.contains("MESHLOOM_OFFLINE=1") && ran.out.contains(" MB"), "{}", ran.out);
+}
+
+#[test]
+fn a_config_and_a_foreign_module_are_compiled() {
+    let json = run(&["compile", CONFIG, "--set", "model.layers=1", "--target", "cpu:8", "--json"]).json();
+    assert_eq!((&json["schema"], &json["stage"]), (&"hlo-dump/compile/1".into(), &"compiled".into()));
+    assert!(json["memory"]["temporary"].as_i64() > Some(0));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("compiled.txt");
+    let file = file.to_str().expect("a path");
+    let text = prints(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:8", "-o", file]);
+    assert!(text.contains("compiled for cpu:8") && text.contains("all-gather"), "{text}");
+    assert!(prints(&["collectives", file, "--mesh", "data=2,fsdp=4"]).contains("fsdp"));
+    // What is printed for people is a program too.
+    let canonical = prints(&["show", "tests/foreign/fsdp_mlp.unoptimized.txt"]);
+    let ran = with_input(&["compile", "-", "--target", "cpu:8", "--mesh", "data=2,fsdp=4"], canonical.as_bytes());
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    for name in ["moe", "pipeline", "scan_remat"] {
+        prints(&["compile", &format!("tests/foreign/{name}.unoptimized.txt"), "--target", "cpu:8"]);
+    }
+    check_refused(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:4"], "is for 8 devices");
+}
+
+const PIPELINE: &[&str] =
+    &["plan", "examples/configs/default.toml", "--set", "mesh.axes=stage=2,fsdp=4", "--set", "remat.policy=full"];
+
+#[test]
+fn plans_are_compared() {
+    let arguments = [PIPELINE, &["--set", "pipeline.repeats=2", "--chip", "v5e"]].concat();
+    let printed = prints(&arguments);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines[0].contains("(stage=2,fsdp=4): 4 layers on 2 stages, 4 microbatches"), "{printed}");
+    let configured: Vec<&&str> = lines.iter().filter(|line| line.starts_with('*')).collect();
+    assert_eq!(configured.len(), 1, "{printed}");
+    let words: Vec<&str> = configured[0].split_whitespace().collect();
+    assert_eq!(words[..6], ["*", "bsw", "circular", "2", "1", "11.1"], "{printed}");
+    assert!(words.ends_with(&["fits"]), "{printed}");
+    for plan in ["per-iteration", "gather-once, kept", "bsw-split", "gpipe", "1f1b"] {
+        assert!(printed.contains(plan), "{plan}: {printed}");
+    }
+    // The picture of the configured one.
+    assert!(lines.contains(&"9 iterations = 8 real + 1 bubbles (11.1 %)"), "{printed}");
+    assert!(lines.contains(&"stage 1      . 0:0 0:1 0:2 0:3 1:0 1:1 1:2 1:3"), "{printed}");
+    assert!(lines.contains(&"weights 1    ~   ~   ~   ~   =   =   =   =   ="), "{printed}");
+    // A chip that is too small: a device of half of one.
+    let large = [PIPELINE, &["--set", "pipeline.repeats=2", "--set", "model.vocab=50000000", "--chip", "v5e"]].concat();
+    assert!(prints(&large).contains("does not fit"));
+}
+
+#[test]
+fn plans_as_json() {
+    let json = run(&[PIPELINE, &["--set", "pipeline.repeats=2", "--json"]].concat()).json();
+    assert_eq!(json["schema"], "hlo-dump/plan/1");
+    assert_eq!((&json["mesh"], &json["layers"]), (&"stage=2,fsdp=4".into(), &4.into()));
+    assert_eq!(json["chip_bytes"], Value::Null);
+    let plans = json["plans"].as_array().expect("a list");
+    let own: Vec<&Value> = plans.iter().filter(|plan| plan["configured"] == true).collect();
+    assert_eq!(own.len(), 1);
+    assert_eq!((&own[0]["weights"], &own[0]["counts"]["gathers_forward"]), (&"bsw".into(), &2.into()));
+    // A microbatch of 4 rows, one on each device of fsdp, of 256 tokens, 256 wide: 9 + 8 times there, and as often back.
+    let permutes = own[0]["traffic"].as_array().expect("a list").iter().find(|it| it["kind"] == "collective-permute");
+    assert_eq!(permutes.expect("permutes")["bytes"], 2 * 17 * 256 * 256 * 4);
+    assert_eq!(json["timeline"]["columns"].as_array().expect("a list").len(), 18);
+    assert!(own[0]["peak"].as_u64() > own[0]["memory"]["stash"].as_u64());
+}
+
+#[test]
+fn long_schedules_are_folded() {
+    let long =
+        [PIPELINE, &["--set", "pipeline.repeats=2", "--set", "train.batch=256", "--set", "pipeline.microbatches=64"]]
+            .concat();
+    let folded = prints(&long);
+    assert!(folded.contains('…') && folded.contains("--schedule shows all"));
+    let whole = prints(&[&long[..], &["--schedule"]].concat());
+    assert!(!whole.contains('…') && whole.contains("1:63"));
+}
+
+#[test]
+fn what_cannot_be_planned() {
+    let says = |arguments: &[&str], expected: &[&str]| {
+        let ran = run(arguments);
+        assert_eq!((ran.status, ran.out.as_str()), (2, ""), "{arguments:?}");
+        for expected in expected {
+            assert!(ran.err.contains(expected), "{arguments:?}: {}", ran.err);
+        }
+    };
+    says(&["plan", "examples/configs/default.toml"], &["no pipeline to plan", "--set mesh.axes=stage=2"]);
+    says(PIPELINE, &["needs a section [pipeline]"]);
+    says(&[PIPELINE, &["--set", "pipeline.repeats=3"]].concat(), &["model.layers is 4", "2 * 3 * 1 = 6"]);
+    says(&[PIPELINE, &["--set", "pipeline.microbatches=3"]].concat(), &["pipeline.microbatches is 3", "use 2 or 4"]);
+    says(&[PIPELINE, &["--set", "pipeline.repeats=2", "--chip", "v9"]].concat(), &["no chip is called \"v9\""]);
+    says(&["plan", "no/such.toml"], &["cannot read the config"]);
+}

@@ -1,0 +1,267 @@
+//! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
+
+use std::sync::Arc;
+
+use crate::modules::*;
+use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
+use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
+use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
+use meshloom::ir::{Graph, GraphBuilder, PortInfo};
+use meshloom::ops::*;
+use meshloom::partition::{Amount, CollectiveKind, Ledger};
+use meshloom::pjrt::CompileOptions;
+use meshloom::sharding::Mesh;
+use support::configs::explicit_step;
+use support::eight_devices::client;
+use support::local_graph::*;
+use support::plugins::cpu_clients;
+
+// Modules written by hand.
+
+fn entries(module: &HloModuleProto) -> Vec<ModuleCollective> {
+    collectives(module, Devices::partitioned(8)).entries
+}
+
+#[test]
+fn each_kind_moves_what_the_ledger_says() {
+    use CollectiveKind as K;
+    for (opcode, kind, moved) in [
+        ("all-gather", K::AllGather, 48),
+        ("all-gather-start", K::AllGather, 48),
+        ("all-reduce", K::AllReduce, 24),
+        ("all-reduce-start", K::AllReduce, 24),
+        ("all-to-all", K::AllToAll, 12),
+        ("reduce-scatter", K::ReduceScatter, 12),
+    ] {
+        let module = around([collective(2, opcode, &[1]), instruction(3, "all-gather-done", &[2])], []);
+        let found = entries(&module);
+        assert_eq!(found.len(), 1, "{opcode}");
+        let entry = &found[0];
+        assert_eq!((entry.kind, entry.moved_bytes), (Communication::Collective(kind), Some(moved)), "{opcode}");
+        assert_eq!((entry.group_size, entry.bytes, entry.operand_count), (Some(4), Some(16), 1));
+        assert_eq!(entry.asynchronous, opcode.ends_with("-start"));
+        assert_eq!(entry.moved_bytes, Some(kind.moved_bytes(16, 4)));
+    }
+    let permute = |pairs: &[(i64, i64)]| {
+        let source_target_pairs = pairs.iter().map(|&(source, target)| SourceTarget { source, target }).collect();
+        let permute = HloInstructionProto { source_target_pairs, ..instruction(2, "collective-permute", &[1]) };
+        entries(&around([permute], []))[0].moved_bytes
+    };
+    assert_eq!((permute(&[(0, 1), (1, 1)]), permute(&[(0, 0)])), (Some(16), Some(0)));
+    let other = entries(&around([collective(2, "ragged-all-to-all", &[1])], []));
+    assert_eq!(other[0].kind, Communication::Other("ragged-all-to-all"));
+    assert_eq!(other[0].total_moved_bytes(), Amount::Unknown);
+    // A pair of send and receive moves what is sent, once.
+    let pair = entries(&around([instruction(2, "send", &[1]), instruction(3, "recv", &[1])], []));
+    let moved: Vec<_> = pair.iter().map(|entry| (entry.group_size, entry.moved_bytes)).collect();
+    assert_eq!(moved, [(None, Some(16)), (None, Some(0))]);
+}
+
+/// What an instruction without groups, or without `use_global_device_ids`, means.
+#[test]
+fn groups_that_are_not_written_out() {
+    let size = |opcode: &str, change: fn(&mut HloInstructionProto)| {
+        let mut instruction = collective(2, opcode, &[1]);
+        instruction.replica_groups.clear();
+        change(&mut instruction);
+        let devices = Devices { replicas: 2, partitions: 4 };
+        collectives(&around([instruction], []), devices).entries[0].group_size
+    };
+    let one = |instruction: &mut HloInstructionProto| {
+        instruction.use_global_device_ids = false;
+        instruction.replica_groups = vec![ReplicaGroup { replica_ids: vec![0] }, ReplicaGroup { replica_ids: vec![1] }];
+    };
+    assert_eq!(size("all-reduce", |_| {}), Some(8), "every device");
+    assert_eq!(size("all-reduce", |instruction| instruction.channel_id = 0), Some(2), "every replica");
+    assert_eq!(size("all-reduce", |instruction| instruction.use_global_device_ids = false), Some(8));
+    assert_eq!(size("all-reduce", one), Some(4), "one replica's partitions");
+    assert_eq!(size("all-to-all", |instruction| instruction.use_global_device_ids = false), Some(4));
+}
+
+/// Called in every way there is, in this order.
+#[test]
+fn everything_that_is_called_is_walked() {
+    let gather = |id| {
+        computation(id, vec![instruction(10 * id, "parameter", &[]), collective(10 * id + 1, "all-gather", &[10 * id])])
+    };
+    let annotated = HloInstructionProto {
+        backend_config: br#"{"known_trip_count":{"n":"7"}}"#.to_vec(),
+        ..calling(2, "while", &[1], &[101, 102])
+    };
+    let module = around(
+        [
+            annotated,
+            calling(3, "while", &[1], &[103, 104]),
+            calling(4, "conditional", &[1], &[105, 106]),
+            calling(5, "async-start", &[1], &[107]),
+            calling(6, "async-done", &[5], &[107]),
+            calling(7, "fusion", &[1], &[108]),
+            calling(8, "call", &[1], &[109]),
+            calling(9, "call", &[1], &[109]),
+            calling(10, "custom-call", &[1], &[110]),
+            calling(11, "reduce", &[1], &[111]),
+            calling(12, "call", &[1], &[100]),
+        ],
+        (101..112).map(gather),
+    );
+    let found = entries(&module);
+    let found: Vec<_> = found
+        .iter()
+        .map(|entry| (entry.computation.as_str(), entry.executions, entry.loop_depth, entry.asynchronous))
+        .collect();
+    let (once, unknown) = (Amount::Exactly(1), Amount::Unknown);
+    let expected = [
+        ("computation.101", Amount::Exactly(7), 1, false),
+        // A condition is asked once more than it says yes.
+        ("computation.102", Amount::Exactly(8), 1, false),
+        ("computation.103", unknown, 1, false),
+        ("computation.104", unknown, 1, false),
+        ("computation.105", Amount::AtMost(1), 0, false),
+        ("computation.106", Amount::AtMost(1), 0, false),
+        ("computation.107", once, 0, true),
+        ("computation.108", once, 0, false),
+        ("computation.109", once, 0, false),
+        ("computation.109", once, 0, false),
+        ("computation.110", unknown, 0, false),
+    ];
+    assert_eq!(found, expected);
+}
+
+/// A compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice.
+#[test]
+fn a_fused_reduce_scatter_is_one() {
+    let fused = |root: &str| {
+        let body =
+            vec![instruction(20, "parameter", &[]), collective(21, "all-reduce", &[20]), instruction(22, root, &[21])];
+        entries(&around([calling(2, "fusion", &[1], &[101])], [computation(101, body)]))[0].clone()
+    };
+    let scatter = fused("dynamic-slice");
+    assert_eq!(scatter.kind, Communication::Collective(CollectiveKind::ReduceScatter));
+    assert_eq!((scatter.bytes, scatter.moved_bytes), (Some(16), Some(12)));
+    assert_eq!(fused("negate").kind, Communication::Collective(CollectiveKind::AllReduce));
+}
+
+// What we emit.
+
+/// In a scan of 3, a scan of 5: a gather, a scatter and an exchange. Then a permute, and all together.
+fn nested(mesh: &Mesh) -> Graph {
+    let ty = f32s(&[8, 4]);
+    let (a, b) = (group(mesh, &["a"]), group(mesh, &["b"]));
+    let inside = {
+        let mut body = GraphBuilder::new("inside");
+        let x = body.input(ty.clone(), PortInfo::default());
+        let whole = body.push1(AllGather { group: a.clone(), dim: 0 }, &[x]).unwrap();
+        let part = body.push1(ReduceScatter { group: a.clone(), dim: 0 }, &[whole]).unwrap();
+        let moved = body.push1(AllToAll { group: b.clone(), dim: 0 }, &[part]).unwrap();
+        Arc::new(body.finish(vec![moved], vec![PortInfo::default()]))
+    };
+    let scan = |body, length| Scan { body, length, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+    let middle = {
+        let mut body = GraphBuilder::new("middle");
+        let x = body.input(ty.clone(), PortInfo::default());
+        let y = body.push1(scan(inside, 5), &[x]).unwrap();
+        Arc::new(body.finish(vec![y], vec![PortInfo::default()]))
+    };
+    let mut builder = GraphBuilder::new("nested");
+    let x = builder.input(ty, rows(mesh, &["a", "b"], 2));
+    let x = builder.push1(scan(middle, 3), &[x]).unwrap();
+    let pairs = [(0, 1), (1, 0)].into();
+    let x = builder.push1(CollectivePermute { group: b, pairs }, &[x]).unwrap();
+    let all = group(mesh, &["a", "b"]);
+    let x = builder.push1(AllReduce { group: all, kind: ReduceKind::Sum }, &[x]).unwrap();
+    builder.finish(vec![x], vec![rows(mesh, &["a", "b"], 2)])
+}
+
+fn options(mesh: &Mesh, groups: GroupFormat) -> EmitOptions<'_> {
+    EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() }
+}
+
+/// Each collective of a ledger is the module's, whatever form its groups have, and whether loops say how often they run or not.
+#[test]
+fn what_is_emitted_is_what_the_ledger_has() {
+    let mesh = mesh("a=4,b=2");
+    let graph = nested(&mesh);
+    let ledger = Ledger::of(&graph, &mesh);
+    let ledger: Vec<_> = ledger.iter().unwrap().collect();
+    assert_eq!(ledger.len(), 5);
+    for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
+        let mut module = emit(&graph, options(&mesh, groups)).decode();
+        let annotated = entries(&module);
+        for computation in &mut module.computations {
+            computation.instructions.iter_mut().for_each(|instruction| instruction.backend_config.clear());
+        }
+        assert_eq!(entries(&module), annotated, "{groups:?}");
+        assert_eq!(annotated.len(), ledger.len());
+        for (found, entry) in annotated.iter().zip(&ledger) {
+            assert_eq!(found.kind, Communication::Collective(entry.kind), "{groups:?}");
+            assert_eq!(
+                (found.bytes, found.moved_bytes),
+                (Some(entry.bytes), Some(entry.moved_bytes)),
+                "{}",
+                entry.name
+            );
+            assert_eq!((found.executions, found.loop_depth), (entry.executions, entry.loop_depth), "{}", entry.name);
+            assert_eq!(found.name, entry.name);
+            if entry.kind != CollectiveKind::CollectivePermute {
+                let axes: Vec<&str> = entry.axes.iter().map(String::as_str).collect();
+                assert_eq!(lists(&found.groups), device_groups(&mesh, &self::axes(&mesh, &axes)), "{groups:?}");
+            }
+        }
+    }
+}
+
+fn lists(groups: &DeviceGroups) -> Vec<Vec<usize>> {
+    let lists = groups.lists().expect("groups");
+    lists.into_iter().map(|list| list.into_iter().map(|device| device as usize).collect()).collect()
+}
+
+// What XLA makes of it.
+
+/// The groups that a plugin reads are those that were written, in the form that is chosen for it.
+#[test]
+fn plugins_read_the_groups() {
+    let mesh = mesh("a=2,b=4");
+    let mut builder = GraphBuilder::new("sum");
+    let x = builder.input(f32s(&[4]), rows(&mesh, &["a", "b"], 1));
+    let group = group(&mesh, &["a"]);
+    let x = builder.push1(AllReduce { group: group.clone(), kind: ReduceKind::Sum }, &[x]).unwrap();
+    let graph = builder.finish(vec![x], vec![rows(&mesh, &["a", "b"], 1)]);
+    for (name, client) in cpu_clients() {
+        let version = client.plugin().api_version();
+        let chosen = GroupFormat::read_by(version);
+        assert_ne!(chosen, GroupFormat::Lists, "{name} {version:?}");
+        for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
+            let module = emit(&graph, options(&mesh, groups));
+            let executable = client.compile(&module.bytes, &CompileOptions::partitioned(8));
+            let found = executable.map(|executable| {
+                let module = executable.optimized_hlo().expect("a program").decode().expect("a module");
+                let found = entries(&module);
+                assert_eq!(found.len(), 1, "{name}");
+                found[0].groups.lists().unwrap_or_default()
+            });
+            if groups == chosen || groups == GroupFormat::Lists {
+                let expected = [[0, 4], [1, 5], [2, 6], [3, 7]];
+                assert_eq!(found.expect("it compiles"), expected, "{name} {version:?} {groups:?}");
+            } else {
+                // A field that is not known is skipped, and an all-reduce without groups refused.
+                assert!(found.is_err(), "{name} {version:?} {groups:?}: {found:?}");
+            }
+        }
+    }
+}
+
+/// XLA combines collectives, and makes none of its own in a program that is partitioned already.
+#[test]
+fn a_compiled_step_moves_what_the_ledger_says() {
+    for mesh in ["data=8", "fsdp=8", "data=2,fsdp=4"] {
+        let lowered = explicit_step(&[&format!("mesh.axes={mesh}")]);
+        let program = lowered.compile(&client()).expect("it compiles");
+        let module = program.executable().optimized_hlo().expect("a program").decode().expect("a module");
+        let (found, ledger) = (collectives(&module, Devices::partitioned(8)), lowered.collectives());
+        assert_eq!(found.moved_bytes(), ledger.moved_bytes().unwrap(), "{mesh}");
+        for kind in [CollectiveKind::AllGather, CollectiveKind::ReduceScatter] {
+            let executions = found.kind(kind).map(|entry| entry.executions).fold(Amount::Exactly(0), Amount::plus);
+            assert_eq!(executions, ledger.kind(kind).executions().unwrap(), "{mesh} {kind}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! HLO modules: parsing and printing them, and what the analyses say of ours and of anybody's.
+
+mod collectives;
+mod cost;
+mod diff;
+mod foreign;
+mod memory;
+mod modules;
+mod mutated;
+mod parse;
+mod presets;
+mod programs;
+mod text;
+mod traffic;
+mod walk;

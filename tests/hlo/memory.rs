@@ -1,0 +1,403 @@
+//! The memory of any module: by hand on small ones; against what XLA has assigned, for ours and for JAX's.
+
+use std::fs;
+
+use crate::programs::{golden, ours, text};
+use meshloom::hlo::analysis::{
+    BufferKind, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment, memory_of_dump,
+};
+use meshloom::hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
+use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto, HloProto};
+use support::eight_devices::client;
+
+fn of(module: &HloModuleProto) -> ModuleMemory {
+    memory(module).expect("its memory")
+}
+
+/// Arguments, outputs and temporaries of a scheduled module.
+fn check(source: &str, expected: (u64, u64, u64)) -> ModuleMemory {
+    let module = text(&format!("HloModule m, is_scheduled=true\n{source}"));
+    let found = of(&module);
+    assert_eq!((found.arguments, found.outputs, found.temporaries), expected, "{source}");
+    let peak = found.arguments + found.outputs - found.aliased + found.live_temporaries;
+    assert_eq!(found.live_at_peak.iter().map(|buffer| buffer.bytes).sum::<u64>(), peak, "{source}");
+    assert_eq!(found.curve.iter().map(|point| point.bytes).max(), Some(peak), "{source}");
+    found
+}
+
+/// In these, an array of f32[256] has 1024 bytes.
+const KIB: u64 = 1024;
+
+#[test]
+fn a_value_lives_until_it_is_read_for_the_last_time() {
+    let found = check(
+        "ENTRY main {
+            x = f32[256] parameter(0)
+            a = f32[256] custom-call(x), custom_call_target=\"a\"
+            b = f32[512] custom-call(a), custom_call_target=\"b\"
+            c = f32[256] custom-call(b), custom_call_target=\"c\"
+            ROOT d = f32[256] custom-call(c), custom_call_target=\"d\"
+        }",
+        // `b` and `c` are live together. `a` lies where the result will; `c` cannot, which the result is made of.
+        (KIB, KIB, 3 * KIB),
+    );
+    let names: Vec<(&str, BufferKind)> =
+        found.live_at_peak.iter().map(|buffer| (buffer.name.as_str(), buffer.kind)).collect();
+    assert_eq!(names[0], ("b", BufferKind::Temporary));
+    assert_eq!(found.live_at_peak[0].shape, "f32[512]");
+}
+
+#[test]
+fn what_is_elementwise_takes_over_what_it_reads_last() {
+    check(
+        "ENTRY main {
+            x = f32[256] parameter(0)
+            a = f32[256] custom-call(x), custom_call_target=\"a\"
+            b = f32[256] add(a, a)
+            c = f32[256] multiply(b, a)
+            ROOT d = f32[512] custom-call(c), custom_call_target=\"d\"
+        }",
+        // `a` is read again after `b`: both are there; `c` takes over one of them. One may lie in the memory of the result.
+        (KIB, 2 * KIB, KIB),
+    );
+}
+
+#[test]
+fn updates_are_in_place() {
+    check(
+        "ENTRY main {
+            x = f32[256] parameter(0)
+            i = s32[] parameter(1)
+            a = f32[4,256] custom-call(x), custom_call_target=\"a\"
+            row = f32[1,256] bitcast(x)
+            zero = s32[] constant(0)
+            b = f32[4,256] dynamic-update-slice(a, row, i, zero)
+            ROOT c = f32[8] custom-call(b), custom_call_target=\"c\"
+        }",
+        (KIB + 4, 32, 4 * KIB),
+    );
+}
+
+#[test]
+fn donated_arguments_are_used_for_results_and_before() {
+    let source = "HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }
+        ENTRY main {
+            x = f32[256] parameter(0)
+            y = f32[256] parameter(1)
+            a = f32[512] custom-call(x), custom_call_target=\"a\"
+            b = f32[256] custom-call(a), custom_call_target=\"b\"
+            ROOT c = f32[256] custom-call(b, y), custom_call_target=\"c\"
+        }";
+    let found = of(&text(source));
+    assert_eq!((found.arguments, found.outputs, found.aliased), (2 * KIB, KIB, KIB));
+    // `b` would fit where `x` was, but the result that goes there is made while `b` is read.
+    assert_eq!((found.temporaries, found.peak), (3 * KIB, 5 * KIB));
+    // An output that names no argument, or an argument that is not there, is no alias.
+    let mut module = text(source);
+    let entry = AliasEntryProto { parameter_number: 7, ..Default::default() };
+    module.input_output_alias = Some(HloInputOutputAliasProto { entries: vec![entry] });
+    assert_eq!(of(&module).aliased, 0);
+}
+
+const LOOP: &str = "
+    condition {
+        p = (s32[], f32[256], f32[256]) parameter(0)
+        i = s32[] get-tuple-element(p), index=0
+        n = s32[] constant(7)
+        ROOT less = pred[] compare(i, n), direction=LT
+    }
+    body {
+        p = (s32[], f32[256], f32[256]) parameter(0)
+        i = s32[] get-tuple-element(p), index=0
+        x = f32[256] get-tuple-element(p), index=1
+        w = f32[256] get-tuple-element(p), index=2
+        one = s32[] constant(1)
+        next = s32[] add(i, one)
+        long = f32[1024] custom-call(x, w), custom_call_target=\"a\"
+        y = f32[256] custom-call(long), custom_call_target=\"b\"
+        ROOT r = (s32[], f32[256], f32[256]) tuple(next, y, w)
+    }";
+
+/// The carry is one buffer before, in and after the loop; what the loop does not change stays where it is.
+#[test]
+fn carries_are_in_place() {
+    let source = format!(
+        "{LOOP}
+        ENTRY main {{
+            x = f32[256] parameter(0)
+            w = f32[256] parameter(1)
+            zero = s32[] constant(0)
+            i = s32[] copy(zero)
+            first = f32[256] copy(x)
+            t = (s32[], f32[256], f32[256]) tuple(i, first, w)
+            l = (s32[], f32[256], f32[256]) while(t), condition=condition, body=body
+            y = f32[256] get-tuple-element(l), index=1
+            ROOT r = f32[8] custom-call(y), custom_call_target=\"c\"
+        }}"
+    );
+    let found = of(&text(&format!("HloModule m, is_scheduled=true\n{source}")));
+    assert_eq!((found.arguments, found.outputs), (2 * KIB, 32));
+    // The carry and an iteration's array; then the pointers of the carried tuple. The counter lies where the result will.
+    assert_eq!(found.temporaries, KIB + 4 * KIB + 3 * 8, "{found}");
+    let kinds = |kind| found.live_at_peak.iter().filter(|buffer| buffer.kind == kind).count();
+    assert_eq!((kinds(BufferKind::Argument), kinds(BufferKind::Output)), (2, 1));
+}
+
+/// A loop over an argument that is not donated starts with a copy, if the module does not have it yet.
+#[test]
+fn an_argument_that_a_loop_changes_is_copied() {
+    let source = format!(
+        "{LOOP}
+        ENTRY main {{
+            x = f32[256] parameter(0)
+            w = f32[256] parameter(1)
+            zero = s32[] constant(0)
+            t = (s32[], f32[256], f32[256]) tuple(zero, x, w)
+            l = (s32[], f32[256], f32[256]) while(t), condition=condition, body=body
+            y = f32[256] get-tuple-element(l), index=1
+            ROOT r = f32[8] custom-call(y), custom_call_target=\"c\"
+        }}"
+    );
+    let found = of(&text(&format!("HloModule m, is_scheduled=true\n{source}")));
+    assert_eq!(found.arguments, 2 * KIB);
+    assert!((5 * KIB..6 * KIB).contains(&found.temporaries), "{found}");
+}
+
+#[test]
+fn of_branches_the_largest_counts() {
+    let source = "
+        small { p = f32[256] parameter(0)  ROOT a = f32[256] custom-call(p), custom_call_target=\"a\" }
+        large {
+            p = f32[256] parameter(0)
+            b = f32[2048] custom-call(p), custom_call_target=\"b\"
+            ROOT c = f32[256] custom-call(b), custom_call_target=\"c\"
+        }
+        ENTRY main {
+            which = s32[] parameter(0)
+            x = f32[256] parameter(1)
+            y = f32[256] conditional(which, x, x), branch_computations={small, large}
+            ROOT r = f32[8] custom-call(y), custom_call_target=\"c\"
+        }";
+    check(source, (4 + KIB, 32, 9 * KIB));
+}
+
+#[test]
+fn a_fusion_is_one_buffer() {
+    let source = "
+        sum { x = f32[] parameter(0)  y = f32[] parameter(1)  ROOT z = f32[] add(x, y) }
+        fused {
+            p = f32[256] parameter(0)
+            a = f32[256] exponential(p)
+            b = f32[256,256] broadcast(a), dimensions={0}
+            zero = f32[] constant(0)
+            ROOT c = f32[256] reduce(b, zero), dimensions={1}, to_apply=sum
+        }
+        ENTRY main {
+            x = f32[256] parameter(0)
+            y = f32[256] fusion(x), kind=kLoop, calls=fused
+            ROOT r = f32[8] custom-call(y), custom_call_target=\"c\"
+        }";
+    check(source, (KIB, 32, KIB));
+}
+
+#[test]
+fn asynchronous_operations_hold_what_they_read() {
+    let source = "
+        ENTRY main {
+            x = f32[256] parameter(0)
+            a = f32[256] custom-call(x), custom_call_target=\"a\"
+            s = (f32[256], f32[1024]) all-gather-start(a), dimensions={0}, replica_groups={{0,1,2,3}}
+            b = f32[512] custom-call(x), custom_call_target=\"b\"
+            d = f32[1024] all-gather-done(s)
+            ROOT r = f32[8] custom-call(d, b), custom_call_target=\"c\"
+        }";
+    // Both sides of the gather, what is computed meanwhile, and the pointers of the pair.
+    check(source, (KIB, 32, 7 * KIB + 16));
+}
+
+/// A computation whose callers each run it: the calls are one after the other, so that it is there once.
+#[test]
+fn functions_that_are_called_twice() {
+    let source = "
+        f {
+            p = f32[256] parameter(0)
+            b = f32[2048] custom-call(p), custom_call_target=\"b\"
+            ROOT c = f32[256] custom-call(b), custom_call_target=\"c\"
+        }
+        ENTRY main {
+            x = f32[256] parameter(0)
+            y = f32[256] call(x), to_apply=f
+            z = f32[256] call(y), to_apply=f
+            ROOT r = f32[8] custom-call(z), custom_call_target=\"c\"
+        }";
+    check(source, (KIB, 32, 9 * KIB + KIB));
+}
+
+/// A TPU pads the two fastest dimensions to tiles; what is in the host's memory is not in the device's.
+#[test]
+fn tiles_are_padded() {
+    let argument = |shape: &str| {
+        let source = format!("HloModule m, is_scheduled=true\nENTRY main {{ ROOT x = {shape} parameter(0) }}");
+        of(&text(&source)).arguments
+    };
+    assert_eq!(argument("f32[3,16]{1,0}"), 192);
+    assert_eq!(argument("f32[3,16]{1,0:T(8,128)}"), 8 * 128 * 4);
+    assert_eq!(argument("f32[3,16]{0,1:T(8,128)}"), 16 * 128 * 4);
+    assert_eq!(argument("bf16[2,9,130]{2,1,0:T(8,128)(2,1)}"), 2 * 16 * 256 * 2);
+    assert_eq!(argument("f32[100]{0:T(128)}"), 512);
+    assert_eq!(argument("f32[]{:T(128)}"), 4);
+    assert_eq!(argument("f32[3,16]{1,0:S(5)}"), 0);
+}
+
+/// A module that is not compiled: what is elementwise has no memory.
+#[test]
+fn what_will_be_fused_has_no_memory() {
+    let source = "HloModule m
+        ENTRY main {
+            x = f32[256] parameter(0)
+            a = f32[256] exponential(x)
+            b = f32[256] add(a, a)
+            c = f32[256] negate(b)
+            ROOT d = f32[256] tanh(c)
+        }";
+    let found = of(&text(source));
+    assert_eq!((found.form, found.arguments, found.outputs), (MemoryForm::Uncompiled, KIB, KIB));
+    assert_eq!(found.temporaries, 0, "{found}");
+}
+
+#[test]
+fn broken_modules_have_some_memory() {
+    let nothing = of(&HloModuleProto::default());
+    assert_eq!((nothing.peak, nothing.curve.len()), (0, 0));
+    assert_eq!(memory_of_dump(&HloProto::default()), Err(MemoryError::NoModule));
+    let mut module = text(
+        "ENTRY main { x = f32[256] parameter(0)  t = (f32[256]) tuple(x)  ROOT g = f32[256] get-tuple-element(t), index=0 }",
+    );
+    for index in [-1, 1, i64::MAX] {
+        module.computations[0].instructions[2].tuple_index = index;
+        assert_eq!(of(&module).arguments, KIB);
+    }
+    module.computations[0].instructions[1].operand_ids = vec![99];
+    module.computations[0].root_id = 77;
+    assert_eq!(of(&module).outputs, 0);
+}
+
+// Against XLA.
+
+/// A row of the table: the estimates of the compiled and of the emitted module, and XLA's own figures.
+struct Row {
+    name: String,
+    compiled: ModuleMemory,
+    emitted: Option<ModuleMemory>,
+    /// Arguments, outputs, aliased, temporaries.
+    xla: [u64; 4],
+}
+
+impl Row {
+    fn xla_total(&self) -> u64 {
+        let [arguments, outputs, aliased, temporaries] = self.xla;
+        arguments + outputs - aliased + temporaries
+    }
+
+    fn cells(&self) -> String {
+        let percent = |found: u64, xla: u64| format!("{:+.1}%", 100.0 * (found as f64 / xla as f64 - 1.0));
+        let pair =
+            |memory: &ModuleMemory| (percent(memory.temporaries, self.xla[3]), percent(memory.peak, self.xla_total()));
+        let (temporaries, total) = pair(&self.compiled);
+        let emitted = self.emitted.as_ref().map(pair);
+        let (emitted_temporaries, emitted_total) = emitted.unwrap_or_else(|| ("".into(), "".into()));
+        let [.., xla] = self.xla;
+        format!(
+            "| {} | {} | {} | {temporaries} | {total} | {emitted_temporaries} | {emitted_total} |",
+            self.name,
+            self.xla_total(),
+            xla
+        )
+    }
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, lowered) in ours() {
+        let program = lowered.compile(&client()).expect("it compiles");
+        let executable = program.executable();
+        let stats = executable.memory_stats().expect("stats");
+        let compiled = executable.optimized_hlo().expect("a program").decode().expect("a module");
+        rows.push(Row {
+            name: name.into(),
+            compiled: of(&compiled),
+            emitted: Some(of(&lowered.module.decode())),
+            xla: [stats.arguments, stats.outputs, stats.aliased, stats.temporary].map(|bytes| bytes as u64),
+        });
+    }
+    for golden in golden() {
+        let number = |name| golden.number(name) as u64;
+        rows.push(Row {
+            name: format!("JAX: {}", golden.name),
+            compiled: of(golden.module()),
+            emitted: None,
+            xla: ["arguments", "outputs", "aliased", "temporaries"].map(number),
+        });
+    }
+    rows
+}
+
+const HEADER: &str = "\
+| program | XLA: total | XLA: temporaries | compiled: temporaries | compiled: total | emitted: temporaries | emitted: total |
+|---|---|---|---|---|---|---|";
+
+/// Within 15 % of XLA's figures, for each of twelve programs: temporaries, and all of it. Arguments and outputs to the byte. The
+/// table is that of docs/memory.md, which is written again with `MESHLOOM_WRITE_DOCS=1`.
+#[test]
+fn estimates_are_xlas_figures() {
+    let rows = rows();
+    let table = format!("{HEADER}\n{}\n", rows.iter().map(Row::cells).collect::<Vec<_>>().join("\n"));
+    println!("{table}");
+    assert!(rows.len() >= 10);
+    for row in &rows {
+        let [arguments, outputs, aliased, temporaries] = row.xla;
+        let found = &row.compiled;
+        assert_eq!(found.form, MemoryForm::Scheduled, "{}", row.name);
+        assert_eq!((found.arguments, found.outputs, found.aliased), (arguments, outputs, aliased), "{}", row.name);
+        for (found, xla) in [(found.temporaries, temporaries), (found.peak, row.xla_total())] {
+            let ratio = found as f64 / xla as f64;
+            assert!((0.85..=1.15).contains(&ratio), "{}: {found} for XLA's {xla}", row.name);
+        }
+        if let Some(emitted) = &row.emitted {
+            assert_eq!(emitted.form, MemoryForm::Uncompiled, "{}", row.name);
+            assert_eq!((emitted.arguments, emitted.aliased), (arguments, aliased), "{}", row.name);
+        }
+    }
+    let path = support::path("docs/memory.md");
+    let page = fs::read_to_string(&path).expect("the page");
+    let (before, rest) = page.split_once("<!-- table -->\n").expect("where the table starts");
+    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
+    let expected = format!("{before}<!-- table -->\n{table}<!-- end -->{after}");
+    if std::env::var_os("MESHLOOM_WRITE_DOCS").is_some() {
+        fs::write(&path, expected).expect("a file that can be written");
+    } else {
+        assert_eq!(page, expected, "docs/memory.md is old; MESHLOOM_WRITE_DOCS=1 writes it again");
+    }
+}
+
+/// XLA's own assignment, where a dump has it.
+#[test]
+fn assignments_are_the_truth() {
+    for golden in golden() {
+        let found = memory_of_dump(&golden.dump).expect("its memory");
+        assert_eq!(found.form, MemoryForm::Assignment);
+        let expected = ["arguments", "outputs", "aliased", "temporaries"].map(|name| golden.number(name) as u64);
+        assert_eq!([found.arguments, found.outputs, found.aliased, found.temporaries], expected, "{}", golden.name);
+        assert!(found.live_temporaries <= found.temporaries);
+        // Both name the same arguments, by the same lines.
+        let estimate = of(golden.module());
+        let arguments = |memory: &ModuleMemory| {
+            let buffers = memory.live_at_peak.iter().filter(|buffer| buffer.kind == BufferKind::Argument);
+            let mut names: Vec<_> = buffers.map(|buffer| (buffer.name.clone(), buffer.bytes)).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(arguments(&found), arguments(&estimate), "{}", golden.name);
+        assert_eq!(memory_of_assignment(golden.module(), golden.dump.buffer_assignment.as_ref().unwrap()), found);
+    }
+}

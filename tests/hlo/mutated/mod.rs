@@ -1,0 +1,129 @@
+//! Modules with mistakes in them, as text and as bytes: each is an error or a module, which prints and is analysed. No
+//! panic, no memory beyond what the input could ask for.
+//!
+//! The same inputs in every run. `MESHLOOM_MUTATIONS` sets how many, `MESHLOOM_MUTATION_SEED` which. A failure prints its
+//! input and what to set to see it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new inputs.
+
+mod mutate;
+
+use std::env;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use meshloom::hlo::analysis::Walk;
+use meshloom::hlo::analysis::{
+    CHIPS, CostOptions, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings, trace_sharding,
+};
+use meshloom::hlo::parse::{Limits, parse, parse_bytes};
+use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto};
+use meshloom::hlo::read;
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::sharding::Mesh;
+use mutate::Random;
+use prost::Message;
+
+const MUTATIONS: usize = 100_000;
+
+/// Bytes that a module may encode to for each byte of its text, at most: a line has 15 bytes or more.
+const MAX_GROWTH: usize = 16;
+
+fn setting(name: &str, default: usize) -> usize {
+    match env::var(name) {
+        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name} must be a number, found {value:?}")),
+        Err(_) => default,
+    }
+}
+
+/// Small files that between them have all of the syntax.
+fn seeds(ending: &str) -> Vec<Vec<u8>> {
+    let folder = support::path("tests/oracle/hlo");
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let files = files.iter().filter(|file| file.extension().is_some_and(|extension| extension == ending));
+    files.map(|file| fs::read(file).unwrap()).filter(|seed| seed.len() < 8 << 10).collect()
+}
+
+/// Runs `check` on mutations of the seeds, on all processors, and says on which input it panicked.
+fn for_each_mutation(ending: &str, mutate: fn(&mut Random, &[Vec<u8>]) -> Vec<u8>, check: fn(&[u8]) -> bool) {
+    let seeds = seeds(ending);
+    assert!(seeds.len() > 20, "only {} seeds", seeds.len());
+    let count = setting("MESHLOOM_MUTATIONS", MUTATIONS) / 2;
+    let seed = setting("MESHLOOM_MUTATION_SEED", 1);
+    let only = env::var("MESHLOOM_MUTATION").is_ok().then(|| setting("MESHLOOM_MUTATION", 0));
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let read = AtomicUsize::new(0);
+    let run = |worker: usize| {
+        for number in (worker..count).step_by(workers) {
+            if only.is_some_and(|only| only != number) {
+                continue;
+            }
+            let input = mutate(&mut Random::new(seed, number), &seeds);
+            match catch_unwind(AssertUnwindSafe(|| check(&input))) {
+                Ok(is_module) => read.fetch_add(usize::from(is_module), Relaxed),
+                Err(_) => panic!(
+                    "MESHLOOM_MUTATION_SEED={seed} MESHLOOM_MUTATION={number} ({ending}) fails on\n{}",
+                    input.escape_ascii()
+                ),
+            };
+        }
+    };
+    thread::scope(|scope| (0..workers).for_each(|worker| drop(scope.spawn(move || run(worker)))));
+    let read = read.into_inner();
+    // Mutations that all fail at once would show nothing.
+    assert!(only.is_some() || read > count / 20, "of {count} mutations only {read} are modules");
+}
+
+/// What programs do with a module that somebody else has made.
+fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
+    assert!(print(module, &TextOptions::parseable()).starts_with("HloModule "));
+    assert!(print(module, &TextOptions::canonical()).starts_with("HloModule "));
+    let devices = device_count(module, config);
+    let found = collectives(module, devices);
+    diff((module, &found), (module, &found));
+    let _ = memory(module);
+    cost(module, &CostOptions::devices(devices).on(&CHIPS[0]));
+    let mesh = mesh_of(module);
+    let some = Mesh::parse("data=2,fsdp=4", 8).unwrap();
+    let found = found.along(mesh.as_ref().unwrap_or(&some));
+    assert!(serde_json::to_string(&found).is_ok());
+    shardings(module, mesh.as_ref());
+    scope_graph(&Walk::of(module), 3);
+    trace_sharding(module, "x", 4);
+}
+
+fn check_text(text: &[u8]) -> bool {
+    match parse_bytes(text, &Limits::default()) {
+        Ok(parsed) => {
+            assert!(parsed.encoded_len() <= MAX_GROWTH * text.len() + 1024, "the module is far larger than its text");
+            let module = parsed.hlo_module.as_ref().unwrap();
+            analyse(module, parsed.config.as_ref());
+            true
+        }
+        Err(error) => {
+            let shown = error.to_string();
+            assert!(shown.len() < 8 << 10 && shown.ends_with('^'), "{shown}");
+            false
+        }
+    }
+}
+
+fn check_bytes(bytes: &[u8]) -> bool {
+    let _ = read::read(bytes, &read::Limits::default());
+    let Ok(module) = HloModuleProto::decode(bytes) else { return false };
+    analyse(&module, None);
+    // What prints need not read, for ids may name nothing. It must not do harm.
+    let _ = parse(&print(&module, &TextOptions::parseable()));
+    true
+}
+
+#[test]
+fn mutated_text_is_an_error_or_a_module() {
+    for_each_mutation("txt", mutate::text, check_text);
+}
+
+#[test]
+fn mutated_bytes_are_an_error_or_a_module() {
+    for_each_mutation("pb", mutate::bytes, check_bytes);
+}

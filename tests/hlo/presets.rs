@@ -1,0 +1,95 @@
+//! The presets on a decoder, three ways: the ledger of the partitioned graph, what is counted in the module that is emitted, and
+//! what is counted after compilation.
+
+use std::collections::BTreeMap;
+
+use meshloom::compile::Lowered;
+use meshloom::hlo::analysis::{Communication, Devices, ModuleCollectives, collectives};
+use meshloom::hlo::proto::HloModuleProto;
+use meshloom::partition::{Amount, Ledger};
+use meshloom::sharding::Mesh;
+use support::configs::lowered_step;
+use support::eight_devices::client;
+
+/// How often something runs, and what all of it moves, by kind and mesh axes.
+type Traffic = BTreeMap<(String, String), (u64, u64)>;
+
+fn of_ledger(ledger: &Ledger) -> Traffic {
+    let mut traffic = Traffic::new();
+    for entry in ledger.iter().expect("a ledger") {
+        let executions = exactly(entry.executions);
+        let sum = traffic.entry((entry.kind.name().to_owned(), entry.axes.join(","))).or_default();
+        *sum = (sum.0 + executions, sum.1 + executions * entry.moved_bytes);
+    }
+    traffic
+}
+
+fn of_module(found: &ModuleCollectives) -> Traffic {
+    let mut traffic = Traffic::new();
+    for entry in &found.entries {
+        let Communication::Collective(kind) = entry.kind else { panic!("{entry:?}") };
+        let axes = entry.axes.as_ref().unwrap_or_else(|| panic!("along no axis of the mesh: {entry:?}"));
+        let axes = axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let executions = exactly(entry.executions);
+        let sum = traffic.entry((kind.name().to_owned(), axes)).or_default();
+        *sum = (sum.0 + executions, sum.1 + executions * entry.moved_bytes.expect("known bytes"));
+    }
+    traffic
+}
+
+fn exactly(amount: Amount) -> u64 {
+    match amount {
+        Amount::Exactly(count) => count,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The bytes of each kind over each axes, however many collectives carry them: XLA combines those that it may.
+fn bytes(traffic: &Traffic) -> BTreeMap<&(String, String), u64> {
+    traffic.iter().map(|(key, (_, bytes))| (key, *bytes)).collect()
+}
+
+fn lower(preset: &str, mesh: &str) -> Lowered {
+    let own = [format!("rules.preset={preset}"), format!("mesh.axes={mesh}")];
+    let sizes = ["model.layers=2", "model.embed=64", "model.mlp=128", "model.seq=64"];
+    lowered_step(&[&own.each_ref().map(String::as_str), &sizes])
+}
+
+fn check(preset: &str, axes: &str) {
+    let lowered = lower(preset, axes);
+    let mesh = lowered.emitted_mesh().cloned().expect("a mesh");
+    let plain = Mesh::parse(axes, 8).expect("a mesh");
+    let found = |module: &HloModuleProto| collectives(module, Devices::partitioned(8)).along(&plain);
+    let ledger = of_ledger(&lowered.collectives());
+    let emitted = of_module(&found(&lowered.module.decode()));
+    assert!(!ledger.is_empty());
+    assert_eq!(emitted, ledger, "{preset} {axes}, over {mesh}");
+    let program = lowered.compile(&client()).expect("a compiled program");
+    let compiled = program.executable().optimized_hlo().expect("its HLO").decode().expect("a module");
+    let compiled = of_module(&found(&compiled));
+    let (before, after) = (bytes(&ledger), bytes(&compiled));
+    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>(), "{preset} {axes}");
+    for (key, bytes) in before {
+        // Combined collectives round up once where each rounded up by itself.
+        let rounding = ledger[key].0;
+        assert!(
+            bytes.abs_diff(after[key]) <= rounding,
+            "{preset} {axes}: {key:?} moves {bytes}, compiled {}",
+            after[key]
+        );
+    }
+}
+
+#[test]
+fn decoder() {
+    for mesh in ["data=2,fsdp=4", "fsdp=8", "data=8", "fsdp=2,tensor=4", "data=2,fsdp=2,tensor=2"] {
+        check("decoder", mesh);
+    }
+}
+
+#[test]
+fn decoder_all_reduce() {
+    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2"] {
+        check("decoder-all-reduce", mesh);
+    }
+}

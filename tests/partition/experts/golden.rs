@@ -1,0 +1,89 @@
+//! Routed experts and latent attention against JAX (tests/oracle/experts.safetensors), values and gradients.
+
+use meshloom::ir::TensorType;
+use meshloom::nn::{
+    AttentionMask, LatentAttention, LatentQuery, Mlp, Moe, MoeConfig, Rotary, Scoring, latent_attention, moe,
+};
+use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
+use safetensors::SafeTensors;
+
+use meshloom::ir::{DType, Literal};
+use meshloom::trace::TensorSpec;
+use support::experts::*;
+
+fn experts_of(x: &[Tensor]) -> Moe<Tensor> {
+    let shared = x.get(4..7).map(|shared| Mlp { gate: shared[0], up: shared[1], down: shared[2] });
+    Moe { router: x[0], gate: x[1], up: x[2], down: x[3], shared }
+}
+
+fn latent_of(x: &[Tensor], is_narrow: bool) -> LatentAttention<Tensor> {
+    let (query, x) = if is_narrow {
+        (LatentQuery { wq_a: Some(x[0]), q_norm: Some(x[1]), wq_b: x[2] }, &x[3..])
+    } else {
+        (LatentQuery { wq_a: None, q_norm: None, wq_b: x[0] }, &x[1..])
+    };
+    LatentAttention { query, wkv_a: x[0], wk_rope: x[1], kv_norm: x[2], wkv_b: x[3], wo: x[4] }
+}
+
+/// What a case computes of `x` and its weights.
+fn computation(case: &str, x: Tensor, weights: &[Tensor]) -> (Tensor, Tensor) {
+    let config = MoeConfig { mlp: 4, ..experts(8, 3) };
+    match case {
+        "softmax" => moe(x, &experts_of(weights), &config),
+        "sigmoid" => {
+            let config = MoeConfig {
+                experts_per_token: 2,
+                shared_experts: 2,
+                scoring: Scoring::Sigmoid,
+                weight_scale: 2.5,
+                expert_groups: 2,
+                ..config
+            };
+            moe(x, &experts_of(weights), &config)
+        }
+        _ => {
+            let [batch, length, _] = x.shape();
+            let positions = arange(DType::S32, length).broadcast_to([batch, length]);
+            let rotary = Rotary::new(positions, 2, 1e4);
+            let mask = AttentionMask::causal(zeros(DType::S32, [batch, length]));
+            let params = latent_of(weights, case == "latent");
+            (latent_attention(x, &params, &rotary, mask, 1e-5), zeros(DType::F32, []))
+        }
+    }
+}
+
+fn check(file: &SafeTensors<'_>, case: &str) {
+    let stored = |kind: &str| -> Vec<Literal> {
+        let names = (0..).map(|index| format!("{case}.{kind}{index:02}"));
+        let literal = |name: String| {
+            let view = file.tensor(&name).ok()?;
+            Literal::from_bytes(TensorType::new(DType::F32, view.shape()), view.data())
+        };
+        names.map_while(literal).collect()
+    };
+    let inputs = stored("in");
+    let specs: Vec<TensorSpec> = inputs.iter().map(|input| TensorSpec::new(DType::F32, &input.ty().dims)).collect();
+    let function = Function::trace(case, specs, |mut inputs: Vec<Tensor>| {
+        let probe = inputs.pop().expect("a probe");
+        let (result, loss) = computation(case, inputs[0], &inputs[1..]);
+        let (_, gradients) = value_and_grad(inputs, |inputs| {
+            let (result, loss) = computation(case, inputs[0], &inputs[1..]);
+            (result * probe).sum(..) + loss * 3.0
+        });
+        (vec![result, loss], gradients)
+    });
+    let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
+    let expected: Vec<Vec<f64>> = stored("out").iter().map(Literal::to_f64_vec).collect();
+    assert!(expected.len() > 6, "{case} has {} results", expected.len());
+    check_equal(case, &run_on_one(&graph, &inputs), &expected, 1e-5);
+}
+
+#[test]
+fn agrees_with_jax() {
+    let bytes = std::fs::read(support::path("tests/oracle/experts.safetensors"));
+    let bytes = bytes.expect("the golden file");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    for case in ["softmax", "sigmoid", "latent", "latent_wide"] {
+        check(&file, case);
+    }
+}

@@ -1,0 +1,154 @@
+//! Decoders of all families on random meshes of eight devices: loss and gradients are those of one device.
+
+use std::sync::Arc;
+
+use meshloom::ir::{Literal, Name};
+use meshloom::nn::{Batch, initialize};
+use meshloom::ops::RematPolicy;
+use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
+use meshloom_train::config::RunConfig;
+
+use meshloom::ir::Graph;
+use support::experts::*;
+use support::random::Random;
+
+const SMALL: &[&str] = &[
+    "model.layers=2",
+    "model.embed=32",
+    "model.heads=8",
+    "model.kv_heads=8",
+    "model.head_dim=8",
+    "model.mlp=48",
+    "model.seq=16",
+    "model.experts=8",
+    "model.experts_per_token=3",
+    "model.moe_mlp=16",
+    "model.q_lora=16",
+    "model.kv_lora=16",
+    "model.rope_head_dim=4",
+    "model.v_head_dim=8",
+    "model.load_balance_weight=0.5",
+    "train.batch=16",
+];
+
+/// A family, and what of it is set.
+const MODELS: &[&[&str]] = &[
+    &["model.family=mixtral"],
+    &["model.family=mixtral", "model.batch_split=true", "remat.policy=full"],
+    &["model.family=deepseek"],
+    &["model.family=deepseek", "model.batch_split=true", "model.scan_layers=false"],
+    &["model.family=deepseek", "model.q_lora=0", "remat.policy=dots", "model.routed_scaling_factor=2.5"],
+    &["model.batch_split=true"],
+];
+
+const AXES: [&str; 5] = ["data", "fsdp", "expert", "context", "tensor"];
+
+/// Three axes of two devices, or two of two and four, in the order of the preset.
+fn random_mesh(random: &mut Random) -> String {
+    let mut axes = [0, 1, 2, 3, 4];
+    random.shuffle(&mut axes);
+    let sizes: &[usize] = if random.below(2) == 0 { &[2, 2, 2] } else { &[4, 2] };
+    let mut taken: Vec<(usize, usize)> = axes.into_iter().zip(sizes.iter().copied()).collect();
+    taken.sort_unstable();
+    taken.iter().map(|(axis, size)| format!("{}={size}", AXES[*axis])).collect::<Vec<_>>().join(",")
+}
+
+pub fn config(mesh: &str, model: &[&str]) -> RunConfig {
+    let mesh = format!("mesh.axes={mesh}");
+    support::configs::config(&[SMALL, model, &[&mesh]])
+}
+
+/// Loss and gradients; and inputs for them.
+pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
+    let model = config.decoder().unwrap();
+    let (batch, length) = (config.train.batch, config.model.seq);
+    let params = model.parameters();
+    let specs = (params.map(|_, param| param.spec.clone()), Batch::specs(batch, length));
+    let function =
+        Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| model.loss(&params, &batch)));
+    let mut inputs = initialize(&params, 3).leaves();
+    let numbers = |f: &dyn Fn(usize) -> usize| {
+        let numbers: Vec<i32> = (0..batch * length).map(|index| f(index) as i32).collect();
+        Literal::from_slice(&[batch, length], &numbers).expect("a batch")
+    };
+    let weights: Vec<f32> = (0..batch * length).map(|index| (index % 5) as f32 / 4.0).collect();
+    let batch = Batch {
+        tokens: numbers(&|index| (index * 5 + index / 7) % 256),
+        targets: numbers(&|index| (index * 11 + index / 7) % 256),
+        segment_ids: numbers(&|index| index % length / 9),
+        positions: numbers(&|index| index % length),
+        weights: Literal::from_slice(&[batch, length], &weights).expect("weights"),
+    };
+    inputs.extend(batch.leaves());
+    (function.unwrap_or_else(|error| panic!("{error}")).graph().clone(), inputs)
+}
+
+fn check(mesh: &str, model: &[&str]) {
+    let what = format!("{mesh}: {}", model.join(" "));
+    let config = config(mesh, model);
+    let (graph, inputs) = loss_and_gradients(&config);
+    let lowered = partitioned(&graph, mesh, &config.rule_sets().expect("rules"));
+    // One device has one group of experts, one part of the sequence, and layers that are not cut.
+    let mut plain = config.decoder().unwrap();
+    plain.parts.routed.expert_groups = 1;
+    plain.parts.routed.sequence_parts = 1;
+    plain.parts.batch_split = false;
+    plain.remat = RematPolicy::None;
+    let specs = (plain.parameters().map(|_, param| param.spec.clone()), Batch::specs(16, 16));
+    let reference =
+        Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| plain.loss(&params, &batch)));
+    let expected = run_on_one(reference.expect("it traces").graph(), &inputs);
+    check_equal(&what, &run(&lowered, &inputs), &expected, 1e-5);
+}
+
+/// So many cases by default; more by the environment variable.
+fn count() -> usize {
+    std::env::var("MESHLOOM_EXPERT_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(12)
+}
+
+#[test]
+fn all_meshes_compute_what_one_device_does() {
+    let mut random = Random(17);
+    for case in 0..count() {
+        check(&random_mesh(&mut random), MODELS[case % MODELS.len()]);
+    }
+}
+
+#[test]
+fn the_axes_of_the_pipeline_work_together() {
+    check("data=2,fsdp=2,expert=2", MODELS[0]);
+    check("expert=8", MODELS[2]);
+}
+
+/// The names that rules go by.
+#[test]
+fn parameters_have_the_names_of_the_field() {
+    let config = config("data=2,fsdp=2,expert=2", MODELS[2]);
+    let params = config.decoder().unwrap().parameters();
+    let mut rows = Vec::new();
+    params.map(|path, param| {
+        let axes: Vec<String> = param.spec.axes.iter().map(Name::to_string).collect();
+        rows.push(format!("{path} {:?} {}", &param.spec.ty.dims[..], axes.join(",")));
+        param.clone()
+    });
+    rows.retain(|row| row.starts_with("layers"));
+    insta::assert_snapshot!(rows.join("\n"), @r"
+    layers.attention_norm [2, 32] layers,norm
+    layers.attention.query.wq_a [2, 32, 16] layers,embed,q_lora
+    layers.attention.query.q_norm [2, 16] layers,norm
+    layers.attention.query.wq_b [2, 16, 8, 12] layers,q_lora,heads,kv
+    layers.attention.wkv_a [2, 32, 16] layers,embed,kv_lora
+    layers.attention.wk_rope [2, 32, 4] layers,embed,kv
+    layers.attention.kv_norm [2, 16] layers,norm
+    layers.attention.wkv_b [2, 16, 8, 16] layers,kv_lora,heads,kv
+    layers.attention.wo [2, 8, 8, 32] layers,heads,kv,embed
+    layers.mlp_norm [2, 32] layers,norm
+    layers.mlp.router [2, 32, 8] layers,embed,
+    layers.mlp.gate [2, 8, 32, 16] layers,exp,embed_no_exp_moe,mlp
+    layers.mlp.up [2, 8, 32, 16] layers,exp,embed_no_exp_moe,mlp
+    layers.mlp.down [2, 8, 16, 32] layers,exp,mlp,embed_no_exp_moe
+    layers.mlp.shared.gate [2, 32, 16] layers,embed,mlp
+    layers.mlp.shared.up [2, 32, 16] layers,embed,mlp
+    layers.mlp.shared.down [2, 16, 32] layers,mlp,embed
+    ");
+}

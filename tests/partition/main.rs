@@ -1,0 +1,9 @@
+//! Partitioned programs compute what those of one device do.
+
+mod decoder_cases;
+mod experts;
+mod local_rewrites;
+mod programs;
+mod several_operands;
+mod snapshots;
+mod train_steps;

@@ -1,0 +1,280 @@
+//! Whole train steps of decoders, over random meshes with random rules: many devices compute what one does.
+//!
+//! A few dozen run on eight devices of the CPU plugin, partitioned by meshloom and by XLA. Hundreds more run on host values,
+//! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small model
+//! takes a fraction of one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use crate::decoder_cases::{Case, Model, Sizes, Variant};
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
+use meshloom::ir::Literal;
+use meshloom::ops::RematPolicy;
+use meshloom::pjrt::{CompileOptions, DebugValue};
+use meshloom_train::step::aliases;
+use support::eight_devices::{client, relative_error};
+use support::interpret::interpret;
+use support::random::Random;
+use support::spmd::run_local;
+
+const OF_EIGHT: [&str; 7] =
+    ["a=8", "a=2,b=4", "a=4,b=2", "a=2,b=2,c=2", "a=2,b=1,c=2,d=2", "a=1,b=2,c=4", "a=2,b=2,c=1,d=2"];
+
+const OF_OTHER_SIZES: [&str; 14] = [
+    "a=2,b=3",
+    "a=3,b=2",
+    "a=6",
+    "a=12",
+    "a=3,b=4",
+    "a=4,b=3",
+    "a=2,b=2,c=3",
+    "a=16",
+    "a=4,b=4",
+    "a=2,b=8",
+    "a=2,b=4,c=2",
+    "a=2,b=2,c=2,d=2",
+    "a=2,b=3,c=4",
+    "a=2,b=2,c=3,d=2",
+];
+
+const LARGE: Sizes = Sizes {
+    name: "large",
+    batch: 8,
+    length: 16,
+    embed: 32,
+    heads: 8,
+    kv_heads: 4,
+    head_dim: 8,
+    mlp: 48,
+    vocab: 64,
+    layers: 2,
+};
+
+/// Sizes to interpret: with groups of heads, without, and with sizes that three divides.
+const SMALL: [Sizes; 3] = [
+    Sizes {
+        name: "grouped",
+        batch: 8,
+        length: 8,
+        embed: 16,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 32,
+        layers: 2,
+    },
+    Sizes {
+        name: "heads",
+        batch: 8,
+        length: 8,
+        embed: 16,
+        heads: 8,
+        kv_heads: 8,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 32,
+        layers: 2,
+    },
+    Sizes {
+        name: "thirds",
+        batch: 6,
+        length: 12,
+        embed: 12,
+        heads: 6,
+        kv_heads: 3,
+        head_dim: 4,
+        mlp: 24,
+        vocab: 36,
+        layers: 3,
+    },
+];
+
+/// Cases of interpretation that failed, and why. They run before the random ones.
+const KEPT: &[(&str, &str)] = &[];
+
+/// A model, and what its train step gives on one device.
+struct Reference {
+    model: Model,
+    expected: Vec<Vec<f64>>,
+}
+
+fn numbers(literals: &[Literal]) -> Vec<Vec<f64>> {
+    literals.iter().map(Literal::to_f64_vec).collect()
+}
+
+fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
+    // That LLVM takes its time over tiny kernels is of no use here.
+    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
+    let options = CompileOptions { debug_options, ..lowered.compile_options(&client()).expect("eight devices") };
+    let program = lowered.compile_with(&client(), &options).map_err(|error| error.to_string())?;
+    let arguments = program.put(0, &inputs.to_vec()).map_err(|error| error.to_string())?;
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;
+    Ok(outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect())
+}
+
+fn lowered(model: &Model, case: &Case, partition: PartitionMode) -> Result<Lowered, String> {
+    let rules = case.rules();
+    let options = LowerOptions {
+        sharding: Some((&case.mesh, &rules)),
+        aliases: aliases(&model.function),
+        partition,
+        without: case.without(),
+        ..LowerOptions::default()
+    };
+    lower(model.function.graph(), &options).map_err(|error| error.to_string())
+}
+
+fn compare(found: &[Vec<f64>], reference: &Reference) -> Result<(), String> {
+    for (index, (found, expected)) in found.iter().zip(&reference.expected).enumerate() {
+        let error = relative_error(found, expected);
+        if error > 1e-5 {
+            let output = &reference.model.function.graph().output_info()[index].path;
+            return Err(format!("`{output}` is off by {error:.1e}"));
+        }
+    }
+    Ok(())
+}
+
+/// On the plugin's devices.
+fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Result<(), String> {
+    for partition in [PartitionMode::Explicit, PartitionMode::GSPMD].into_iter().take(1 + usize::from(with_gspmd)) {
+        let by = if partition == PartitionMode::Explicit { "meshloom" } else { "GSPMD" };
+        let lowered = lowered(&reference.model, case, partition)?;
+        let found = run(&lowered, &reference.model.inputs)?;
+        compare(&found, reference).map_err(|error| format!("partitioned by {by}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// On host values.
+fn check_by_interpreting(reference: &Reference, case: &Case) -> Result<(), String> {
+    let check = || {
+        let lowered = lowered(&reference.model, case, PartitionMode::Explicit)?;
+        let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
+            return Err("there is no local graph".to_owned());
+        };
+        compare(&numbers(&run_local(local, mesh, &reference.model.inputs)?), reference)
+    };
+    let panicked = |payload: Box<dyn std::any::Any + Send>| {
+        let text = payload.downcast_ref::<String>().cloned();
+        Err(text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default())
+    };
+    catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(panicked)
+}
+
+/// Seeds and numbers of cases can be given, to look for rarer failures: `MESHLOOM_SEED`, `MESHLOOM_CASES`.
+fn setting(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// The case that `MESHLOOM_CASE` has the text form of, to look into one failure alone; or the others.
+fn only(models: &[Variant], others: impl FnOnce() -> Vec<Case>) -> Vec<Case> {
+    std::env::var("MESHLOOM_CASE").map_or_else(|_| others(), |text| vec![Case::parse(&text, models)])
+}
+
+/// Checks every case, on two threads; each failure is printed when it is found.
+fn check_all(cases: &[Case], check: impl Fn(usize, &Case) -> Result<(), String> + Sync) {
+    let problems = Mutex::new(Vec::new());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(index) else { break };
+                    if let Err(error) = check(index, case) {
+                        let problem = format!("case {index}: {case}\n  {error}");
+                        println!("{problem}");
+                        problems.lock().expect("a lock").push(problem);
+                    }
+                }
+            });
+        }
+    });
+    let problems = problems.into_inner().expect("a lock");
+    assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn random_rules_on_random_meshes() {
+    let variant = |scanned, remat, tied, dropout| Variant { sizes: LARGE, scanned, remat, tied, dropout };
+    let models = [
+        variant(true, RematPolicy::None, false, false),
+        variant(true, RematPolicy::Full, false, true),
+        variant(true, RematPolicy::Dots, true, false),
+        variant(false, RematPolicy::None, true, true),
+    ];
+    let reference = |variant: &Variant| {
+        let model = variant.model();
+        let lowered = lower(model.function.graph(), &LowerOptions::default()).expect("it lowers");
+        let expected = run(&lowered, &model.inputs).expect("it runs");
+        Reference { model, expected }
+    };
+    let references: Vec<Reference> = models.iter().map(reference).collect();
+    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
+    let cases = only(&models, || {
+        (0..setting("MESHLOOM_CASES", 60)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
+    });
+    // XLA's own partitioner takes as long again.
+    let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
+    let check = |case: &Case, with_gspmd: bool| {
+        // A simpler case may have a model that is none of these.
+        let model = models.iter().position(|model| *model == case.model);
+        model.map_or(Ok(()), |model| check_by_running(&references[model], case, with_gspmd))
+    };
+    check_all(&cases, |index, case| {
+        check(case, index % gspmd_every == 0).map_err(|error| {
+            // That takes minutes, so it is done for one case alone.
+            let is_asked = std::env::var("MESHLOOM_CASE").is_ok();
+            let simplest = is_asked.then(|| case.clone().minimised(|case| check(case, false).is_err()));
+            simplest.map_or(error.clone(), |simplest| format!("{error}\n  at its simplest: {simplest}"))
+        })
+    });
+}
+
+/// As above, interpreted: smaller models, more of them, and more meshes. A failing case is made as simple as can be.
+#[test]
+fn random_rules_by_interpretation() {
+    let mut models = Variant::all(&SMALL);
+    let small = models.len();
+    // For kept cases, and to look into those that failed when they ran.
+    models.extend(Variant::all(&[LARGE]));
+    let references: Vec<OnceLock<Reference>> = models.iter().map(|_| OnceLock::new()).collect();
+    let check = |case: &Case| {
+        let model = models.iter().position(|model| *model == case.model).expect("one of the models");
+        let reference = references[model].get_or_init(|| {
+            let model = models[model].model();
+            let expected = numbers(&interpret(model.function.graph(), &model.inputs));
+            Reference { model, expected }
+        });
+        check_by_interpreting(reference, case)
+    };
+    let meshes = [&OF_EIGHT[..], &OF_OTHER_SIZES].concat();
+    let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
+    let cases = only(&models, || {
+        let kept = KEPT.iter().map(|(case, _)| Case::parse(case, &models));
+        let random = (0..setting("MESHLOOM_CASES", 1000)).map(|_| Case::random(&mut random, &models[..small], &meshes));
+        kept.chain(random).collect()
+    });
+    check_all(&cases, |_, case| {
+        check(case).map_err(|error| {
+            let simplest = case.clone().minimised(|case| check(case).is_err());
+            let cause = check(&simplest).err().unwrap_or_default();
+            format!("{error}\n  at its simplest: {simplest}\n  {cause}")
+        })
+    });
+}
+
+/// Cases say in their text form all there is to them.
+#[test]
+fn cases_are_parsed() {
+    let models = Variant::all(&SMALL);
+    let mut random = Random(7);
+    for _ in 0..20 {
+        let text = Case::random(&mut random, &models, &OF_OTHER_SIZES).to_string();
+        assert_eq!(Case::parse(&text, &models).to_string(), text);
+    }
+}

@@ -1,0 +1,4 @@
+//! The plugin boundary: the runtime, and compiling ahead of time.
+
+mod ahead_of_time;
+mod runtime;

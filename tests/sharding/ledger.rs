@@ -1,0 +1,234 @@
+//! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
+
+use std::sync::Arc;
+
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
+use meshloom::emit::{EmitOptions, emit};
+use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
+use meshloom::ops::*;
+use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, TensorSpec, scope};
+use support::configs::explicit_step;
+use support::eight_devices::client;
+use support::local_graph::*;
+use support::plugins::cpu_clients;
+use support::programs::of_two_operands;
+
+const ROWS: usize = 16;
+
+#[test]
+fn several_operands_are_as_many_single_ones() {
+    let mesh = mesh("a=2,b=4");
+    let (together, apart) = (of_two_operands(&mesh, true), of_two_operands(&mesh, false));
+    for (name, client) in cpu_clients() {
+        assert_eq!(run(client, &together, &mesh), run(client, &apart, &mesh), "{name}");
+    }
+    let (together, apart) = (Ledger::of(&together, &mesh), Ledger::of(&apart, &mesh));
+    assert_eq!((together.count(), apart.count()), (Ok(4), Ok(8)));
+    assert_eq!(together.operands_moved().unwrap(), 8);
+    assert_eq!(together.bytes(), apart.bytes());
+    assert_eq!(together.moved_bytes(), apart.moved_bytes());
+}
+
+#[test]
+fn what_several_operands_must_have_in_common() {
+    let mesh = mesh("a=8");
+    let group = group(&mesh, &["a"]);
+    let whole = TensorType::new(DType::S32, &[8]);
+    let check = |op: Op, operands: &[&TensorType], expected: &str| {
+        assert_eq!(op.infer(operands).expect_err(expected).to_string(), expected);
+    };
+    let dtype = "operand 1 must have element type f32, found s32; convert it with `.convert(..)`";
+    let none = "expected 1 operands, found 0";
+    for op in [
+        Op::from(AllGather { group: group.clone(), dim: 0 }),
+        AllReduce { group: group.clone(), kind: ReduceKind::Sum }.into(),
+        ReduceScatter { group: group.clone(), dim: 0 }.into(),
+    ] {
+        check(op.clone(), &[&f32s(&[8]), &whole], dtype);
+        check(op, &[], none);
+    }
+    check(
+        ReduceScatter { group, dim: 0 }.into(),
+        &[&f32s(&[8]), &f32s(&[9])],
+        "dimension 0 of size 9 cannot be cut into 8 parts",
+    );
+}
+
+/// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a reduce-scatter is
+/// called twice.
+fn nested(mesh: &Mesh) -> Graph {
+    let ty = f32s(&[8]);
+    let one = |op: Op, outputs: fn(&[meshloom::ir::Value]) -> Vec<meshloom::ir::Value>, extra: Option<TensorType>| {
+        let mut body = GraphBuilder::new("body");
+        let x = body.input(ty.clone(), PortInfo::default());
+        if let Some(extra) = extra {
+            body.input(extra, PortInfo::default());
+        }
+        let y = body.push1(op, &[x]).unwrap();
+        let outputs = outputs(&[x, y]);
+        let ports = outputs.iter().map(|_| PortInfo::default()).collect();
+        Arc::new(body.finish(outputs, ports))
+    };
+    let (a, b) = (group(mesh, &["a"]), group(mesh, &["b"]));
+    let gathering = one(AllGather { group: a.clone(), dim: 0 }.into(), |values| vec![values[0]], None);
+    let inner = Scan { body: gathering, length: 5, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+    let middle = one(inner.into(), |values| vec![values[1]], None);
+    let outer = Scan { body: middle, length: 3, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
+    let reducing = one(AllReduce { group: b.clone(), kind: ReduceKind::Sum }.into(), |values| vec![values[1]], None);
+    let nothing = one(Unary(UnaryKind::Negate).into(), |values| vec![values[1]], None);
+    let permuting = one(
+        CollectivePermute { group: b.clone(), pairs: [(0, 1), (1, 0)].into() }.into(),
+        |values| vec![values[1]],
+        None,
+    );
+    let condition = {
+        let mut body = GraphBuilder::new("condition");
+        body.input(ty.clone(), PortInfo::default());
+        let never = body.push1(Splat::new(TensorType::scalar(DType::Pred), 0.0), &[]).unwrap();
+        Arc::new(body.finish(vec![never], vec![PortInfo::default()]))
+    };
+    let scattering = one(ReduceScatter { group: b, dim: 0 }.into(), |values| vec![values[1]], None);
+
+    let mut builder = GraphBuilder::new("nested");
+    let x = builder.input(ty, PortInfo::default());
+    let flag = builder.input(TensorType::scalar(DType::Pred), PortInfo::default());
+    let first = builder.push1(Call { function: scattering.clone() }, &[x]).unwrap();
+    let x = builder.push1(outer, &[x]).unwrap();
+    let x = builder.push1(Cond { branches: vec![nothing, reducing] }, &[flag, x]).unwrap();
+    let x = builder.push1(While { condition, body: permuting, invariant_count: 0 }, &[x]).unwrap();
+    let second = builder.push1(Call { function: scattering }, &[x]).unwrap();
+    builder.finish(vec![first, second], vec![PortInfo::default(); 2])
+}
+
+#[test]
+fn counts_follow_the_loops() {
+    let mesh = mesh("a=4,b=2");
+    let ledger = Ledger::of(&nested(&mesh), &mesh);
+    let gathers = ledger.over("a");
+    assert_eq!(gathers.count(), Ok(1));
+    assert_eq!(gathers.executions().unwrap(), 15);
+    // Each of 4 devices passes on 3 parts of 8 numbers.
+    assert_eq!(
+        (gathers.bytes().unwrap(), gathers.moved_bytes().unwrap()),
+        (Amount::Exactly(15 * 32), Amount::Exactly(15 * 96))
+    );
+    let reduce = ledger.kind(CollectiveKind::AllReduce);
+    assert_eq!((reduce.executions(), reduce.moved_bytes()), (Ok(Amount::AtMost(1)), Ok(Amount::AtMost(32))));
+    let permute = ledger.kind(CollectiveKind::CollectivePermute);
+    assert_eq!((permute.executions(), permute.bytes()), (Ok(Amount::Unknown), Ok(Amount::Unknown)));
+    assert!(permute.executions().unwrap() != 1);
+    let scatter = ledger.kind(CollectiveKind::ReduceScatter);
+    assert_eq!((scatter.count(), scatter.outside_loops().count()), (Ok(2), Ok(2)));
+    assert_eq!(scatter.moved_bytes().unwrap(), 2 * 16);
+    assert_eq!(ledger.inside_loops().count(), Ok(2));
+    assert_eq!(ledger.iter().unwrap().map(|entry| entry.loop_depth).collect::<Vec<_>>(), [0, 2, 0, 1, 0]);
+    // A function is emitted once, at its first call, and its instruction keeps its name.
+    let names: Vec<&str> = ledger.iter().unwrap().map(|entry| entry.name.as_str()).collect();
+    let expected = ["reduce-scatter.1", "all-gather.2", "all-reduce.3", "collective-permute.4", "reduce-scatter.1"];
+    assert_eq!(names, expected);
+}
+
+/// Entries have the names of the instructions in the module.
+#[test]
+fn names_are_the_modules() {
+    let mesh = mesh("a=4,b=2");
+    let graph = nested(&mesh);
+    let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
+    let module = emit(&graph, options).decode();
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    let mut emitted: Vec<&str> =
+        instructions.filter(|instruction| instruction.channel_id > 0).map(|found| found.name.as_str()).collect();
+    let ledger = Ledger::of(&graph, &mesh);
+    let mut names: Vec<&str> = ledger.iter().unwrap().map(|entry| entry.name.as_str()).collect();
+    emitted.sort_unstable();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names, emitted);
+}
+
+fn sharded(partition: PartitionMode) -> Lowered {
+    let rules: &[(&str, &[&str])] = &[("rows", &["data"])];
+    let rules = RuleSets::uniform(Rules::from_pairs(rules).unwrap());
+    let spec = TensorSpec::new(DType::F32, [ROWS, 4]).with_axes(&["rows", ""]);
+    let function = Function::trace("total", spec, |x| scope("head", || scope("loss", || x.square().sum(..)))).unwrap();
+    let mesh = mesh("data=8");
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), partition, ..LowerOptions::default() };
+    lower(function.graph(), &options).unwrap()
+}
+
+#[test]
+fn unknown_names_are_errors() {
+    let ledger = sharded(PartitionMode::Explicit).collectives();
+    assert_eq!(ledger.over("data").count(), Ok(1));
+    assert_eq!(ledger.in_scope("loss").count(), Ok(1));
+    assert_eq!(ledger.in_scope("head/loss").forward().count(), Ok(1));
+    assert_eq!(ledger.in_scope("head").backward().count(), Ok(0));
+    assert_eq!(ledger.over_exactly(&["data"]).kind(CollectiveKind::AllReduce).bytes().unwrap(), 4);
+    let check = |ledger: &Ledger, expected: &str| {
+        assert_eq!(ledger.count().expect_err(expected).to_string(), expected);
+        assert_eq!(ledger.inside_loops().over("data").moved_bytes().expect_err(expected).to_string(), expected);
+        assert_eq!(ledger.to_string(), expected);
+        assert!(serde_json::to_string(ledger).is_err());
+    };
+    check(&ledger.over("dat"), "the mesh \"data=8\" has no axis \"dat\" (did you mean \"data\"?)");
+    check(&ledger.over_any_of(&["data", "fsdp"]), "the mesh \"data=8\" has no axis \"fsdp\"");
+    check(&ledger.in_scope("los"), "no node of the program is in a scope \"los\" (did you mean \"loss\"?)");
+    let by_xla = sharded(PartitionMode::GSPMD);
+    let expected = "XLA partitions this program: what it needs is known once it is compiled; use partition mode \
+                    \"explicit\", or read the compiled module";
+    check(&by_xla.collectives(), expected);
+    assert_eq!(by_xla.memory(), Err(LedgerError::PartitionedByXla));
+}
+
+#[test]
+fn the_forms_of_a_ledger() {
+    let ledger = sharded(PartitionMode::Explicit).collectives();
+    let json = serde_json::to_value(&ledger).unwrap();
+    let source = json["collectives"][0]["source"].as_str().expect("a source line").to_owned();
+    assert!(source.starts_with("tests/sharding/ledger.rs:"), "{source}");
+    let expected = serde_json::json!({
+        "schema": 1,
+        "collectives": [{
+            "kind": "all-reduce", "axes": ["data"], "group_size": 8, "bytes": 4, "executions": 1, "loop_depth": 0,
+            "name": "all-reduce.1", "source": source,
+        }],
+    });
+    assert_eq!(json, expected);
+    let table = ledger.to_string();
+    assert!(table.contains("all-reduce.1") && table.contains(&source), "{table}");
+    let mesh = mesh("a=4,b=2");
+    let nested = serde_json::to_value(Ledger::of(&nested(&mesh), &mesh)).unwrap();
+    assert!(nested["collectives"][3]["executions"].is_null());
+    assert_eq!(nested["collectives"][1]["executions"], 15);
+}
+
+/// The compiled program's collectives are the lowered one's.
+#[test]
+fn a_program_has_its_ledger() {
+    let lowered = sharded(PartitionMode::Explicit);
+    let program = lowered.compile(&client()).unwrap();
+    assert_eq!(program.collectives().to_string(), lowered.collectives().to_string());
+    assert_eq!(program.collectives().count(), Ok(1));
+}
+
+/// Arguments and outputs are XLA's to the byte; temporaries within a factor of 1.5.
+#[test]
+fn memory_is_about_what_xla_plans() {
+    for (mesh, remat) in [("fsdp=8", "none"), ("data=8", "none"), ("data=2,fsdp=4", "full")] {
+        let mesh = format!("mesh.axes=\"{mesh}\"");
+        let lowered = explicit_step(&[&mesh, &format!("remat.policy=\"{remat}\"")]);
+        let memory = lowered.memory().unwrap();
+        let stats = lowered.compile(&client()).unwrap().executable().memory_stats().unwrap();
+        let ratio = memory.temporaries as f64 / stats.temporary as f64;
+        println!("{mesh} {remat}: temporaries {ratio:.2} of XLA's\n{memory}");
+        assert_eq!(memory.arguments, stats.arguments as u64);
+        // XLA's outputs are one tuple, which has a pointer to each.
+        assert_eq!(memory.outputs + 8 * lowered.graph().outputs().len() as u64, stats.outputs as u64);
+        assert_eq!(memory.aliased, stats.aliased as u64);
+        // XLA fuses, orders and shares buffers otherwise; but not by a half.
+        assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
+        assert_eq!(memory.live_at_peak.iter().map(|value| value.bytes).sum::<u64>(), memory.peak);
+    }
+}

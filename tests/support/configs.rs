@@ -1,0 +1,68 @@
+//! Run configs of small decoders.
+
+use meshloom::compile::Lowered;
+use meshloom_train::config::RunConfig;
+
+/// The text of the default config, wherever a test runs.
+pub const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt");
+pub const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.tokenizer.json");
+
+/// A model that runs twenty steps in a few seconds, and how it is trained.
+pub const SHORT_RUN: &[&str] = &[
+    "model.layers=2",
+    "model.embed=64",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.head_dim=16",
+    "model.mlp=160",
+    "model.seq=64",
+    "train.warmup=5",
+    "train.steps=40",
+];
+
+/// The model alone.
+pub const DECODER: &[&str] = SHORT_RUN.split_at(7).0;
+
+/// A smaller one, all of whose dimensions divide by four.
+pub const NARROW: &[&str] = &[
+    "model.layers=2",
+    "model.embed=32",
+    "model.heads=4",
+    "model.kv_heads=4",
+    "model.head_dim=8",
+    "model.mlp=64",
+    "model.seq=32",
+];
+
+/// One for hundreds of steps.
+pub const TINY: &[&str] = &[
+    "model.layers=4",
+    "model.embed=16",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.head_dim=8",
+    "model.mlp=32",
+    "model.seq=8",
+];
+
+pub const ONE_DEVICE: &[&str] = &["mesh.axes=\"data=1,fsdp=1\"", "target.devices=1"];
+
+/// The defaults with these keys set; later ones win.
+#[track_caller]
+pub fn config(settings: &[&[&str]]) -> RunConfig {
+    let text = format!("data.text={BOOK:?}");
+    let overrides: Vec<String> = [text.as_str()].into_iter().chain(settings.concat()).map(str::to_owned).collect();
+    RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
+}
+
+/// The train step of a config.
+#[track_caller]
+pub fn lowered_step(settings: &[&[&str]]) -> Lowered {
+    config(settings).lower_train_step().unwrap_or_else(|error| panic!("{settings:?}: {error}")).1
+}
+
+/// The train step of three layers, partitioned by us.
+#[track_caller]
+pub fn explicit_step(settings: &[&str]) -> Lowered {
+    lowered_step(&[DECODER, &["model.layers=3", "partition.mode=explicit"], settings])
+}

@@ -1,0 +1,76 @@
+//! Local graphs for tests: built by hand, run on eight devices.
+
+use meshloom::emit::{EmitOptions, GroupFormat, emit};
+use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
+use meshloom::ops::*;
+use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};
+use meshloom::sharding::{Axes, Mesh, Spec};
+
+pub fn mesh(text: &str) -> Mesh {
+    Mesh::parse(text, 8).expect("a mesh of eight devices")
+}
+
+pub fn axes(mesh: &Mesh, names: &[&str]) -> Axes {
+    names.iter().map(|name| mesh.axis(name).expect("an axis of the mesh")).collect()
+}
+
+pub fn group(mesh: &Mesh, names: &[&str]) -> Group {
+    Group::new(mesh, &axes(mesh, names))
+}
+
+/// A port whose first dimension is split along these axes.
+pub fn rows(mesh: &Mesh, names: &[&str], rank: usize) -> PortInfo {
+    let dims = (0..rank).map(|dim| if dim == 0 { axes(mesh, names) } else { Axes::new() });
+    PortInfo { spec: Some(Spec::new(dims)), ..PortInfo::default() }
+}
+
+pub fn f32s(dims: &[usize]) -> TensorType {
+    TensorType::new(DType::F32, dims)
+}
+
+/// This device's part of a dimension, as the partitioner writes it.
+pub fn own_part(builder: &mut GraphBuilder, value: Value, dim: usize, group: Group) -> Value {
+    let mut sizes = builder.ty(value).dims.clone();
+    sizes[dim] /= group.size;
+    let scalar = TensorType::scalar(DType::S32);
+    let rank = builder.push1(AxisIndex { group }, &[]).unwrap();
+    let size = builder.push1(Splat::new(scalar.clone(), sizes[dim] as f64), &[]).unwrap();
+    let start = builder.push1(Binary(BinaryKind::Multiply), &[rank, size]).unwrap();
+    let zero = builder.push1(Splat::new(scalar, 0.0), &[]).unwrap();
+    let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
+    let operands: Vec<Value> = std::iter::once(value).chain(starts).collect();
+    builder.push1(DynamicSlice { sizes }, &operands).unwrap()
+}
+
+/// Numbers that are all different, and small enough that sums of many are exact.
+pub fn numbers(ty: &TensorType, seed: usize) -> Literal {
+    let values: Vec<f32> = (0..ty.element_count()).map(|index| ((index * 7 + seed * 13) % 64) as f32).collect();
+    Literal::from_slice(&ty.dims, &values).unwrap()
+}
+
+/// Runs a local graph on eight devices with [`numbers`] for inputs; the outputs put together.
+pub fn run(client: &Client, graph: &Graph, mesh: &Mesh) -> Vec<Literal> {
+    verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let options =
+        EmitOptions { mesh: Some(mesh), partitioned: true, groups: GroupFormat::Lists, ..EmitOptions::default() };
+    let module = emit(graph, options);
+    let executable = client
+        .compile(&module.bytes, &CompileOptions::partitioned(mesh.device_count()))
+        .unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let whole = |ty: &TensorType, info: &PortInfo| {
+        let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
+        let mut ty = ty.clone();
+        ty.dims.iter_mut().enumerate().for_each(|(dim, size)| *size *= spec.part_count(mesh, dim));
+        let layout = ShardLayout::from_boxes(&ty.dims, spec.boxes(mesh, &ty.dims).unwrap()).unwrap();
+        ArraySpec { ty, layout }
+    };
+    let inputs: Vec<ArraySpec> =
+        graph.input_types().zip(graph.input_info()).map(|(ty, info)| whole(ty, info)).collect();
+    let outputs: Vec<ArraySpec> =
+        graph.output_types().zip(graph.output_info()).map(|(ty, info)| whole(ty, info)).collect();
+    let arguments: Vec<Array> = (inputs.iter().enumerate())
+        .map(|(index, spec)| Array::put(client, &numbers(&spec.ty, index), &spec.layout).unwrap())
+        .collect();
+    let results = executable.run(&arguments.iter().collect::<Vec<_>>(), &outputs).unwrap();
+    results.iter().map(|result| result.get().unwrap()).collect()
+}

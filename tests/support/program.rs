@@ -1,0 +1,68 @@
+//! The programs of the workspace, as their users run them.
+//!
+//! Cargo gives a test only the programs of its own package, so the others are built here: once for each test program, with the
+//! profile that the tests were built with. Where that has been done already, it takes a moment.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use meshloom::pjrt::ahead_of_time::Settings;
+
+/// Builds what `arguments` select, and returns where it is, relative to the folder of the profile.
+fn build(arguments: &[&str], place: &str) -> PathBuf {
+    let own = env::current_exe().expect("own path");
+    // TARGET/PROFILE/deps/train-HASH
+    let profile = own.ancestors().nth(2).expect("a profile's folder");
+    let name = match profile.file_name().and_then(|name| name.to_str()).expect("a profile's folder") {
+        "debug" => "dev",
+        name => name,
+    };
+    let mut build = Command::new(env!("CARGO"));
+    // The same packages as `cargo test --workspace` selects: others could have other features, and be built anew.
+    build.current_dir(crate::path("")).args(["build", "--quiet", "--workspace", "--profile", name]).args(arguments);
+    let built = build.arg("--target-dir").arg(profile.parent().expect("the target folder")).status();
+    assert!(built.expect("cargo runs").success(), "cargo build {arguments:?}");
+    profile.join(place)
+}
+
+/// The program that `MESHLOOM_TEST_PROGRAM` names; else `meshloom`, which it builds.
+pub fn meshloom() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    let named = || env::var_os("MESHLOOM_TEST_PROGRAM").filter(|path| !path.is_empty()).map(PathBuf::from);
+    PATH.get_or_init(|| named().unwrap_or_else(|| build(&["--bin", "meshloom"], "meshloom"))).clone()
+}
+
+pub fn hlo_dump() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| build(&["--bin", "hlo-dump"], "hlo-dump")).clone()
+}
+
+/// The worker that compiles ahead of time, which no test program is but `ahead`.
+pub fn worker() -> PathBuf {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| build(&["--bin", "meshloom-worker"], "meshloom-worker")).clone()
+}
+
+/// Settings with that worker.
+pub fn with_worker() -> Settings {
+    Settings { worker: Some(worker()), ..Settings::default() }
+}
+
+/// Runs an ignored test of this test program in a process of its own, with these environment variables.
+///
+/// `module` is the `module_path!()` of the test.
+pub fn test_alone(module: &str, test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().expect("own path"));
+    command.arg(test_name(module, test)).args(["--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+/// What a test is called in its program, whose name the module's path begins with.
+pub fn test_name(module: &str, test: &str) -> String {
+    match module.split_once("::") {
+        Some((_, module)) => format!("{module}::{test}"),
+        None => test.to_owned(),
+    }
+}

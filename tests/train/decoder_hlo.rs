@@ -1,0 +1,139 @@
+//! The decoder's modules as text: one layer forward, one layer with its gradients, the whole train step. Each is
+//! snapshotted under hlo_snapshots/decoder and compiled by the CPU plugin.
+
+use insta::assert_snapshot;
+use meshloom::compile::{LowerOptions, PartitionMode, lower};
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::ir::{DType, Graph};
+use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs};
+use meshloom::ops::RematPolicy;
+use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
+use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
+use support::eight_devices::client;
+
+meshloom::tree! {
+    struct LayerInput<T> {
+        layers: Layers<T>,
+        x: T,
+        segment_ids: T,
+        positions: T,
+    }
+}
+
+const BATCH: usize = 8;
+const LENGTH: usize = 4;
+
+/// The smallest model all of whose parts can be told apart by their sizes.
+fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
+    DecoderConfig {
+        // A loop has the same text for any number of layers; unrolled, one is enough to see.
+        layers: if scan_layers { 3 } else { 1 },
+        embed: 24,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 6,
+        mlp: 40,
+        vocab: 32,
+        tied_embeddings: false,
+        param_dtype: DType::F32,
+        compute_dtype: DType::F32,
+        scan_layers,
+        remat,
+        pipeline: None,
+        rope_theta: 1e4,
+        norm_epsilon: 1e-5,
+        parts: Default::default(),
+    }
+}
+
+fn layer_input(model: &DecoderConfig) -> LayerInput<TensorSpec> {
+    let batch = Batch::specs(BATCH, LENGTH);
+    LayerInput {
+        layers: model.parameters().layers.map(|_, param| param.spec.clone()),
+        x: TensorSpec::new(DType::F32, [BATCH, LENGTH, model.embed]).with_axes(&[
+            "activation_batch",
+            "activation_length",
+            "activation_embed",
+        ]),
+        segment_ids: batch.segment_ids,
+        positions: batch.positions,
+    }
+}
+
+fn run_layers(model: &DecoderConfig, layers: &Layers<Tensor>, input: &LayerInput<Tensor>) -> Tensor {
+    let rotary = Rotary::new(input.positions, model.head_dim, model.rope_theta);
+    let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(input.segment_ids) };
+    model.layer_stack(input.x, layers, rows, None).0
+}
+
+fn layer_forward(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
+    let function = Function::trace("layer", layer_input(model), |input| run_layers(model, &input.layers, &input));
+    ((**function.expect("it traces").graph()).clone(), Vec::new())
+}
+
+/// The gradients of the sum of the layer's output, with respect to the parameters and the input.
+fn layer_backward(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
+    let function = Function::trace("layer_gradients", layer_input(model), |input| {
+        value_and_grad((input.layers.clone(), input.x), |(layers, x)| {
+            run_layers(model, &layers, &LayerInput { x, ..input }).square().sum(..)
+        })
+    });
+    ((**function.expect("it traces").graph()).clone(), Vec::new())
+}
+
+fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
+    let step = TrainStep {
+        model: model.clone(),
+        optimizer: AdamW::default(),
+        schedule: WarmupCosine { peak: 0.01, warmup: 10, steps: 100, floor: 0.1 },
+        clip_norm: 1.0,
+        batch: BATCH,
+        seq: LENGTH,
+        microbatches: 1,
+        dropout: DropoutConfig::default(),
+    };
+    let function = step.trace().expect("it traces");
+    ((**function.graph()).clone(), aliases(&function))
+}
+
+/// Snapshots a program on one device and annotated for a mesh, compiles both, and snapshots the graph if asked.
+fn check(name: &str, (graph, aliases): (Graph, Vec<(usize, usize)>), with_graph: bool) {
+    let _bound = support::snapshots_in("hlo_snapshots/decoder");
+
+    let mesh = Mesh::parse("data=2,fsdp=4", 8).expect("a mesh");
+    let rules = RuleSets::uniform(Rules::preset("decoder", true).expect("the preset"));
+    for (place, sharding) in [("one_device", None), ("data2_fsdp4", Some((&mesh, &rules)))] {
+        let options = LowerOptions {
+            sharding,
+            aliases: aliases.clone(),
+            partition: PartitionMode::GSPMD,
+            ..LowerOptions::default()
+        };
+        let lowered = lower(&graph, &options).expect("it lowers");
+        let text = print(&lowered.module.decode(), &TextOptions::canonical());
+        assert_snapshot!(format!("{name}.{place}"), text);
+        lowered.compile(&client()).expect("the plugin takes it");
+        if with_graph && sharding.is_none() {
+            assert_snapshot!(format!("{name}.graph"), lowered.graph().to_string());
+        }
+    }
+}
+
+#[test]
+fn layer() {
+    check("layer_forward", layer_forward(&model(false, RematPolicy::None)), true);
+    check("layer_forward_scanned", layer_forward(&model(true, RematPolicy::None)), false);
+    check("layer_backward", layer_backward(&model(false, RematPolicy::None)), true);
+    check("layer_backward_scanned", layer_backward(&model(true, RematPolicy::None)), true);
+    check("layer_backward_remat_full", layer_backward(&model(false, RematPolicy::Full)), false);
+    check("layer_backward_scanned_remat_full", layer_backward(&model(true, RematPolicy::Full)), true);
+}
+
+#[test]
+fn step() {
+    check("train_step", train_step(&model(false, RematPolicy::None)), false);
+    check("train_step_scanned", train_step(&model(true, RematPolicy::None)), false);
+    check("train_step_scanned_remat_full", train_step(&model(true, RematPolicy::Full)), false);
+}

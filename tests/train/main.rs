@@ -1,0 +1,13 @@
+//! Training: configs, data, the decoder, the trainer, its files, and the program around it.
+
+mod checkpoint;
+mod checkpoint_kill;
+mod data;
+mod data_in_out;
+mod decoder;
+mod decoder_hlo;
+mod metrics;
+mod robustness;
+mod run_config;
+mod runs;
+mod vision_transformer;

@@ -1,0 +1,116 @@
+//! Metrics lines and progress lines.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use insta::assert_snapshot;
+use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics};
+
+fn step(step: u64, loss: f64) -> StepMetrics {
+    StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0 }
+}
+
+/// The number as the line has it, which must be what JSON reads back.
+fn check(value: f64) -> String {
+    let line = step(1, value).to_json();
+    let read: serde_json::Value = serde_json::from_str(&line).unwrap();
+    if value.is_finite() {
+        let read = read["loss"].as_f64().unwrap();
+        assert!((read - value).abs() <= value.abs() * 1e-9, "{value} became {read}");
+        assert_eq!(read as f32, value as f32);
+    }
+    line.split(", ").nth(1).unwrap().strip_prefix("\"loss\": ").unwrap().to_owned()
+}
+
+#[test]
+fn floats_have_ten_digits() {
+    assert_snapshot!(check(5.545177459716797), @"5.545177460");
+    assert_snapshot!(check(0.5), @"0.5000000000");
+    assert_snapshot!(check(0.0), @"0.000000000");
+    assert_snapshot!(check(-123456.789), @"-123456.7890");
+    assert_snapshot!(check(f64::from(0.1f32)), @"0.1000000015");
+    assert_snapshot!(check(9.999999999999), @"10.000000000");
+    assert_snapshot!(check(1.25e-7), @"1.250000000e-7");
+    assert_snapshot!(check(1.25e30), @"1.250000000e30");
+    assert_snapshot!(check(f64::NAN), @"null");
+    assert_snapshot!(check(f64::NEG_INFINITY), @"null");
+}
+
+#[test]
+fn the_file_is_json_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    std::fs::write(&path, "left over").unwrap();
+    let mut writer = MetricsWriter::create(&path).unwrap();
+    writer.write(&step(1, 5.5)).unwrap();
+    // Lines are there at once, and a resumed run adds to them.
+    MetricsWriter::append(&path).unwrap().write(&step(2, 4.5)).unwrap();
+    assert_snapshot!(std::fs::read_to_string(&path).unwrap(), @r#"
+    {"step": 1, "loss": 5.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000}
+    {"step": 2, "loss": 4.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000}
+    "#);
+    let error = MetricsWriter::create(directory.path().join("no/metrics.jsonl")).unwrap_err().to_string();
+    assert_snapshot!(error.replace(&directory.path().display().to_string(), "DIR"), @r#"cannot write the metrics to "DIR/no/metrics.jsonl": No such file or directory (os error 2); give a path in a directory that exists"#);
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn plain_progress() {
+    let out = Shared::default();
+    let mut progress = Progress::plain(4000, Box::new(out.clone()));
+    progress.note("compiled in 3 s");
+    (1..=4000).filter(|number| *number < 500 || *number == 4000).for_each(|number| progress.update(&step(number, 2.0)));
+    progress.finish();
+    assert_snapshot!(String::from_utf8(out.0.lock().unwrap().clone()).unwrap(), @r"
+    compiled in 3 s
+    step 1/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:06:39
+    step 200/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:03:20
+    step 400/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 1:00:00
+    step 4000/4000  loss 2.0000  grad norm 0.250  12,346 tokens/s  ETA 0:00
+    ");
+}
+
+/// A run that goes on after a step writes the later ones anew.
+#[test]
+fn a_resumed_run_continues_its_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    let lines = |steps: &[u64]| steps.iter().map(|&number| step(number, 0.5).to_json() + "\n").collect::<String>();
+    for (before, kept) in [
+        (lines(&[1, 2, 3, 4]), lines(&[1, 2])),
+        (lines(&[1, 2]), lines(&[1, 2])),
+        (lines(&[1]), lines(&[1])),
+        (lines(&[3, 4]), String::new()),
+        (String::new(), String::new()),
+        // Stopped within a line.
+        (lines(&[1, 2, 3]) + "{\"step\": 4, \"lo", lines(&[1, 2])),
+        (lines(&[1, 2]) + "{\"st", lines(&[1, 2])),
+        (lines(&[1, 2]).trim_end().to_owned(), lines(&[1])),
+        (lines(&[1, 2]) + "{\"step\": 3, \"loss\": null}\n", lines(&[1, 2])),
+    ] {
+        std::fs::write(&path, &before).unwrap();
+        MetricsWriter::resume(&path, 2).unwrap().write(&step(3, 0.25)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), kept + &step(3, 0.25).to_json() + "\n", "{before:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+    std::fs::remove_file(&path).unwrap();
+    MetricsWriter::resume(&path, 2).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    // What is no metrics is not cut.
+    std::fs::write(&path, "a\nb\n").unwrap();
+    let error = MetricsWriter::resume(&path, 2).unwrap_err().to_string();
+    assert!(error.contains("line 1 is not one of metrics") && error.contains("so it is not continued"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "a\nb\n");
+}

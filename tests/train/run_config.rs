@@ -1,0 +1,472 @@
+//! The run config: from TOML and overrides to a config, or to an error that helps.
+
+use insta::assert_snapshot;
+use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
+use meshloom::pjrt::DebugValue;
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
+
+/// Reads a config with overrides and returns its text, or the error.
+fn check(text: &str, overrides: &[&str]) -> String {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    match RunConfig::from_toml_with(text, "run.toml", &overrides) {
+        Ok(config) => config.to_toml(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn read(text: &str, overrides: &[&str]) -> RunConfig {
+    let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+    RunConfig::from_toml_with(text, "run.toml", &overrides).unwrap()
+}
+
+fn example(name: &str) -> String {
+    support::path(format!("examples/configs/{name}.toml")).display().to_string()
+}
+
+#[test]
+fn the_default_file_is_the_default() {
+    let config = RunConfig::load(example("default"), &[]).unwrap();
+    assert_eq!(config, RunConfig::default());
+    assert_eq!(RunConfig::from_toml("", "").unwrap(), RunConfig::default());
+    config.check_supported().unwrap();
+    // It names every key, those of the optional sections as comments.
+    let text = std::fs::read_to_string(example("default")).unwrap();
+    let uncommented: String = text
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')).unwrap_or(line).to_owned() + "\n")
+        .collect();
+    let full = read(&uncommented, &["mesh.axes=diloco=2,stage=2,fsdp=2"]);
+    assert_eq!(full.pipeline, Some(PipelineConfig::default()));
+    assert_eq!(full.diloco, Some(Default::default()));
+    for line in full.to_toml().lines().filter_map(|line| line.split_once(" = ")) {
+        assert!(uncommented.contains(&format!("\n{} = ", line.0)), "{} is missing", line.0);
+    }
+    let keys = uncommented.lines().filter(|line| line.contains(" = ") && !line.starts_with('#'));
+    keys.for_each(|line| assert!(line.contains(" # "), "{line} has no comment"));
+}
+
+#[test]
+fn example_configs() {
+    for (name, mesh) in [("fsdp8", "fsdp=8"), ("data8", "data=8"), ("one-device", "data=1,fsdp=1")] {
+        let config = RunConfig::load(example(name), &[]).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.mesh().unwrap().to_string(), mesh);
+        assert_eq!(config.model, RunConfig::default().model);
+    }
+}
+
+#[test]
+fn compiler_options_have_types() {
+    let options = ["flag=true", "number=-3", "share=0.5", "name=a=b"];
+    let config = read("", &[&format!("target.compiler_options={options:?}")]);
+    let expected = [
+        ("flag", DebugValue::Bool(true)),
+        ("name", DebugValue::Text("a=b".to_owned())),
+        ("number", DebugValue::Int(-3)),
+        ("share", DebugValue::Float(0.5)),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value)).into();
+    assert_eq!(config.compiler_options().unwrap(), expected);
+}
+
+#[test]
+fn pipeline_example_configs() {
+    for (name, mesh, layers) in
+        [("pipeline-bsw", "stage=2,data=2,fsdp=2", 4), ("pipeline-4-stages", "stage=4,fsdp=2", 8)]
+    {
+        let config = RunConfig::load(example(name), &[]).unwrap();
+        config.check_supported().unwrap();
+        assert_eq!(config.mesh().unwrap().to_string(), mesh);
+        assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), layers);
+    }
+    // Those for a topology do not fit the devices at hand; their mesh is checked with as many as the topology has.
+    let config = RunConfig::load(example("llama-70b-v5p"), &[]).unwrap().on_devices(128).unwrap();
+    config.check_supported().unwrap();
+    assert_eq!(config.pipeline_options().unwrap().unwrap().layers(), 80);
+}
+
+#[test]
+fn round_trip() {
+    assert_snapshot!(check("", &[]), @r#"
+    [model]
+    family = "llama"
+    layers = 4
+    embed = 256
+    heads = 8
+    kv_heads = 4
+    head_dim = 32
+    mlp = 768
+    vocab = 256
+    seq = 256
+    tied_embeddings = false
+    param_dtype = "f32"
+    compute_dtype = "f32"
+    dropout = 0.0
+    scan_layers = true
+    experts = 8
+    experts_per_token = 2
+    moe_mlp = 384
+    load_balance_weight = 0.01
+    shared_experts = 1
+    routed_scaling_factor = 1.0
+    q_lora = 128
+    kv_lora = 64
+    rope_head_dim = 16
+    v_head_dim = 32
+    batch_split = false
+
+    [data]
+    text = "examples/data/austen.txt"
+    tokenizer = "bytes"
+
+    [train]
+    batch = 16
+    steps = 200
+    seed = 0
+    microbatches = 1
+    steps_per_call = 1
+    learning_rate = 0.003
+    warmup = 20
+    weight_decay = 0.1
+    clip_norm = 1.0
+
+    [checkpoint]
+    dir = ""
+    every = 0
+    keep = 3
+
+    [mesh]
+    axes = "data=2,fsdp=4"
+    dcn = ""
+
+    [rules]
+    preset = "decoder"
+    override = []
+    strict = true
+    uneven = false
+
+    [remat]
+    policy = "none"
+    names = []
+
+    [partition]
+    mode = "explicit"
+    replication = "warn"
+
+    [target]
+    platform = "cpu"
+    devices = 8
+    topology = ""
+    compiler_options = []
+    "#);
+    let text = r#"
+        pipeline.delay_forwarding = true
+        [model]
+        layers = 8
+        compute_dtype = "bf16"
+        [train]
+        learning_rate = 1
+        [mesh]
+        axes = "diloco=2, stage=2, fsdp=-1"
+        [rules]
+        list = [["embed", ["fsdp"]], ["mlp", "fsdp"], ["norm", []], ["kv"]]
+        strict = false
+        [rules.params]
+        preset = "decoder"
+        [rules.optimizer]
+        list = []
+        [remat]
+        policy = "save"
+        names = ["a\"quoted\" name", "b"]
+        [pipeline]
+        layers_per_stage = 2
+        [diloco]
+        streaming = true
+    "#;
+    // One section twice, once as dotted keys, is not TOML.
+    assert_snapshot!(check(text, &[]), @"run.toml:20:10: this is not TOML: duplicate key");
+    let text = text
+        .replace("pipeline.delay", "#")
+        .replace("layers_per_stage = 2", "layers_per_stage = 2\ndelay_forwarding = true");
+    let config = read(&text, &[]);
+    assert_eq!(read(&config.to_toml(), &[]), config);
+    assert_snapshot!(config.to_toml().split("[rules]").nth(1).unwrap(), @r#"
+    list = [["embed", ["fsdp"]], ["mlp", ["fsdp"]], ["norm", []], ["kv", []]]
+    override = []
+    strict = false
+    uneven = false
+
+    [rules.params]
+    preset = "decoder"
+
+    [rules.optimizer]
+    list = []
+
+    [remat]
+    policy = "save"
+    names = ['a"quoted" name', "b"]
+
+    [pipeline]
+    microbatches = 4
+    repeats = 2
+    layers_per_stage = 2
+    weights = "bsw"
+    schedule = "circular"
+    delay_forwarding = true
+    scan_iterations = true
+    scan_repeats = true
+    keep_gathered = false
+
+    [diloco]
+    replicas = 2
+    sync_period = 20
+    outer_lr = 0.7
+    outer_momentum = 0.9
+    streaming = true
+    fragments = 3
+    sequential_layers = false
+    overlap_steps = 0
+    overlap_alpha = 0.0
+    transport = "f32"
+    block = 64
+    uneven_fragments = false
+    check_replicas = false
+
+    [partition]
+    mode = "explicit"
+    replication = "warn"
+
+    [target]
+    platform = "cpu"
+    devices = 8
+    topology = ""
+    compiler_options = []
+    "#);
+}
+
+#[test]
+fn overrides() {
+    let config = read(
+        "[rules]\npreset = \"decoder\"\n[train]\nsteps = 3\n",
+        &[
+            "train.steps=7",
+            "model.compute_dtype=bf16",
+            "mesh.axes=data=2,fsdp=-1",
+            " train.learning_rate = 1e-4 ",
+            "model.tied_embeddings=true",
+            "data.text=/some/where else.txt",
+            "rules.list=[[\"embed\", [\"fsdp\"]]]",
+            "partition.mode=\"explicit\"",
+            "remat.policy=save",
+            "remat.names=[\"attention\"]",
+        ],
+    );
+    assert_eq!((config.train.steps, config.train.learning_rate), (7, 1e-4));
+    assert_eq!(config.model.compute_dtype, DType::BF16);
+    assert_eq!(config.mesh().unwrap().to_string(), "data=2,fsdp=4");
+    assert!(config.model.tied_embeddings);
+    assert_eq!(config.data.text, "/some/where else.txt");
+    assert!(matches!(&config.rules.source, RuleSource::List(rules) if rules.len() == 1));
+    assert_eq!(config.partition.mode, PartitionMode::Explicit);
+    // The last one wins.
+    assert_eq!(read("", &["train.seed=1", "train.seed=2"]).train.seed, 2);
+
+    assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("", &["remat.names=[\"a\""]), @r#""remat.names=[\"a\"" is not an override: unclosed array, expected `]`; write section.key=value, as in train.steps=100"#);
+}
+
+#[test]
+fn unknown_keys() {
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
+    assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
+    assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
+    assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
+}
+
+#[test]
+fn wrong_types() {
+    assert_snapshot!(check("model = 3", &[]), @"run.toml:1:9: model is 3 (an integer), but must be a section, [model]");
+    assert_snapshot!(check("[model]\nlayers = \"4\"", &[]), @r#"run.toml:2:10: model.layers is "4" (a string), but must be an integer of at least 0"#);
+    assert_snapshot!(check("[model]\nlayers = 4.0", &[]), @"run.toml:2:10: model.layers is 4.0 (a float), but must be an integer of at least 0");
+    assert_snapshot!(check("[model]\nlayers = -4", &[]), @"run.toml:2:10: model.layers is -4: it must be an integer of at least 0");
+    assert_snapshot!(check("[model.layers]\n", &[]), @"run.toml:1:1: model.layers is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("[model]\nscan_layers = 1", &[]), @"run.toml:2:15: model.scan_layers is 1 (an integer), but must be true or false");
+    assert_snapshot!(check("[model]\nparam_dtype = \"s32\"", &[]), @r#"run.toml:2:15: model.param_dtype is "s32": it must be one of "bf16", "f16", "f32", "f64""#);
+    assert_snapshot!(check("[model]\nfamily = \"lama\"", &[]), @r#"run.toml:2:10: model.family is "lama": it must be one of "llama", "gemma2", "mixtral", "deepseek" (did you mean "llama"?)"#);
+    assert_snapshot!(check("[train]\nlearning_rate = nan", &[]), @"run.toml:2:17: train.learning_rate is nan: it must be a finite number");
+    assert_snapshot!(check("[train]\nseed = 99999999999999999999", &[]), @"run.toml:2:8: the number 99999999999999999999 is too large: integers have 64 bits");
+    assert_snapshot!(check("[rules]\nlist = [[\"embed\", 3]]", &[]), @r#"run.toml:2:8: rules.list is [["embed", 3]]: rule 0 is ["embed", 3]; it must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
+    assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
+    assert_snapshot!(check("[rules]\nparams = \"decoder\"", &[]), @r#"run.toml:2:10: rules.params is "decoder" (a string), but must be a section, [rules.params], with one of preset, file, list, or with override"#);
+    assert_snapshot!(check("[remat]\nnames = [\"a\", 1]", &[]), @r#"run.toml:2:9: remat.names is ["a", 1] (an array), but must be an array of strings"#);
+    assert_snapshot!(check("[target]\ncompiler_options = [\"fast\"]", &[]), @r#"run.toml:2:20: target.compiler_options is "fast": it must be name=value, as in xla_cpu_enable_fast_math=true"#);
+    assert_snapshot!(check("[model\nlayers = 4", &[]), @"run.toml:1:7: this is not TOML: unclosed table, expected `]`");
+    assert_snapshot!(check("[model]\nlayers = 4\nlayers = 5", &[]), @"run.toml:3:1: this is not TOML: duplicate key");
+}
+
+#[test]
+fn impossible_values() {
+    let with = |overrides: &[&str]| check("", overrides);
+    assert_snapshot!(with(&["model.layers=0"]), @"--set model.layers=0: model.layers is 0: it must be at least 1");
+    assert_snapshot!(with(&["model.embed=0"]), @"--set model.embed=0: model.embed is 0: it must be at least 1");
+    assert_snapshot!(with(&["model.kv_heads=3"]), @"--set model.kv_heads=3: model.heads is 8: it must be a multiple of model.kv_heads, which is 3");
+    assert_snapshot!(with(&["model.head_dim=33"]), @"--set model.head_dim=33: model.head_dim is 33: it must be even, because rotary positions turn pairs");
+    assert_snapshot!(with(&["model.vocab=128"]), @r#"--set model.vocab=128: model.vocab is 128: it must be at least 256 with data.tokenizer = "bytes""#);
+    assert_snapshot!(with(&["model.dropout=1.0"]), @"--set model.dropout=1.0: model.dropout is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(with(&["data.text="]), @r#"--set data.text=: data.text is "": it must not be empty; give the path of a file"#);
+    assert_snapshot!(with(&["train.microbatches=3"]), @"--set train.microbatches=3: train.batch is 16: it must be a multiple of train.microbatches, which is 3");
+    assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be at least 0");
+    assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be more than 0");
+    assert_snapshot!(with(&["mesh.axes=data=3"]), @r#"--set mesh.axes=data=3: mesh.axes is "data=3": mesh "data=3" has 3 devices, but there are 8; change a size, or give one axis -1 to fill up (target.devices is 8)"#);
+    assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
+    assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": the mesh "data=2,fsdp=4" has no axis "fdsp" (did you mean "fsdp"?)"#);
+    assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
+    assert_snapshot!(with(&["rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.compute.override=[[\"mlp\", [\"data\", \"data\"]]]"]), @r#"--set rules.compute.override=[["mlp", ["data", "data"]]]: rules.compute.override is a list of one rule: rule mlp -> (data,data) (rules.compute.override[0]) names mesh axis "data" twice; an axis can split a dimension once"#);
+    assert_snapshot!(with(&["train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(with(&["mesh.axes=context=8", "model.seq=60"]), @r#"--set model.seq=60: model.seq is 60: it must be a multiple of 8: rule activation_length -> context (preset decoder) splits it over the mesh "context=8"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder", "decoder-all-reduce" (did you mean "decoder"?)"#);
+    assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
+    assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
+    assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
+    assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu""#);
+    // The file says where.
+    assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");
+    assert_snapshot!(check("[rules]\npreset = \"decoder\"\nlist = []\n", &[]), @"run.toml:3:8: rules.list is []: rules.preset is given too; rules come from one of preset, file, list");
+}
+
+#[test]
+fn impossible_pipelines_and_replicas() {
+    let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
+    assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]; add one, or give its devices to another axis"#);
+    assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: 3 microbatches are no multiple of the 2 stages; use 2 or 4");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
+    assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: use the circular one"#);
+    assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
+    assert_snapshot!(
+        check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
+        @r#"run.toml: pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat"#
+    );
+    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: 1 microbatches are no multiple of the 2 stages; use 2");
+    let one = |overrides: &[&str]| {
+        pipeline(&[&["pipeline.repeats=1", "pipeline.schedule=1f1b", "model.layers=2"], overrides].concat())
+    };
+    assert_snapshot!(one(&["pipeline.repeats=2"]), @r#"--set pipeline.schedule=1f1b: pipeline.schedule is "1f1b": the schedule 1f1b has one repeat, not 2: use the circular one"#);
+    assert_snapshot!(one(&["pipeline.weights=per-iteration"]), @r#"--set pipeline.weights=per-iteration: pipeline.weights is "per-iteration": the schedule 1f1b does not go with weights gathered per iteration: use "gather-once" or "bsw", which are the same for one repeat"#);
+    assert_snapshot!(one(&["pipeline.delay_forwarding=true"]), @"--set pipeline.delay_forwarding=true: pipeline.delay_forwarding is true: the schedule 1f1b does not go with delayed forwarding: its transfers overlap with the other direction's compute anyway");
+    assert_snapshot!(one(&["model.layers=3"]), @"--set model.layers=3: model.layers is 3: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 1 * 1 = 2");
+    let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
+    assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]: add it, or give its devices to another axis"#);
+    assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
+    assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4; or set diloco.uneven_fragments = true");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.uneven_fragments=true", "diloco.fragments=6"]), @"--set diloco.fragments=6: diloco.fragments is 6: fragments - 1 must be at most model.layers, which is 4");
+    assert_snapshot!(diloco(&["diloco.transport=int4", "diloco.block=33"]), @"--set diloco.block=33: diloco.block is 33: it must be even: 4-bit integers are sent two in a byte");
+    assert_snapshot!(diloco(&["diloco.replicas=2", "train.microbatches=16"]), @"--set train.microbatches=16: train.microbatches is 16: it must divide the rows of a replica, train.batch / diloco.replicas, which are 8");
+    assert_snapshot!(diloco(&["diloco.replicas=2", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be 2 times a multiple of 4: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "diloco=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.overlap_steps=18"]), @"--set diloco.overlap_steps=18: diloco.overlap_steps is 18: it must be less than the 18 steps until the same fragment syncs again");
+    assert_snapshot!(diloco(&["diloco.streaming=true", "model.scan_layers=false"]), @"--set model.scan_layers=false: model.scan_layers is false: diloco.streaming needs it to be true");
+}
+
+/// Keys and mesh become the form of a pipeline.
+#[test]
+fn pipeline_options() {
+    assert_eq!(read("", &[]).pipeline_options().unwrap(), None);
+    let overrides = [
+        "mesh.axes=stage=4,fsdp=2",
+        "mesh.dcn=stage=2",
+        "model.layers=16",
+        "model.scan_layers=false",
+        "train.batch=32",
+        "remat.policy=dots",
+        "pipeline.microbatches=8",
+        "pipeline.layers_per_stage=2",
+        "pipeline.weights=bsw-split",
+        "pipeline.delay_forwarding=true",
+        "pipeline.scan_repeats=false",
+        "pipeline.keep_gathered=true",
+    ];
+    let expected = PipelineOptions {
+        // Those within a slice and those across.
+        stages: 4,
+        repeats: 2,
+        microbatches: 8,
+        layers_per_stage: 2,
+        weights: WeightPlan::SplitSlidingWindow,
+        schedule: Schedule::Circular,
+        delay_forwarding: true,
+        scan_iterations: true,
+        scan_repeats: false,
+        scan_layers: false,
+        keep_gathered: true,
+        remat: RematPolicy::Dots,
+    };
+    assert_eq!(read("", &overrides).pipeline_options().unwrap(), Some(expected));
+    // A config that was changed since it was read is checked again.
+    let mut changed = read("", &overrides);
+    changed.pipeline.as_mut().unwrap().microbatches = 4;
+    assert_snapshot!(changed.pipeline_options().unwrap_err(), @"pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");
+}
+
+/// All of these are possible, only not yet.
+#[test]
+fn not_built_yet() {
+    let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
+    assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
+    assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
+    assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
+    let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();
+    assert_snapshot!(error, @r#"target.topology is "v5p:8x8x8": a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = """#);
+}
+
+#[test]
+fn mesh_must_fit_the_topology() {
+    let config = read("", &["target.topology=v5p:8x8x8"]);
+    assert_snapshot!(config.on_devices(512).unwrap_err(), @r#"mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 512; change a size, or give one axis -1 to fill up (v5p:8x8x8 has 512 devices; --set mesh.axes=data=-1 takes all)"#);
+    let fitting = read("", &["target.topology=v5p:8x8x8", "mesh.axes=data=8,fsdp=-1", "train.batch=512"])
+        .on_devices(512)
+        .unwrap();
+    assert_eq!(fitting.mesh().unwrap().to_string(), "data=8,fsdp=64");
+}
+
+#[test]
+fn missing_file() {
+    let error = RunConfig::load("no/such/run.toml", &[]).unwrap_err();
+    assert_snapshot!(error, @r#"cannot read the config "no/such/run.toml": No such file or directory (os error 2); give the path of a TOML file"#);
+}
+
+/// The rules of a config split what they say.
+#[test]
+fn rule_sets() {
+    let config = read("[rules.optimizer]\nlist = [[\"embed\", [\"data\", \"fsdp\"]]]", &[]);
+    let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
+    let spec = |rules: &meshloom::sharding::Rules| {
+        let spec = rules.resolve(&mesh, "w", &[Some("embed"), Some("mlp")], &[256, 768], &mut Vec::new()).unwrap();
+        spec.display(&mesh).to_string()
+    };
+    let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
+    assert_eq!(specs, ["[fsdp, _]", "[fsdp, _]", "[(data,fsdp), _]"]);
+
+    // Overrides come first: those of a role before those of all, and all of them before the source.
+    let text = "[rules]\noverride = [[\"mlp\", \"data\"]]\n[rules.compute]\noverride = [[\"embed\"]]\n\
+                [rules.params]\nlist = []\n[rules.optimizer]\noverride = [[\"mlp\", \"fsdp\"], [\"embed\"]]\n";
+    let config = read(text, &[]);
+    let rules = config.rule_sets().unwrap();
+    let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
+    assert_eq!(specs, ["[_, data]", "[_, data]", "[_, fsdp]"]);
+    assert_eq!(read(&config.to_toml(), &[]), config);
+}

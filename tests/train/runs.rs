@@ -1,0 +1,392 @@
+//! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as the
+//! sharding says, and the program `meshloom`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::{fs, thread};
+
+use meshloom::compile::Lowered;
+use meshloom::pjrt::PjrtError;
+use meshloom::trace::Tree;
+use meshloom_train::Trainer;
+use meshloom_train::config::RunConfig;
+use meshloom_train::step::aliases;
+use sha2::{Digest, Sha256};
+use support::configs::{self, ONE_DEVICE, SHORT_RUN};
+use support::eight_devices::{client, relative_error};
+use support::program::{meshloom as program, test_alone};
+
+const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
+const FSDP: &[&str] = &["mesh.axes=\"fsdp=8\""];
+const DATA: &[&str] = &["mesh.axes=\"data=8\""];
+const STEPS: usize = 20;
+
+fn config(base: &[&str], overrides: &[&str]) -> RunConfig {
+    configs::config(&[base, overrides])
+}
+
+/// The losses and the gradient norms of the first steps.
+fn numbers(config: &RunConfig, steps: usize) -> [Vec<f64>; 2] {
+    let mut trainer = Trainer::new(config, &client()).expect("a trainer");
+    let each = (0..steps).map(|_| trainer.step().map(|metrics| (metrics.loss, metrics.grad_norm)));
+    let (losses, grad_norms) = each.collect::<Result<Vec<_>, _>>().expect("steps").into_iter().unzip();
+    [losses, grad_norms]
+}
+
+/// Runs a config and others that must give the same numbers, and compares each number of each step.
+fn check(base: &[&str], left: &[&str], others: &[&[&str]], steps: usize, bound: f64) {
+    let expected = numbers(&config(base, left), steps);
+    assert!(expected[0].last() < expected[0].first(), "nothing is learned: {:?}", expected[0]);
+    for right in others {
+        let actual = numbers(&config(base, right), steps);
+        let mut worst: f64 = 0.0;
+        let mut report = String::new();
+        for (name, (expected, actual)) in ["losses", "grad norms"].iter().zip(expected.iter().zip(&actual)) {
+            let each = expected.iter().zip(actual).map(|(expected, actual)| relative_error(&[*actual], &[*expected]));
+            let errors: Vec<f64> = each.collect();
+            worst = errors.iter().fold(worst, |worst, error| worst.max(*error));
+            let each: Vec<String> = errors.iter().map(|error| format!("{error:.0e}")).collect();
+            report += &format!("\n  {name} differ by {}", each.join(" "));
+        }
+        println!("{left:?} and {right:?}: {worst:.1e}{report}");
+        assert!(worst <= bound, "{left:?} and {right:?} differ by {worst:.1e}{report}");
+    }
+}
+
+#[test]
+fn one_device_and_eight_agree() {
+    check(SHORT_RUN, ONE_DEVICE, &[DATA, FSDP, MIXED], STEPS, 1e-5);
+}
+
+/// `cargo test --release --test train -- --ignored the_default_run --nocapture`
+#[test]
+#[ignore = "minutes long"]
+fn the_default_run_agrees_on_one_device_and_eight() {
+    check(&[], ONE_DEVICE, &[MIXED, FSDP, DATA], STEPS, 1e-5);
+}
+
+#[test]
+fn the_same_run_twice_is_bitwise_equal() {
+    for mesh in [ONE_DEVICE, MIXED] {
+        check(SHORT_RUN, mesh, &[mesh], 8, 0.0);
+    }
+}
+
+#[test]
+fn forms_of_the_model_agree() {
+    let forms: [&[&str]; 5] = [
+        &["model.scan_layers=false"],
+        &["remat.policy=full"],
+        &["remat.policy=dots"],
+        &["remat.policy=save", "remat.names=[\"attention_mixed\", \"mlp_hidden\"]"],
+        &["model.scan_layers=false", "remat.policy=full"],
+    ];
+    let on_one_device = forms.map(|form| [ONE_DEVICE, form].concat());
+    check(SHORT_RUN, ONE_DEVICE, &on_one_device.each_ref().map(Vec::as_slice), STEPS, 1e-5);
+    check(SHORT_RUN, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
+}
+
+/// Which activations drop depends on seed, step, layer and position alone.
+#[test]
+fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
+    let base = [SHORT_RUN, &["model.dropout=0.1"]].concat();
+    let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
+    let forms = [[MIXED, &[]].concat(), [ONE_DEVICE, &separate].concat(), [ONE_DEVICE, &recomputed].concat()];
+    check(&base, ONE_DEVICE, &forms.each_ref().map(Vec::as_slice), 8, 1e-5);
+    let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
+    assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
+}
+
+/// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes nothing.
+#[test]
+fn first_parameters_do_not_depend_on_the_form() {
+    let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).params;
+    let (stacked, separate) = (params("model.scan_layers=true"), params("model.scan_layers=false"));
+    let mut layers: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for (path, leaf) in separate.paths().into_iter().zip(separate.leaves()) {
+        let path = path.replace("layers.0.", "layers.").replace("layers.1.", "layers.");
+        layers.entry(path).or_default().extend_from_slice(leaf.bytes());
+    }
+    let stacked = stacked.paths().into_iter().zip(stacked.leaves().into_iter().map(|leaf| leaf.bytes().to_vec()));
+    assert_eq!(stacked.collect::<BTreeMap<_, _>>(), layers);
+}
+
+#[test]
+fn another_seed_is_another_run() {
+    let [first, second] =
+        ["train.seed=0", "train.seed=1"].map(|seed| numbers(&config(SHORT_RUN, &[ONE_DEVICE, &[seed]].concat()), 2));
+    assert!(relative_error(&second[0], &first[0]) > 1e-4, "{first:?} {second:?}");
+}
+
+// The module.
+
+fn lowered(overrides: &[&str]) -> Lowered {
+    config(SHORT_RUN, overrides).lower_train_step().expect("it lowers").1
+}
+
+fn hash(overrides: &[&str]) -> String {
+    Sha256::digest(&lowered(overrides).module.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+const UNROLLED: &[&str] = &["mesh.axes=\"fsdp=8\"", "model.scan_layers=false", "remat.policy=dots"];
+
+/// No address, thread, process or earlier trace shows in the module.
+#[test]
+fn modules_are_always_the_same() {
+    let first = [hash(MIXED), hash(UNROLLED)];
+    let again = |order: [usize; 2]| {
+        // Other addresses than before.
+        let _held: Vec<_> = (0..7).map(|count| vec![0u8; 1000 << count]).collect();
+        let mut hashes = [String::new(), String::new()];
+        for index in order {
+            hashes[index] = hash([MIXED, UNROLLED][index]);
+        }
+        hashes
+    };
+    thread::scope(|scope| {
+        let threads = [[0, 1], [1, 0]].map(|order| scope.spawn(move || again(order)));
+        for thread in threads {
+            assert_eq!(thread.join().expect("a thread"), first);
+        }
+    });
+    let child = test_alone(module_path!(), "child_hash").output().expect("a child process");
+    let text = String::from_utf8_lossy(&child.stdout).into_owned();
+    for hash in &first {
+        assert!(text.contains(hash), "{hash} is not in {text}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+fn child_hash() {
+    // In the other order: interned names get other numbers.
+    println!("{} {}", hash(UNROLLED), hash(MIXED));
+}
+
+#[test]
+fn the_state_is_donated() {
+    for mesh in [ONE_DEVICE, MIXED] {
+        let config = config(SHORT_RUN, mesh);
+        let state_count = config.train_step().unwrap().state().leaves().len();
+        let (function, lowered) = config.lower_train_step().expect("it lowers");
+        let expected: Vec<(usize, usize)> = (0..state_count).map(|index| (index, index)).collect();
+        assert_eq!(aliases(&function), expected);
+        let entries = lowered.module.decode().input_output_alias.expect("aliases").entries;
+        let pairs: Vec<_> =
+            entries.iter().map(|entry| (entry.output_shape_index.clone(), entry.parameter_number)).collect();
+        assert_eq!(pairs, expected.iter().map(|&(index, _)| (vec![index as i64], index as i64)).collect::<Vec<_>>());
+
+        let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
+        let old = trainer.state().leaves();
+        trainer.step().expect("a step");
+        let donated = |array: &meshloom::pjrt::Array| array.shards().iter().all(|shard| shard.is_donated());
+        assert!(old.iter().all(donated));
+        assert!(!trainer.state().leaves().iter().any(donated));
+        for (array, path) in old.iter().zip(trainer.state().paths()) {
+            let error = array.get().expect_err(&path);
+            assert!(matches!(error, PjrtError::Donated { .. }), "{path}: {error}");
+        }
+        let batch = trainer.dataset().batch(0, 1, config.train.batch, config.model.seq).expect("a batch");
+        let batch = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
+        let mut arguments = old;
+        arguments.extend(trainer.program().put(state_count, &batch).expect("the batch fits"));
+        let error = trainer.program().run(&arguments.iter().collect::<Vec<_>>()).expect_err("the state is gone");
+        assert!(
+            matches!(&error, meshloom::Error::Pjrt(error) if matches!(**error, PjrtError::Donated { .. })),
+            "{error}"
+        );
+        assert!(error.to_string().contains("donated"), "{error}");
+        // The failed call took nothing: training goes on.
+        trainer.step().expect("another step");
+    }
+}
+
+/// Parameters and optimizer state take their share of each device's memory: a part of what `fsdp` splits, all of the rest.
+#[test]
+fn memory_is_split() {
+    for (mesh, shards, batch_shards) in [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (FSDP, 8, 8), (MIXED, 4, 8)] {
+        let config = config(SHORT_RUN, mesh);
+        let step = config.train_step().unwrap();
+        let bytes = |is_split: bool| -> usize {
+            let leaves = step.state().leaves();
+            let has_embed = |axes: &[meshloom::ir::Name]| axes.iter().any(|name| name.text() == "embed");
+            leaves
+                .iter()
+                .map(|leaf| &leaf.spec)
+                .filter(|s| has_embed(&s.axes) == is_split)
+                .map(|s| s.ty.byte_count())
+                .sum()
+        };
+        let (split, whole) = (bytes(true), bytes(false));
+        assert_eq!(split % shards, 0);
+        // What is not split is the norms' scales, with two moments each, and the step count.
+        assert_eq!(whole, 3 * 4 * (2 * config.model.layers + 1) * config.model.embed + 4);
+        let expected = split / shards + whole;
+
+        let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
+        for when in ["at first", "after a step"] {
+            for device in 0..config.target.devices {
+                let leaves = trainer.state().leaves();
+                let held: usize = leaves.iter().map(|array| array.shards()[device].ty().byte_count()).sum();
+                assert_eq!(held, expected, "{mesh:?}, device {device}, {when}");
+            }
+            trainer.step().expect("a step");
+        }
+        let stats = trainer.program().executable().memory_stats().expect("memory statistics");
+        let batch = 5 * 4 * config.train.batch * config.model.seq / batch_shards;
+        assert_eq!(stats.arguments as usize, expected + batch, "{mesh:?}");
+        assert_eq!(stats.aliased as usize, expected, "{mesh:?}");
+    }
+}
+
+// The program.
+
+/// Runs `meshloom`.
+fn meshloom(arguments: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.current_dir(support::path("")).args(arguments).output().expect("meshloom runs")
+}
+
+/// Runs `meshloom train`.
+fn train(arguments: &[&str]) -> Output {
+    meshloom(&[&["train"], arguments].concat())
+}
+
+fn with_overrides<'a>(arguments: &[&'a str], overrides: &[&'a str]) -> Vec<&'a str> {
+    arguments.iter().copied().chain(overrides.iter().flat_map(|&text| ["--set", text])).collect()
+}
+
+#[test]
+fn train_writes_metrics() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("metrics.jsonl");
+    let metrics: &str = path.to_str().expect("a name");
+    let arguments = ["--steps", "3", "--seed", "5", "--sample", "4", "--metrics", metrics];
+    let output = train(&with_overrides(&arguments, SHORT_RUN));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("step 3: loss "), "{output:?}");
+
+    // `--steps` ends the run early and leaves the schedule as it is; `--seed` is `train.seed`.
+    let expected = numbers(&config(SHORT_RUN, &["train.seed=5"]), 3);
+    let text = fs::read_to_string(&path).expect("the metrics");
+    assert!(text.ends_with('\n') && text.lines().count() == 3, "{text}");
+    for (index, line) in text.lines().enumerate() {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a JSON line");
+        let object = value.as_object().expect("an object");
+        let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["grad_norm", "loss", "step", "step_seconds", "tokens_per_second"], "{line}");
+        assert_eq!(object["step"].as_u64(), Some(index as u64 + 1), "{line}");
+        for (key, expected) in ["loss", "grad_norm"].iter().zip(&expected) {
+            let actual = object[*key].as_f64().expect("a number");
+            assert!((actual - expected[index]).abs() <= 1e-9 * expected[index], "{line}: {key} is {}", expected[index]);
+        }
+        for field in line.trim_matches(['{', '}']).split(", ").filter(|field| !field.contains("\"step\"")) {
+            let number = field.split(": ").nth(1).expect("a number");
+            let digits = number.split('e').next().unwrap_or_default().trim_start_matches(['-', '0', '.']);
+            let count = digits.chars().filter(char::is_ascii_digit).count();
+            assert!(count >= 9, "{field} has {count} significant digits");
+        }
+    }
+}
+
+#[test]
+fn train_saves_and_loads_parameters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (parameters, metrics) = (path("trained.safetensors"), path("metrics.jsonl"));
+    let overrides = [SHORT_RUN, ONE_DEVICE].concat();
+    let save = ["--steps", "4", "--sample", "0", "--save-parameters", &parameters];
+    let output = train(&with_overrides(&save, &overrides));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let load = ["--steps", "1", "--sample", "0", "--metrics", &metrics, "--load-parameters", &parameters];
+    let output = train(&with_overrides(&load, &overrides));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let line: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&metrics).expect("the metrics")).expect("JSON");
+    // The first batch again, with what four steps have learned.
+    let drawn = numbers(&config(&overrides, &[]), 1)[0][0];
+    assert!(line["loss"].as_f64().expect("a loss") < drawn - 0.1, "{line} {drawn}");
+    let output = train(&with_overrides(&load, &[&overrides[..], &["model.mlp=64"]].concat()));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("layers.mlp.gate is f32["), "{message}");
+}
+
+#[test]
+fn train_prints_shardings() {
+    let output = train(&with_overrides(&["--debug-sharding", "--set", "mesh.axes=fsdp=4,tensor=2"], SHORT_RUN));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.starts_with("mesh fsdp=4,tensor=2\n| tensor"), "{text}");
+    for part in ["| state.params.embedding ", "| [tensor, fsdp] ", "| src/nn/decoder.rs:", "| preset decoder "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.contains("\nbytes per device: parameters "), "{text}");
+    let one = ["--debug-sharding", "--set", "mesh.axes=data=1", "--set", "target.devices=1"];
+    let output = train(&with_overrides(&one, SHORT_RUN));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one device: nothing is sharded\n");
+}
+
+#[test]
+fn train_explains_what_is_wrong() {
+    let missing = PathBuf::from("/nowhere/metrics.jsonl");
+    for (arguments, expected) in [
+        (&["--set", "model.layer=2"][..], "did you mean \"layers\"?"),
+        (&["--set", "train.batch=0"], "train.batch"),
+        (&["--set", "train.batch=12"], "it must be a multiple of 8"),
+        (&["--config", "/nowhere/run.toml"], "/nowhere/run.toml"),
+        (&["--metrics", missing.to_str().expect("a name")], "/nowhere/metrics.jsonl"),
+    ] {
+        let output = train(&with_overrides(arguments, SHORT_RUN));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
+        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_sampled() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let checkpoints = folder.path().join("checkpoints").to_str().expect("a name").to_owned();
+    let overrides = [SHORT_RUN, ONE_DEVICE].concat();
+    let arguments = ["--steps", "2", "--sample", "12", "--checkpoint", &checkpoints];
+    let trained = train(&with_overrides(&arguments, &overrides));
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    let sampled = meshloom(&["sample", "--checkpoint", &checkpoints, "--length", "12"]);
+    assert!(sampled.status.success(), "{}", String::from_utf8_lossy(&sampled.stderr));
+    // What the run printed at its end.
+    let (trained, sampled) = (String::from_utf8_lossy(&trained.stdout), String::from_utf8_lossy(&sampled.stdout));
+    assert!(sampled.starts_with("It was ") && trained.ends_with(&format!("\n\n{sampled}")), "{trained}: {sampled}");
+    let missing = meshloom(&["sample", "--checkpoint", folder.path().to_str().expect("a name")]);
+    let message = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(missing.status.code() == Some(1) && message.contains("there is no checkpoint in"), "{message}");
+}
+
+#[test]
+fn every_key_is_printed() {
+    let print = |arguments: &[&str]| {
+        let output = meshloom(&[&["config"], arguments].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let text = print(&["--set", "model.layers=2"]);
+    assert!(text.contains("  layers = 2 (default 4)\n      Number of decoder layers.\n"), "{text}");
+    assert!(text.contains("  sync_period (default 20)\n"), "{text}");
+    // The TOML form is a config: that of all defaults, and, without the marks, one with every section.
+    let defaults = print(&["--defaults", "--format", "toml"]);
+    assert_eq!(RunConfig::from_toml(&defaults, "defaults").expect("a config"), RunConfig::default());
+    let changed = print(&["--set", "rules.compute.override=[[\"embed\", []]]", "--format", "toml"]);
+    let compute = RunConfig::from_toml(&changed, "changed").expect("a config").rules.compute;
+    assert_eq!(compute.overrides.len(), 1, "{changed}");
+    let json: serde_json::Value = serde_json::from_str(&print(&["--format", "json"])).expect("JSON");
+    let sections = json.as_array().expect("sections");
+    let written = RunConfig::default().to_toml();
+    for line in written.lines().filter_map(|line| line.split_once(" = ")) {
+        let has = |section: &serde_json::Value| {
+            let keys = section["keys"].as_array().expect("keys");
+            keys.iter().any(|key| key["name"] == line.0 && key["meaning"].as_str().is_some_and(|text| text.len() > 9))
+        };
+        assert!(sections.iter().any(has), "{} is missing", line.0);
+    }
+}

@@ -1,0 +1,14 @@
+//! Transforms: pipelines, weights prefetched for them, and training with replicas that seldom meet.
+
+mod diloco;
+mod diloco_small;
+mod diloco_traffic;
+mod pipeline;
+mod pipeline_decoder;
+mod pipeline_errors;
+mod pipeline_prediction;
+mod pipeline_traffic;
+mod pipelines;
+mod psdp;
+mod timeline;
+mod train_steps;

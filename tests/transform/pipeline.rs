@@ -1,0 +1,227 @@
+//! Pipelines compute what their layers compute one after the other: loss and every gradient, for every form of pipeline.
+//!
+//! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time that XLA
+//! takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of random ones.
+
+use crate::pipelines::{Case, save};
+use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};
+use meshloom::ir::{Graph, Literal};
+use meshloom::ops::RematPolicy;
+use meshloom::trace::Tree;
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use support::eight_devices::{client, relative_error};
+use support::interpret::interpret;
+use support::random::Random;
+use support::spmd::run_local;
+
+const PLANS: [WeightPlan; 4] =
+    [WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow, WeightPlan::GatherOnce, WeightPlan::PerIteration];
+
+/// Meshes for so many stages: over eight devices where that divides, and with more stages than the mesh has.
+fn meshes(stages: usize) -> &'static [&'static str] {
+    match stages {
+        1 => &["stage=1,data=2,fsdp=4", "fsdp=4,tensor=2", "data=8"],
+        2 => &["stage=2,data=2,fsdp=2", "stage=2,fsdp=4", "stage=2,fsdp=2,tensor=2", "data=2,stage=2,tensor=2"],
+        3 => &["stage=3,fsdp=2", "stage=3,data=2,fsdp=2", "fsdp=8", "data=2,fsdp=4"],
+        4 => &["stage=4,fsdp=2", "stage=4,tensor=2", "stage=2,fsdp=4", "data=2,stage=4"],
+        _ => &["stage=8", "stage=4,fsdp=2", "stage=2,data=2,fsdp=2"],
+    }
+}
+
+fn lowered(case: &Case, graph: &Graph) -> Lowered {
+    let (mesh, rules) = (case.mesh(), case.rules());
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+    assert!(
+        lowered.partitioned().expect("it is partitioned").fallbacks.is_empty(),
+        "{case}: {:?}",
+        lowered.partitioned().expect("it is partitioned").fallbacks
+    );
+    lowered
+}
+
+fn compare(case: &Case, found: &[Literal], expected: &[Literal]) {
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
+        assert!(error <= 1e-5, "{case}: result {index} is off by {error:e}");
+    }
+}
+
+/// Loss and every gradient agree with those of the sequential layers on one device, to 1e-5 in `f32`.
+fn check(case: &Case) {
+    let inputs = case.literals().leaves();
+    let expected = interpret(case.sequential().graph(), &inputs);
+    compare(case, &interpret_local(case, &lowered(case, case.pipelined().graph()), &inputs), &expected);
+}
+
+fn interpret_local(case: &Case, lowered: &Lowered, inputs: &[Literal]) -> Vec<Literal> {
+    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
+        panic!("{case}: no local program")
+    };
+    run_local(local, mesh, inputs).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+/// As [`check`], on eight devices of the CPU plugin.
+fn check_compiled(case: &Case) {
+    let inputs = case.literals();
+    let expected = interpret(case.sequential().graph(), &inputs.leaves());
+    let lowered = lowered(case, case.pipelined().graph());
+    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let found: Vec<Literal> = outputs.iter().map(|output| output.get().expect("a result")).collect();
+    compare(case, &found, &expected);
+}
+
+fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPlan) -> PipelineOptions {
+    PipelineOptions { stages, repeats, microbatches, weights, ..PipelineOptions::default() }
+}
+
+/// The same with the schedule 1F1B.
+fn in_one_loop(options: PipelineOptions) -> PipelineOptions {
+    let weights = match options.weights {
+        WeightPlan::PerIteration => WeightPlan::GatherOnce,
+        plan => plan,
+    };
+    let schedule = Schedule::OneForwardOneBackward;
+    PipelineOptions { repeats: 1, delay_forwarding: false, schedule, weights, ..options }
+}
+
+/// A random pipeline, three in five of them with a sliding window.
+fn random_case(random: &mut Random) -> Case {
+    let stages = [1, 2, 3, 4, 8][random.below(5)];
+    let repeats = 1 + random.below(4);
+    let delay_forwarding = random.below(4) == 0;
+    let round = if delay_forwarding && repeats > 1 { 2 } else { 1 };
+    let microbatches = stages * (round + random.below(3));
+    let flag = |random: &mut Random| random.below(4) != 0;
+    let remat = match random.below(5) {
+        0 => RematPolicy::None,
+        1 => RematPolicy::Dots,
+        2 => save(&["hidden"]),
+        _ => RematPolicy::Full,
+    };
+    let options = PipelineOptions {
+        stages,
+        repeats,
+        microbatches,
+        layers_per_stage: 1 + random.below(2),
+        weights: PLANS[[0, 0, 1, 2, 3][random.below(5)]],
+        schedule: Schedule::Circular,
+        delay_forwarding,
+        scan_iterations: flag(random),
+        scan_repeats: flag(random),
+        scan_layers: flag(random),
+        keep_gathered: random.below(3) == 0,
+        remat,
+    };
+    let options = match random.below(2) {
+        0 if repeats == 1 => in_one_loop(options),
+        _ => options,
+    };
+    let meshes = meshes(stages);
+    let mesh = meshes[random.below(meshes.len())];
+    Case { poisonous: random.below(4) == 0, dropout: random.below(4) == 0, ..Case::new(options, mesh) }
+}
+
+#[test]
+fn every_plan_with_every_number_of_repeats() {
+    for stages in [1, 2, 3, 4, 8] {
+        for repeats in [1, 2, 3, 4] {
+            for weights in PLANS {
+                check(&Case::new(options(stages, repeats, 2 * stages, weights), meshes(stages)[0]));
+            }
+        }
+    }
+}
+
+/// The known implementation hands lagging stages the wrong repeat from three stages on.
+#[test]
+fn a_sliding_window_over_three_and_more_stages() {
+    for stages in [3, 4, 8] {
+        for (rounds, delay_forwarding) in [(1, false), (2, false), (3, false), (2, true)] {
+            for keep_gathered in [false, true] {
+                let plain = options(stages, 3 + rounds % 2, rounds * stages, WeightPlan::SlidingWindow);
+                let options = PipelineOptions { delay_forwarding, keep_gathered, ..plain };
+                check(&Case::new(options, meshes(stages)[0]));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_forward_one_backward() {
+    for stages in [1, 2, 3, 4, 8] {
+        for rounds in [1, 2, 3] {
+            for layers_per_stage in [1, 2] {
+                let plain = options(stages, 1, rounds * stages, WeightPlan::SlidingWindow);
+                let options = in_one_loop(PipelineOptions { layers_per_stage, ..plain });
+                check(&Case { poisonous: rounds == 2, ..Case::new(options, meshes(stages)[0]) });
+            }
+        }
+    }
+}
+
+#[test]
+fn random_pipelines() {
+    let count = std::env::var("PIPELINE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(80);
+    let mut random = Random(6);
+    for _ in 0..count {
+        check(&random_case(&mut random));
+    }
+}
+
+/// A layer that makes no number of zeros, which is what stages work on in bubbles.
+#[test]
+fn bubbles_leave_no_trace() {
+    for weights in PLANS {
+        for delay_forwarding in [false, true] {
+            let options = PipelineOptions { delay_forwarding, ..options(4, 3, 8, weights) };
+            check(&Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") });
+        }
+    }
+}
+
+/// Without a gradient, nothing is kept: and with 1F1B, the loss is taken when everything has gone through.
+#[test]
+fn forwards_alone() {
+    for repeats in [1, 2, 4] {
+        for weights in PLANS {
+            let circular = options(4, repeats, 8, weights);
+            let mut forms = vec![circular.clone()];
+            if repeats == 1 {
+                forms.push(in_one_loop(circular));
+            }
+            for options in forms {
+                let case = Case { poisonous: true, ..Case::new(options, "stage=4,fsdp=2") };
+                let inputs = case.literals().leaves();
+                let expected = interpret(case.sequential().graph(), &inputs);
+                let found = interpret_local(&case, &lowered(&case, case.forwards().graph()), &inputs);
+                compare(&case, &found, &expected[..1]);
+            }
+        }
+    }
+}
+
+/// Random numbers depend on layer, microbatch and position alone, in both passes.
+#[test]
+fn dropout() {
+    for weights in PLANS {
+        for (repeats, layers_per_stage) in [(1, 2), (3, 1)] {
+            let options = PipelineOptions { layers_per_stage, ..options(4, repeats, 8, weights) };
+            check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
+        }
+    }
+    let options = in_one_loop(options(4, 1, 8, WeightPlan::SlidingWindow));
+    check(&Case { dropout: true, ..Case::new(options, "stage=4,fsdp=2") });
+}
+
+#[test]
+fn on_eight_devices() {
+    for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {
+        for weights in [WeightPlan::SlidingWindow, WeightPlan::PerIteration] {
+            check_compiled(&Case::new(options(stages, 3, 2 * stages, weights), mesh));
+        }
+        check_compiled(&Case::new(in_one_loop(options(stages, 1, 2 * stages, WeightPlan::SlidingWindow)), mesh));
+    }
+}

@@ -1,0 +1,137 @@
+//! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after the other on one
+//! device.
+
+use crate::train_steps::{self, By, assert_same, batch};
+use meshloom::ir::Literal;
+use meshloom_train::config::RunConfig;
+
+const MODEL: &str = r#"
+[model]
+layers = 4
+embed = 16
+heads = 2
+kv_heads = 2
+head_dim = 8
+mlp = 32
+vocab = 256
+seq = 8
+experts = 4
+moe_mlp = 16
+q_lora = 8
+kv_lora = 8
+rope_head_dim = 4
+v_head_dim = 8
+[train]
+batch = 16
+[remat]
+policy = "full"
+"#;
+
+/// A config with these keys set.
+fn config(settings: &[&str]) -> RunConfig {
+    train_steps::config(MODEL, settings)
+}
+
+/// What a step returns, by path: loss, norm of the gradient, and the moments that say what the gradient was.
+fn step(config: &RunConfig) -> Vec<(String, Literal)> {
+    let weight = |row: usize, place: usize| if (row * config.model.seq + place) % 7 == 3 { 0.0 } else { 1.0 };
+    let results = train_steps::run(&config.train_step().unwrap(), config, batch(config, weight), By::Interpreter);
+    results.into_iter().filter(|(path, _)| !path.starts_with("state.params")).collect()
+}
+
+/// As [`step`] with the layers one after the other, on one device.
+fn expected(settings: &[&str]) -> Vec<(String, Literal)> {
+    step(&config(&[settings, &["mesh.axes=data=1", "target.devices=1"]].concat()))
+}
+
+#[track_caller]
+fn check(family: &[&str], pipeline: &[&str], expected: &[(String, Literal)]) {
+    let settings = [family, pipeline].concat();
+    assert_same(&settings, &step(&config(&settings)), expected);
+}
+
+const SLIDING: &[&str] = &["pipeline.repeats=2", "pipeline.weights=bsw"];
+const ONCE: &[&str] = &["pipeline.repeats=2", "pipeline.weights=gather-once"];
+const DEEP: &[&str] = &["pipeline.repeats=1", "pipeline.layers_per_stage=2", "pipeline.schedule=gpipe"];
+const ONE_LOOP: &[&str] = &["pipeline.repeats=1", "pipeline.layers_per_stage=2", "pipeline.schedule=1f1b"];
+
+fn over(mesh: &'static str, pipeline: &[&'static str]) -> Vec<&'static str> {
+    [&[mesh], pipeline].concat()
+}
+
+#[test]
+fn llama() {
+    let expected = expected(&[]);
+    for pipeline in [SLIDING, ONCE, DEEP, ONE_LOOP] {
+        for mesh in [
+            "mesh.axes=stage=2,data=2,fsdp=2",
+            "mesh.axes=stage=2,fsdp=2,tensor=2",
+            "mesh.axes=stage=2,fsdp=2,context=2",
+        ] {
+            check(&[], &over(mesh, pipeline), &expected);
+        }
+    }
+    check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=1f1b"]), &expected);
+    check(&[], &over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.schedule=gpipe"]), &expected);
+}
+
+/// Rules of the shape of MaxText's for pipelines (pipeline-large-moe), from a file.
+#[test]
+fn rules_from_a_file() {
+    let family = ["model.family=mixtral", "rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = expected(&["model.family=mixtral"]);
+    check(&family, &over("mesh.axes=data=2,stage=2,fsdp=2", SLIDING), &expected);
+    let dense = ["rules.file=tests/rule_files/pipelined-experts.yml"];
+    let expected = self::expected(&[]);
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&dense, &over("mesh.axes=stage=2,fsdp=2,tensor=2", pipeline), &expected);
+    }
+}
+
+/// Masks are drawn by layer, microbatch and position: the same however the layers of so many stages are run.
+#[test]
+fn dropout() {
+    let settings = ["model.dropout=0.3"];
+    let first = step(&config(&[&settings[..], &over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)].concat()));
+    let others = [
+        over("mesh.axes=stage=2,fsdp=4", DEEP),
+        over("mesh.axes=stage=2,fsdp=2,tensor=2", ONCE),
+        over("mesh.axes=stage=2,data=2,fsdp=2", ONE_LOOP),
+    ];
+    for pipeline in others {
+        check(&settings, &pipeline, &first);
+    }
+    let without = step(&config(&over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)));
+    let loss =
+        |found: &[(String, Literal)]| found.iter().find(|(path, _)| path == "loss").map(|(_, loss)| loss.clone());
+    assert_ne!(loss(&first), loss(&without));
+}
+
+#[test]
+fn tied_embeddings() {
+    let tied = ["model.tied_embeddings=true"];
+    let expected = expected(&tied);
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&tied, &over("mesh.axes=stage=2,data=2,fsdp=2", pipeline), &expected);
+    }
+}
+
+#[test]
+fn mixtral() {
+    let family = ["model.family=mixtral"];
+    let expected = expected(&family);
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&family, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
+    }
+}
+
+/// Latent attention, shared and routed experts, each layer in two halves of the microbatch.
+#[test]
+fn deepseek_in_halves() {
+    let family = ["model.family=deepseek", "train.batch=32"];
+    let expected = expected(&family);
+    let halves = ["model.family=deepseek", "train.batch=32", "model.batch_split=true"];
+    for pipeline in [SLIDING, ONE_LOOP] {
+        check(&halves, &over("mesh.axes=stage=2,fsdp=2,expert=2", pipeline), &expected);
+    }
+}

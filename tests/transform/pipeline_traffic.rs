@@ -1,0 +1,338 @@
+//! What pipelines move: how often, over which axis and how much; what may overlap with what; and the programs as text.
+
+use std::collections::HashSet;
+
+use crate::pipelines::{Case, EMBED, HIDDEN, LENGTH};
+use insta::assert_snapshot;
+use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
+use meshloom::hlo::text::{TextOptions, print};
+use meshloom::ir::{Graph, Node, Value};
+use meshloom::ops::{Op, RematPolicy};
+use meshloom::partition::{CollectiveKind, Ledger};
+use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
+use support::eight_devices::client;
+
+/// Bytes of a matrix of one layer, of which each stage has one.
+const MATRIX: u64 = (EMBED * HIDDEN * 4) as u64;
+
+fn options(stages: usize, repeats: usize, microbatches: usize, weights: WeightPlan) -> PipelineOptions {
+    PipelineOptions { stages, repeats, microbatches, weights, ..PipelineOptions::default() }
+}
+
+/// The program of one device, with each collective by itself.
+fn lowered(case: &Case) -> Lowered {
+    let (mesh, rules) = (case.mesh(), case.rules());
+    let options = LowerOptions {
+        sharding: Some((&mesh, &rules)),
+        deny_replication: true,
+        without: &["combine-collectives"],
+        ..LowerOptions::default()
+    };
+    lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+fn ledger(case: &Case) -> Ledger {
+    let lowered = lowered(case);
+    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
+        panic!("{case}: no local program")
+    };
+    Ledger::of(local, mesh)
+}
+
+fn executions(ledger: &Ledger) -> u64 {
+    match ledger.kind_count() {
+        0 => 0,
+        _ => ledger.executions().expect("some").bound().expect("a known number"),
+    }
+}
+
+trait Counted {
+    fn kind_count(&self) -> usize;
+}
+
+impl Counted for Ledger {
+    fn kind_count(&self) -> usize {
+        self.count().unwrap_or(0)
+    }
+}
+
+/// Of the two matrices of a layer: gathers and reduce-scatters over `fsdp`, once for each repeat; nothing in the loop over
+/// microbatches but what moves activations from stage to stage.
+#[test]
+fn a_sliding_window_moves_each_weight_once_a_repeat() {
+    for weights in [WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow] {
+        for (stages, mesh) in [(2, "stage=2,data=2,fsdp=2"), (4, "stage=4,fsdp=2")] {
+            for repeats in 1..=5 {
+                for keep_gathered in [false, true] {
+                    let plain = options(stages, repeats, 2 * stages, weights);
+                    let case = Case::new(PipelineOptions { keep_gathered, ..plain }, mesh);
+                    check_sliding(&case, repeats as u64);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn several_layers_of_a_stage_move_together() {
+    for scan_layers in [true, false] {
+        for (repeats, remat) in [(2, RematPolicy::Full), (3, RematPolicy::None), (2, RematPolicy::Dots)] {
+            let plain = options(4, repeats, 8, WeightPlan::SlidingWindow);
+            let options = PipelineOptions { layers_per_stage: 2, scan_layers, remat, ..plain };
+            check_sliding(&Case::new(options, "stage=4,fsdp=2"), repeats as u64);
+        }
+    }
+}
+
+fn check_sliding(case: &Case, repeats: u64) {
+    let ledger = ledger(case);
+    let over_fsdp = |kind| ledger.kind(kind).over("fsdp");
+    let gathers = over_fsdp(CollectiveKind::AllGather);
+    let again = if case.options.keep_gathered { 0 } else { 2 * repeats };
+    assert_eq!(executions(&gathers.forward()), 2 * repeats, "{case}:\n{ledger}");
+    assert_eq!(executions(&gathers.backward()), again, "{case}:\n{ledger}");
+    let scatters = over_fsdp(CollectiveKind::ReduceScatter);
+    assert_eq!(executions(&scatters), 2 * repeats, "{case}:\n{ledger}");
+    for moved in gathers.iter().expect("gathers").chain(scatters.iter().expect("scatters")) {
+        let whole = if moved.kind == CollectiveKind::AllGather { 2 } else { 1 };
+        assert_eq!(moved.bytes * whole, MATRIX * case.options.layers_per_stage as u64, "{case}:\n{ledger}");
+        // Repeats may be a loop, iterations are one inside of it.
+        assert!(moved.loop_depth <= usize::from(case.options.repeats > 3), "{case}:\n{ledger}");
+    }
+    // Norms, which no axis but that of stages splits, and the loss and its matrix are all that is reduced whole.
+    let reduced = over_fsdp(CollectiveKind::AllReduce);
+    for reduced in reduced.iter().into_iter().flatten() {
+        let of_loss = (EMBED * EMBED * 4) as u64;
+        assert!(
+            reduced.bytes <= repeats * (case.options.layers_per_stage * EMBED) as u64 * 4 || reduced.bytes == of_loss,
+            "{case}:\n{ledger}"
+        );
+        assert!(reduced.loop_depth <= usize::from(case.options.repeats > 3), "{case}:\n{ledger}");
+    }
+    check_permutes(case, &ledger);
+}
+
+/// One permute in each iteration hands results on. Inputs are handed to the first stage during the first M iterations, and results
+/// away from the last during the last M; where these are one loop, by one permute for both.
+fn check_permutes(case: &Case, ledger: &Ledger) {
+    let PipelineOptions { stages, repeats, microbatches, .. } = case.options;
+    let iterations = case.options.iterations() as u64;
+    let around = if repeats == 1 { iterations } else { 2 * microbatches as u64 };
+    let permutes = ledger.kind(CollectiveKind::CollectivePermute);
+    for pass in [permutes.forward(), permutes.backward()] {
+        let count = executions(&pass);
+        // What the last iteration hands on, and the first of the backward pass, nobody reads: outside of loops it is left out.
+        let expected = iterations + around;
+        assert!(count <= expected && count + 2 >= expected, "{case}: {count} of {expected}\n{ledger}");
+        let parts = case.mesh().device_count() / stages;
+        let bytes = (case.rows / parts * LENGTH * EMBED * 4) as u64;
+        assert!(
+            pass.iter().expect("permutes").all(|moved| moved.bytes == bytes && moved.axes == ["stage"]),
+            "{ledger}"
+        );
+    }
+    assert_eq!(executions(&ledger.kind(CollectiveKind::AllToAll)), 0, "{case}:\n{ledger}");
+}
+
+#[test]
+fn all_weights_are_gathered_once() {
+    for repeats in 1..=4 {
+        let case = Case::new(options(4, repeats, 8, WeightPlan::GatherOnce), "stage=4,fsdp=2");
+        let ledger = ledger(&case);
+        let over_fsdp = |kind| ledger.kind(kind).over("fsdp");
+        let gathers = over_fsdp(CollectiveKind::AllGather);
+        assert_eq!((executions(&gathers.forward()), executions(&gathers.backward())), (2, 2), "{case}:\n{ledger}");
+        assert_eq!(executions(&over_fsdp(CollectiveKind::ReduceScatter)), 2, "{case}:\n{ledger}");
+        assert_eq!(gathers.inside_loops().kind_count(), 0, "{case}:\n{ledger}");
+        check_permutes(&case, &ledger);
+    }
+}
+
+#[test]
+fn weights_of_an_iteration_are_gathered_in_it() {
+    for repeats in 1..=4 {
+        let case = Case::new(options(4, repeats, 8, WeightPlan::PerIteration), "stage=4,fsdp=2");
+        let ledger = ledger(&case);
+        let count = 2 * case.options.iterations() as u64;
+        let gathers = ledger.kind(CollectiveKind::AllGather).over("fsdp");
+        assert_eq!(
+            (executions(&gathers.forward()), executions(&gathers.backward())),
+            (count, count),
+            "{case}:\n{ledger}"
+        );
+        assert_eq!(executions(&ledger.kind(CollectiveKind::ReduceScatter).over("fsdp")), count, "{case}:\n{ledger}");
+        check_permutes(&case, &ledger);
+    }
+}
+
+/// In one loop, weights are gathered once for both directions. Three permutes an iteration: activations, cotangents, and both inputs and
+/// their cotangents. What is kept of activations is room for 2 S - 1 microbatches, however many there are.
+#[test]
+fn one_forward_one_backward_keeps_few_microbatches() {
+    for (stages, microbatches) in [(2, 4), (4, 8), (4, 32)] {
+        let plain = options(stages, 1, microbatches, WeightPlan::SlidingWindow);
+        let schedule = Schedule::OneForwardOneBackward;
+        let case = Case::new(
+            PipelineOptions { schedule, ..plain },
+            if stages == 2 { "stage=2,fsdp=4" } else { "stage=4,fsdp=2" },
+        );
+        let lowered = lowered(&case);
+        let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else { panic!("no local program") };
+        let ledger = Ledger::of(local, mesh);
+        // Two matrices of the layers, one of the loss.
+        for kind in [CollectiveKind::AllGather, CollectiveKind::ReduceScatter] {
+            let moved = ledger.kind(kind).over("fsdp");
+            assert_eq!((executions(&moved), moved.inside_loops().kind_count()), (3, 0), "{case}:\n{ledger}");
+        }
+        let iterations = (microbatches + 2 * (stages - 1)) as u64;
+        assert_eq!(executions(&ledger.kind(CollectiveKind::CollectivePermute)), 3 * iterations, "{case}:\n{ledger}");
+        let scans = local.nodes().filter_map(|node| match node.op() {
+            Op::Scan(scan) => Some(scan),
+            _ => None,
+        });
+        let carried: Vec<Vec<usize>> = scans
+            .flat_map(|scan| &scan.body.outputs()[..scan.carry_count])
+            .map(|&value| local_dims(local, value))
+            .collect();
+        let rows = case.rows * stages / 8;
+        let kept = vec![1, 2 * stages - 1, rows, LENGTH, EMBED];
+        assert_eq!(carried.iter().filter(|dims| **dims == kept).count(), 1, "{case}: {carried:?}");
+        // Inputs, of which each stage has its part, are all else that grows with the number of microbatches.
+        let io = vec![1, microbatches / stages, rows, LENGTH, EMBED];
+        let large = carried.iter().filter(|dims| dims.len() == 5 && **dims != kept);
+        assert!(large.clone().all(|dims| *dims == io), "{case}: {carried:?}");
+    }
+}
+
+/// The dimensions of a value of the body of the graph's only loop.
+fn local_dims(graph: &Graph, value: Value) -> Vec<usize> {
+    let body = graph.nodes().find_map(|node| match node.op() {
+        Op::Scan(scan) => Some(scan.body.ty(value).dims.to_vec()),
+        _ => None,
+    });
+    body.expect("a loop")
+}
+
+/// All that a value depends on.
+fn ancestors(graph: &Graph, node: Node) -> HashSet<Node> {
+    let mut known = HashSet::new();
+    let mut left: Vec<Value> = graph.node(node).operands().to_vec();
+    while let Some(value) = left.pop() {
+        if let Some(maker) = graph.defining_node(value)
+            && known.insert(maker.id)
+        {
+            left.extend(maker.operands());
+        }
+    }
+    known
+}
+
+/// The loops over iterations of a graph, each with its length, and its gathers; both in program order.
+fn loops_and_gathers(graph: &Graph) -> (Vec<(Node, usize)>, Vec<Node>) {
+    let mut found = (Vec::new(), Vec::new());
+    for node in graph.nodes() {
+        match node.op() {
+            Op::Scan(scan) => found.0.push((node.id, scan.length)),
+            // Positions are no weights.
+            Op::AllGather(_) if graph.ty(node.result()).dtype.is_float() => found.1.push(node.id),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn assert_independent(case: &Case, graph: &Graph, gathers: &[Node], (segment, _): (Node, usize)) {
+    assert!(!gathers.is_empty(), "{case}");
+    for &gather in gathers {
+        assert!(!ancestors(graph, gather).contains(&segment), "{case}: the gather waits for the loop\n{graph}");
+        assert!(!ancestors(graph, segment).contains(&gather), "{case}: the loop waits for the gather\n{graph}");
+    }
+}
+
+/// The gather of a repeat's weights and the iterations before the change to it do not depend on each other, so a compiler may run
+/// them at the same time: forwards and, from the last repeat to the first, backwards.
+#[test]
+fn gathers_may_overlap_with_a_repeat() {
+    let case = Case::new(options(4, 3, 8, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
+    let lowered = lowered(&case);
+    let local = &lowered.partitioned().expect("a local program").graph;
+    let (loops, gathers) = loops_and_gathers(local);
+    let lengths: Vec<usize> = loops.iter().map(|(_, length)| *length).collect();
+    assert_eq!(lengths, [8, 3, 5, 3, 8, 8, 3, 5, 3, 8], "{local}");
+    let forward = |repeat: usize| &gathers[2 * repeat..2 * repeat + 2];
+    assert_independent(&case, local, forward(1), loops[0]);
+    assert_independent(&case, local, forward(2), loops[2]);
+    let backward = |repeat: usize| &gathers[6 + 2 * (2 - repeat)..6 + 2 * (2 - repeat) + 2];
+    assert_independent(&case, local, backward(1), loops[5]);
+    assert_independent(&case, local, backward(0), loops[7]);
+    // And the change to a repeat does wait for its weights: the test would see it.
+    for (repeat, change) in [(1, 1), (2, 3)] {
+        assert!(forward(repeat).iter().all(|gather| ancestors(local, loops[change].0).contains(gather)));
+    }
+}
+
+/// The same in the loop over repeats.
+#[test]
+fn gathers_may_overlap_in_a_loop_over_repeats() {
+    let case = Case::new(options(4, 5, 8, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
+    let lowered = lowered(&case);
+    let local = &lowered.partitioned().expect("a local program").graph;
+    let bodies: Vec<&Graph> = local
+        .nodes()
+        .filter_map(|node| match node.op() {
+            Op::Scan(scan) if scan.length == 3 && loops_and_gathers(&scan.body).0.len() == 2 => Some(&*scan.body),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(bodies.len(), 2, "forwards and backwards\n{local}");
+    for body in bodies {
+        let (loops, gathers) = loops_and_gathers(body);
+        assert_eq!((loops[0].1, loops[1].1, gathers.len()), (5, 3, 2), "{body}");
+        assert_independent(&case, body, &gathers, loops[0]);
+    }
+}
+
+/// Of a gather in two halves, the second waits for the first half of the iterations that it overlaps with; nothing waits for it.
+#[test]
+fn half_a_gather_waits_for_half_a_repeat() {
+    let case = Case::new(options(4, 3, 16, WeightPlan::SplitSlidingWindow), "stage=4,fsdp=2");
+    let lowered = lowered(&case);
+    let local = &lowered.partitioned().expect("a local program").graph;
+    let (loops, gathers) = loops_and_gathers(local);
+    let lengths: Vec<usize> = loops.iter().map(|(_, length)| *length).collect();
+    assert_eq!(lengths[..7], [8, 8, 3, 6, 7, 3, 16], "{local}");
+    let forward = &gathers[2..6];
+    assert_independent(&case, local, &forward[..1], loops[0]);
+    assert!(ancestors(local, forward[1]).contains(&loops[0].0), "{local}");
+    assert_independent(&case, local, &forward[1..2], loops[1]);
+    assert_independent(&case, local, &forward[2..3], loops[3]);
+    assert!(ancestors(local, forward[3]).contains(&loops[3].0), "{local}");
+    assert_independent(&case, local, &forward[3..], loops[4]);
+}
+
+/// The program of each plan, before and after it is partitioned.
+#[test]
+fn programs() {
+    let plans = [
+        ("per_iteration", WeightPlan::PerIteration),
+        ("gather_once", WeightPlan::GatherOnce),
+        ("bsw", WeightPlan::SlidingWindow),
+        ("bsw_split", WeightPlan::SplitSlidingWindow),
+    ];
+    let _bound = support::snapshots_in("hlo_snapshots/pipeline");
+    for (name, plan) in plans {
+        let case = Case::new(options(2, 2, 4, plan), "stage=2,data=2,fsdp=2");
+        let (mesh, rules) = (case.mesh(), case.rules());
+        for (stage, partition) in [("global", PartitionMode::GSPMD), ("local", PartitionMode::Explicit)] {
+            let options = LowerOptions {
+                sharding: Some((&mesh, &rules)),
+                partition,
+                omit_metadata: true,
+                ..LowerOptions::default()
+            };
+            let lowered = lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert_snapshot!(format!("{name}_{stage}"), print(&lowered.module.decode(), &TextOptions::canonical()));
+            lowered.compile(&client()).unwrap_or_else(|error| panic!("{case}: {error}"));
+        }
+    }
+}
