@@ -170,7 +170,8 @@ impl Attribute for MeshAxis {
 
     fn read(reader: &mut Reader<'_>) -> Result<MeshAxis, GraphTextError> {
         let start = reader.clone_after_blanks();
-        if reader.sees("\"") || reader.clone().word("").is_ok() {
+        let mut ahead = *reader;
+        if reader.sees("\"") || ahead.word("").is_ok() {
             let name = reader.name("a mesh axis")?;
             let Some(mesh) = reader.mesh else {
                 let message = format!(

@@ -325,7 +325,7 @@ fn read_op<'t>(
     reader.lead.expect_end()?;
     if let Some(item) = reader.items.first_mut() {
         let item = item.clone_after_blanks();
-        let word = item.clone().word("").unwrap_or_default();
+        let word = Reader::word(&mut { item }, "").unwrap_or_default();
         let suggestion = did_you_mean(word, reader.keys.iter().copied());
         let attribute = item.rest().trim_end();
         return Err(item.fail(format!("`{name}` has no attribute `{attribute}`{suggestion}")));
