@@ -20,7 +20,9 @@ fn encode(dtype: DType, number: f64) -> Vec<u8> {
 
 /// The text of an element. Its bits, where no number stands for them.
 fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
-    let text = match (dtype, bytes.try_into()) {
+    // All NaNs print alike, so only one of them may stand for itself.
+    let number = if number.is_nan() { f64::NAN } else { number };
+    match (dtype, bytes.try_into()) {
         (DType::S64, Ok(bytes)) => i64::from_le_bytes(bytes).to_string(),
         (DType::U64, Ok(bytes)) => u64::from_le_bytes(bytes).to_string(),
         _ if encode(dtype, number) != bytes => {
@@ -29,8 +31,7 @@ fn element_text(dtype: DType, bytes: &[u8], number: f64) -> String {
         }
         _ if dtype.is_float() => format!("{number:?}"),
         _ => number.to_string(),
-    };
-    text
+    }
 }
 
 /// The bytes that [`element_text`] was made of; `None` if it is no number of the type.
