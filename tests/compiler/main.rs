@@ -10,5 +10,6 @@ mod passes;
 mod random_graphs;
 mod remat;
 mod second_order;
+mod structure;
 mod trace;
 mod vmap;
