@@ -21,7 +21,7 @@ fn main() -> Result<(), Error> {
             weights / weights.sum(-1).broadcast_like(weights, [0])
         })
     })?;
-    let text = function.graph().to_text(GraphTextOptions { origins: true });
+    let text = function.graph().to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() });
     println!("-- the graph, with the scope and line of each node\n{text}");
 
     let lowered = lower(function.graph(), &LowerOptions::default())?;

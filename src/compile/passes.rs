@@ -30,6 +30,24 @@ pub(super) enum Step {
     LimitedGraph(fn(&Graph, &CollectiveLimits) -> Graph),
 }
 
+impl Step {
+    fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
+        match self {
+            Step::Rewrite(rewrite) => rewrite.run(graph),
+            Step::LimitedRewrite(rewrite) => rewrite(limits).run(graph),
+            Step::Graph(run) => run(graph),
+            Step::LimitedGraph(run) => run(graph, limits),
+        }
+    }
+}
+
+impl Pass {
+    /// Runs this pass alone.
+    pub fn run(&self, graph: &Graph, limits: &CollectiveLimits) -> Graph {
+        self.step.run(graph, limits)
+    }
+}
+
 /// The graph-to-graph passes, in the order they run.
 ///
 /// Why this order: what is written out several times is there for all others to see. All but the first and the last are
@@ -151,12 +169,7 @@ pub(super) fn run_passes<'g>(
 ) -> Result<Cow<'g, Graph>, Error> {
     let mut current = Cow::Borrowed(graph);
     for (name, step) in steps {
-        current = Cow::Owned(match step {
-            Step::Rewrite(rewrite) => rewrite.run(&current),
-            Step::LimitedRewrite(rewrite) => rewrite(limits).run(&current),
-            Step::Graph(run) => run(&current),
-            Step::LimitedGraph(run) => run(&current, limits),
-        });
+        current = Cow::Owned(step.run(&current, limits));
         done(name, &current)?;
     }
     Ok(current)

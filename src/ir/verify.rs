@@ -63,6 +63,12 @@ pub enum VerifyError {
 /// # Errors
 /// The first that does not hold.
 pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
+    verify_alone(graph)?;
+    graph.nodes().flat_map(|node| node.op().regions()).try_for_each(|body| verify(body))
+}
+
+/// As [`verify`], without the bodies inside.
+pub(super) fn verify_alone(graph: &Graph) -> Result<(), VerifyError> {
     let name = || graph.name().to_owned();
     for (what, values, descriptions) in [
         ("inputs", graph.inputs().len(), graph.input_info().len()),
@@ -113,9 +119,6 @@ pub fn verify(graph: &Graph) -> Result<(), VerifyError> {
                 return Err(VerifyError::Definition { graph: name(), value });
             }
             defined[value.index()] = true;
-        }
-        for body in node.op().regions() {
-            verify(body)?;
         }
     }
     for &value in graph.outputs() {

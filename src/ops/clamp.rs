@@ -17,6 +17,8 @@ use crate::partition::PartitionContext;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Clamp;
 
+crate::ir::op_text!(Clamp = "clamp" {});
+
 /// Operand numbers.
 const LOW: usize = 0;
 const OPERAND: usize = 1;

@@ -33,6 +33,22 @@ pub struct Group {
     pub size: usize,
 }
 
+impl crate::ir::Attribute for Group {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        self.axes.write(out);
+        out.push(" of ");
+        self.size.write(out);
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Group, crate::ir::GraphTextError> {
+        let axes = Axes::read(reader)?;
+        if !reader.eat_word("of") {
+            return Err(reader.expected("`of` and the number of devices"));
+        }
+        Ok(Group { axes, size: usize::read(reader)? })
+    }
+}
+
 impl Group {
     /// The groups along some axes of a mesh.
     pub fn new(mesh: &Mesh, axes: &[MeshAxis]) -> Group {
@@ -58,6 +74,8 @@ pub struct AllGather {
     pub dim: usize,
 }
 
+crate::ir::op_text!(AllGather = "all-gather" { group: key("axes"), dim: key("dim") });
+
 /// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllReduce {
@@ -66,6 +84,8 @@ pub struct AllReduce {
     /// How elements combine.
     pub kind: ReduceKind,
 }
+
+crate::ir::op_text!(AllReduce = "all-reduce" { group: key("axes"), kind: bare });
 
 /// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by itself;
 /// all of one element type.
@@ -77,6 +97,8 @@ pub struct ReduceScatter {
     pub dim: usize,
 }
 
+crate::ir::op_text!(ReduceScatter = "reduce-scatter" { group: key("axes"), dim: key("dim") });
+
 /// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined along
 /// the same dimension in the order of the senders' ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +109,8 @@ pub struct AllToAll {
     pub dim: usize,
 }
 
+crate::ir::op_text!(AllToAll = "all-to-all" { group: key("axes"), dim: key("dim") });
+
 /// Sends each device's value to another one of its group. A device that nobody sends to gets zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectivePermute {
@@ -96,12 +120,16 @@ pub struct CollectivePermute {
     pub pairs: Box<[(u32, u32)]>,
 }
 
+crate::ir::op_text!(CollectivePermute = "collective-permute" { group: key("axes"), pairs: key("pairs") });
+
 /// This device's rank in its group: a scalar of type `s32`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AxisIndex {
     /// The group.
     pub group: Group,
 }
+
+crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 
 /// Partitioning comes after differentiation, batching and propagation, so these ops answer to none of them.
 macro_rules! partitioned_only {

@@ -12,6 +12,22 @@ use meshloom_hlo::number_bytes;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Constant(pub Box<Literal>);
 
+impl crate::ir::Attributes for Constant {
+    fn write_attributes(&self, out: &mut crate::ir::Printer<'_>) {
+        out.constant(&self.0);
+    }
+
+    fn read_attributes(reader: &mut crate::ir::OpReader<'_>) -> Result<Constant, crate::ir::GraphTextError> {
+        Ok(Constant(Box::new(reader.constant()?)))
+    }
+}
+
+impl crate::ir::OpText for Constant {
+    fn names() -> impl Iterator<Item = &'static str> {
+        std::iter::once("constant")
+    }
+}
+
 impl Primitive for Constant {
     fn name(&self) -> &'static str {
         "constant"
@@ -59,6 +75,22 @@ pub struct Splat {
     pub ty: TensorType,
     /// Bits of the number, as `f64`: 0.0 and -0.0 are different constants.
     bits: u64,
+}
+
+impl crate::ir::Attributes for Splat {
+    fn write_attributes(&self, out: &mut crate::ir::Printer<'_>) {
+        out.lead(&self.number());
+    }
+
+    fn read_attributes(reader: &mut crate::ir::OpReader<'_>) -> Result<Splat, crate::ir::GraphTextError> {
+        Ok(Splat::new(reader.result()?, reader.lead()?))
+    }
+}
+
+impl crate::ir::OpText for Splat {
+    fn names() -> impl Iterator<Item = &'static str> {
+        std::iter::once("splat")
+    }
 }
 
 impl Splat {
@@ -134,6 +166,8 @@ pub struct Iota {
     /// The dimension counted.
     pub axis: usize,
 }
+
+crate::ir::op_text!(Iota = "iota" { ty: result, axis: key("axis") });
 
 impl Primitive for Iota {
     fn name(&self) -> &'static str {

@@ -31,6 +31,24 @@ pub struct Window {
     pub kernel_dilation: usize,
 }
 
+/// As one entry of a list: `stride=2 pad=0_1 lhs_dilate=1 rhs_dilate=1`, without what is 1 or no padding.
+impl crate::ir::Attribute for Window {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        out.words(&[
+            ("stride", self.stride),
+            ("lhs_dilate", self.input_dilation),
+            ("rhs_dilate", self.kernel_dilation),
+        ]);
+        out.padding(self.padding_low, self.padding_high);
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Window, crate::ir::GraphTextError> {
+        let [stride, input_dilation, kernel_dilation] = reader.words(["stride", "lhs_dilate", "rhs_dilate"])?;
+        let (padding_low, padding_high) = reader.padding()?;
+        Ok(Window { stride, padding_low, padding_high, input_dilation, kernel_dilation })
+    }
+}
+
 impl Default for Window {
     /// Every position at which the kernel lies inside.
     fn default() -> Window {
@@ -93,6 +111,13 @@ pub struct Convolution {
     /// Precision of the multiplications.
     pub precision: Precision,
 }
+
+crate::ir::op_text!(Convolution = "convolution" {
+    windows: key("window"),
+    feature_groups: optional("groups", 1),
+    dtype: result,
+    precision: optional("precision", Precision::Default),
+});
 
 impl Convolution {
     fn check_windows(&self, input: &TensorType, kernel: &TensorType) -> Result<(), TypeError> {

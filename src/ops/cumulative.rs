@@ -69,6 +69,12 @@ pub struct Cumulative {
     pub reverse: bool,
 }
 
+crate::ir::op_text!(Cumulative = name of CumulativeKind::ALL, |kind| Cumulative { kind, axis: 0, reverse: false } => {
+    kind,
+    axis: key("axis"),
+    reverse: flag("reverse"),
+});
+
 impl Cumulative {
     /// What comes `distance` places before, in the direction of the fold; `fill` where nothing does.
     fn before(&self, builder: &mut GraphBuilder, x: Value, distance: usize, fill: f64) -> Result<Value, OpError> {

@@ -21,6 +21,13 @@ pub enum CustomCallApi {
     TypedFfi,
 }
 
+crate::ir::word_attribute!(CustomCallApi {
+    Original = "original",
+    StatusReturning = "status-returning",
+    Unified = "unified",
+    TypedFfi = "typed-ffi",
+});
+
 /// Calls a target that the plugin has registered under a name.
 ///
 /// Operands and results are dense and row-major. It has no derivative: wrap it in a `custom_vjp` to give it one. It has no
@@ -40,6 +47,15 @@ pub struct CustomCall {
     /// Pairs of (result, operand) that share a buffer: the target overwrites the operand's copy.
     pub aliases: Box<[(usize, usize)]>,
 }
+
+crate::ir::op_text!(CustomCall = "custom-call" {
+    target: lead,
+    results: result,
+    config: optional("config", String::new()),
+    api: key("api"),
+    has_side_effect: flag("side effect"),
+    aliases: optional("aliases", Box::default()),
+});
 
 impl Primitive for CustomCall {
     fn name(&self) -> &'static str {

@@ -24,6 +24,38 @@ pub struct DotDims {
     pub rhs_contract: AxisList,
 }
 
+/// The dimensions of both sides that pair up: `[2]x[0]`.
+#[derive(PartialEq)]
+struct Pairs(AxisList, AxisList);
+
+impl crate::ir::Attribute for Pairs {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        self.0.write(out);
+        out.push("x");
+        self.1.write(out);
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Pairs, crate::ir::GraphTextError> {
+        let lhs = AxisList::read(reader)?;
+        reader.expect("x")?;
+        Ok(Pairs(lhs, AxisList::read(reader)?))
+    }
+}
+
+impl crate::ir::Attributes for DotDims {
+    fn write_attributes(&self, out: &mut crate::ir::Printer<'_>) {
+        out.key(&Pairs(self.lhs_contract.clone(), self.rhs_contract.clone()), "contract");
+        let batch = Pairs(self.lhs_batch.clone(), self.rhs_batch.clone());
+        out.optional(&batch, "batch", Pairs(AxisList::new(), AxisList::new()));
+    }
+
+    fn read_attributes(reader: &mut crate::ir::OpReader<'_>) -> Result<DotDims, crate::ir::GraphTextError> {
+        let Pairs(lhs_contract, rhs_contract) = reader.key("contract")?;
+        let Pairs(lhs_batch, rhs_batch) = reader.optional("batch", Pairs(AxisList::new(), AxisList::new()))?;
+        Ok(DotDims { lhs_batch, rhs_batch, lhs_contract, rhs_contract })
+    }
+}
+
 /// How exactly `f32` operands are multiplied on hardware that has less than `f32` multipliers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
@@ -36,6 +68,8 @@ pub enum Precision {
     Highest,
 }
 
+crate::ir::word_attribute!(Precision { Default = "default", High = "high", Highest = "highest" });
+
 /// `dot(lhs, rhs)`: products summed over the contracted dimensions. Result dimensions: batch, free left, free right.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DotGeneral {
@@ -46,6 +80,12 @@ pub struct DotGeneral {
     /// Precision of the multiplications.
     pub precision: Precision,
 }
+
+crate::ir::op_text!(DotGeneral = "dot" {
+    dims: several,
+    dtype: result,
+    precision: optional("precision", Precision::Default),
+});
 
 impl Precision {
     /// The attribute of an instruction with two operands; `None` where the default needs none.

@@ -45,6 +45,8 @@ pub struct DynamicSlice {
     pub sizes: Dims,
 }
 
+crate::ir::op_text!(DynamicSlice = "dynamic-slice" { sizes: result });
+
 impl Primitive for DynamicSlice {
     fn name(&self) -> &'static str {
         "dynamic-slice"
@@ -131,6 +133,8 @@ impl Primitive for DynamicSlice {
 /// `dynamic-update-slice(operand, update, start...)`: the operand with a sub-tensor replaced at a computed position.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DynamicUpdateSlice;
+
+crate::ir::op_text!(DynamicUpdateSlice = "dynamic-update-slice" {});
 
 impl Primitive for DynamicUpdateSlice {
     fn name(&self) -> &'static str {

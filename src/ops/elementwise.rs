@@ -220,6 +220,8 @@ unary_table! {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unary(pub UnaryKind);
 
+crate::ir::op_text!(Unary = name of UnaryKind::ALL, |kind| Unary(kind) => { 0 });
+
 impl Primitive for Unary {
     fn name(&self) -> &'static str {
         self.0.name()
@@ -408,6 +410,8 @@ fn extremum(b: &mut GraphBuilder, ct: Value, x: Value, other: Value, z: Value) -
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Binary(pub BinaryKind);
 
+crate::ir::op_text!(Binary = name of BinaryKind::ALL, |kind| Binary(kind) => { 0 });
+
 impl Primitive for Binary {
     fn name(&self) -> &'static str {
         self.0.name()
@@ -496,6 +500,9 @@ impl Direction {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Compare(pub Direction);
 
+crate::ir::word_attribute!(Direction, Direction::ALL, |direction| direction.name());
+crate::ir::op_text!(Compare = "compare" { 0: bare });
+
 impl Primitive for Compare {
     fn name(&self) -> &'static str {
         "compare"
@@ -542,6 +549,8 @@ impl Primitive for Compare {
 /// `select(pred, on_true, on_false)`: elementwise choice. All three have the same dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Select;
+
+crate::ir::op_text!(Select = "select" {});
 
 impl Primitive for Select {
     fn name(&self) -> &'static str {
@@ -592,6 +601,8 @@ impl Primitive for Select {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Convert(pub DType);
 
+crate::ir::op_text!(Convert = "convert" { 0: result });
+
 impl Primitive for Convert {
     fn name(&self) -> &'static str {
         "convert"
@@ -629,6 +640,8 @@ impl Primitive for Convert {
 /// Reinterprets the bits of every element as another type of the same width.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BitcastConvert(pub DType);
+
+crate::ir::op_text!(BitcastConvert = "bitcast-convert" { 0: result });
 
 impl Primitive for BitcastConvert {
     fn name(&self) -> &'static str {

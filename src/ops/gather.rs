@@ -38,6 +38,15 @@ pub struct GatherDims {
     pub index_vector_dim: usize,
 }
 
+crate::ir::attributes!(GatherDims {
+    start_index_map: key("map"),
+    offset_dims: optional("offset", AxisList::new()),
+    collapsed_dims: optional("collapsed", AxisList::new()),
+    operand_batch_dims: optional("operand_batch", AxisList::new()),
+    indices_batch_dims: optional("indices_batch", AxisList::new()),
+    index_vector_dim: key("vector"),
+});
+
 /// What the writer of a program knows of its start indices. XLA relies on it: a promise that is broken gives any result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IndexPromise {
@@ -48,6 +57,8 @@ pub struct IndexPromise {
     /// Every window lies within the operand, so that gradients need not ask which ones do.
     pub in_bounds: bool,
 }
+
+crate::ir::attributes!(IndexPromise { sorted: flag("sorted"), unique: flag("unique"), in_bounds: flag("in_bounds") });
 
 impl GatherDims {
     /// Operand dimensions that the window keeps.
@@ -269,6 +280,8 @@ pub struct Gather {
     pub promise: IndexPromise,
 }
 
+crate::ir::op_text!(Gather = "gather" { slice_sizes: key("sizes"), dims: several, promise: several });
+
 impl Primitive for Gather {
     fn name(&self) -> &'static str {
         "gather"
@@ -471,6 +484,10 @@ pub struct Scatter {
     /// What is known of the indices.
     pub promise: IndexPromise,
 }
+
+crate::ir::op_text!(Scatter = name of ScatterKind::ALL, |kind| Scatter {
+    dims: Box::default(), kind, promise: IndexPromise::default()
+} => { kind, dims: several, promise: several });
 
 impl Scatter {
     /// Where nothing is indexed and updates are of all of the operand: how they fold into it.

@@ -15,6 +15,8 @@ use crate::partition::PartitionContext;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Barrier;
 
+crate::ir::op_text!(Barrier = "opt-barrier" {});
+
 impl Primitive for Barrier {
     fn name(&self) -> &'static str {
         "opt-barrier"
@@ -88,9 +90,13 @@ impl Primitive for Barrier {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
+crate::ir::op_text!(MoveTo = name of [Memory::Device, Memory::Host], |memory| MoveTo(memory) => { 0 });
+
 /// Gives a value a name that checkpoint policies refer to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Named(pub Name);
+
+crate::ir::op_text!(Named = "name" { 0: lead });
 
 /// Declares logical axis names, one for each dimension (the empty name for none). The sharding pass turns it into a
 /// [`Reshard`] by the rules in force; the cotangent gets the same names.
@@ -106,6 +112,13 @@ pub struct WithAxes {
     /// Whose rules decide.
     pub role: Role,
 }
+
+crate::ir::op_text!(WithAxes = "with-axes" {
+    names: lead,
+    gathered: optional("gathered", AxisNames::new()),
+    keeps_partial: flag("partial"),
+    role: optional("role", Role::Compute),
+});
 
 impl WithAxes {
     /// Names by which the rules in force alone decide, those for [`Role::Compute`].
@@ -123,6 +136,8 @@ pub struct Reshard {
     pub keeps_partial: bool,
 }
 
+crate::ir::op_text!(Reshard = "reshard" { spec: key("spec"), keeps_partial: flag("partial") });
+
 impl Reshard {
     /// A demand for a complete value.
     pub fn new(spec: Spec) -> Reshard {
@@ -133,6 +148,8 @@ impl Reshard {
 /// Identity through which no gradient flows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StopGradient;
+
+crate::ir::op_text!(StopGradient = "stop-gradient" {});
 
 fn infer_identity(operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
     expect_operands(operands, 1)?;

@@ -71,7 +71,7 @@ use shape::slice_dimensions;
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
-use crate::ir::{Dims, Graph, OpError, TensorType, TypeError};
+use crate::ir::{Attributes, Dims, Graph, GraphTextError, OpError, OpReader, OpText, Printer, TensorType, TypeError};
 use crate::partition::PartitionContext;
 
 /// A few axis numbers.
@@ -213,6 +213,30 @@ macro_rules! op_table {
                     $(Op::$primitive(op) => op.name(),)*
                     $(Op::$region(op) => op.name(),)*
                 }
+            }
+
+            /// Writes the attributes, as the op states them.
+            pub(crate) fn write_text(&self, out: &mut Printer<'_>) {
+                match self {
+                    $(Op::$primitive(op) => op.write_attributes(out),)*
+                    $(Op::$region(op) => op.write_attributes(out),)*
+                }
+            }
+
+            /// Reads the attributes of the op that has the reader's name; `None` if there is no such op.
+            pub(crate) fn read_text(reader: &mut OpReader<'_>) -> Option<Result<Op, GraphTextError>> {
+                $(if $primitive::names().any(|name| name == reader.name()) {
+                    return Some($primitive::read_attributes(reader).map(Op::from));
+                })*
+                $(if $region::names().any(|name| name == reader.name()) {
+                    return Some($region::read_attributes(reader).map(Op::from));
+                })*
+                None
+            }
+
+            /// The names of all ops in the text form.
+            pub(crate) fn text_names() -> impl Iterator<Item = &'static str> {
+                std::iter::empty()$(.chain($primitive::names()))*$(.chain($region::names()))*
             }
 
             /// Result types from operand types.

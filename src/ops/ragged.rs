@@ -28,6 +28,8 @@ pub enum RaggedMode {
     Contracted,
 }
 
+crate::ir::word_attribute!(RaggedMode { Rows = "rows", Contracted = "contracted" });
+
 impl RaggedMode {
     /// Both.
     pub const ALL: [RaggedMode; 2] = [RaggedMode::Rows, RaggedMode::Contracted];
@@ -53,6 +55,14 @@ pub struct RaggedDot {
     /// Precision of the multiplications.
     pub precision: Precision,
 }
+
+crate::ir::op_text!(RaggedDot = "ragged-dot" {
+    mode: bare,
+    batch_count: optional("batch", 0),
+    block_count: optional("blocks", 1),
+    dtype: result,
+    precision: optional("precision", Precision::Default),
+});
 
 /// The sizes of the dimensions of a ragged dot.
 struct Sizes {

@@ -15,6 +15,8 @@ use crate::ir::{DType, OpError, TensorType, TypeError};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Threefry;
 
+crate::ir::op_text!(Threefry = "threefry" {});
+
 /// Left rotations of the rounds, four at a time, alternating.
 const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
 /// Key injections, each after four rounds.

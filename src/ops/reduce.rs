@@ -27,6 +27,8 @@ pub enum ReduceKind {
     Sum,
 }
 
+crate::ir::word_attribute!(ReduceKind, ReduceKind::ALL, |kind| kind.combiner().name());
+
 impl ReduceKind {
     /// Every kind.
     pub const ALL: [ReduceKind; 6] =
@@ -66,6 +68,11 @@ pub struct Reduce {
     /// The dimensions folded.
     pub axes: AxisList,
 }
+
+crate::ir::op_text!(Reduce = name of ReduceKind::ALL, |kind| Reduce { kind, axes: AxisList::new() } => {
+    kind,
+    axes: key("axes"),
+});
 
 impl Reduce {
     /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in it.
@@ -229,6 +236,11 @@ pub struct ArgReduce {
     /// The dimension folded.
     pub axis: usize,
 }
+
+crate::ir::op_text!(ArgReduce = name of ArgReduceKind::ALL, |kind| ArgReduce { kind, axis: 0 } => {
+    kind,
+    axis: key("axis"),
+});
 
 impl Primitive for ArgReduce {
     fn name(&self) -> &'static str {

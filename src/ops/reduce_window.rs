@@ -28,6 +28,22 @@ pub struct WindowDim {
     pub window_dilation: usize,
 }
 
+/// As one entry of a list: `size=3 stride=2 lhs_dilate=1 rhs_dilate=1 pad=0_1`, without what is 1 or no padding.
+impl crate::ir::Attribute for WindowDim {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        let dilations = [("lhs_dilate", self.base_dilation), ("rhs_dilate", self.window_dilation)];
+        out.words(&[("size", self.size), ("stride", self.stride), dilations[0], dilations[1]]);
+        out.padding(self.low, self.high);
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<WindowDim, crate::ir::GraphTextError> {
+        let keys = ["size", "stride", "lhs_dilate", "rhs_dilate"];
+        let [size, stride, base_dilation, window_dilation] = reader.words(keys)?;
+        let (low, high) = reader.padding()?;
+        Ok(WindowDim { size, stride, low, high, base_dilation, window_dilation })
+    }
+}
+
 impl WindowDim {
     /// Every element is a window.
     pub const ONE: WindowDim = WindowDim { size: 1, stride: 1, low: 0, high: 0, base_dilation: 1, window_dilation: 1 };
@@ -109,6 +125,11 @@ pub struct ReduceWindow {
     /// One window for each dimension.
     pub window: Box<[WindowDim]>,
 }
+
+crate::ir::op_text!(ReduceWindow = name of ReduceKind::ALL, |kind| ReduceWindow { kind, window: Box::default() } => {
+    kind,
+    window: key("window"),
+});
 
 impl ReduceWindow {
     /// The cotangent of a sum of windows: every element collects from the windows that it is in, which is a sum of windows
@@ -302,6 +323,10 @@ pub struct ArgReduceWindow {
     /// One window for each dimension.
     pub window: Box<[WindowDim]>,
 }
+
+crate::ir::op_text!(ArgReduceWindow = name of ArgReduceKind::ALL, |kind| ArgReduceWindow {
+    kind, window: Box::default()
+} => { kind, window: key("window") });
 
 impl Primitive for ArgReduceWindow {
     fn name(&self) -> &'static str {

@@ -73,6 +73,15 @@ pub struct Scan {
     /// differentiation meets the rolled loop. The loops that come of this one inherit it.
     pub unroll: usize,
 }
+
+crate::ir::op_text!(Scan = "scan" {
+    length: key("length"),
+    invariant_count: optional("invariants", 0),
+    carry_count: optional("carries", 0),
+    reverse: flag("reverse"),
+    unroll: optional("unroll", 1),
+    body: body,
+});
 compare_by_identity!(Scan, bodies: [body], attributes: [length, invariant_count, carry_count, reverse, unroll]);
 
 /// A loop that runs as long as a condition holds, which is asked before each iteration.
@@ -91,6 +100,8 @@ pub struct While {
     /// Number of leading operands that are the same in every iteration.
     pub invariant_count: usize,
 }
+
+crate::ir::op_text!(While = "while" { invariant_count: optional("invariants", 0), condition: body, body: body });
 compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_count]);
 
 /// Runs one of several branches.
@@ -103,6 +114,8 @@ pub struct Cond {
     /// The branches.
     pub branches: Vec<Arc<Graph>>,
 }
+
+crate::ir::op_text!(Cond = "cond" { branches: body });
 
 impl PartialEq for Cond {
     fn eq(&self, other: &Cond) -> bool {
@@ -123,6 +136,8 @@ pub struct Call {
     /// The function.
     pub function: Arc<Graph>,
 }
+
+crate::ir::op_text!(Call = "call" { function: body });
 compare_by_identity!(Call, bodies: [function], attributes: []);
 
 /// Runs a body whose intermediate values are recomputed in the backward pass, as far as the policy does not keep them.
@@ -133,6 +148,8 @@ pub struct Checkpoint {
     /// What is kept.
     pub policy: RematPolicy,
 }
+
+crate::ir::op_text!(Checkpoint = "checkpoint" { policy: bare, body: body });
 compare_by_identity!(Checkpoint, bodies: [body], attributes: [policy]);
 
 /// A function with a hand-written backward rule.
@@ -149,6 +166,8 @@ pub struct CustomVjp {
     /// The backward rule.
     pub backward: Arc<Graph>,
 }
+
+crate::ir::op_text!(CustomVjp = "custom-vjp" { primal: body, forward: body, backward: body });
 compare_by_identity!(CustomVjp, bodies: [primal, forward, backward], attributes: []);
 
 /// Checks operands against a body's inputs.

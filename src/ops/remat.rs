@@ -27,6 +27,45 @@ pub enum RematPolicy {
     Any(Vec<RematPolicy>),
 }
 
+impl crate::ir::Attribute for RematPolicy {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        match self {
+            RematPolicy::None => out.push("none"),
+            RematPolicy::Full => out.push("full"),
+            RematPolicy::Dots => out.push("dots"),
+            RematPolicy::DotsWithoutBatch => out.push("dots-without-batch"),
+            RematPolicy::Save(names) => out.call("save", names),
+            RematPolicy::Offload(names) => out.call("offload", names),
+            RematPolicy::SaveExcept(names) => out.call("save-except", names),
+            RematPolicy::Any(policies) => out.call("any", policies),
+        }
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<RematPolicy, crate::ir::GraphTextError> {
+        #[derive(Clone, Copy)]
+        enum Form {
+            Alone(fn() -> RematPolicy),
+            OfNames(fn(Vec<Name>) -> RematPolicy),
+            OfPolicies,
+        }
+        let forms = [
+            ("none", Form::Alone(|| RematPolicy::None)),
+            ("full", Form::Alone(|| RematPolicy::Full)),
+            ("dots", Form::Alone(|| RematPolicy::Dots)),
+            ("dots-without-batch", Form::Alone(|| RematPolicy::DotsWithoutBatch)),
+            ("save", Form::OfNames(RematPolicy::Save)),
+            ("offload", Form::OfNames(RematPolicy::Offload)),
+            ("save-except", Form::OfNames(RematPolicy::SaveExcept)),
+            ("any", Form::OfPolicies),
+        ];
+        match reader.one_of(forms.into_iter())? {
+            Form::Alone(policy) => Ok(policy()),
+            Form::OfNames(policy) => reader.list("(", ")", crate::ir::Attribute::read).map(policy),
+            Form::OfPolicies => reader.list("(", ")", RematPolicy::read).map(RematPolicy::Any),
+        }
+    }
+}
+
 /// Where a value waits for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {

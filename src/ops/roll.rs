@@ -23,6 +23,8 @@ pub struct Roll {
     pub shift: i64,
 }
 
+crate::ir::op_text!(Roll = "roll" { axis: key("axis"), shift: key("shift") });
+
 impl Primitive for Roll {
     fn name(&self) -> &'static str {
         "roll"

@@ -24,6 +24,8 @@ pub struct BroadcastInDim {
     pub mapping: AxisList,
 }
 
+crate::ir::op_text!(BroadcastInDim = "broadcast" { dims: result, mapping: key("axes") });
+
 impl Primitive for BroadcastInDim {
     fn name(&self) -> &'static str {
         "broadcast"
@@ -96,6 +98,8 @@ pub struct Reshape {
     /// Sizes of the result.
     pub dims: Dims,
 }
+
+crate::ir::op_text!(Reshape = "reshape" { dims: result });
 
 impl Primitive for Reshape {
     fn name(&self) -> &'static str {
@@ -218,6 +222,8 @@ pub struct Transpose {
     pub permutation: AxisList,
 }
 
+crate::ir::op_text!(Transpose = "transpose" { permutation: bare });
+
 impl Primitive for Transpose {
     fn name(&self) -> &'static str {
         "transpose"
@@ -286,6 +292,17 @@ pub struct SliceDim {
     pub stride: usize,
 }
 
+impl crate::ir::Attribute for SliceDim {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        out.push(&format!("{}:{}:{}", self.start, self.limit, self.stride));
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<SliceDim, crate::ir::GraphTextError> {
+        let [start, limit, stride] = reader.separated(":")?;
+        Ok(SliceDim { start, limit, stride })
+    }
+}
+
 impl SliceDim {
     /// The whole of a dimension.
     pub(crate) fn whole(size: usize) -> SliceDim {
@@ -303,6 +320,8 @@ pub struct Slice {
     /// One range for each dimension.
     pub ranges: Box<[SliceDim]>,
 }
+
+crate::ir::op_text!(Slice = "slice" { ranges: whole });
 
 impl Primitive for Slice {
     fn name(&self) -> &'static str {
@@ -423,6 +442,20 @@ pub struct PadDim {
     pub interior: usize,
 }
 
+impl crate::ir::Attribute for PadDim {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        out.push(&format!("{}_{}_{}", self.low, self.high, self.interior));
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<PadDim, crate::ir::GraphTextError> {
+        let low = reader.integer("a whole number")?;
+        reader.expect("_")?;
+        let high = reader.integer("a whole number")?;
+        reader.expect("_")?;
+        Ok(PadDim { low, high, interior: reader.integer("a whole number")? })
+    }
+}
+
 impl PadDim {
     /// Adds nothing.
     pub(crate) const NONE: PadDim = PadDim { low: 0, high: 0, interior: 0 };
@@ -444,6 +477,8 @@ pub struct Pad {
     /// One entry for each dimension.
     pub padding: Box<[PadDim]>,
 }
+
+crate::ir::op_text!(Pad = "pad" { padding: whole });
 
 impl Primitive for Pad {
     fn name(&self) -> &'static str {
@@ -590,6 +625,8 @@ pub struct Concatenate {
     pub axis: usize,
 }
 
+crate::ir::op_text!(Concatenate = "concatenate" { axis: key("axis") });
+
 impl Primitive for Concatenate {
     fn name(&self) -> &'static str {
         "concatenate"
@@ -692,6 +729,8 @@ pub struct Reverse {
     /// The dimensions reversed.
     pub axes: AxisList,
 }
+
+crate::ir::op_text!(Reverse = "reverse" { axes: key("axes") });
 
 impl Primitive for Reverse {
     fn name(&self) -> &'static str {

@@ -34,6 +34,8 @@ pub struct Sort {
     pub descending: bool,
 }
 
+crate::ir::op_text!(Sort = "sort" { axis: key("axis"), key_count: key("keys"), descending: flag("descending") });
+
 /// Positions along a dimension, as `s32`.
 fn positions(builder: &mut GraphBuilder, dims: &[usize], axis: usize) -> Result<Value, OpError> {
     builder.push1(Iota { ty: TensorType::new(DType::S32, dims), axis }, &[])
@@ -193,6 +195,8 @@ pub struct TopK {
     /// How many.
     pub k: usize,
 }
+
+crate::ir::op_text!(TopK = "topk" { k: key("k") });
 
 /// Dimension numbers by which indices `[.., k]` select elements along the last dimension of `[.., n]`.
 fn along_last(rank: usize) -> GatherDims {

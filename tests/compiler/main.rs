@@ -2,12 +2,11 @@
 
 mod autodiff;
 mod control_flow;
+mod filetests;
 mod forward_mode;
 mod functions;
 mod library;
 mod passes;
-mod passes_loops;
-mod passes_rules;
 mod random_graphs;
 mod remat;
 mod second_order;

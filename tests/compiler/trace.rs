@@ -614,7 +614,7 @@ fn text_form() {
     }
     "#);
     let graph = trace(|x, y| scope("loss", || grad(x, |x| scope("dot", || x.matmul(y)).sum(..))));
-    let text = graph.expect("trace").to_text(GraphTextOptions { origins: true });
+    let text = graph.expect("trace").to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() });
     let without_lines: Vec<&str> = text.lines().map(|line| line.split(" tests/").next().unwrap_or_default()).collect();
     insta::assert_snapshot!(without_lines.join("\n"), @r#"
     f(%0: f64[2,3] "0", %1: f64[3,2] "1") {

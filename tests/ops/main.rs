@@ -19,5 +19,6 @@ mod reductions;
 mod regions;
 mod sources;
 mod table;
+mod text;
 mod transforms;
 mod windows;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use generate::{Kind, Recipe, Step, graph, graph_and_rows, inputs, recipe};
 use meshloom::autodiff::value_and_grad;
 use meshloom::compile::{LowerOptions, PASSES, lower};
-use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, verify};
+use meshloom::ir::{DType, Graph, GraphBuilder, GraphTextOptions, Literal, PortInfo, TensorType, verify};
 use meshloom::ops::{Call, Op};
 use meshloom::partition::partition;
 use meshloom::passes::{eliminate_dead_code, hoist_invariants};
@@ -101,6 +101,25 @@ fn passes_keep_every_bit() {
         // The order of nodes, and of everything else, is the same in every run.
         let again = optimized(&graph, &[])?;
         if again.to_string() != all.to_string() { Err(format!("{all}\nor\n{again}")) } else { Ok(()) }
+    });
+}
+
+/// Texts read back as the same graphs: as drawn, after all passes, and differentiated.
+#[test]
+fn texts_read_back() {
+    check(1000, |recipe, _| {
+        let drawn = graph(Kind::Any, recipe);
+        let smooth = graph(Kind::Smooth, recipe);
+        let gradient = value_and_grad(&smooth, &float_inputs(&smooth)).map_err(|error| error.to_string())?;
+        for graph in [&optimized(&drawn, &[])?, &drawn, &gradient] {
+            let options = GraphTextOptions { whole_constants: true, ..GraphTextOptions::default() };
+            let text = graph.to_text(options);
+            let read = Graph::from_text(&text).map_err(|error| format!("{error}\n{text}"))?;
+            if read != *graph || read.to_text(options) != text {
+                return Err(format!("{text}\nread as\n{}", read.to_text(options)));
+            }
+        }
+        Ok(())
     });
 }
 

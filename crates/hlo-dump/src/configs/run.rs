@@ -82,7 +82,7 @@ impl Run {
 
     /// meshloom's own graph, as text.
     pub fn graph_text(&self) -> String {
-        self.lowered.emitted().to_text(GraphTextOptions { origins: true })
+        self.lowered.emitted().to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() })
     }
 
     /// Values that our partitioner had to gather for an op, each as a sentence.
