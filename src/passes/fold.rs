@@ -73,8 +73,7 @@ fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
     }
     // Most nodes have an operand that is no constant, which is found before anything is computed.
     let constant = |&operand: &Value| {
-        let is_constant = node.made_by(operand).is_some_and(|(op, _)| op.facts().is_constant());
-        is_constant && small(node.ty_of(operand))
+        small(node.ty_of(operand)) && node.made_by(operand).is_some_and(|(op, _)| op.facts().is_constant())
     };
     if !node.operands().iter().all(constant) {
         return None;
