@@ -4,7 +4,8 @@
 //! cargo bench --bench checkpoint -- [MIB] [DIRECTORY]
 //! ```
 //!
-//! What training waits for is `copied to the host`; writing, which includes hashing and waiting for the disk, goes on beside it.
+//! What training waits for is `copied to the host`; writing, which includes hashing and waiting for the disk, goes on
+//! beside it.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -5,8 +5,9 @@
 //! cargo bench --bench hlo_analysis -- 20 FILE.pb      # 20 rounds; also an HloModuleProto of yours
 //! ```
 //!
-//! A module has layers, as a compiled decoder does: each a matrix product, a fusion with ten instructions in it, an update in
-//! place, a gather over devices and a loop of four iterations whose body has as many; one is scheduled, the other is not.
+//! A module has layers, as a compiled decoder does: each a matrix product, a fusion with ten instructions in it, an
+//! update in place, a gather over devices and a loop of four iterations whose body has as many; one is scheduled, the
+//! other is not.
 
 use std::time::{Duration, Instant};
 

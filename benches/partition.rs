@@ -1,5 +1,5 @@
-//! meshloom's partitioner against XLA's own (GSPMD): the decoder's train step over eight CPU devices, under the meshes of
-//! every preset.
+//! meshloom's partitioner against XLA's own (GSPMD): the decoder's train step over eight CPU devices, under the meshes
+//! of every preset.
 //!
 //! ```text
 //! cargo bench --bench partition                          # the table
@@ -8,9 +8,9 @@
 //! cargo bench --bench partition -- scale [rounds]        # lowering for 8 to 6144 devices; nothing is compiled
 //! ```
 //!
-//! Both sides start from the same traced graph and rules. They take turns, step by step and compile by compile, so that both
-//! see the same machine; times are medians, and a ratio is ours / GSPMD's. What moves is read off both compiled modules by the
-//! same analysis. `MESHLOOM_BENCH_SET` holds config overrides, separated by semicolons.
+//! Both sides start from the same traced graph and rules. They take turns, step by step and compile by compile, so that
+//! both see the same machine; times are medians, and a ratio is ours / GSPMD's. What moves is read off both compiled
+//! modules by the same analysis. `MESHLOOM_BENCH_SET` holds config overrides, separated by semicolons.
 
 mod shared;
 

@@ -6,8 +6,8 @@
 //! cargo bench --bench passes -- lowering [rounds]    # Llama 3 405B's shape; nothing is compiled
 //! ```
 //!
-//! `MESHLOOM_BENCH_SET` holds config overrides, separated by commas. Variants take turns, so that all see the same machine;
-//! printed are the smallest and the median.
+//! `MESHLOOM_BENCH_SET` holds config overrides, separated by commas. Variants take turns, so that all see the same
+//! machine; printed are the smallest and the median.
 
 mod shared;
 

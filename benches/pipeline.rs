@@ -1,15 +1,16 @@
-//! meshloom's pipeline against the same one in JAX, partitioned by XLA (benches/jax/pipeline.py), over eight CPU devices: the gradient
-//! of a mean square through eight or four Llama-like layers, from the same weights and inputs.
+//! meshloom's pipeline against the same one in JAX, partitioned by XLA (benches/jax/pipeline.py), over eight CPU
+//! devices: the gradient of a mean square through eight or four Llama-like layers, from the same weights and inputs.
 //!
 //! ```text
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline             # both configs, all plans, three rounds
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench --bench pipeline -- 10 B bsw  # ten rounds of one
 //! ```
 //!
-//! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4 microbatches; both two
-//! repeats, everything rematerialized. JAX's process steps in turn with ours, so that both see the same machine; ratios are
-//! ours / JAX's. What moves is read off both compiled modules by the same analysis. The frontend is from closure to serialized HLO
-//! here, trace and lowering there; each is the first in its process. Without a Python that has JAX, ours alone is printed.
+//! Configs: A is 8 layers over 4 stages x 2 fsdp, 8 microbatches; B 4 layers over 2 stages x 2 data x 2 fsdp, 4
+//! microbatches; both two repeats, everything rematerialized. JAX's process steps in turn with ours, so that both see
+//! the same machine; ratios are ours / JAX's. What moves is read off both compiled modules by the same analysis. The
+//! frontend is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without
+//! a Python that has JAX, ours alone is printed.
 
 mod shared;
 

@@ -1,4 +1,5 @@
-//! Gradients: `value_and_grad`, a hand-written rule with `custom_vjp`, and what `checkpoint` keeps for the backward pass.
+//! Gradients: `value_and_grad`, a hand-written rule with `custom_vjp`, and what `checkpoint` keeps for the backward
+//! pass.
 //!
 //! ```text
 //! cargo run --release --example 02_differentiate

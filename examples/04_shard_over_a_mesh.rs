@@ -1,4 +1,5 @@
-//! One program over eight devices: names on dimensions, rules that map them to mesh axes, where the pieces lie, and what moves.
+//! One program over eight devices: names on dimensions, rules that map them to mesh axes, where the pieces lie, and
+//! what moves.
 //!
 //! ```text
 //! cargo run --release --example 04_shard_over_a_mesh
@@ -67,8 +68,8 @@ fn main() -> Result<(), Error> {
         loss.get()?
     );
 
-    // meshloom put the collectives in, so they are known before XLA sees the program: `explicit` above. Without it, XLA would
-    // partition the program by annotations.
+    // meshloom put the collectives in, so they are known before XLA sees the program: `explicit` above. Without it, XLA
+    // would partition the program by annotations.
     println!("\n-- collectives\n{}", lowered.collectives());
     Ok(())
 }

@@ -9,6 +9,7 @@ use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::DType::F32;
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, ReduceScatter};
+use meshloom::partition::PartitionError;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Init, Param, Tensor, TensorSpec, scan, scope, value_and_grad};
 
@@ -80,7 +81,7 @@ fn main() -> Result<(), Error> {
         println!("warning: {warning}");
     }
     match partition(sorted.graph(), &[], true) {
-        Err(Error::Replication(fallbacks)) => println!("denied: {}", Error::Replication(fallbacks)),
+        Err(error @ Error::Partition(PartitionError::Replication(_))) => println!("denied: {error}"),
         Err(error) => return Err(error),
         Ok(_) => println!("nothing had to be gathered"),
     }

@@ -4,7 +4,8 @@
 //! cargo run --release --example 09_read_any_hlo
 //! ```
 //!
-//! The module is a JAX program (layers scanned, rematerialized, FSDP over four of eight devices), as XLA compiled it for a TPU v5e.
+//! The module is a JAX program (layers scanned, rematerialized, FSDP over four of eight devices), as XLA compiled it
+//! for a TPU v5e.
 
 use meshloom::hlo::analysis::{Chip, CostOptions, collectives, cost, device_count, memory};
 use meshloom::hlo::read::{Limits, read};

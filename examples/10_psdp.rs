@@ -1,5 +1,6 @@
-//! Partially sharded data parallelism: two replicas that a slow link joins, four devices each. Parameters are whole in each replica,
-//! the optimizer's state is split over both, and a batch is worked off in microbatches: the link is crossed once a step.
+//! Partially sharded data parallelism: two replicas that a slow link joins, four devices each. Parameters are whole in
+//! each replica, the optimizer's state is split over both, and a batch is worked off in microbatches: the link is
+//! crossed once a step.
 //!
 //! ```text
 //! cargo run --release --example 10_psdp

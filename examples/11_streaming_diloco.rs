@@ -1,5 +1,5 @@
-//! DiLoCo and Streaming DiLoCo: two replicas of a small decoder on four devices each, which train on their own and sync now and then.
-//! Their losses, and what goes between them after each step.
+//! DiLoCo and Streaming DiLoCo: two replicas of a small decoder on four devices each, which train on their own and sync
+//! now and then. Their losses, and what goes between them after each step.
 //!
 //! ```text
 //! cargo run --release --example 11_streaming_diloco

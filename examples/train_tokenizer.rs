@@ -1,7 +1,7 @@
 //! How `examples/data/austen.tokenizer.json` was made: byte-level BPE with 1024 tokens, trained on the text beside it.
 //!
 //! ```text
-//! cargo run --release --example train_tokenizer
+//! cargo run --release -p meshloom-examples --features tokenizers --example train_tokenizer
 //! ```
 //!
 //! Use it with `--set data.tokenizer=examples/data/austen.tokenizer.json --set model.vocab=1024`.

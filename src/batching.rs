@@ -27,8 +27,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::autodiff::place;
-use crate::ir::{Graph, GraphBuilder, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{Graph, GraphBuilder, InternalError, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
 /// The dimension that a batch runs along.
@@ -198,10 +197,13 @@ fn walk(
         let operand = |value: &Value| Batched { value: map.get(*value), batched: batched[value.index()] };
         let operands: SmallVec<[Batched; 4]> = node.operands().iter().map(operand).collect();
         let outer = builder.origin();
-        builder.set_origin(place(node, outer.phase));
+        builder.set_origin(node.origin().copied_in(outer.phase));
         let results = batch_node(builder, node, &operands, mapping)?;
         builder.set_origin(outer);
-        debug_assert_eq!(results.len(), node.results().len(), "{} states each of its results", node.op().name());
+        if results.len() != node.results().len() {
+            let expected = format!("{} results of its batching rule, not {}", node.results().len(), results.len());
+            return Err(InternalError::new(node.op().name(), expected).at(node.origin()).into());
+        }
         for (old, new) in node.results().zip(results) {
             map.set(old, new.value);
             batched[old.index()] = new.batched;
@@ -217,12 +219,14 @@ fn batch_node(
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<SmallVec<[Batched; 2]>, OpError> {
-    let Some(primitive) = node.op().as_primitive() else {
-        return regions::batch(builder, node.op(), operands, mapping);
-    };
+    if let Some(op) = node.op().region_kind() {
+        return regions::batch(builder, op, operands, mapping);
+    }
     let size = mapping.axis.size;
     let mut context = BatchContext { builder, size, operands, results: SmallVec::new(), mapping };
-    primitive.batch(&mut context)?;
+    if let Some(primitive) = node.op().as_primitive() {
+        primitive.batch(&mut context)?;
+    }
     Ok(context.results)
 }
 

@@ -56,8 +56,8 @@
 //!
 //! # Errors
 //!
-//! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong tensor
-//! operation poisons its result, and whoever started the trace gets the first error with the line it came from.
+//! Every error is a variant of [`Error`], which says whose fault it is. No input makes the library panic. A wrong
+//! tensor operation poisons its result, and whoever started the trace gets the first error with the line it came from.
 
 // A library neither panics nor prints. Its unit tests, examples and benches may.
 #![cfg_attr(

@@ -14,7 +14,8 @@ pub struct Jax {
 }
 
 impl Jax {
-    /// Starts a script with `--serve`; also returns what it says when it is ready. `MESHLOOM_BENCH_PYTHON` names the Python.
+    /// Starts a script with `--serve`; also returns what it says when it is ready. `MESHLOOM_BENCH_PYTHON` names the
+    /// Python.
     pub fn start(script: &str, options: &[String]) -> anyhow::Result<(Jax, String)> {
         let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("jax").join(script);

@@ -3,7 +3,6 @@
 use smallvec::SmallVec;
 
 use super::forward_regions::{self, JvpCache};
-use super::tape::place;
 use crate::ir::{Graph, GraphBuilder, OpError, TensorType, TypeError, Value, ValueMap, Values};
 use crate::ops::Op;
 
@@ -102,11 +101,11 @@ pub fn jvp(
     arguments: &[Value],
     tangents: &[Option<Value>],
 ) -> Result<(Values, Vec<Option<Value>>), OpError> {
-    walk(builder, graph, arguments, tangents, &JvpCache::default())
+    walk(builder, graph, arguments, tangents, &JvpCache::new(walk))
 }
 
 /// As [`jvp`], with the functions called so far.
-pub(super) fn walk(
+fn walk(
     builder: &mut GraphBuilder,
     graph: &Graph,
     arguments: &[Value],
@@ -129,24 +128,21 @@ pub(super) fn walk(
         let mut found: SmallVec<[Option<Value>; 2]> = SmallVec::from_elem(None, node.results().len());
         let operands: Values = node.operands().iter().map(|&value| map.get(value)).collect();
         let outer = builder.origin();
-        match node.op().as_primitive() {
-            Some(primitive) => {
-                let results = builder.copy_node(graph, node, &mut map);
-                builder.set_origin(place(node, outer.phase));
-                primitive.jvp(&mut JvpContext {
-                    builder,
-                    operands: &operands,
-                    results: &results,
-                    tangents: &incoming,
-                    found: &mut found,
-                })?;
-            }
-            None => {
-                builder.set_origin(place(node, outer.phase));
-                let (results, outgoing) = forward_regions::jvp(builder, node.op(), &operands, &incoming, cache)?;
-                node.results().zip(results).for_each(|(old, new)| map.set(old, new));
-                found.copy_from_slice(&outgoing);
-            }
+        if let Some(primitive) = node.op().as_primitive() {
+            let results = builder.copy_node(graph, node, &mut map);
+            builder.set_origin(node.origin().copied_in(outer.phase));
+            primitive.jvp(&mut JvpContext {
+                builder,
+                operands: &operands,
+                results: &results,
+                tangents: &incoming,
+                found: &mut found,
+            })?;
+        } else if let Some(op) = node.op().region_kind() {
+            builder.set_origin(node.origin().copied_in(outer.phase));
+            let (results, outgoing) = forward_regions::jvp(builder, op, &operands, &incoming, cache)?;
+            node.results().zip(results).for_each(|(old, new)| map.set(old, new));
+            found.copy_from_slice(&outgoing);
         }
         builder.set_origin(outer);
         for (result, tangent) in node.results().zip(found) {

@@ -10,18 +10,24 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::regions::{cond_activity, scan_activity, while_activity};
-use super::{forward, linear};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, Value, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
+use super::activity::region_activity;
+use super::linear;
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, Value, Values};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan, While};
 
 /// Results, and their tangents where there are any.
 type Outcome = (Values, Vec<Option<Value>>);
 
 /// Called functions with tangents, for each activity of their inputs; the originals are held so that their addresses stay
 /// theirs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct JvpCache(Rc<RefCell<FxHashMap<Key, Known>>>);
+#[derive(Clone, Debug)]
+pub(super) struct JvpCache {
+    /// The walk over a body (`forward.rs`), which hands itself down to the ops that it meets.
+    walk: Walk,
+    functions: Rc<RefCell<FxHashMap<Key, Known>>>,
+}
+
+type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Result<Outcome, OpError>;
 
 type Key = (*const Graph, Vec<bool>);
 type Known = (Arc<Graph>, Pushed);
@@ -33,29 +39,34 @@ struct Pushed {
     active: Vec<bool>,
 }
 
+impl JvpCache {
+    /// Of no function yet.
+    pub(super) fn new(walk: Walk) -> JvpCache {
+        JvpCache { walk, functions: Rc::default() }
+    }
+}
+
 /// The results of an op with regions, and their tangents.
 pub(super) fn jvp(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: RegionKind<'_>,
     operands: &[Value],
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
     match op {
-        Op::Call(call) => jvp_call(builder, call, operands, tangents, cache),
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Call(call) => jvp_call(builder, call, operands, tangents, cache),
+        RegionKind::Checkpoint(checkpoint) => {
             let all = whole(operands.len());
             let pushed = push_body(&checkpoint.body, &flags(tangents), |_| false, (&all, None), cache)?;
             let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
             let results = builder.push(op, &grouped(operands, tangents, &all))?;
-            Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+            ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
         }
-        Op::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
-        Op::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
-        Op::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
-        Op::While(op) => jvp_while(builder, op, operands, tangents, cache),
-        // Every other op is a primitive, which never comes here.
-        op => Ok((builder.push(op.clone(), operands)?, vec![None; operands.len()])),
+        RegionKind::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
+        RegionKind::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
+        RegionKind::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
+        RegionKind::While(op) => jvp_while(builder, op, operands, tangents, cache),
     }
 }
 
@@ -78,14 +89,20 @@ fn grouped(values: &[Value], tangents: &[Option<Value>], groups: &[Range<usize>]
 }
 
 /// The reverse of [`grouped`], where the marked values have tangents.
-fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Outcome {
+fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Result<Outcome, OpError> {
     let mut ports = ports.iter().copied();
+    let missing = || InternalError::new("a body with tangents", "a port for each value and each tangent");
+    let mut next = || ports.next().ok_or_else(missing);
     let (mut values, mut tangents) = (Values::new(), Vec::new());
     for group in groups {
-        values.extend(ports.by_ref().take(group.len()));
-        tangents.extend(active[group.clone()].iter().map(|&active| active.then(|| ports.next()).flatten()));
+        for _ in group.clone() {
+            values.push(next()?);
+        }
+        for &active in &active[group.clone()] {
+            tangents.push(active.then(&mut next).transpose()?);
+        }
     }
-    (values, tangents)
+    Ok((values, tangents))
 }
 
 /// Inputs for a body's values and, where active, their tangents, in the order of [`grouped`].
@@ -115,7 +132,7 @@ fn push_body(
 ) -> Result<Pushed, OpError> {
     let mut builder = GraphBuilder::new(format!("{}_jvp", body.name()));
     let (arguments, tangents) = declare(&mut builder, body, active, inputs);
-    let (values, mut tangents) = forward::walk(&mut builder, body, &arguments, &tangents, cache)?;
+    let (values, mut tangents) = (cache.walk)(&mut builder, body, &arguments, &tangents, cache)?;
     for (index, tangent) in tangents.iter_mut().enumerate() {
         if required(index) && tangent.is_none() {
             *tangent = Some(builder.zeros_like(values[index]));
@@ -134,18 +151,18 @@ fn jvp_call(
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
     let key = (Arc::as_ptr(&call.function), flags(tangents));
-    let known = cache.0.borrow().get(&key).map(|(_, pushed)| pushed.clone());
+    let known = cache.functions.borrow().get(&key).map(|(_, pushed)| pushed.clone());
     let all = whole(operands.len());
     let pushed = match known {
         Some(pushed) => pushed,
         None => {
             let pushed = push_body(&call.function, &key.1, |_| false, (&all, None), cache)?;
-            cache.0.borrow_mut().insert(key, (call.function.clone(), pushed.clone()));
+            cache.functions.borrow_mut().insert(key, (call.function.clone(), pushed.clone()));
             pushed
         }
     };
     let results = builder.push(Call { function: pushed.graph }, &grouped(operands, tangents, &all))?;
-    Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+    ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
 }
 
 fn jvp_cond(
@@ -155,7 +172,7 @@ fn jvp_cond(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let active = cond_activity(cond, &flags(tangents));
+    let active = region_activity(cond.clone(), &flags(tangents)).results;
     let all = whole(operands.len() - 1);
     let branches = cond.branches.iter().map(|branch| {
         Ok(push_body(branch, &flags(&tangents[1..]), |output| active[output], (&all, None), cache)?.graph)
@@ -164,7 +181,7 @@ fn jvp_cond(
     let mut ports = vec![operands[0]];
     ports.extend(grouped(&operands[1..], &tangents[1..], &all));
     let results = builder.push(op, &ports)?;
-    Ok(ungrouped(&results, &active, &whole(active.len())))
+    ungrouped(&results, &active, &whole(active.len()))
 }
 
 fn jvp_scan(
@@ -174,7 +191,7 @@ fn jvp_scan(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let (active, _) = scan_activity(scan, &flags(tangents));
+    let active = region_activity(scan.clone(), &flags(tangents)).inputs.swap_remove(0);
     let (invariants, carries) = (scan.invariant_count, scan.carry_count);
     let inputs = [0..invariants, invariants..invariants + carries, invariants + carries..operands.len()];
     let outputs = [0..carries, carries..scan.body.outputs().len()];
@@ -188,7 +205,7 @@ fn jvp_scan(
         ..scan.clone()
     };
     let results = builder.push(op, &grouped(operands, &tangents, &inputs))?;
-    Ok(ungrouped(&results, &pushed.active, &outputs))
+    ungrouped(&results, &pushed.active, &outputs)
 }
 
 fn jvp_while(
@@ -198,7 +215,7 @@ fn jvp_while(
     tangents: &[Option<Value>],
     cache: &JvpCache,
 ) -> Result<Outcome, OpError> {
-    let (active, _) = while_activity(op, &flags(tangents));
+    let active = region_activity(op.clone(), &flags(tangents)).inputs.swap_remove(0);
     let invariants = op.invariant_count;
     let groups = [0..invariants, invariants..operands.len()];
     let pushed = push_body(&op.body, &active, |output| active[invariants + output], (&groups, None), cache)?;
@@ -212,7 +229,7 @@ fn jvp_while(
         invariant_count: invariants + count(&active[groups[0].clone()]),
     };
     let results = builder.push(op, &grouped(operands, &tangents, &groups))?;
-    Ok(ungrouped(&results, &pushed.active, &whole(pushed.active.len())))
+    ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
 }
 
 fn count(flags: &[bool]) -> usize {

@@ -5,15 +5,15 @@
 //! is recorded again for the backward pass, [`Kept`] puts the slots' values in the place of what computed them, in the same
 //! way from the outside in.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::regions::CallCache;
 use crate::ir::{Graph, GraphBuilder, Name, Node, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap, Values};
-use crate::ops::{Call, Cond, Memory, MoveTo, Op, RematPolicy, Scan};
+use crate::ops::{Call, Executions, Memory, MoveTo, Op, RematPolicy};
 
 /// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.
 #[derive(Debug)]
@@ -55,8 +55,8 @@ fn looked_into(op: &Op) -> SmallVec<[&Arc<Graph>; 2]> {
     match op {
         // What runs under differentiation is the forward rule.
         Op::CustomVjp(op) => SmallVec::from_slice(&[&op.forward]),
-        // How often a while runs is not known, so there is no room for what it would keep.
-        Op::While(_) => SmallVec::new(),
+        // There is no room for what a loop would keep of which nobody knows how often it runs.
+        op if op.executions(0) == Executions::Unknown => SmallVec::new(),
         op => op.regions().collect(),
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn unify(lists: &[Vec<TensorType>]) -> (Vec<TensorType>, Vec<Vec<usiz
 
 impl Nested {
     /// The policy that keeps them.
-    pub(super) fn policy(&self) -> Option<&RematPolicy> {
+    fn policy(&self) -> Option<&RematPolicy> {
         self.bodies.first().map(|body| &body.policy)
     }
 }
@@ -127,20 +127,11 @@ impl Keeping {
         for (node, bodies) in inside {
             let (inner_types, slots) = unify(&bodies.iter().map(|body| body.types.clone()).collect::<Vec<_>>());
             let start = keeping.types.len();
-            keeping.types.extend(inner_types.iter().map(|ty| outside(node.op(), ty)));
+            keeping.types.extend(inner_types.iter().map(|ty| node.op().type_outside(ty)));
             keeping.nested.insert(node.id, Rc::new(Nested { bodies, slots, inner_types, start }));
         }
         keeping
     }
-}
-
-/// The type outside a region of what has type `ty` inside.
-fn outside(op: &Op, ty: &TensorType) -> TensorType {
-    let mut ty = ty.clone();
-    if let Op::Scan(scan) = op {
-        ty.dims.insert(0, scan.length);
-    }
-    ty
 }
 
 impl Kept {
@@ -169,7 +160,7 @@ pub(super) fn at_node(kept: &[Kept], node: Node) -> Vec<NodeKept> {
 
 impl NodeKept {
     /// The policy that keeps them.
-    pub(super) fn policy(&self) -> Option<&RematPolicy> {
+    fn policy(&self) -> Option<&RematPolicy> {
         self.plan.policy()
     }
 
@@ -193,7 +184,7 @@ pub(super) fn copy(
     map: &mut ValueMap,
     kept: &[Kept],
     export: &Keeping,
-    calls: &CallCache,
+    copies: &Copies,
 ) -> Result<Vec<Value>, OpError> {
     for kept in kept {
         kept.preset(builder, map)?;
@@ -211,7 +202,7 @@ pub(super) fn copy(
             map,
             &at_node(kept, node.id),
             nested.map(|nested| &**nested),
-            calls,
+            copies,
         )?);
     }
     let own = export.own.iter().map(|&(value, memory)| match memory {
@@ -231,7 +222,7 @@ pub(super) fn copy_node(
     map: &mut ValueMap,
     kept: &[NodeKept],
     export: Option<&Nested>,
-    calls: &CallCache,
+    copies: &Copies,
 ) -> Result<Vec<Value>, OpError> {
     if kept.is_empty() && export.is_none() {
         builder.copy_node(graph, node, map);
@@ -240,23 +231,22 @@ pub(super) fn copy_node(
     let mut operands: Vec<Value> = node.operands().iter().map(|&value| map.get(value)).collect();
     operands.extend(kept.iter().flat_map(|kept| &kept.values));
     let outer = builder.origin();
-    builder.set_origin(super::tape::place(node, outer.phase));
-    let body = |index: usize, body: &Arc<Graph>| copy_body(index, body, kept, export, calls);
+    builder.set_origin(node.origin().copied_in(outer.phase));
+    let body = |index: usize, body: &Arc<Graph>| Ok(Arc::new(copy_body(index, body, kept, export, copies)?));
     let results: Values = match node.op() {
-        Op::Scan(scan) => builder.push(Scan { body: Arc::new(body(0, &scan.body)?), ..scan.clone() }, &operands)?,
-        Op::Cond(cond) => {
-            let branches = cond.branches.iter().enumerate();
-            let branches = branches.map(|(index, branch)| Ok(Arc::new(body(index, branch)?)));
-            builder.push(Cond { branches: branches.collect::<Result<_, OpError>>()? }, &operands)?
-        }
         Op::Call(call) => {
-            let function = calls.copied(&call.function, kept, export, || body(0, &call.function))?;
+            let function = copies.of(&call.function, kept, export, || body(0, &call.function))?;
             builder.push(Call { function }, &operands)?
         }
-        Op::Checkpoint(checkpoint) => builder.inline(&body(0, &checkpoint.body)?, &operands),
-        Op::CustomVjp(custom) => builder.inline(&body(0, &custom.forward)?, &operands),
-        // Policies look into no other op.
-        op => builder.push(op.clone(), &operands)?,
+        op => match (op.is_wrapper(), &looked_into(op)[..]) {
+            (true, &[inner]) => builder.inline(&*body(0, inner)?, &operands),
+            (_, bodies) if !bodies.is_empty() => {
+                let op = op.try_map_regions(body)?;
+                builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?
+            }
+            // Policies look into no other op.
+            _ => builder.push(op.clone(), &operands)?,
+        },
     };
     builder.set_origin(outer);
     for (old, &new) in node.results().zip(&results) {
@@ -274,7 +264,7 @@ fn copy_body(
     body: &Graph,
     kept: &[NodeKept],
     export: Option<&Nested>,
-    calls: &CallCache,
+    copies: &Copies,
 ) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
     let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
@@ -282,12 +272,44 @@ fn copy_body(
     let kept = inside_body(&mut builder, index, kept);
     let nothing = Keeping::nothing();
     let plan = export.map_or(&nothing, |export| &*export.bodies[index]);
-    let slots = copy(&mut builder, body, &mut map, &kept, plan, calls)?;
+    let slots = copy(&mut builder, body, &mut map, &kept, plan, copies)?;
     let mut outputs: Vec<Value> = body.outputs().iter().map(|&value| map.get(value)).collect();
     if let Some(export) = export {
         outputs.extend(spread(&mut builder, &slots, &export.slots[index], &export.inner_types));
     }
     Ok(builder.finish_body(outputs))
+}
+
+/// Functions copied so far, with all that the copy depends on, so that calls that agree in it share one. The originals are
+/// held so that their addresses stay theirs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Copies(Rc<RefCell<FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>>>);
+
+/// Function; by which policies values inside have been kept; by which they are to be.
+type CopyKey = (*const Graph, Vec<RematPolicy>, Option<RematPolicy>);
+
+/// The policies that have kept something.
+pub(super) fn policies(kept: &[NodeKept]) -> Vec<RematPolicy> {
+    kept.iter().filter_map(NodeKept::policy).cloned().collect()
+}
+
+impl Copies {
+    /// The copy of a function that `make` makes, once for equal policies.
+    fn of(
+        &self,
+        function: &Arc<Graph>,
+        kept: &[NodeKept],
+        export: Option<&Nested>,
+        make: impl FnOnce() -> Result<Arc<Graph>, OpError>,
+    ) -> Result<Arc<Graph>, OpError> {
+        let key = (Arc::as_ptr(function), policies(kept), export.and_then(Nested::policy).cloned());
+        if let Some((_, copy)) = self.0.borrow().get(&key) {
+            return Ok(copy.clone());
+        }
+        let copy = make()?;
+        self.0.borrow_mut().insert(key, (function.clone(), copy.clone()));
+        Ok(copy)
+    }
 }
 
 /// Adds inputs for the slots of a node to one of its bodies.

@@ -1,6 +1,6 @@
-//! Linear transposition: the pullback of a linear function, which needs no point to be taken at.
+//! Linear transposition: the pullback of a linear function, which does not depend on a point.
 //!
-//! That a function is linear is read off its graph ([`check`]), op by op:
+//! [`check`] proves from the graph, op by op, that a function is linear:
 //! - an op's pullback must not read a value that depends on the linear inputs: the derivative would not be constant;
 //! - nothing that depends on them may get in by ways without a derivative (comparisons, integers, `stop_gradient`);
 //! - where the linear inputs are zero, so is every value that they reach: a constant that is added in makes it affine.
@@ -9,11 +9,11 @@
 
 use smallvec::SmallVec;
 
-use super::VjpContext;
-use super::regions::scan_activity;
-use super::tape::{Tape, activity, demand};
-use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TypeError, Value, Values};
-use crate::ops::{Binary, BinaryKind, Cond, CustomVjp, Op, Primitive, Scan, Unary, UnaryKind};
+use super::activity::{activity, demand, region_activity};
+use super::context::VjpContext;
+use super::tape::Tape;
+use crate::ir::{Graph, GraphBuilder, NodeRef, OpError, PortInfo, TensorType, TypeError, Value, Values};
+use crate::ops::{Analysis, Binary, BinaryKind, CustomVjp, Executions, Op, Primitive, Unary, UnaryKind, ValueFacts};
 
 /// Pushes the transpose of `graph` with respect to the inputs that have no operand: from one cotangent for each output
 /// (`None` for zero) to one for each input.
@@ -29,9 +29,8 @@ pub fn transpose(
     let linear: Vec<bool> = operands.iter().map(Option::is_none).collect();
     let wanted: Vec<bool> = cotangents.iter().map(Option::is_some).collect();
     check(graph, &linear, &wanted)?;
-    let mut argument = |(operand, ty): (&Option<Value>, &crate::ir::TensorType)| {
-        operand.unwrap_or_else(|| builder.splat(ty.clone(), 0.0))
-    };
+    let mut argument =
+        |(operand, ty): (&Option<Value>, &TensorType)| operand.unwrap_or_else(|| builder.splat(ty.clone(), 0.0));
     let arguments: Vec<Value> = operands.iter().zip(graph.input_types()).map(&mut argument).collect();
     Tape::record(builder, graph, &arguments, &linear, &wanted)?.pullback(builder, cotangents)
 }
@@ -42,8 +41,8 @@ pub fn transpose(
 /// The first op that is not.
 pub fn check(graph: &Graph, linear: &[bool], wanted: &[bool]) -> Result<(), OpError> {
     check_body(graph, linear, linear, linear, wanted)?;
-    let zero = Flow::new(Fact::Zero).through(graph, linear);
-    let depends = Flow::new(Fact::Depends).through(graph, linear);
+    let zero = Fact::Zero.values(graph, linear);
+    let depends = Fact::Depends.values(graph, linear);
     let active = activity(graph, linear);
     for (&output, _) in graph.outputs().iter().zip(wanted).filter(|(_, wanted)| **wanted) {
         if depends[output.index()] && !active[output.index()] {
@@ -77,8 +76,8 @@ fn refuse_node(graph: &Graph, node: NodeRef<'_>, reason: &'static str) -> OpErro
 /// Checks each op of a graph that a cotangent reaches. Of the inputs is known which depend on the linear ones, by any way
 /// and differentiably, and which are zero when these are.
 fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], wanted: &[bool]) -> Result<(), OpError> {
-    let depends = Flow::new(Fact::Depends).through(graph, depends);
-    let zero = Flow::new(Fact::Zero).through(graph, zero);
+    let depends = Fact::Depends.values(graph, depends);
+    let zero = Fact::Zero.values(graph, zero);
     let active = activity(graph, active);
     let reached = demand(graph, &active, wanted);
     let flags = |node: NodeRef<'_>, of: &[bool]| -> Vec<bool> {
@@ -92,38 +91,29 @@ fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], w
         }
         let wanted: Vec<bool> = node.results().map(|result| reached[result.index()]).collect();
         let [depends_in, active_in, zero_in] = [&depends, &active, &zero].map(|of| flags(node, of));
-        let inside = |body: &Graph, depends: &[bool], active: &[bool], zero: &[bool]| {
-            check_body(body, depends, active, zero, &wanted)
-        };
-        match node.op() {
-            Op::Call(call) => inside(&call.function, &depends_in, &active_in, &zero_in)?,
-            Op::Checkpoint(checkpoint) => inside(&checkpoint.body, &depends_in, &active_in, &zero_in)?,
-            Op::Cond(cond) => {
-                for branch in &cond.branches {
-                    inside(branch, &depends_in[1..], &active_in[1..], &zero_in[1..])?;
+        match (node.op(), node.op().as_primitive()) {
+            (_, Some(primitive)) => {
+                if let Some(reason) = why_not_linear(graph, node, primitive, &depends_in, &wanted)? {
+                    return Err(refuse_node(graph, node, reason));
                 }
             }
-            Op::CustomVjp(custom) => {
+            (Op::CustomVjp(custom), None) => {
                 if custom_reads(custom, &depends_in) {
                     return Err(refuse_node(graph, node, NOT_CONSTANT));
                 }
             }
-            Op::Scan(scan) => {
-                let (active_in, _) = scan_activity(scan, &active_in);
-                let depends_in = Flow::new(Fact::Depends).into_loop(scan, &depends_in);
-                // What is zero in the first iteration: if an op of the body adds something, it is found here.
-                // A carry's cotangent goes from iteration to iteration, whether or not its last value is wanted.
-                let wanted: Vec<bool> =
-                    wanted.iter().enumerate().map(|(index, &wanted)| wanted || index < scan.carry_count).collect();
-                check_body(&scan.body, &depends_in, &active_in, &zero_in, &wanted)?;
-            }
-            op => {
-                if let Some(primitive) = op.as_primitive()
-                    && let Some(reason) = why_not_linear(graph, node, primitive, &depends_in, &wanted)?
-                {
-                    return Err(refuse_node(graph, node, reason));
+            (op, None) if Fact::Zero.looks_into(op) => {
+                let (depends, active) =
+                    (Fact::Depends.through(op, &depends_in), region_activity(op.clone(), &active_in));
+                for (region, body) in op.regions().enumerate() {
+                    // What is zero in the first iteration: if an op of the body adds something, it is found here.
+                    let zero = op.entering(region, &zero_in);
+                    let wanted = wanted_outputs(op, region, body, &wanted);
+                    check_body(body, &depends.inputs[region], &active.inputs[region], &zero, &wanted)?;
                 }
             }
+            // How often it runs may depend on anything: below, its results count as not zero.
+            _ => {}
         }
         let zeros_in = node.operands().iter().all(|value| !depends[value.index()] || zero[value.index()]);
         let not_zero = node.results().any(|result| reached[result.index()] && !zero[result.index()]);
@@ -181,12 +171,24 @@ fn is_shape_only(op: &Op) -> bool {
 
 /// Whether a hand-written backward rule reads residuals that depend on the operands marked.
 fn custom_reads(custom: &CustomVjp, depends: &[bool]) -> bool {
-    let forward = Flow::new(Fact::Depends).through(&custom.forward, depends);
+    let forward = Fact::Depends.values(&custom.forward, depends);
     let residuals = &custom.forward.outputs()[custom.primal.outputs().len()..];
     let mut inputs: Vec<bool> = residuals.iter().map(|value| forward[value.index()]).collect();
     inputs.resize(custom.backward.inputs().len(), false);
-    let backward = Flow::new(Fact::Depends).through(&custom.backward, &inputs);
+    let backward = Fact::Depends.values(&custom.backward, &inputs);
     custom.backward.outputs().iter().any(|value| backward[value.index()])
+}
+
+/// Which outputs of a region get a cotangent where the results marked do. A carry's goes from iteration to iteration, whether
+/// or not its last value is wanted.
+fn wanted_outputs(op: &Op, region: usize, body: &Graph, results: &[bool]) -> Vec<bool> {
+    let mut wanted = vec![false; body.outputs().len()];
+    for edge in op.edges() {
+        let is_wanted = edge.is_carried() || edge.result().is_some_and(|result| results[result]);
+        let ports = edge.outputs.iter().filter(|port| port.region == region);
+        ports.for_each(|port| wanted[port.index] = is_wanted);
+    }
+    wanted
 }
 
 /// What is followed through a graph.
@@ -198,75 +200,41 @@ enum Fact {
     Zero,
 }
 
-#[derive(Clone, Copy)]
-struct Flow(Fact);
+impl Analysis for Fact {
+    type Fact = bool;
 
-impl Flow {
-    fn new(fact: Fact) -> Flow {
-        Flow(fact)
-    }
+    const CARRY_IS_ONE: bool = false;
 
-    /// For each value of the graph, whether the fact holds of it.
-    fn through(self, graph: &Graph, inputs: &[bool]) -> Vec<bool> {
-        let mut holds = vec![false; graph.value_count()];
-        graph.inputs().iter().zip(inputs).for_each(|(input, &flag)| holds[input.index()] = flag);
-        for node in graph.nodes() {
-            let operands: SmallVec<[bool; 8]> = node.operands().iter().map(|value| holds[value.index()]).collect();
-            let results = self.of_node(node.op(), &operands, node.results().len());
-            for (result, flag) in node.results().zip(results) {
-                // Indices and flags are zero in no sense that matters here.
-                holds[result.index()] = flag && (self.0 == Fact::Depends || graph.ty(result).dtype.is_float());
-            }
-        }
-        holds
-    }
-
-    fn outputs(self, graph: &Graph, inputs: &[bool]) -> Vec<bool> {
-        let holds = self.through(graph, inputs);
-        graph.outputs().iter().map(|output| holds[output.index()]).collect()
-    }
-
-    fn of_node(self, op: &Op, operands: &[bool], result_count: usize) -> Vec<bool> {
-        match op {
-            Op::Call(call) => self.outputs(&call.function, operands),
-            Op::Checkpoint(checkpoint) => self.outputs(&checkpoint.body, operands),
-            Op::CustomVjp(custom) => self.outputs(&custom.primal, operands),
-            Op::Cond(cond) => self.of_cond(cond, operands, result_count),
-            Op::Scan(scan) => self.outputs(&scan.body, &self.into_loop(scan, operands)),
-            Op::Barrier(_) => operands.to_vec(),
-            _ if self.0 == Fact::Depends => vec![operands.contains(&true); result_count],
-            // How often a while runs may decide about its results.
-            Op::While(_) => vec![false; result_count],
-            op => vec![is_zero(op, operands); result_count],
+    fn join(&self, one: bool, other: &bool) -> bool {
+        match self {
+            Fact::Depends => one | other,
+            Fact::Zero => one & other,
         }
     }
 
-    fn of_cond(self, cond: &Cond, operands: &[bool], result_count: usize) -> Vec<bool> {
-        let branches: Vec<Vec<bool>> =
-            cond.branches.iter().map(|branch| self.outputs(branch, &operands[1..])).collect();
-        let result = |index: usize| match self.0 {
-            Fact::Depends => operands[0] || branches.iter().any(|branch| branch[index]),
-            Fact::Zero => branches.iter().all(|branch| branch[index]),
+    fn controlled(&self, holds: bool, control: &bool) -> bool {
+        match self {
+            Fact::Depends => holds | control,
+            Fact::Zero => holds,
+        }
+    }
+
+    fn looks_into(&self, op: &Op) -> bool {
+        op.executions(0) != Executions::Unknown
+    }
+
+    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
+        let holds = match (self, op) {
+            (_, Op::Barrier(_)) => return operands.into(),
+            (Fact::Depends, _) => operands.contains(&true),
+            (Fact::Zero, op) => op.as_primitive().is_some() && is_zero(op, operands),
         };
-        (0..result_count).map(result).collect()
+        ValueFacts::from_elem(holds, result_count)
     }
 
-    /// The fact for the inputs of a scan's body in all iterations.
-    fn into_loop(self, scan: &Scan, operands: &[bool]) -> Vec<bool> {
-        let mut inputs = operands.to_vec();
-        loop {
-            let outputs = self.outputs(&scan.body, &inputs);
-            let before = inputs.clone();
-            for (input, &output) in inputs[scan.invariant_count..].iter_mut().zip(&outputs[..scan.carry_count]) {
-                match self.0 {
-                    Fact::Depends => *input |= output,
-                    Fact::Zero => *input &= output,
-                }
-            }
-            if inputs == before {
-                return inputs;
-            }
-        }
+    /// Indices and flags are zero in no sense that matters here.
+    fn of_type(&self, holds: bool, ty: &TensorType) -> bool {
+        holds && (*self == Fact::Depends || ty.dtype.is_float())
     }
 }
 

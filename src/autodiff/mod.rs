@@ -23,77 +23,23 @@
 //! | checkpoint | recorded again from what the policy keeps | a checkpoint of values and tangents |
 //! | custom VJP | the hand-written rule | the transpose of the hand-written rule |
 
+mod activity;
+mod context;
 mod error;
 mod forward;
 mod forward_regions;
 mod halves;
 mod keep;
 mod linear;
+mod recorder;
 mod regions;
 mod split;
 mod tape;
 
+pub use context::VjpContext;
 pub use error::GradientError;
 pub use forward::{JvpContext, jvp};
 pub(crate) use halves::Halves;
 pub use linear::{check as check_linear, transpose};
+pub(crate) use tape::gradient_of_first;
 pub use tape::{Tape, value_and_grad};
-pub(crate) use tape::{gradient_of_first, place};
-
-use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
-
-/// One node's operands, results and result cotangents, as its `vjp` rule sees them.
-pub struct VjpContext<'a> {
-    /// Where the rule pushes its nodes.
-    pub builder: &'a mut GraphBuilder,
-    operands: &'a [Value],
-    results: &'a [Value],
-    cotangents: &'a [Option<Value>],
-    needs: &'a [bool],
-    gradients: &'a mut [Option<Value>],
-}
-
-impl VjpContext<'_> {
-    /// Number of operands.
-    pub fn operand_count(&self) -> usize {
-        self.operands.len()
-    }
-
-    /// An operand's value in the forward pass.
-    pub fn operand(&self, index: usize) -> Value {
-        self.operands[index]
-    }
-
-    /// The type of an operand, which is that of its cotangent.
-    pub fn operand_type(&self, index: usize) -> &TensorType {
-        self.builder.ty(self.operands[index])
-    }
-
-    /// A result's value in the forward pass.
-    pub fn result(&self, index: usize) -> Value {
-        self.results[index]
-    }
-
-    /// The cotangent of a result; `None` where no gradient flows into it.
-    pub fn cotangent(&self, index: usize) -> Option<Value> {
-        self.cotangents[index]
-    }
-
-    /// Whether anybody asks for the cotangent of an operand.
-    pub fn needs(&self, index: usize) -> bool {
-        self.needs[index]
-    }
-
-    /// States the cotangent of an operand; ignored if nobody asks for it.
-    pub fn set(&mut self, index: usize, gradient: Value) {
-        if self.needs[index] {
-            self.gradients[index] = Some(gradient);
-        }
-    }
-
-    /// The error of an op without a gradient.
-    pub fn not_differentiable(&self, op: &'static str) -> OpError {
-        let operands = self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect();
-        OpError::new(op, TypeError::NotDifferentiable, operands, self.builder.origin())
-    }
-}

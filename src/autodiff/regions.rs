@@ -9,38 +9,39 @@ mod cond;
 mod scan;
 
 pub(super) use call::CallCache;
-pub(super) use cond::activity as cond_activity;
-pub(super) use scan::{scan_activity, while_activity};
 
 use super::keep::{self, NodeKept};
+use super::recorder::{Recorded, Recorder};
 use super::split::Residual;
-use super::tape::Tape;
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{CustomVjp, Op};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]
 pub(super) enum RegionTape<'g> {
-    Call(call::CallTape),
-    Checkpoint(checkpoint::CheckpointTape),
-    Cond(cond::CondTape),
+    Call(&'g Call, call::CallTape),
+    Checkpoint(&'g Checkpoint, checkpoint::CheckpointTape),
+    Cond(&'g Cond, cond::CondTape),
     /// Residuals of the hand-written forward rule.
-    CustomVjp(Vec<Value>),
+    CustomVjp(&'g CustomVjp, Vec<Value>),
     /// The body of a checkpoint that keeps everything.
-    Inline(Box<Tape<'g>>),
-    Scan(scan::ScanTape),
+    Inline(Box<dyn Recorded + 'g>),
+    Scan(&'g Scan, scan::ScanTape),
 }
 
 /// One region op that is being recorded.
-struct Recording<'a> {
-    operands: &'a [Value],
+#[derive(Clone, Copy)]
+pub(super) struct Recording<'a> {
+    pub(super) operands: &'a [Value],
     /// Which operands are active.
-    active: &'a [bool],
+    pub(super) active: &'a [bool],
     /// Which results a cotangent may come for.
-    wanted: &'a [bool],
+    pub(super) wanted: &'a [bool],
     /// What checkpoints around the op have kept of its regions.
-    kept: &'a [NodeKept],
-    calls: &'a CallCache,
+    pub(super) kept: &'a [NodeKept],
+    pub(super) calls: &'a CallCache,
+    /// Records bodies.
+    pub(super) recorder: &'a dyn Recorder,
 }
 
 impl Recording<'_> {
@@ -68,43 +69,38 @@ fn marked(flags: impl IntoIterator<Item = bool>) -> Vec<usize> {
 /// The forward walk of one region op: pushes it in a form that keeps residuals; returns its results.
 pub(super) fn record<'g>(
     builder: &mut GraphBuilder,
-    op: &'g Op,
-    operands: &[Value],
-    active: &[bool],
-    wanted: &[bool],
-    kept: &[NodeKept],
-    calls: &CallCache,
+    op: RegionKind<'g>,
+    recording: &Recording<'_>,
 ) -> Result<(Values, RegionTape<'g>), OpError> {
-    let recording = Recording { operands, active, wanted, kept, calls };
+    let Recording { operands, active, wanted, kept, recorder, .. } = *recording;
     Ok(match op {
-        Op::Call(call) => {
-            let (results, tape) = call::record(builder, call, &recording)?;
-            (results, RegionTape::Call(tape))
+        RegionKind::Call(call) => {
+            let (results, tape) = call::record(builder, call, recording)?;
+            (results, RegionTape::Call(call, tape))
         }
-        Op::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
+        RegionKind::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
             let map = ValueMap::for_inputs(&checkpoint.body, operands);
             let kept: Vec<_> = kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
-            let tape = Tape::record_onto(builder, &checkpoint.body, map, active, wanted, &kept, calls)?;
-            (tape.outputs().into(), RegionTape::Inline(Box::new(tape)))
+            let tape = recorder.record(builder, &checkpoint.body, map, active, wanted, &kept)?;
+            (tape.outputs().into(), RegionTape::Inline(tape))
         }
-        Op::Checkpoint(checkpoint) => {
-            let (results, tape) = checkpoint::record(builder, checkpoint, &recording)?;
-            (results, RegionTape::Checkpoint(tape))
+        RegionKind::Checkpoint(checkpoint) => {
+            let (results, tape) = checkpoint::record(builder, checkpoint, recording)?;
+            (results, RegionTape::Checkpoint(checkpoint, tape))
         }
-        Op::Cond(cond) => {
-            let (results, tape) = cond::record(builder, cond, &recording)?;
-            (results, RegionTape::Cond(tape))
+        RegionKind::Cond(cond) => {
+            let (results, tape) = cond::record(builder, cond, recording)?;
+            (results, RegionTape::Cond(cond, tape))
         }
-        Op::CustomVjp(custom) => {
-            let (results, residuals) = record_custom(builder, custom, &recording)?;
-            (results, RegionTape::CustomVjp(residuals))
+        RegionKind::CustomVjp(custom) => {
+            let (results, residuals) = record_custom(builder, custom, recording)?;
+            (results, RegionTape::CustomVjp(custom, residuals))
         }
-        Op::Scan(scan) => {
-            let (results, tape) = scan::record(builder, scan, &recording)?;
-            (results, RegionTape::Scan(tape))
+        RegionKind::Scan(scan) => {
+            let (results, tape) = scan::record(builder, scan, recording)?;
+            (results, RegionTape::Scan(scan, tape))
         }
-        // A while; every other op is a primitive, which never comes here.
-        op => {
+        RegionKind::While(op) => {
             let types = operands.iter().map(|&value| builder.ty(value).clone()).collect();
             return Err(OpError::new(op.name(), TypeError::NotReversible, types, builder.origin()));
         }
@@ -120,7 +116,7 @@ fn record_custom(
     let forward = &*custom.forward;
     let mut map = ValueMap::for_inputs(forward, recording.operands);
     let kept: Vec<_> = recording.kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
-    keep::copy(builder, forward, &mut map, &kept, &keep::Keeping::nothing(), recording.calls)?;
+    keep::copy(builder, forward, &mut map, &kept, &keep::Keeping::nothing(), &recording.calls.copies)?;
     let mut results: Values = forward.outputs().iter().map(|&value| map.get(value)).collect();
     let residuals = results.drain(custom.primal.outputs().len()..).collect();
     Ok((results, residuals))
@@ -129,26 +125,21 @@ fn record_custom(
 /// The backward walk of one region op: cotangents of its operands from those of its results.
 pub(super) fn pullback(
     builder: &mut GraphBuilder,
-    op: &Op,
     tape: &RegionTape<'_>,
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
-    calls: &CallCache,
+    recorder: &dyn Recorder,
 ) -> Result<Vec<Option<Value>>, OpError> {
-    match (op, tape) {
-        (Op::Call(call), RegionTape::Call(tape)) => call::pullback(builder, call, tape, operands.len(), cotangents),
-        (Op::Checkpoint(checkpoint), RegionTape::Checkpoint(tape)) => {
-            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, calls)
+    match tape {
+        RegionTape::Call(call, tape) => call::pullback(builder, call, tape, operands.len(), cotangents),
+        RegionTape::Checkpoint(checkpoint, tape) => {
+            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, recorder)
         }
-        (Op::Cond(cond), RegionTape::Cond(tape)) => cond::pullback(builder, cond, tape, operands, cotangents),
-        (Op::CustomVjp(custom), RegionTape::CustomVjp(residuals)) => {
-            Ok(pull_back_custom(builder, custom, residuals, cotangents))
-        }
-        (_, RegionTape::Inline(tape)) => tape.pullback(builder, cotangents),
-        (Op::Scan(scan), RegionTape::Scan(tape)) => scan::pullback(builder, scan, tape, operands, cotangents),
-        // A tape is always the one its own op left behind.
-        _ => Ok(vec![None; operands.len()]),
+        RegionTape::Cond(cond, tape) => cond::pullback(builder, cond, tape, operands, cotangents),
+        RegionTape::CustomVjp(custom, residuals) => Ok(pull_back_custom(builder, custom, residuals, cotangents)),
+        RegionTape::Inline(tape) => tape.pullback(builder, cotangents),
+        RegionTape::Scan(scan, tape) => scan::pullback(builder, scan, tape, operands, cotangents),
     }
 }
 

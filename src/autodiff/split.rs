@@ -3,9 +3,8 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::keep::{NodeKept, inside_body};
-use super::regions::CallCache;
-use super::tape::{Tape, activity};
-use crate::ir::{DType, Definition, Graph, GraphBuilder, NodeRef, OpError, PortInfo, Value, ValueMap};
+use super::recorder::Recorder;
+use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, Value, ValueMap};
 use crate::ops::{BinaryKind, Op, UnaryKind};
 
 /// A body's forward and backward pass in one graph: the body's inputs, then one cotangent for each wanted output.
@@ -54,14 +53,14 @@ impl Joint {
         active: &[bool],
         wanted: &[bool],
         kept: &[NodeKept],
-        calls: &CallCache,
+        recorder: &dyn Recorder,
     ) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
         let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
         let map = ValueMap::for_inputs(body, &inputs);
         let kept = inside_body(&mut builder, index, kept);
         let forward_inputs = builder.graph().inputs().len();
-        let tape = Tape::record_onto(&mut builder, body, map, active, wanted, &kept, calls)?;
+        let tape = recorder.record(&mut builder, body, map, active, wanted, &kept)?;
         let boundary = builder.graph().node_count();
         let cotangents: Vec<Option<Value>> = body
             .output_types()
@@ -256,16 +255,11 @@ impl Joint {
 
     /// A graph of the chosen nodes.
     fn extract(&self, inputs: &[Value], outputs: &[Value], keep: impl Fn(NodeRef<'_>) -> bool) -> Graph {
-        let mut builder = GraphBuilder::new(self.builder.graph().name());
-        let mut map = ValueMap::new(self.builder.graph());
-        for &input in inputs {
-            let value = builder.input(self.builder.graph().ty(input).clone(), PortInfo::default());
-            map.set(input, value);
-        }
+        let mut copy = GraphCopy::of_body(self.builder.graph(), inputs.iter().copied());
         for node in self.builder.graph().nodes().filter(|&node| keep(node)) {
-            builder.copy_node(self.builder.graph(), node, &mut map);
+            copy.node(node);
         }
-        builder.finish_body(outputs.iter().map(|&value| map.get(value)).collect())
+        copy.finish_body(outputs.iter().copied())
     }
 }
 
@@ -279,10 +273,4 @@ fn is_cheap(node: NodeRef<'_>) -> bool {
         Op::Unary(unary) => matches!(unary.0, UnaryKind::Abs | UnaryKind::Negate | UnaryKind::Not | UnaryKind::Sign),
         _ => false,
     }
-}
-
-/// Which outputs of `body` depend differentiably on the inputs marked active.
-pub(super) fn output_activity(body: &Graph, active_inputs: &[bool]) -> Vec<bool> {
-    let active = activity(body, active_inputs);
-    body.outputs().iter().map(|output| active[output.index()]).collect()
 }

@@ -3,11 +3,13 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::activity::{activity, demand};
+use super::context::VjpContext;
+use super::error::GradientError;
 use super::keep::{self, Kept};
-use super::regions::{self, CallCache, RegionTape};
-use super::{GradientError, VjpContext};
-use crate::ir::{Graph, GraphBuilder, Node, NodeRef, OpError, Phase, PortInfo, Value, ValueMap, Values};
-use crate::ops::Op;
+use super::recorder::{Recorded, Recorder};
+use super::regions::{self, CallCache, Recording, RegionTape};
+use crate::ir::{Graph, GraphBuilder, InternalError, Node, OpError, Phase, PortInfo, Value, ValueMap, Values};
 
 /// A graph that has been copied into a builder in such a way that cotangents can be pulled back through it.
 #[derive(Debug)]
@@ -19,60 +21,13 @@ pub struct Tape<'g> {
     active: Vec<bool>,
     /// What ops with regions left behind.
     regions: FxHashMap<Node, RegionTape<'g>>,
+    recorder: TapeRecorder,
+}
+
+/// Records the bodies of ops with regions as tapes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TapeRecorder {
     calls: CallCache,
-}
-
-/// For each value of `graph`, whether it depends differentiably on an input marked active.
-pub(super) fn activity(graph: &Graph, active_inputs: &[bool]) -> Vec<bool> {
-    let mut active = vec![false; graph.value_count()];
-    for (&input, &is_active) in graph.inputs().iter().zip(active_inputs) {
-        active[input.index()] = is_active && graph.ty(input).dtype.is_float();
-    }
-    let mark = |active: &mut Vec<bool>, node: NodeRef<'_>, results: Vec<bool>| {
-        node.results().zip(results).for_each(|(result, is_active)| active[result.index()] = is_active);
-    };
-    for node in graph.nodes() {
-        match node.op() {
-            Op::StopGradient(_) => {}
-            Op::Scan(scan) => {
-                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
-                mark(&mut active, node, regions::scan_activity(scan, &operands).1);
-            }
-            Op::While(op) => {
-                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
-                mark(&mut active, node, regions::while_activity(op, &operands).1);
-            }
-            Op::Cond(cond) => {
-                let operands: Vec<bool> = node.operands().iter().map(|value| active[value.index()]).collect();
-                mark(&mut active, node, regions::cond_activity(cond, &operands));
-            }
-            _ => {
-                if node.operands().iter().any(|value| active[value.index()]) {
-                    for result in node.results() {
-                        active[result.index()] = graph.ty(result).dtype.is_float();
-                    }
-                }
-            }
-        }
-    }
-    active
-}
-
-/// For each value of `graph`, whether a cotangent may flow into it when one flows into the outputs marked: it is active,
-/// and so is everything on some way from it to such an output.
-pub(super) fn demand(graph: &Graph, active: &[bool], wanted_outputs: &[bool]) -> Vec<bool> {
-    let mut wanted = vec![false; graph.value_count()];
-    for (&output, &is_wanted) in graph.outputs().iter().zip(wanted_outputs) {
-        wanted[output.index()] |= is_wanted && active[output.index()];
-    }
-    for node in graph.nodes().rev() {
-        if node.results().any(|result| wanted[result.index()]) {
-            for operand in node.operands() {
-                wanted[operand.index()] |= active[operand.index()];
-            }
-        }
-    }
-    wanted
 }
 
 impl<'g> Tape<'g> {
@@ -89,44 +44,50 @@ impl<'g> Tape<'g> {
         wanted_outputs: &[bool],
     ) -> Result<Tape<'g>, OpError> {
         let map = ValueMap::for_inputs(graph, arguments);
-        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &CallCache::default())
+        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &TapeRecorder::default())
     }
 
     /// As [`Tape::record`], where `map` holds the inputs, and what checkpoints have kept is not computed again.
-    pub(super) fn record_onto(
+    fn record_onto(
         builder: &mut GraphBuilder,
         graph: &'g Graph,
         mut map: ValueMap,
         active_inputs: &[bool],
         wanted_outputs: &[bool],
         kept: &[Kept],
-        calls: &CallCache,
+        recorder: &TapeRecorder,
     ) -> Result<Tape<'g>, OpError> {
         for kept in kept {
             kept.preset(builder, &mut map)?;
         }
         let active = activity(graph, active_inputs);
         let wanted = demand(graph, &active, wanted_outputs);
-        let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), calls: calls.clone() };
+        let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), recorder: recorder.clone() };
         for node in graph.nodes() {
             let differentiated = node.results().any(|result| wanted[result.index()]);
-            if !differentiated || node.op().as_primitive().is_some() {
+            let Some(op) = node.op().region_kind().filter(|_| differentiated) else {
                 if !node.results().all(|result| tape.map.find(result).is_some()) {
                     let kept = keep::at_node(kept, node.id);
-                    keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, calls)?;
+                    keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, &recorder.calls.copies)?;
                 }
                 continue;
-            }
+            };
             // Even if its results are at hand, an op with regions runs again for what its backward pass needs.
             let operands: Values = node.operands().iter().map(|&value| tape.map.get(value)).collect();
-            let operand_active: SmallVec<[bool; 8]> =
-                node.operands().iter().map(|value| tape.active[value.index()]).collect();
-            let result_wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
+            let active: SmallVec<[bool; 8]> = node.operands().iter().map(|value| tape.active[value.index()]).collect();
+            let wanted: SmallVec<[bool; 8]> = node.results().map(|result| wanted[result.index()]).collect();
             let kept = keep::at_node(kept, node.id);
             let outer = builder.origin();
-            builder.set_origin(place(node, outer.phase));
-            let (results, region) =
-                regions::record(builder, node.op(), &operands, &operand_active, &result_wanted, &kept, calls)?;
+            builder.set_origin(node.origin().copied_in(outer.phase));
+            let recording = Recording {
+                operands: &operands,
+                active: &active,
+                wanted: &wanted,
+                kept: &kept,
+                calls: &recorder.calls,
+                recorder,
+            };
+            let (results, region) = regions::record(builder, op, &recording)?;
             builder.set_origin(outer);
             for (old, new) in node.results().zip(results) {
                 if tape.map.find(old).is_none() {
@@ -168,7 +129,7 @@ impl<'g> Tape<'g> {
             if incoming.iter().all(Option::is_none) {
                 continue;
             }
-            builder.set_origin(place(node, Phase::Backward));
+            builder.set_origin(node.origin().in_phase(Phase::Backward));
             let operands: Values = node.operands().iter().map(|&value| self.map.get(value)).collect();
             let needs: SmallVec<[bool; 4]> = node.operands().iter().map(|value| self.active[value.index()]).collect();
             let mut gradients: SmallVec<[Option<Value>; 4]> = SmallVec::from_elem(None, operands.len());
@@ -185,11 +146,11 @@ impl<'g> Tape<'g> {
                     })?;
                 }
                 None => {
-                    if let Some(region) = self.regions.get(&node.id) {
-                        let found =
-                            regions::pullback(builder, node.op(), region, &operands, &needs, &incoming, &self.calls)?;
-                        gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
-                    }
+                    let region = self.regions.get(&node.id).ok_or_else(|| {
+                        InternalError::new(node.op().name(), "a record of its forward pass").at(node.origin())
+                    })?;
+                    let found = regions::pullback(builder, region, &operands, &needs, &incoming, &self.recorder)?;
+                    gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
                 }
             }
             for (index, operand) in node.operands().iter().enumerate() {
@@ -205,10 +166,32 @@ impl<'g> Tape<'g> {
     }
 }
 
-/// The origin of nodes made for `node` in a phase; a recomputation stays one.
-pub(crate) fn place(node: NodeRef<'_>, phase: Phase) -> crate::ir::Origin {
-    let origin = node.origin();
-    if phase == Phase::Forward { origin } else { origin.in_phase(phase) }
+impl Recorder for TapeRecorder {
+    fn record<'g>(
+        &self,
+        builder: &mut GraphBuilder,
+        graph: &'g Graph,
+        map: ValueMap,
+        active: &[bool],
+        wanted: &[bool],
+        kept: &[Kept],
+    ) -> Result<Box<dyn Recorded + 'g>, OpError> {
+        Ok(Box::new(Tape::record_onto(builder, graph, map, active, wanted, kept, self)?))
+    }
+}
+
+impl Recorded for Tape<'_> {
+    fn outputs(&self) -> Vec<Value> {
+        Tape::outputs(self)
+    }
+
+    fn pullback(
+        &self,
+        builder: &mut GraphBuilder,
+        cotangents: &[Option<Value>],
+    ) -> Result<Vec<Option<Value>>, OpError> {
+        Tape::pullback(self, builder, cotangents)
+    }
 }
 
 /// Adds a cotangent to what has arrived so far.

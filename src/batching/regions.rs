@@ -5,38 +5,35 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TypeError, Value};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, Scan, Select, While};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value};
+use crate::ops::{
+    Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, RegionKind, Scan, Select, ValueFacts, While,
+};
 
 type Results = SmallVec<[Batched; 2]>;
 
 /// The results of an op with regions over a batch.
 pub(super) fn batch(
     builder: &mut GraphBuilder,
-    op: &Op,
+    op: RegionKind<'_>,
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<Results, OpError> {
     match op {
-        Op::Call(call) => {
+        RegionKind::Call(call) => {
             let any = vec![Demand::Any; call.function.outputs().len()];
             let (function, flags) = mapping.body(&call.function, &flags(operands), &any)?;
             push(builder, Call { function }, &values(operands), &flags)
         }
-        Op::Checkpoint(checkpoint) => {
+        RegionKind::Checkpoint(checkpoint) => {
             let any = vec![Demand::Any; checkpoint.body.outputs().len()];
             let (body, flags) = mapping.body(&checkpoint.body, &flags(operands), &any)?;
             push(builder, Checkpoint { body, policy: checkpoint.policy.clone() }, &values(operands), &flags)
         }
-        Op::Cond(cond) => batch_cond(builder, cond, operands, mapping),
-        Op::CustomVjp(custom) => batch_custom_vjp(builder, custom, operands, mapping),
-        Op::Scan(scan) => batch_scan(builder, scan, operands, mapping),
-        Op::While(op) => batch_while(builder, op, operands, mapping),
-        // Every other op is a primitive, which never comes here.
-        _ => {
-            let types = operands.iter().map(|operand| builder.ty(operand.value).clone()).collect();
-            Err(OpError::new(op.name(), TypeError::NotBatchable, types, builder.origin()))
-        }
+        RegionKind::Cond(cond) => batch_cond(builder, cond, operands, mapping),
+        RegionKind::CustomVjp(custom) => batch_custom_vjp(builder, custom, operands, mapping),
+        RegionKind::Scan(scan) => batch_scan(builder, scan, operands, mapping),
+        RegionKind::While(op) => batch_while(builder, op, operands, mapping),
     }
 }
 
@@ -53,68 +50,38 @@ fn push(builder: &mut GraphBuilder, op: impl Into<Op>, operands: &[Value], flags
     Ok(results.into_iter().zip(flags).map(|(value, &batched)| Batched { value, batched }).collect())
 }
 
-/// Which outputs of a graph may differ between examples if the inputs marked do.
-fn dependent_outputs(graph: &Graph, inputs: &[bool]) -> Vec<bool> {
-    let mut dependent = vec![false; graph.value_count()];
-    for (input, &flag) in graph.inputs().iter().zip(inputs) {
-        dependent[input.index()] = flag;
-    }
-    for node in graph.nodes() {
-        let operands: SmallVec<[bool; 8]> = node.operands().iter().map(|value| dependent[value.index()]).collect();
-        if !operands.contains(&true) {
-            continue;
-        }
-        let results = match node.op() {
-            Op::Barrier(_) => operands.to_vec(),
-            Op::Call(call) => dependent_outputs(&call.function, &operands),
-            Op::Checkpoint(checkpoint) => dependent_outputs(&checkpoint.body, &operands),
-            Op::Cond(cond) => dependent_results(cond, &operands),
-            Op::Scan(scan) => {
-                let inputs = loop_inputs(&scan.body, scan.invariant_count, scan.carry_count, &operands);
-                let mut outputs = dependent_outputs(&scan.body, &inputs);
-                outputs[..scan.carry_count].copy_from_slice(&inputs[scan.invariant_count..][..scan.carry_count]);
-                outputs
-            }
-            Op::While(op) => while_inputs(op, &operands).0.split_off(op.invariant_count),
-            _ => vec![true; node.results().len()],
-        };
-        for (result, flag) in node.results().zip(results) {
-            dependent[result.index()] = flag;
-        }
-    }
-    graph.outputs().iter().map(|output| dependent[output.index()]).collect()
-}
+/// Which values may differ between examples.
+struct Differs;
 
-/// Which inputs of a loop's body are batched: a carry is as soon as it is in any iteration.
-fn loop_inputs(body: &Graph, invariant_count: usize, carry_count: usize, operands: &[bool]) -> Vec<bool> {
-    let mut inputs = operands.to_vec();
-    loop {
-        let outputs = dependent_outputs(body, &inputs);
-        let carries = &mut inputs[invariant_count..][..carry_count];
-        let before = carries.to_vec();
-        carries.iter_mut().zip(outputs).for_each(|(carry, output)| *carry |= output);
-        if before == carries {
-            return inputs;
+impl Analysis for Differs {
+    type Fact = bool;
+
+    /// A carry is batched as soon as it is in any iteration.
+    const CARRY_IS_ONE: bool = true;
+
+    fn join(&self, one: bool, other: &bool) -> bool {
+        one | other
+    }
+
+    fn controlled(&self, differs: bool, control: &bool) -> bool {
+        differs | control
+    }
+
+    /// A hand-written rule needs its results batched together.
+    fn looks_into(&self, op: &Op) -> bool {
+        !matches!(op, Op::CustomVjp(_))
+    }
+
+    fn transfer(&self, op: &Op, operands: &[bool], result_count: usize) -> ValueFacts<bool> {
+        match op {
+            Op::Barrier(_) => operands.into(),
+            _ => ValueFacts::from_elem(operands.contains(&true), result_count),
         }
     }
-}
 
-/// The same for a loop with a condition, and whether that differs between examples: then each example stops by itself, so
-/// all its carries do.
-fn while_inputs(op: &While, operands: &[bool]) -> (Vec<bool>, bool) {
-    let mut inputs = loop_inputs(&op.body, op.invariant_count, operands.len() - op.invariant_count, operands);
-    let differs = dependent_outputs(&op.condition, &inputs).contains(&true);
-    if differs {
-        inputs[op.invariant_count..].fill(true);
+    fn of_type(&self, differs: bool, _ty: &TensorType) -> bool {
+        differs
     }
-    (inputs, differs)
-}
-
-/// Which results of a conditional differ between examples: those that do in any branch, or all if the choice does.
-fn dependent_results(cond: &Cond, operands: &[bool]) -> Vec<bool> {
-    let branches = cond.branches.iter().map(|branch| dependent_outputs(branch, &operands[1..]));
-    let any = branches.reduce(|one, other| one.iter().zip(other).map(|(&one, other)| one | other).collect());
-    any.unwrap_or_default().into_iter().map(|differs| differs | operands[0]).collect()
 }
 
 fn demands(flags: &[bool]) -> Vec<Demand> {
@@ -130,10 +97,11 @@ fn batch_scan(
     mapping: &Mapping,
 ) -> Result<Results, OpError> {
     let first_slice = scan.invariant_count + scan.carry_count;
-    let inputs = loop_inputs(&scan.body, scan.invariant_count, scan.carry_count, &flags(operands));
+    let op = Op::from(scan.clone());
+    let inputs = &Differs.through(&op, &flags(operands)).inputs[0];
     let mut demands = demands(&inputs[scan.invariant_count..first_slice]);
     demands.resize(scan.body.outputs().len(), Demand::Any);
-    let (body, outputs) = mapping.body(&scan.body, &inputs, &demands)?;
+    let (body, outputs) = mapping.body(&scan.body, inputs, &demands)?;
     let mut arguments = values(operands);
     for (index, argument) in arguments.iter_mut().enumerate().skip(scan.invariant_count) {
         if index >= first_slice && inputs[index] {
@@ -156,8 +124,10 @@ fn batch_while(
     operands: &[Batched],
     mapping: &Mapping,
 ) -> Result<Results, OpError> {
-    let (inputs, differs) = while_inputs(op, &flags(operands));
+    let inputs = Differs.through(&op.clone().into(), &flags(operands)).inputs.swap_remove(0);
     let carries = &inputs[op.invariant_count..];
+    // Where the condition differs, each example stops by itself.
+    let differs = Differs.outputs(&op.condition, &inputs).contains(&true);
     let (mut condition, _) = mapping.body(&op.condition, &inputs, &[Demand::Any])?;
     let (mut body, _) = mapping.body(&op.body, &inputs, &demands(carries))?;
     if differs {
@@ -215,7 +185,7 @@ fn batch_cond(
 ) -> Result<Results, OpError> {
     let (selector, arguments) = (operands[0], &operands[1..]);
     if !selector.batched {
-        let results = dependent_results(cond, &flags(operands));
+        let results = Differs.through(&cond.clone().into(), &flags(operands)).results;
         let batch = |branch| Ok(mapping.body(branch, &flags(arguments), &demands(&results))?.0);
         let branches = cond.branches.iter().map(batch).collect::<Result<Vec<_>, OpError>>()?;
         return push(builder, Cond { branches }, &values(operands), &results);
@@ -228,7 +198,8 @@ fn batch_cond(
         branches.push(results.collect::<Result<Vec<Value>, _>>()?);
     }
     // The last branch is what every other choice comes to.
-    let Some(mut results) = branches.pop() else { return Ok(Results::new()) };
+    let last = branches.pop();
+    let mut results = last.ok_or_else(|| InternalError::new("cond", "a branch").at(builder.origin()))?;
     for (index, branch) in branches.into_iter().enumerate() {
         let index = builder.splat_like(selector.value, index as f64);
         let chosen = builder.compare(Direction::Eq, selector.value, index)?;
@@ -253,8 +224,8 @@ fn batch_custom_vjp(
 ) -> Result<Results, OpError> {
     let batched = flags(operands);
     let is_float = |graph: &Graph, value: &Value| graph.ty(*value).dtype.is_float();
-    let differs = dependent_outputs(&custom.primal, &batched);
-    let differs_forward = dependent_outputs(&custom.forward, &batched);
+    let differs = Differs.outputs(&custom.primal, &batched);
+    let differs_forward = Differs.outputs(&custom.forward, &batched);
     let demand = |index: usize, output: &Value| {
         let needed = is_float(&custom.primal, output) || differs[index] || differs_forward[index];
         if needed { Demand::Batched } else { Demand::Any }

@@ -2,7 +2,7 @@
 
 use meshloom_hlo::mesh::MeshError;
 
-use crate::ir::{OpError, SpecError, TensorType};
+use crate::ir::{InternalError, OpError, SpecError, TensorType};
 use crate::trace::{TraceError, TraceErrorKind};
 use crate::transform::diloco::DilocoError;
 
@@ -44,12 +44,12 @@ pub enum Error {
         /// A name that is near, if any.
         suggestion: String,
     },
-    /// The program's fault, where replication is denied: an op cannot work on the parts of a value.
-    #[error(
-        "{}; split another dimension, or set partition.replication = \"warn\" to let every device hold the whole",
-        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-    )]
-    Replication(Vec<crate::partition::Fallback>),
+    /// The program's or the specs' fault: the program of one device cannot be made.
+    #[error(transparent)]
+    Partition(#[from] crate::partition::PartitionError),
+    /// meshloom's fault: what cannot happen has happened.
+    #[error(transparent)]
+    Internal(#[from] Box<InternalError>),
     /// meshloom's fault: a pass made a graph that breaks an invariant.
     #[error("the graph after `{pass}` is invalid, which is a defect of meshloom: {source}")]
     Verify {
@@ -93,6 +93,7 @@ impl From<SpecError> for Error {
 
 boxed! {
     Op(OpError),
+    Internal(InternalError),
     Sharding(crate::sharding::ShardingError),
     Pjrt(crate::pjrt::PjrtError)
 }
@@ -117,6 +118,20 @@ pub enum ArgumentError {
         expected: TensorType,
         /// Type of the value.
         found: TensorType,
+    },
+    /// An output is to share its buffer with an input, but one of them does not exist.
+    #[error(
+        "output {output} cannot share a buffer with input {input}: the program has {inputs} inputs and {outputs} outputs"
+    )]
+    Alias {
+        /// The output asked for.
+        output: usize,
+        /// The input asked for.
+        input: usize,
+        /// Inputs of the program.
+        inputs: usize,
+        /// Outputs of the program.
+        outputs: usize,
     },
     /// There are more values than inputs.
     #[error("the program has {inputs} inputs, but {given} are given")]

@@ -6,18 +6,24 @@ use meshloom_hlo::mesh::Mesh;
 
 use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
 use super::stages::{LoweredProgram, PassTiming, Ports};
-use super::{Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
+use super::{ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
 use crate::emit::{Annotation, EmitOptions, emit};
 use crate::ir::{Graph, verify};
-use crate::partition::{self, pad_uneven};
+use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 
 /// Runs all passes and emits the module.
 ///
 /// # Errors
-/// `without` names no pass; rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
+/// `without` names no pass, or `aliases` no output or input; rules, mesh and program do not fit together; or a pass
+/// breaks an invariant, which is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     check_pass_names(options.without)?;
+    let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());
+    let missing = |&&(output, input): &&(usize, usize)| output >= outputs || input >= inputs;
+    if let Some(&(output, input)) = options.aliases.iter().find(missing) {
+        return Err(ArgumentError::Alias { output, input, inputs, outputs }.into());
+    }
     let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
     let graph = lowering.passes(graph, PASSES)?;
     let program = match options.sharding {
@@ -33,11 +39,14 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
             }
         }
     };
-    Ok(lowering.emit(program))
+    lowering.emit(program)
 }
 
 /// Emits a graph as it was traced, for one device: no pass runs.
-pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Lowered {
+///
+/// # Errors
+/// An op does not emit all its results, which is a defect.
+pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     let lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
     lowering.emit(LoweredProgram::OneDevice(graph.clone()))
 }
@@ -92,14 +101,14 @@ impl Lowering<'_> {
         let partition::Partitioned { graph, fallbacks } =
             partition::partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if self.options.deny_replication && !fallbacks.is_empty() {
-            return Err(Error::Replication(fallbacks));
+            return Err(PartitionError::Replication(fallbacks).into());
         }
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }
 
-    fn emit(mut self, program: LoweredProgram) -> Lowered {
+    fn emit(mut self, program: LoweredProgram) -> Result<Lowered, Error> {
         let options = self.options;
         let (graph, mesh, annotation) = match &program {
             LoweredProgram::OneDevice(graph) => (graph, None, Annotation::Tiles),
@@ -118,12 +127,12 @@ impl Lowering<'_> {
             overlap_collectives: options.overlap_collectives,
             host_memory: options.host_memory,
         };
-        let module = emit(graph, emit_options);
+        let module = emit(graph, emit_options)?;
         self.timings.push(PassTiming {
             pass: "emit",
             time: self.start.elapsed(),
             node_count: graph.total_node_count(),
         });
-        Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings }
+        Ok(Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings })
     }
 }

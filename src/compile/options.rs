@@ -30,7 +30,7 @@ pub struct LowerOptions<'a> {
     pub sharding: Option<(&'a Mesh, &'a RuleSets)>,
     /// Pairs of (output, input) that share a buffer: the input is donated.
     pub aliases: Vec<(usize, usize)>,
-    /// Names of passes of [`PASSES`] and [`LOCAL_PASSES`] that do not run.
+    /// Names of passes of [`PASSES`](super::PASSES) and [`LOCAL_PASSES`](super::LOCAL_PASSES) that do not run.
     pub without: &'a [&'a str],
     /// How much memory fewer collectives may cost.
     pub limits: CollectiveLimits,
@@ -38,17 +38,17 @@ pub struct LowerOptions<'a> {
     pub partition: PartitionMode,
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
-    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only the
-    /// plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
+    /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only
+    /// the plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
     pub groups: GroupFormat,
-    /// Lets the plugin run collectives that do not depend on each other in any order, or at once, as it is best for GPU and TPU. The
-    /// CPU plugins' virtual devices may then wait for each other for ever, so by default they run in the order of the program.
+    /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
+    /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
     pub overlap_collectives: bool,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
     pub omit_metadata: bool,
-    /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a memory;
-    /// without this, and on a CPU, whose memory is the host's, they stay where they are.
+    /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a
+    /// memory; without this, and on a CPU, whose memory is the host's, they stay where they are.
     pub host_memory: bool,
 }

@@ -32,12 +32,13 @@ pub(super) enum Step {
 
 /// The graph-to-graph passes, in the order they run.
 ///
-/// Why this order: what is written out several times is there for all others to see. All but the first and the last
-/// are done in one walk, node by node, so that none has to wait for another to be through: folding feeds algebra, both feed the clean-up of scans (a carry to which zero is added does not change),
-/// and that feeds them (a constant that is made in the body is folded there). Within the walk, a node is without
-/// markers before it is folded, folded before it is simplified, and merged when nothing is left to simplify; a scan's
-/// body is done before anything is moved out of it, and what is moved out is merged with what is there. Dead code is
-/// last: each pass before leaves nodes that nothing reads any more, and ports of scans that nothing needs.
+/// Why this order: what is written out several times is there for all others to see. All but the first and the last are
+/// done in one walk, node by node, so that none has to wait for another to be through: folding feeds algebra, both feed
+/// the clean-up of scans (a carry to which zero is added does not change), and that feeds them (a constant that is made
+/// in the body is folded there). Within the walk, a node is without markers before it is folded, folded before it is
+/// simplified, and merged when nothing is left to simplify; a scan's body is done before anything is moved out of it,
+/// and what is moved out is merged with what is there. Dead code is last: each pass before leaves nodes that nothing
+/// reads any more, and ports of scans that nothing needs.
 pub const PASSES: &[Pass] = &[
     Pass { name: "unroll", description: "writes scans with an unroll factor out", step: Step::Graph(passes::unroll) },
     Pass {
@@ -79,8 +80,8 @@ pub const PASSES: &[Pass] = &[
 
 /// The passes over the program of one device, in the order they run. Two of them are those of [`PASSES`], again.
 ///
-/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is gathered
-/// once; and no live collective is combined with a dead one.
+/// Why this order: what cancels need be neither hoisted nor combined; what is gathered in front of two loops is
+/// gathered once; and no live collective is combined with a dead one.
 pub const LOCAL_PASSES: &[Pass] = &[
     Pass {
         name: "gather-slice",

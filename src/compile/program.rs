@@ -10,7 +10,8 @@ use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, 
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
-    /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user knows.
+    /// How inputs or outputs are laid out over the devices: those of these types (padded), and of those that the user
+    /// knows.
     fn array_specs<'t>(
         &self,
         padded: impl Iterator<Item = &'t TensorType>,
@@ -44,7 +45,8 @@ impl Lowered {
         self.options_on(&usable.map(Device::place).collect::<Vec<_>>())
     }
 
-    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the mesh.
+    /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the
+    /// mesh.
     ///
     /// # Errors
     /// There are too few devices.

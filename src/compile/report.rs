@@ -30,11 +30,11 @@ impl Lowered {
         Ok(Memory::of(self.emitted(), &self.aliases))
     }
 
-    /// Why values are sharded as they are: see [`explain`]. Where XLA partitions the program, this is what
-    /// meshloom would do. Nothing is sharded on one device.
+    /// Why values have their shardings: see [`explain`]. If XLA partitions the program, this is what meshloom would do.
+    /// On one device, nothing is sharded.
     ///
     /// # Errors
-    /// Nothing is called so.
+    /// No tensor has this name.
     pub fn explain(&self, query: &str, most: usize) -> Result<Vec<Explanation>, UnknownTensor> {
         let mesh = self.mesh().cloned().unwrap_or_default();
         let Propagated { graph, mesh, shardings } = propagate_with_sub_axes(self.graph(), &mesh);

@@ -10,8 +10,7 @@ use crate::ir::{DType, TensorType};
 impl EmitContext<'_> {
     /// The type of a result.
     pub fn result_type(&self, index: usize) -> &TensorType {
-        // A rule only ever names results that its own `infer` gives the node.
-        self.graph.ty(self.node.results().nth(index).unwrap_or(self.node.result()))
+        self.graph.ty(self.values[index])
     }
 
     /// Number of results.

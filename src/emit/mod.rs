@@ -24,14 +24,14 @@ use prost::Message;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{self, HloInstructionProto};
 use meshloom_hlo::{literal_proto, tuple_shape};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{Metadata, ModuleWriter};
-use crate::ir::{DType, Graph, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType};
-use crate::ops::{ArgReduceKind, Memory, Op, ReduceKind};
-use meshloom_hlo::mesh::Mesh;
+use crate::ir::{DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType, Values};
+use crate::ops::{ArgReduceKind, Memory, ReduceKind, RegionKind};
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,6 +74,9 @@ impl EmittedModule {
 
 type Ids = SmallVec<[InstructionId; 4]>;
 
+/// What stands for an instruction that there is not; XLA takes it for "not set", too.
+const UNSET: InstructionId = 0;
+
 struct Emitter {
     writer: ModuleWriter,
     mesh: Option<Mesh>,
@@ -101,10 +104,15 @@ struct Emitter {
     op_name: &'static str,
     /// The phase of the region op whose body is being written.
     phase: Phase,
+    /// The first thing that cannot happen and has.
+    defect: Option<InternalError>,
 }
 
 /// Writes `graph` as a module.
-pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
+///
+/// # Errors
+/// An op's rule does not emit each of its results, which is a defect.
+pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> Result<EmittedModule, InternalError> {
     let emitter = Emitter {
         writer: ModuleWriter::new(),
         mesh: options.mesh.filter(|mesh| mesh.device_count() > 1).cloned(),
@@ -125,12 +133,13 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> EmittedModule {
         origin: Origin::default(),
         op_name: "",
         phase: Phase::Forward,
+        defect: None,
     };
     emitter.module(graph, options.aliases)
 }
 
 impl Emitter {
-    fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> EmittedModule {
+    fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> Result<EmittedModule, InternalError> {
         let name = sanitize(graph.name());
         self.open();
         let mut inputs = Vec::with_capacity(graph.inputs().len());
@@ -203,7 +212,10 @@ impl Emitter {
         let instruction_count = self.writer.instruction_count();
         let mut bytes = header.encode_to_vec();
         bytes.extend(self.writer.into_computations());
-        EmittedModule { bytes, instruction_count }
+        match self.defect {
+            Some(defect) => Err(defect),
+            None => Ok(EmittedModule { bytes, instruction_count }),
+        }
     }
 
     /// The type of a port as the caller sees it: that of the whole value.
@@ -287,7 +299,10 @@ impl Emitter {
     /// them end up waiting in different collectives.
     pub(super) fn in_order(&mut self) {
         let id = self.writer.next_id();
-        let Some(last) = self.last_collective.last_mut() else { return };
+        let Some(last) = self.last_collective.last_mut() else {
+            self.defect.get_or_insert(InternalError::new(self.op_name, "an open computation to communicate in"));
+            return;
+        };
         let before = last.replace(id);
         if !self.overlap_collectives {
             self.writer.attributes().control_predecessor_ids.extend(before);
@@ -303,13 +318,17 @@ impl Emitter {
 
     /// Writes the nodes of `graph` into the open computation; returns what its outputs became.
     fn body(&mut self, graph: &Graph, inputs: &[InstructionId]) -> Ids {
-        let mut ids: Vec<InstructionId> = vec![0; graph.value_count()];
+        let mut ids: Vec<InstructionId> = vec![UNSET; graph.value_count()];
         for (&input, &id) in graph.inputs().iter().zip(inputs) {
             ids[input.index()] = id;
         }
         for node in graph.nodes() {
             let operands: Ids = node.operands().iter().map(|value| ids[value.index()]).collect();
             let results = self.node(graph, node, &operands);
+            if results.len() != node.results().len() || results.contains(&UNSET) {
+                let error = InternalError::new(node.op().name(), "an instruction for each of its results");
+                self.defect.get_or_insert(error.at(node.origin()));
+            }
             for (value, id) in node.results().zip(results) {
                 ids[value.index()] = id;
             }
@@ -320,17 +339,18 @@ impl Emitter {
     fn node(&mut self, graph: &Graph, node: NodeRef<'_>, operands: &[InstructionId]) -> Ids {
         self.origin = node.origin().inside(self.phase);
         self.op_name = node.op().name();
-        match node.op() {
-            Op::Call(call) => self.call(call, operands),
-            Op::Checkpoint(checkpoint) => self.region(&checkpoint.body, operands),
-            Op::Cond(cond) => self.cond(graph, node, cond, operands),
-            Op::CustomVjp(custom) => self.region(&custom.primal, operands),
-            Op::Scan(scan) => self.scan(graph, node, scan, operands),
-            Op::While(op) => self.while_loop(op, operands),
-            op => {
-                let results = SmallVec::from_elem(0, node.results().len());
-                let mut context = EmitContext { emitter: self, graph, node, operands, results };
-                if let Some(primitive) = op.as_primitive() {
+        match node.op().region_kind() {
+            Some(RegionKind::Call(call)) => self.call(call, operands),
+            Some(RegionKind::Checkpoint(checkpoint)) => self.region(&checkpoint.body, operands),
+            Some(RegionKind::Cond(cond)) => self.cond(graph, node, cond, operands),
+            Some(RegionKind::CustomVjp(custom)) => self.region(&custom.primal, operands),
+            Some(RegionKind::Scan(scan)) => self.scan(graph, node, scan, operands),
+            Some(RegionKind::While(op)) => self.while_loop(op, operands),
+            None => {
+                let values: Values = node.results().collect();
+                let results = SmallVec::from_elem(UNSET, values.len());
+                let mut context = EmitContext { emitter: self, graph, node, operands, values, results };
+                if let Some(primitive) = node.op().as_primitive() {
                     primitive.emit(&mut context);
                 }
                 context.results
@@ -455,6 +475,9 @@ pub struct EmitContext<'e> {
     graph: &'e Graph,
     node: NodeRef<'e>,
     operands: &'e [InstructionId],
+    /// The node's results.
+    values: Values,
+    /// What they became.
     results: Ids,
 }
 
@@ -480,6 +503,14 @@ impl EmitContext<'_> {
         self.graph.ty(self.node.operands()[index])
     }
 
+    /// Notes that the rule cannot go on, which is a defect; what it returns stands for an instruction.
+    #[track_caller]
+    pub(crate) fn fail(&mut self, expected: &str) -> InstructionId {
+        let error = InternalError::new(self.node.op().name(), expected).at(self.node.origin());
+        self.emitter.defect.get_or_insert(error);
+        UNSET
+    }
+
     /// States what a result became.
     pub fn set_result(&mut self, index: usize, id: InstructionId) {
         self.results[index] = id;
@@ -498,10 +529,8 @@ impl EmitContext<'_> {
 
     /// Starts an instruction with chosen operands and the type of a result; [`EmitContext::finish`] ends it.
     pub fn begin_with(&mut self, opcode: &str, result: usize, operands: &[InstructionId]) -> &mut HloInstructionProto {
-        let (graph, node) = (self.graph, self.node);
-        // A rule only ever names results that its own `infer` gives the node.
-        let value = node.results().nth(result).unwrap_or(node.result());
-        self.emitter.begin(opcode, graph.ty(value), operands)
+        let ty = self.graph.ty(self.values[result]);
+        self.emitter.begin(opcode, ty, operands)
     }
 
     /// Ends the instruction begun, which is result 0.
@@ -634,7 +663,7 @@ impl EmitContext<'_> {
         let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
         let worst = self.number(dtype, identity.identity(dtype));
         let start = self.number(DType::S32, start);
-        let Some(index_type) = self.node.results().next().map(|value| self.graph.ty(value).clone()) else { return };
+        let index_type = self.result_type(0).clone();
         let value_type = index_type.with_dtype(dtype);
         let operands = [self.operands[0], positions, worst, start];
         let reduce = self.emitter.begin_tuple(opcode, [&value_type, &index_type], &operands);

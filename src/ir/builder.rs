@@ -157,10 +157,7 @@ impl GraphBuilder {
     pub(crate) fn copy_node_as(&mut self, source: &Graph, node: NodeRef<'_>, op: Op, map: &mut ValueMap) -> Values {
         let operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
         let outer = self.origin;
-        self.origin = node.origin();
-        if outer.phase != Default::default() {
-            self.origin.phase = outer.phase;
-        }
+        self.origin = node.origin().copied_in(outer.phase);
         let results = self.push_typed(op, &operands, node.results().map(|value| source.ty(value).clone()));
         self.origin = outer;
         for (old, &new) in node.results().zip(&results) {
@@ -178,9 +175,8 @@ impl GraphBuilder {
         source.outputs().iter().map(|&value| map.get(value)).collect()
     }
 
-    /// Ends construction.
+    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is not so.
     pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {
-        debug_assert_eq!(outputs.len(), output_info.len());
         self.graph.outputs = outputs;
         self.graph.output_info = output_info;
         self.graph
@@ -225,9 +221,9 @@ impl ValueMap {
         map
     }
 
-    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set.
+    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has not is
+    /// a value that no graph has, which the verifier refuses as used before it is defined.
     pub(crate) fn get(&self, value: Value) -> Value {
-        debug_assert_ne!(self.0[value.index()], UNMAPPED, "{value} is used before it is mapped");
         Value(self.0[value.index()])
     }
 

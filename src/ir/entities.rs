@@ -180,6 +180,11 @@ impl Origin {
         Origin { phase, ..self }
     }
 
+    /// The same place for a copy made in `phase`; what the forward pass copies stays what it was.
+    pub(crate) fn copied_in(self, phase: Phase) -> Origin {
+        if phase == Phase::Forward { self } else { self.in_phase(phase) }
+    }
+
     /// The same place in a body that runs in `phase`: what the user wrote takes the phase of the op it runs in.
     pub(crate) fn inside(self, phase: Phase) -> Origin {
         if self.phase == Phase::Forward { self.in_phase(phase) } else { self }

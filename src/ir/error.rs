@@ -1,6 +1,7 @@
 //! Why an op refuses its operands, and where in the user's program it stands.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::Arc;
 
 use super::{DType, Origin, TensorType};
@@ -74,7 +75,56 @@ pub enum TypeError {
     /// The op has no batching rule.
     #[error("it has no batching rule; apply it in a scan over the batch")]
     NotBatchable,
+    /// meshloom's fault, not the op's.
+    #[error(transparent)]
+    Internal(#[from] Box<InternalError>),
 }
+
+/// What cannot happen has happened: a defect of meshloom. It stands in the place of a value that would have to be made up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InternalError {
+    /// The op, value or function that it is about.
+    pub subject: String,
+    /// What should have been.
+    pub expected: String,
+    /// The user's source line and scope path, where known.
+    pub origin: Origin,
+    /// The line of meshloom that has found it.
+    pub found_at: &'static Location<'static>,
+}
+
+impl InternalError {
+    /// An error about `subject`, found by the caller.
+    #[track_caller]
+    pub fn new(subject: impl fmt::Display, expected: impl fmt::Display) -> InternalError {
+        InternalError {
+            subject: subject.to_string(),
+            expected: expected.to_string(),
+            origin: Origin::default(),
+            found_at: Location::caller(),
+        }
+    }
+
+    /// With the place in the user's program.
+    #[must_use]
+    pub fn at(self, origin: Origin) -> InternalError {
+        InternalError { origin, ..self }
+    }
+}
+
+impl fmt::Display for InternalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let InternalError { subject, expected, origin, found_at } = self;
+        write!(f, "internal error at {}:{}: `{subject}`", found_at.file(), found_at.line())?;
+        write_place(f, *origin)?;
+        write!(
+            f,
+            ": expected {expected}; this is a defect of meshloom, please report it with the program that shows it"
+        )
+    }
+}
+
+impl std::error::Error for InternalError {}
 
 /// An op that refuses its operands, with everything needed to find the call.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,8 +145,18 @@ impl OpError {
     }
 }
 
+impl From<InternalError> for OpError {
+    fn from(error: InternalError) -> OpError {
+        let origin = error.origin;
+        OpError { op: "", error: TypeError::Internal(Box::new(error)), operands: Vec::new(), origin }
+    }
+}
+
 impl fmt::Display for OpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let TypeError::Internal(error) = &self.error {
+            return error.fmt(f);
+        }
         write!(f, "{}(", self.op)?;
         for (index, (ty, path)) in self.operands.iter().enumerate() {
             write!(f, "{}{ty}", if index > 0 { ", " } else { "" })?;
@@ -120,5 +180,91 @@ pub(crate) fn write_place(f: &mut fmt::Formatter<'_>, origin: Origin) -> fmt::Re
         (false, None) => write!(f, " (in {scope})"),
         (true, Some(location)) => write!(f, " (at {location})"),
         (false, Some(location)) => write!(f, " (in {scope}, at {location})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    #[test]
+    fn an_internal_error_says_what_to_report() {
+        let error = InternalError::new("concatenate", "one result");
+        let line = error.found_at.line();
+        let expected = format!(
+            "internal error at {}:{line}: `concatenate`: expected one result; this is a defect of meshloom, please report \
+             it with the program that shows it",
+            file!()
+        );
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(OpError::from(error).to_string(), expected);
+    }
+
+    /// What answers a case that cannot happen with a value, and what to write instead.
+    const MADE_UP: [(&str, &str); 10] = [
+        ("debug_assert", "return an InternalError: in release the program goes on"),
+        (".ok().flatten()", "carry the error up"),
+        (".next().unwrap_or(", "a missing element is an InternalError; in a trace, use trace::refill"),
+        (".next().unwrap_or_default", "a missing element is an InternalError; in a trace, use trace::refill"),
+        (".pop().unwrap_or(", "a missing element is an InternalError"),
+        (".pop().unwrap_or_default", "a missing element is an InternalError"),
+        (".nth(index).unwrap_or", "a missing element is an InternalError"),
+        ("unwrap_or(Tensor::POISONED)", "say what is missing with trace::fail_internal"),
+        ("unwrap_or_else(||Literal::scalar", "a literal of the wrong type is no answer"),
+        ("_=>Ok(vec![None", "a gradient that is not known is not zero: return an InternalError"),
+    ];
+
+    /// Where a default is the meaning: file, what is written there, and why.
+    const MEANT: [(&str, &str, &str); 3] = [
+        ("partition/ledger/select.rs", ".next().unwrap_or(", "a name without a separator is its own first part"),
+        ("sharding/explain.rs", ".next().unwrap_or_default", "a message about a program without ports has no example"),
+        ("transform/pipeline/timeline/mod.rs", ".next().unwrap_or(", "a repeat that no phase uses spans nothing"),
+    ];
+
+    fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                rust_files(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// The code of a file without comments, tests and white space.
+    fn code(path: &Path) -> String {
+        let text = fs::read_to_string(path).expect("a file");
+        let library = text.split("#[cfg(test)]\nmod tests {").next().expect("a first part");
+        let lines = library.lines().filter(|line| !line.trim_start().starts_with("//"));
+        lines.flat_map(|line| line.split_whitespace()).collect()
+    }
+
+    #[test]
+    fn no_value_is_made_up_for_what_cannot_happen() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = Vec::new();
+        for folder in
+            "autodiff batching compile emit ir nn ops optim partition passes sharding trace transform".split(' ')
+        {
+            rust_files(&source.join(folder), &mut files);
+        }
+        files.push(source.join("batching.rs"));
+        let (mut wrong, mut meant) = (Vec::new(), Vec::new());
+        for path in files.iter().filter(|path| !path.ends_with("tests.rs")) {
+            let (code, file) = (code(path), path.strip_prefix(&source).expect("in src").display().to_string());
+            for (pattern, instead) in MADE_UP {
+                match MEANT.iter().find(|(of, what, _)| *of == file && *what == pattern) {
+                    Some(exception) if code.contains(pattern) => meant.push(exception),
+                    None if code.contains(pattern) => wrong.push(format!("{file}: `{pattern}`: {instead}")),
+                    _ => {}
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert_eq!(meant.len(), MEANT.len(), "an exception is not needed any more: {MEANT:?} against {meant:?}");
     }
 }

@@ -19,6 +19,7 @@
 //! Architecture invariant: nothing here knows of HLO protos or of a plugin.
 
 mod builder;
+mod copy;
 mod entities;
 mod error;
 mod graph;
@@ -28,9 +29,10 @@ mod verify;
 
 pub(crate) use builder::ValueMap;
 pub use builder::{GraphBuilder, Values};
+pub(crate) use copy::{BodyCache, GraphCopy};
 pub use entities::{Name, Node, Origin, Phase, Scope, Value};
 pub(crate) use error::write_place;
-pub use error::{OpError, TypeError};
+pub use error::{InternalError, OpError, TypeError};
 pub use graph::{AxisNames, Definition, Graph, NodeRef, PortInfo};
 pub use meshloom_hlo::{DType, Dims, Element, F8E4M3FN, F8E5M2, Literal, S4, TensorType, U4};
 pub use spec::{Axes, Role, Spec, SpecDisplay, SpecError};

@@ -10,11 +10,11 @@ use meshloom_hlo::mesh::{Mesh, MeshAxis, MeshError};
 
 use super::Dims;
 
-/// The sharding of one value: for each dimension the mesh axes that it is split over, major to minor, and the mesh axes over
-/// which the value is still a partial sum.
+/// The sharding of one value: for each dimension the mesh axes that it is split over, major to minor, and the mesh axes
+/// over which the value is still a partial sum.
 ///
-/// The text form needs the mesh's names: [`Spec::display`] gives `[fsdp, (data,tensor), _]{unreduced: stage}`, where `_` is a
-/// dimension that is not split.
+/// The text form needs the mesh's names: [`Spec::display`] gives `[fsdp, (data,tensor), _]{unreduced: stage}`, where
+/// `_` is a dimension that is not split.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Spec {
     dims: SmallVec<[Axes; 4]>,

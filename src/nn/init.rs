@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::ir::{DType, Literal};
+use crate::ir::Literal;
 use crate::trace::{Init, MapTree, Param, Tree};
 
 /// Draws the first values of all parameters. A parameter's value depends on the seed and its path alone: not on the
@@ -21,14 +21,7 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
         } else {
             draw(param.init, &path, seed, ty.element_count(), &mut numbers);
         }
-        let bytes: Vec<u8> = match ty.dtype {
-            DType::BF16 => numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
-            DType::F16 => numbers.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
-            DType::F64 => numbers.iter().flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
-            // Parameters of integer type have no meaning; they get the bits of `f32`, which have the right width or fail.
-            _ => numbers.iter().flat_map(|&x| x.to_le_bytes()).collect(),
-        };
-        Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|| Literal::scalar(0.0f32))
+        Literal::from_fn(ty.clone(), |index| numbers[index].into())
     })
 }
 

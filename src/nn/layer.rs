@@ -213,8 +213,8 @@ impl DecoderConfig {
         }
     }
 
-    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block, each
-    /// added to the stream, with what is added going through `dropout`. Also the layer's own loss.
+    /// One layer over the residual stream `x` `[batch, length, embed]`: attention, then the feed-forward block. Each
+    /// adds its result to the stream, after `dropout`. Also returns the layer's own loss.
     ///
     /// With [`LayerParts::batch_split`] in two halves of the batch, if it is even; the numbers are the same.
     pub fn layer(

@@ -1,8 +1,8 @@
 //! Where activations lie between and within the blocks of a decoder.
 //!
 //! The residual stream may be split along the sequence over more axes (`activation_norm_length`) than a block can use
-//! (`activation_length`): sequence parallelism (Korthikanti et al., arXiv 2205.05198). So a block gathers what it reads, and scatters
-//! the partial sums that it adds to the stream; the cotangents do the same, the other way round.
+//! (`activation_length`): sequence parallelism (Korthikanti et al., arXiv 2205.05198). So a block gathers what it
+//! reads, and scatters the partial sums that it adds to the stream; the cotangents do the same, the other way round.
 
 use crate::trace::Tensor;
 
@@ -78,7 +78,8 @@ pub const ALL_LATENTS: [&str; 3] = ["activation_batch", "activation_kv_length", 
 /// What is inside of a feed-forward block, `[batch, length, mlp]`.
 pub const HIDDEN: [&str; 3] = ["activation_batch", "activation_length", "activation_mlp"];
 
-/// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split over.
+/// Tokens where routed experts are, `[batch, length, embed]`: the batch is whole along the axes that experts are split
+/// over.
 pub const GATHERED_TOKENS: [&str; 3] =
     ["activation_batch_no_exp_moe", "activation_norm_length_moe", "activation_embed_moe"];
 
@@ -106,8 +107,9 @@ pub(super) fn gather_keys(x: Tensor) -> Tensor {
     x.with_axes_each_way(&ALL_KEYS, &KEY)
 }
 
-/// Whole rows of an embedding table `[vocab, embed]`: what splits the width of the parameter is gathered, the vocabulary stays
-/// split. The cotangent is a sum over tokens that is scattered where the gradient is needed, so nothing is asked of it here.
+/// Whole rows of an embedding table `[vocab, embed]`: what splits the width of the parameter is gathered, the
+/// vocabulary stays split. The cotangent is a sum over tokens that is scattered where the gradient is needed, so
+/// nothing is asked of it here.
 #[track_caller]
 pub(super) fn whole_rows(table: Tensor) -> Tensor {
     table.with_axes_each_way(&["vocab", "activation_embed"], &[])

@@ -11,7 +11,7 @@ use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::rotary::Rotary;
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::{AxisNames, DType};
-use crate::trace::{MapTree, Param, Tensor, Tree, scope};
+use crate::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};
 use crate::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
 };
@@ -88,7 +88,7 @@ impl DecoderConfig {
         let mut params = declared.iter();
         let weights = MapTree::map(&**layers, |path, &weight: &Tensor| match params.next() {
             Some(param) => weight.convert(self.dtype_in_use(&path.to_string(), param)),
-            None => weight,
+            None => fail_internal(format_args!("weight {path}"), "a weight that the config declares"),
         });
         let names: Vec<AxisNames> = declared.iter().map(|param| param.spec.axes.clone()).collect();
         Some((options, StackedWeights { weights, names }))
@@ -122,9 +122,9 @@ impl DecoderConfig {
             return (self.clone(), params.clone());
         };
         let leading = pipeline.leading_dims().len();
-        let flat = layers.map(|_, weight| {
-            let dims = weight.dims();
-            weight.reshape([&[self.layers], dims.get(leading..).unwrap_or(&[])].concat())
+        let flat = layers.map(|path, weight| match weight.dims().get(leading..) {
+            Some(rest) => weight.reshape([&[self.layers], rest].concat()),
+            None => fail_internal(format_args!("weight {path}"), format_args!("{leading} leading dimensions")),
         });
         let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };
         (model, Decoder { layers: Layers::Stacked(Box::new(flat)), ..params.clone() })

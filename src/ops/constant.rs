@@ -4,8 +4,9 @@ use super::{FactorKind, FactorRule, Primitive, ResultTypes, complement, expect_o
 use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
-use crate::ir::{DType, F8E4M3FN, F8E5M2, Literal, OpError, S4, TensorType, TypeError, U4};
+use crate::ir::{DType, Literal, OpError, TensorType, TypeError};
 use crate::partition::PartitionContext;
+use meshloom_hlo::number_bytes;
 
 /// A dense constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -69,29 +70,7 @@ impl Splat {
 
     /// The number as bytes of the element type; out-of-range integers saturate.
     pub fn element_bytes(&self) -> ([u8; 8], usize) {
-        let number = self.number();
-        let mut bytes = [0; 8];
-        let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
-        match self.ty.dtype {
-            DType::Pred => put(&[u8::from(number != 0.0)]),
-            DType::S4 => put(&S4::from_f64(number).0.to_le_bytes()),
-            DType::U4 => put(&[U4::from_f64(number).0]),
-            DType::F8E4M3FN => put(&[F8E4M3FN::from_f64(number).0]),
-            DType::F8E5M2 => put(&[F8E5M2::from_f64(number).0]),
-            DType::S8 => put(&(number as i8).to_le_bytes()),
-            DType::S16 => put(&(number as i16).to_le_bytes()),
-            DType::S32 => put(&(number as i32).to_le_bytes()),
-            DType::S64 => put(&(number as i64).to_le_bytes()),
-            DType::U8 => put(&(number as u8).to_le_bytes()),
-            DType::U16 => put(&(number as u16).to_le_bytes()),
-            DType::U32 => put(&(number as u32).to_le_bytes()),
-            DType::U64 => put(&(number as u64).to_le_bytes()),
-            DType::BF16 => put(&half::bf16::from_f64(number).to_le_bytes()),
-            DType::F16 => put(&half::f16::from_f64(number).to_le_bytes()),
-            DType::F32 => put(&(number as f32).to_le_bytes()),
-            DType::F64 => put(&number.to_le_bytes()),
-        }
-        (bytes, self.ty.dtype.byte_count())
+        (number_bytes(self.ty.dtype, self.number()), self.ty.dtype.byte_count())
     }
 }
 

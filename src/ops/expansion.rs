@@ -1,7 +1,7 @@
 //! Elementwise functions that not every XLA has an opcode for, as instructions that every XLA has.
 //!
-//! They are ops all the same: a graph shows one node, and their gradients are those of the functions and not of the formulas
-//! below, some of which are exact only where they are selected.
+//! They are ops all the same: a graph shows one node, and their gradients are those of the functions and not of the
+//! formulas below, some of which are exact only where they are selected.
 
 use super::{Direction, UnaryKind};
 use crate::emit::{EmitContext, InstructionId};
@@ -202,8 +202,8 @@ struct Piece {
     coefficients: &'static [f64],
 }
 
-/// M. Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010: the single precision version, whose relative
-/// error is below 4e-7.
+/// M. Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010: the single precision version, whose
+/// relative error is below 4e-7.
 #[rustfmt::skip]
 const ERF_INV_F32: &[Piece] = &[
     Piece {

@@ -14,7 +14,7 @@ use crate::autodiff::{JvpContext, VjpContext};
 use crate::batching::BatchContext;
 use crate::emit::EmitContext;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
+use crate::ir::{DType, Dims, GraphBuilder, InternalError, OpError, TensorType, TypeError, Value};
 use crate::ops::BinaryKind;
 use crate::partition::PartitionContext;
 
@@ -220,8 +220,7 @@ impl GatherDims {
                 Some(all) => context.builder.binary(BinaryKind::And, all, found)?,
             });
         }
-        // Asked only where something is split.
-        Ok(inside.unwrap_or(indices))
+        Ok(inside.ok_or_else(|| InternalError::new("indices of a gather", "a dimension that is split"))?)
     }
 
     /// `indices` with every start moved to where its slice fits, as a gather does by itself.

@@ -70,7 +70,7 @@ impl Primitive for Barrier {
 }
 
 /// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. Emitted
-/// only where [`EmitOptions::host_memory`](crate::hlo::EmitOptions) says that there is one; else its operand is its result.
+/// only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that there is one; else its operand is its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 

@@ -1,8 +1,8 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error. Ops with regions ([`Scan`], [`While`],
-//! [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) have data-flow edges instead of rules and are handled by name where graphs are walked:
-//! `autodiff::regions` and `emit`.
+//! [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) have [data-flow edges](Edge) instead of rules, which is all that most passes
+//! need to know of them.
 
 mod build;
 mod collective;
@@ -13,9 +13,11 @@ mod custom_call;
 mod cumulative;
 mod dot;
 mod dynamic;
+mod edges;
 mod elementwise;
 mod expansion;
 mod factor;
+mod flow;
 mod gather;
 mod identity;
 mod ragged;
@@ -41,10 +43,12 @@ pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
+pub use edges::{DataFlow, Edge, Executions, Port, Source, Target};
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
+pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use ragged::{RaggedDot, RaggedMode};
@@ -130,6 +134,13 @@ macro_rules! op_table {
             $($(#[$region_doc])* $region($region),)*
         }
 
+        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated in a way
+        /// of its own.
+        #[derive(Clone, Copy, Debug)]
+        pub enum RegionKind<'a> {
+            $($(#[$region_doc])* $region(&'a $region),)*
+        }
+
         $(impl From<$primitive> for Op {
             fn from(op: $primitive) -> Op { Op::$primitive(op) }
         })*
@@ -155,6 +166,22 @@ macro_rules! op_table {
                 match self {
                     $(Op::$primitive(op) => Some(op),)*
                     $(Op::$region(_) => None,)*
+                }
+            }
+
+            /// Which op with regions it is; `None` for one without.
+            pub fn region_kind(&self) -> Option<RegionKind<'_>> {
+                match self {
+                    $(Op::$primitive(_) => None,)*
+                    $(Op::$region(op) => Some(RegionKind::$region(op)),)*
+                }
+            }
+
+            /// The data flow of an op with regions; `None` for one without.
+            pub(crate) fn data_flow(&self) -> Option<&dyn DataFlow> {
+                match self {
+                    $(Op::$primitive(_) => None,)*
+                    $(Op::$region(op) => Some(op),)*
                 }
             }
 
@@ -336,6 +363,18 @@ impl Op {
             Op::While(op) => While { condition: f(&op.condition), body: f(&op.body), ..op.clone() }.into(),
             _ => return None,
         })
+    }
+}
+
+impl Op {
+    /// As [`Op::map_regions`], from each region's number and body, where making one may fail.
+    pub(crate) fn try_map_regions<E>(
+        &self,
+        mut f: impl FnMut(usize, &Arc<Graph>) -> Result<Arc<Graph>, E>,
+    ) -> Result<Option<Op>, E> {
+        let bodies = self.regions().enumerate().map(|(region, body)| f(region, body));
+        let mut bodies = bodies.collect::<Result<SmallVec<[Arc<Graph>; 3]>, E>>()?.into_iter();
+        Ok(self.map_regions(|body| bodies.next().unwrap_or_else(|| body.clone())))
     }
 }
 

@@ -43,7 +43,9 @@ impl Threefry {
 
 /// The rounds of [`Threefry::evaluate`] as instructions.
 fn rounds(context: &mut EmitContext<'_>, ty: &TensorType, inputs: &[InstructionId]) -> Vec<InstructionId> {
-    let &[key0, key1, counter0, counter1] = inputs else { return Vec::new() };
+    let &[key0, key1, counter0, counter1] = inputs else {
+        return vec![context.fail("two words of a key and two of a counter"); 2];
+    };
     let constant = |context: &mut EmitContext<'_>, number: u32| {
         let scalar = context.number(DType::U32, number.into());
         context.repeat(ty, scalar)

@@ -166,8 +166,7 @@ fn lexicographic(
             }
         });
     }
-    // `infer` asks for at least one key.
-    before.unwrap_or_default()
+    before.unwrap_or_else(|| context.fail("at least one key"))
 }
 
 /// A floating-point key with one NaN, and one zero.

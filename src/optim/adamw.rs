@@ -1,7 +1,10 @@
 //! AdamW, and clipping by the global norm.
 
+use std::panic::Location;
+
+use super::expect_one_for_each;
 use crate::ir::DType;
-use crate::trace::{Init, MapTree, Param, Tensor, Tree};
+use crate::trace::{Init, MapTree, Param, Tensor, Tree, refill};
 
 /// AdamW's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +82,10 @@ impl AdamW {
     ///
     /// `p := p - rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * p)` with `t = step + 1`.
     ///
+    /// All trees have as many leaves as the parameters; else the trace notes an error.
+    ///
     /// Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101.
+    #[track_caller]
     pub fn update<P: Tree<Leaf = Tensor>>(
         &self,
         declared: &impl Tree<Leaf = Param>,
@@ -89,10 +95,18 @@ impl AdamW {
         step: Tensor,
         rate: Tensor,
     ) -> (P, AdamWState<P>) {
+        let leaves = params.leaves();
+        let lists = [
+            ("gradients", gradients.leaves().len()),
+            ("declared parameters", declared.leaves().len()),
+            ("moments", state.first.leaves().len()),
+            ("moments", state.second.leaves().len()),
+        ];
+        expect_one_for_each("AdamW", leaves.len(), &lists, Location::caller());
         let count = (step + 1).convert(DType::F32);
         let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
         let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
-        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves());
+        let leaves = leaves.into_iter().zip(gradients.leaves()).zip(declared.leaves());
         let moments = state.first.leaves().into_iter().zip(state.second.leaves());
         let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
         for (((param, gradient), declared), (first, second)) in leaves.zip(moments) {
@@ -107,13 +121,10 @@ impl AdamW {
             new_first.push(first);
             new_second.push(second);
         }
-        let refill = |tree: &P, leaves: Vec<Tensor>| {
-            let mut leaves = leaves.into_iter();
-            // One leaf was pushed for each leaf of the tree.
-            tree.rebuild(&mut || leaves.next().unwrap_or(step))
-        };
-        let state = AdamWState { first: refill(&state.first, new_first), second: refill(&state.second, new_second) };
-        (refill(params, new_params), state)
+        let refilled = |tree: &P, leaves: Vec<Tensor>| refill(tree, &mut leaves.into_iter());
+        let state =
+            AdamWState { first: refilled(&state.first, new_first), second: refilled(&state.second, new_second) };
+        (refilled(params, new_params), state)
     }
 }
 
@@ -131,5 +142,5 @@ pub fn clip_by_global_norm<P: Tree<Leaf = Tensor>>(tree: &P, norm: Tensor, limit
         let factor = factor.convert(leaf.dtype());
         leaf * factor
     });
-    tree.rebuild(&mut || leaves.next().unwrap_or(factor))
+    refill(tree, &mut leaves)
 }

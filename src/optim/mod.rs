@@ -26,3 +26,14 @@ mod sgd;
 pub use adamw::{AdamW, AdamWState, clip_by_global_norm, global_norm};
 pub use schedule::WarmupCosine;
 pub use sgd::Sgd;
+
+use crate::trace::{Place, TraceErrorKind, fail};
+
+/// Notes an error unless there are as many tensors in each list as there are parameters.
+fn expect_one_for_each(optimizer: &str, count: usize, lists: &[(&str, usize)], place: Place) {
+    for (what, found) in lists.iter().filter(|(_, found)| *found != count) {
+        let what = format!("the {what} of {optimizer}");
+        let expected = format!("one for each of the {count} parameters");
+        fail(TraceErrorKind::Mismatch { what, expected, found: found.to_string() }, place);
+    }
+}

@@ -1,5 +1,8 @@
 //! Stochastic gradient descent, with momentum and Nesterov's.
 
+use std::panic::Location;
+
+use super::expect_one_for_each;
 use crate::ir::DType;
 use crate::trace::{Init, MapTree, Param, Tensor, Tree};
 
@@ -35,8 +38,12 @@ impl Sgd {
     }
 
     /// One step: new parameters, of the types that they have, and velocities, `f32`.
+    /// All trees have as many leaves as the parameters; else the trace notes an error.
+    #[track_caller]
     pub fn update<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
         let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
+        let lists = [("gradients", gradients.leaves().len()), ("velocities", velocity.leaves().len())];
+        expect_one_for_each("SGD", params.leaves().len(), &lists, Location::caller());
         for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves())
         {
             let gradient = gradient.convert(DType::F32);

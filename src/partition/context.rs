@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{Axes, DType, Dims, GraphBuilder, OpError, Spec, TensorType, Value};
+use crate::ir::{Axes, DType, Dims, GraphBuilder, InternalError, OpError, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, Direction, Group, Op, Select};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -45,6 +45,10 @@ impl PartitionContext<'_> {
         };
         if let Some(primitive) = op.as_primitive() {
             primitive.partition(&mut context)?;
+        }
+        if context.results.len() != result_types.len() {
+            let expected = format!("{} results of its partitioning rule", result_types.len());
+            return Err(InternalError::new(op.name(), expected).at(context.builder.origin()).into());
         }
         Ok(context.results)
     }

@@ -7,6 +7,7 @@
 //! (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
 mod context;
+mod error;
 mod fallback;
 mod ledger;
 mod linear;
@@ -20,6 +21,7 @@ mod walk;
 mod window;
 
 pub use context::PartitionContext;
+pub use error::PartitionError;
 pub use fallback::Fallback;
 pub use ledger::{Collective, Ledger, LedgerError, collective_of};
 pub use memory::{LiveValue, Memory};

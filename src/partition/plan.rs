@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ir::{Axes, Spec};
+use crate::ir::{Axes, InternalError, Spec};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One change of a spec.
@@ -79,11 +79,11 @@ const COLLECTIVE: u64 = 1024;
 /// The cheapest plan from one spec to another, for a value of `dims` whose elements have `element_bytes` bytes. The goal
 /// may be unreduced over axes that the start is unreduced over, and over no others.
 ///
-/// # Panics
-/// Never: a goal that asks for a partial sum that the start is not is treated as reduced.
-pub fn plan(mesh: &Mesh, dims: &[usize], element_bytes: usize, from: &Spec, to: &Spec) -> Plan {
+/// # Errors
+/// The goal cannot be reached: it asks for a partial sum that the start is not.
+pub fn plan(mesh: &Mesh, dims: &[usize], element_bytes: usize, from: &Spec, to: &Spec) -> Result<Plan, InternalError> {
     if from == to {
-        return Plan::default();
+        return Ok(Plan::default());
     }
     let whole = dims.iter().product::<usize>() as u64 * element_bytes as u64;
     let search = Search { mesh, whole, goal: to };
@@ -104,7 +104,7 @@ struct Reached {
 }
 
 impl Search<'_> {
-    fn run(&self, start: &Spec) -> Plan {
+    fn run(&self, start: &Spec) -> Result<Plan, InternalError> {
         let mut states: Vec<(Spec, Reached)> = vec![(start.clone(), Reached { cost: 0, from: None })];
         let mut known: FxHashMap<Spec, usize> = FxHashMap::from_iter([(start.clone(), 0)]);
         let mut queue = BinaryHeap::from([Reverse((0, 0))]);
@@ -114,7 +114,7 @@ impl Search<'_> {
                 continue;
             }
             if spec == *self.goal {
-                return self.plan_to(&states, index);
+                return Ok(self.plan_to(&states, index));
             }
             for step in self.moves(&spec) {
                 let next = self.after(&spec, &step);
@@ -134,8 +134,8 @@ impl Search<'_> {
             }
         }
         // Everything can be gathered and cut again, so only an impossible goal gets here.
-        debug_assert!(false, "no plan from {} to {}", start.display(self.mesh), self.goal.display(self.mesh));
-        Plan::default()
+        let goal = format!("a way to {}", self.goal.display(self.mesh));
+        Err(InternalError::new(format_args!("reshard from {}", start.display(self.mesh)), goal))
     }
 
     fn plan_to(&self, states: &[(Spec, Reached)], goal: usize) -> Plan {

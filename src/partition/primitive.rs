@@ -4,10 +4,9 @@ use smallvec::SmallVec;
 
 use super::linear::{Linear, is_zero, linearity};
 use super::walk::Walk;
-use super::{Fallback, PartitionContext};
-use crate::Error;
-use crate::ir::{Axes, DType, Dims, NodeRef, Spec, TensorType, Value};
-use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, ReduceKind};
+use super::{Fallback, PartitionContext, PartitionError};
+use crate::ir::{Axes, DType, Dims, InternalError, NodeRef, OpError, Spec, TensorType, Value};
+use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Op, Primitive, ReduceKind};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
 
@@ -21,14 +20,18 @@ struct Carried {
 }
 
 impl Walk<'_, '_> {
-    pub(super) fn primitive(&mut self, node: NodeRef<'_>) -> Result<(), Error> {
-        let Some(primitive) = node.op().as_primitive() else { return Ok(()) };
+    pub(super) fn primitive(&mut self, node: NodeRef<'_>, primitive: &dyn Primitive) -> Result<(), PartitionError> {
         let graph = self.graph;
         let operands: Types<'_> = node.operands().iter().map(|&value| graph.ty(value)).collect();
         let results: Types<'_> = node.results().map(|value| graph.ty(value)).collect();
-        let known_rule = self.shardings.rule(node.id);
-        let own_rule = known_rule.is_none().then(|| primitive.factors(&operands, &results));
-        let Some(rule) = known_rule.or(own_rule.as_ref()) else { return Ok(()) };
+        let own_rule;
+        let rule = match self.shardings.rule(node.id) {
+            Some(rule) => rule,
+            None => {
+                own_rule = primitive.factors(&operands, &results);
+                &own_rule
+            }
+        };
         let carried = self.carried(node, &operands).filter(|carried| !self.is_scattered(node, carried));
         let axes = self.factor_axes(node, rule, &operands, &results, carried.as_ref());
         let sums = sums(rule, &axes);
@@ -67,7 +70,10 @@ impl Walk<'_, '_> {
         };
         primitive.partition(&mut context)?;
         let mut made = context.results;
-        debug_assert_eq!(made.len(), results.len(), "{} states each of its results", node.op().name());
+        if made.len() != results.len() {
+            let expected = format!("{} results of its partitioning rule, not {}", results.len(), made.len());
+            return Err(InternalError::new(node.op().name(), expected).at(node.origin()).into());
+        }
         let mut unreduced: Axes = carried.map(|carried| carried.axes).unwrap_or_default();
         for (kind, over) in sums {
             if kind == ReduceKind::Sum {
@@ -232,11 +238,11 @@ impl Walk<'_, '_> {
     }
 
     /// A value that enters a reduction once: on other devices than the first of `axes` the reduction starts from nothing.
-    fn in_one_part(&mut self, value: Value, kind: ReduceKind, axes: &[MeshAxis]) -> Result<Value, Error> {
+    fn in_one_part(&mut self, value: Value, kind: ReduceKind, axes: &[MeshAxis]) -> Result<Value, OpError> {
         match kind {
             ReduceKind::Sum | ReduceKind::Prod => {
                 let identity = kind.identity(self.builder.ty(value).dtype);
-                Ok(self.on_first(value, axes, identity)?)
+                self.on_first(value, axes, identity)
             }
             // To take a value in twice changes nothing.
             ReduceKind::And | ReduceKind::Max | ReduceKind::Min | ReduceKind::Or => Ok(value),
@@ -244,17 +250,17 @@ impl Walk<'_, '_> {
     }
 
     /// Combines what the devices along `axes` have.
-    fn all_reduce(&mut self, kind: ReduceKind, axes: &Axes, value: Value) -> Result<Value, Error> {
+    fn all_reduce(&mut self, kind: ReduceKind, axes: &Axes, value: Value) -> Result<Value, OpError> {
         let (group, ty) = (Group::new(self.mesh, axes), self.builder.ty(value).clone());
         let is_bitwise = matches!(kind, ReduceKind::And | ReduceKind::Or);
         if !is_bitwise || ty.dtype == DType::Pred {
-            return Ok(self.builder.push1(AllReduce { group, kind }, &[value])?);
+            return self.builder.push1(AllReduce { group, kind }, &[value]);
         }
         // The CPU plugins refuse an all-reduce of the bits of integers.
         let dims: Dims = std::iter::once(1).chain(ty.dims).collect();
         let row = self.builder.reshape(value, &dims)?;
         let rows = self.builder.push1(AllGather { group, dim: 0 }, &[row])?;
-        Ok(self.builder.reduce(kind, &[0], rows)?)
+        self.builder.reduce(kind, &[0], rows)
     }
 }
 

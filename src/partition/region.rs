@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::PartitionError;
 use super::walk::{Version, Walk};
-use crate::Error;
-use crate::ir::{Axes, Graph, GraphBuilder, NodeRef, PortInfo, Spec, TensorType, Value};
-use crate::ops::{Call, Cond, Op, Scan, While};
+use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
+use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::Shardings;
 
 /// A partitioned body, and what came out of it before it was brought into the specs demanded.
@@ -18,26 +18,25 @@ struct Body {
 }
 
 impl<'a> Walk<'a, '_> {
-    pub(super) fn region(&mut self, node: NodeRef<'_>) -> Result<(), Error> {
-        match node.op() {
-            Op::Scan(scan) => self.scan(node, scan),
-            Op::Call(call) => self.call(node, call),
-            Op::Cond(cond) => self.cond(node, cond),
-            Op::While(op) => self.while_loop(node, op),
-            Op::Checkpoint(checkpoint) => self.inline(node, &checkpoint.body),
-            Op::CustomVjp(custom) => self.inline(node, &custom.primal),
-            _ => Ok(()),
+    pub(super) fn region(&mut self, node: NodeRef<'_>, op: RegionKind<'_>) -> Result<(), PartitionError> {
+        match op {
+            RegionKind::Scan(scan) => self.scan(node, scan),
+            RegionKind::Call(call) => self.call(node, call),
+            RegionKind::Cond(cond) => self.cond(node, cond),
+            RegionKind::While(op) => self.while_loop(node, op),
+            RegionKind::Checkpoint(checkpoint) => self.inline(node, &checkpoint.body),
+            RegionKind::CustomVjp(custom) => self.inline(node, &custom.primal),
         }
     }
 
-    fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> &'a Shardings {
-        // Propagation has been through every body.
-        self.shardings.body(node.id, index).unwrap_or(self.shardings)
+    fn body_shardings(&self, node: NodeRef<'_>, index: usize) -> Result<&'a Shardings, InternalError> {
+        let known = self.shardings.body(node.id, index);
+        known.ok_or_else(|| InternalError::new(node.op().name(), "propagated specs in its body").at(node.origin()))
     }
 
     /// The nodes of a body, in place.
-    fn inline(&mut self, node: NodeRef<'_>, body: &Arc<Graph>) -> Result<(), Error> {
-        let shardings = self.body_shardings(node, 0);
+    fn inline(&mut self, node: NodeRef<'_>, body: &Arc<Graph>) -> Result<(), PartitionError> {
+        let shardings = self.body_shardings(node, 0)?;
         let mut inputs = Vec::new();
         for (&operand, &input) in node.operands().iter().zip(body.inputs()) {
             let spec = match self.first(operand) {
@@ -66,7 +65,7 @@ impl<'a> Walk<'a, '_> {
         shardings: &Shardings,
         inputs: &[Spec],
         demand: impl Fn(usize, &Spec) -> Spec,
-    ) -> Result<Body, Error> {
+    ) -> Result<Body, PartitionError> {
         let mut builder = GraphBuilder::new(body.name());
         let mut versions = Vec::new();
         for (&input, spec) in body.inputs().iter().zip(inputs) {
@@ -91,8 +90,8 @@ impl<'a> Walk<'a, '_> {
         Ok(Body { graph: builder.finish_body(outputs), outputs: specs, untouched })
     }
 
-    fn scan(&mut self, node: NodeRef<'_>, scan: &Scan) -> Result<(), Error> {
-        let (body, shardings) = (&scan.body, self.body_shardings(node, 0));
+    fn scan(&mut self, node: NodeRef<'_>, scan: &Scan) -> Result<(), PartitionError> {
+        let (body, shardings) = (&scan.body, self.body_shardings(node, 0)?);
         let (first_carry, first_slice) = (scan.invariant_count, scan.invariant_count + scan.carry_count);
         let mut inputs: Vec<Spec> = body.inputs().iter().map(|&input| shardings.spec(input).clone()).collect();
         for (index, input) in inputs.iter_mut().enumerate().take(first_carry) {
@@ -138,7 +137,12 @@ impl<'a> Walk<'a, '_> {
     /// For each carry, the axes over which it can stay a partial sum all through the loop: what an iteration adds is partial
     /// over them, and nothing in it needs the sum. Found from above: every carry is taken to be partial over all axes that
     /// do not split it, until what comes out of an iteration is what went in.
-    fn partial_carries(&mut self, scan: &Scan, shardings: &Shardings, inputs: &[Spec]) -> Result<Vec<Axes>, Error> {
+    fn partial_carries(
+        &mut self,
+        scan: &Scan,
+        shardings: &Shardings,
+        inputs: &[Spec],
+    ) -> Result<Vec<Axes>, PartitionError> {
         let carries = scan.invariant_count..scan.invariant_count + scan.carry_count;
         let free = |index: usize| -> Axes {
             if !scan.body.ty(scan.body.inputs()[index]).dtype.is_float() {
@@ -175,8 +179,8 @@ impl<'a> Walk<'a, '_> {
         Ok(carried)
     }
 
-    fn call(&mut self, node: NodeRef<'_>, call: &Call) -> Result<(), Error> {
-        let (function, shardings) = (&call.function, self.body_shardings(node, 0));
+    fn call(&mut self, node: NodeRef<'_>, call: &Call) -> Result<(), PartitionError> {
+        let (function, shardings) = (&call.function, self.body_shardings(node, 0)?);
         let mut specs = Vec::new();
         let mut operands = Vec::new();
         for (&operand, &input) in node.operands().iter().zip(function.inputs()) {
@@ -202,7 +206,7 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    fn cond(&mut self, node: NodeRef<'_>, cond: &Cond) -> Result<(), Error> {
+    fn cond(&mut self, node: NodeRef<'_>, cond: &Cond) -> Result<(), PartitionError> {
         let selector = self.get(node.operands()[0], &Spec::replicated(0))?;
         let mut operands = vec![selector];
         let mut specs = Vec::new();
@@ -217,7 +221,7 @@ impl<'a> Walk<'a, '_> {
         let wanted: Vec<Spec> = results.iter().map(|&result| self.shardings.spec(result).clone()).collect();
         let mut branches = Vec::new();
         for (index, branch) in cond.branches.iter().enumerate() {
-            let shardings = self.body_shardings(node, index);
+            let shardings = self.body_shardings(node, index)?;
             let body = self.body(branch, shardings, &specs, |index, _| wanted[index].clone())?;
             branches.push(Arc::new(body.graph));
         }
@@ -229,14 +233,14 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    fn while_loop(&mut self, node: NodeRef<'_>, op: &While) -> Result<(), Error> {
-        let shardings = self.body_shardings(node, 1);
+    fn while_loop(&mut self, node: NodeRef<'_>, op: &While) -> Result<(), PartitionError> {
+        let shardings = self.body_shardings(node, 1)?;
         let specs: Vec<Spec> = op.body.inputs().iter().map(|&input| shardings.spec(input).clone()).collect();
         let mut operands = Vec::new();
         for (&operand, spec) in node.operands().iter().zip(&specs) {
             operands.push(self.get(operand, spec)?);
         }
-        let of_condition = self.body_shardings(node, 0);
+        let of_condition = self.body_shardings(node, 0)?;
         let condition = self.body(&op.condition, of_condition, &specs, |_, _| Spec::replicated(0))?;
         let body = self.body(&op.body, shardings, &specs, |index, _| specs[op.invariant_count + index].clone())?;
         self.set_origin(node.origin());

@@ -55,10 +55,9 @@ fn exchange(builder: &mut GraphBuilder, value: Value, from: usize, to: usize, gr
     let cut_value = builder.reshape(value, &cut)?;
     let exchanged = builder.push1(AllToAll { group, dim: to }, &[cut_value])?;
     // What arrived is one part of `from` for each sender: move the senders in front of `from`, and join.
-    let from_now = if from > to { from + 1 } else { from };
+    // Without the senders, dimension `from` is where it was before the cut.
     let mut order: AxisList = (0..cut.len()).filter(|&dim| dim != to).collect();
-    let place = order.iter().position(|&dim| dim == from_now).unwrap_or(0);
-    order.insert(place, to);
+    order.insert(from, to);
     let moved = builder.transpose(exchanged, &order)?;
     let mut joined = dims;
     joined[to] /= count;

@@ -1,11 +1,12 @@
 //! Uneven dimensions: a dimension that its axes do not divide is made larger, until they do.
 //!
-//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows over eight devices. Such a
-//! dimension is padded, and with it every dimension that runs over the same loops: of all ops that compute element by element, of
-//! contractions, reductions, lookups. What the elements beyond the true size hold is nobody's concern, as long as nobody
-//! reads them: what enters a reduction is masked with the reduction's identity, positions are clamped to the true size, and an
-//! op that needs the true size (a reshape that splits the dimension, a sort along it) gets a slice. The result is an ordinary
-//! graph of global shapes, for any partitioner; the host pads what goes in and cuts what comes out.
+//! Where the rules allow it ([`Rules::with_uneven`](crate::sharding::Rules::with_uneven)), a spec may split ten rows
+//! over eight devices. Such a dimension is padded, and with it every dimension that runs over the same loops: of all
+//! ops that compute element by element, of contractions, reductions, lookups. What the elements beyond the true size
+//! hold is nobody's concern, as long as nobody reads them: what enters a reduction is masked with the reduction's
+//! identity, positions are clamped to the true size, and an op that needs the true size (a reshape that splits the
+//! dimension, a sort along it) gets a slice. The result is an ordinary graph of global shapes, for any partitioner; the
+//! host pads what goes in and cuts what comes out.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -16,15 +17,17 @@ use smallvec::SmallVec;
 use meshloom_hlo::mesh::Mesh;
 
 use super::PartitionContext;
-use crate::ir::{DType, Dims, Graph, GraphBuilder, NodeRef, OpError, PortInfo, Spec, TensorType, Value, ValueMap};
+use crate::ir::{
+    BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, Spec, TensorType, Value, ValueMap,
+};
 use crate::ops::{
-    BinaryKind, Direction, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
+    BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
     TensorFactors, greatest_common_divisor,
 };
 use crate::sharding::ties;
 
-/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an input
-/// (`aliases` of (output, input)) are padded as that is.
+/// The graph with its uneven dimensions padded; none if it has no such dimension. Outputs that share a buffer with an
+/// input (`aliases` of (output, input)) are padded as that is.
 ///
 /// # Errors
 /// A padded value has more bytes than can be addressed.
@@ -41,7 +44,7 @@ pub fn pad_uneven(graph: &Graph, mesh: &Mesh, aliases: &[(usize, usize)]) -> Res
         }
     }
     classes.demand(graph, mesh);
-    let mut rewriter = Rewriter { classes, bodies: FxHashMap::default() };
+    let mut rewriter = Rewriter { classes, bodies: BodyCache::default() };
     Ok(Some(rewriter.graph(graph)?))
 }
 
@@ -133,7 +136,7 @@ impl Classes {
                 continue;
             }
             let bodies: SmallVec<[&Arc<Graph>; 2]> = node.op().regions().collect();
-            for tie in ties(node, node.op()) {
+            for tie in ties(node) {
                 self.unify_values((graph, tie.outer, tie.extra_dims), (bodies[tie.body], tie.inner, 0));
             }
             bodies.into_iter().for_each(|body| self.link(body));
@@ -195,33 +198,28 @@ type DimFactorsOf<'r> = &'r TensorFactors;
 
 struct Rewriter {
     classes: Classes,
-    /// Bodies done already. The originals are held so that their addresses stay theirs.
-    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+    bodies: BodyCache,
 }
 
 impl Rewriter {
     fn graph(&mut self, graph: &Graph) -> Result<Graph, OpError> {
-        let mut builder = GraphBuilder::like(graph);
-        let mut map = ValueMap::new(graph);
+        let mut copy = GraphCopy::new(graph);
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
             let ty = TensorType { dtype: graph.ty(input).dtype, dims: self.classes.dims(graph, input) };
-            let value = builder.input(ty, info.clone());
-            map.set(input, value);
+            copy.input_as(input, ty, info.clone());
         }
         for node in graph.nodes() {
-            builder.set_origin(node.origin());
+            copy.builder.set_origin(node.origin());
             let results = match rule(graph, node) {
-                Some(rule) => self.primitive(&mut builder, graph, node, &rule, &map)?,
-                None => self.region(&mut builder, graph, node, &map)?,
+                Some(rule) => self.primitive(&mut copy.builder, graph, node, &rule, &copy.map)?,
+                None => self.region(&mut copy.builder, graph, node, &copy.map)?,
             };
             for (old, new) in node.results().zip(results) {
-                let padded = resize(&mut builder, new, &self.classes.dims(graph, old))?;
-                map.set(old, padded);
+                let padded = resize(&mut copy.builder, new, &self.classes.dims(graph, old))?;
+                copy.map.set(old, padded);
             }
         }
-        let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
-        let info: Vec<PortInfo> = graph.output_info().to_vec();
-        Ok(builder.finish(outputs, info))
+        Ok(copy.finish())
     }
 
     /// A node on padded operands, as far as it can do with them.
@@ -292,35 +290,24 @@ impl Rewriter {
         node: NodeRef<'_>,
         map: &ValueMap,
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
-        let mut failure = None;
-        let op = node.op().map_regions(|body| {
-            self.body(body).unwrap_or_else(|error| {
-                failure.get_or_insert(error);
-                body.clone()
-            })
-        });
-        if let Some(error) = failure {
-            return Err(error);
-        }
+        let op = node.op().try_map_regions(|_, body| self.body(body))?;
         let mut operands: SmallVec<[Value; 8]> = node.operands().iter().map(|&value| map.get(value)).collect();
-        if let Op::Scan(scan) = node.op() {
-            // The loop runs over what is there.
-            for (index, operand) in operands.iter_mut().enumerate().skip(scan.invariant_count + scan.carry_count) {
-                let mut dims = self.classes.dims(graph, node.operands()[index]);
-                dims[0] = scan.length;
-                *operand = resize(builder, *operand, &dims)?;
-            }
+        // A loop runs over what is there.
+        for index in node.op().edges().iter().filter(|edge| edge.sliced).filter_map(Edge::operand) {
+            let operand = node.operands()[index];
+            let mut dims = self.classes.dims(graph, operand);
+            dims[0] = graph.ty(operand).dims[0];
+            operands[index] = resize(builder, operands[index], &dims)?;
         }
         Ok(builder.push(op.unwrap_or_else(|| node.op().clone()), &operands)?.into_iter().collect())
     }
 
     fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, OpError> {
-        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
-            return Ok(done.clone());
+        if let Some(done) = self.bodies.find(body) {
+            return Ok(done);
         }
         let done = Arc::new(self.graph(body)?);
-        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
-        Ok(done)
+        Ok(self.bodies.insert(body, done))
     }
 }
 

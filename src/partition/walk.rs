@@ -6,10 +6,9 @@ use smallvec::SmallVec;
 use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
-use super::{Fallback, PartitionContext};
-use crate::Error;
-use crate::ir::{Axes, DType, Graph, GraphBuilder, OpError, Origin, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Select};
+use super::{Fallback, PartitionContext, PartitionError};
+use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
+use crate::ops::{AxisIndex, BroadcastInDim, Direction, Group, Op, Primitive, Select};
 use crate::sharding::Shardings;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -27,7 +26,7 @@ pub struct Partitioned {
 ///
 /// # Errors
 /// A dimension does not divide by the axes of its spec.
-pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Partitioned, Error> {
+pub fn partition(graph: &Graph, mesh: &Mesh, shardings: &Shardings) -> Result<Partitioned, PartitionError> {
     let mut builder = GraphBuilder::new(graph.name());
     let (mut calls, mut fallbacks) = (FxHashMap::default(), Vec::new());
     let mut inputs = Vec::new();
@@ -92,7 +91,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.uses[value.index()]
     }
 
-    pub(super) fn nodes(&mut self) -> Result<(), Error> {
+    pub(super) fn nodes(&mut self) -> Result<(), PartitionError> {
         for node in self.graph.nodes() {
             self.builder.set_origin(node.origin());
             match node.op() {
@@ -114,8 +113,13 @@ impl<'a, 'b> Walk<'a, 'b> {
                         others.into_iter().filter(|(_, spec)| spec.unreduced().is_empty() && *spec != wanted);
                     self.versions[node.result().index()].extend(complete);
                 }
-                op if op.as_primitive().is_some() => self.primitive(node)?,
-                _ => self.region(node)?,
+                op => match (op.region_kind(), op.as_primitive()) {
+                    (Some(region), _) => self.region(node, region)?,
+                    (None, Some(primitive)) => self.primitive(node, primitive)?,
+                    (None, None) => {
+                        return Err(InternalError::new(op.name(), "a partitioning rule").at(node.origin()).into());
+                    }
+                },
             }
         }
         Ok(())
@@ -136,13 +140,13 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     /// A value in a spec, from the version from which it is cheapest.
-    pub(super) fn get(&mut self, value: Value, spec: &Spec) -> Result<Value, Error> {
+    pub(super) fn get(&mut self, value: Value, spec: &Spec) -> Result<Value, PartitionError> {
         if let Some((local, _)) = self.versions[value.index()].iter().find(|(_, other)| other == spec) {
             return Ok(*local);
         }
         let ty = self.graph.ty(value);
-        if self.is_made_in_place(value) {
-            let local = self.make(value, spec)?;
+        if let Some((node, primitive)) = self.made_in_place(value) {
+            let local = self.make(node, primitive, spec)?;
             self.set(value, local, spec.clone());
             return Ok(local);
         }
@@ -161,11 +165,13 @@ impl<'a, 'b> Walk<'a, 'b> {
         };
         let plans = self.versions[value.index()].iter().map(|(local, from)| {
             let target = asked(from);
-            (plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, &target), *local, target)
+            Ok((plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, &target)?, *local, target))
         });
-        let Some((plan, local, reached)) = plans.min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len())) else {
-            return self.make(value, spec);
-        };
+        let plans: SmallVec<[_; 1]> =
+            plans.collect::<Result<_, InternalError>>().map_err(|error| self.located(error, value))?;
+        let cheapest = plans.into_iter().min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len()));
+        let (plan, local, reached) = cheapest
+            .ok_or_else(|| self.located(InternalError::new(value, "a local value of what has been computed"), value))?;
         // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it elsewhere.
         let reduces = plan.steps.iter().any(|step| matches!(step, Step::AllReduce { .. } | Step::ReduceScatter { .. }));
         let outer = self.builder.origin();
@@ -183,15 +189,20 @@ impl<'a, 'b> Walk<'a, 'b> {
         Ok(local)
     }
 
-    /// Whether a value is made where it is needed, as it comes of nothing.
-    fn is_made_in_place(&self, value: Value) -> bool {
-        let node = self.graph.defining_node(value);
-        node.is_some_and(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))
+    /// The node of a value that is made where it is needed, as it comes of nothing.
+    fn made_in_place(&self, value: Value) -> Option<(NodeRef<'a>, &'a dyn Primitive)> {
+        let node = self.graph.defining_node(value).filter(|node| matches!(node.op(), Op::Splat(_) | Op::Iota(_)))?;
+        Some((node, node.op().as_primitive()?))
+    }
+
+    /// An error about a value, with the user's line that it comes from.
+    fn located(&self, error: InternalError, value: Value) -> InternalError {
+        error.at(self.graph.defining_node(value).map_or_else(|| self.builder.origin(), |node| node.origin()))
     }
 
     /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but what it is
     /// made of. None where that would move as much.
-    fn spread_again(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, Error> {
+    fn spread_again(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, PartitionError> {
         let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
         let Op::BroadcastInDim(broadcast) = node.op() else { return Ok(None) };
         if !spec.unreduced().is_empty() || self.versions(value).is_empty() {
@@ -199,15 +210,15 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         let operand = node.operands()[0];
         let source = Spec::new(broadcast.mapping.iter().map(|&dim| spec.dim(dim).into()));
-        let cost = |value: Value, spec: &Spec| {
+        let cost = |value: Value, spec: &Spec| -> Result<u64, InternalError> {
             let ty = self.graph.ty(value);
-            let plans = self
-                .versions(value)
-                .iter()
-                .map(|(_, from)| plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, spec).bytes_sent);
-            plans.min().unwrap_or(0)
+            let plans = self.versions(value).iter();
+            let plans = plans.map(|(_, from)| plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, spec));
+            let costs: SmallVec<[u64; 1]> = plans.map(|plan| Ok(plan?.bytes_sent)).collect::<Result<_, _>>()?;
+            // What has no version is made where it is needed, from nothing.
+            Ok(costs.into_iter().min().unwrap_or(0))
         };
-        if cost(operand, &source) >= cost(value, spec) && self.graph.ty(operand).rank() > 0 {
+        if self.graph.ty(operand).rank() > 0 && cost(operand, &source)? >= cost(value, spec)? {
             return Ok(None);
         }
         let local = self.get(operand, &source)?;
@@ -217,7 +228,7 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     /// A sum over devices of numbers that have been widened, which is taken before they are: half as much is moved.
-    fn get_narrow(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, Error> {
+    fn get_narrow(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, PartitionError> {
         let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
         let &[operand] = node.operands() else { return Ok(None) };
         let Op::Convert(convert) = node.op() else { return Ok(None) };
@@ -231,11 +242,8 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     /// The local part of a splat or an iota.
-    fn make(&mut self, value: Value, spec: &Spec) -> Result<Value, Error> {
-        // Inputs always have a version.
-        let Some(node) = self.graph.defining_node(value) else { return Ok(value) };
-        let Some(primitive) = node.op().as_primitive() else { return Ok(value) };
-        let ty = self.graph.ty(value);
+    fn make(&mut self, node: NodeRef<'_>, primitive: &dyn Primitive, spec: &Spec) -> Result<Value, PartitionError> {
+        let ty = self.graph.ty(node.result());
         let outer = self.builder.origin();
         self.builder.set_origin(node.origin());
         let mut context = PartitionContext {
@@ -250,7 +258,11 @@ impl<'a, 'b> Walk<'a, 'b> {
             results: SmallVec::new(),
         };
         primitive.partition(&mut context)?;
-        let made = context.results[0];
+        let &[made] = &context.results[..] else {
+            return Err(InternalError::new(node.op().name(), "one result of its partitioning rule")
+                .at(node.origin())
+                .into());
+        };
         let made = self.on_first(made, spec.unreduced(), 0.0)?;
         self.builder.set_origin(outer);
         Ok(made)

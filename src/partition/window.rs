@@ -1,7 +1,7 @@
 //! Windows of a split dimension: pieces of other devices' parts, by collective-permutes.
 //!
-//! Every device wants a stretch of the whole dimension; where it begins is a linear function of the device's rank. What lies
-//! in the parts of neighbours comes from them, as little of it as any device needs (a halo exchange).
+//! Every device wants a stretch of the whole dimension; where it begins is a linear function of the device's rank. What
+//! lies in the parts of neighbours comes from them, as little of it as any device needs (a halo exchange).
 
 use std::ops::Range;
 
@@ -41,8 +41,8 @@ impl Stretch {
         if self.wraps { start..end } else { start.clamp(0, whole)..end.clamp(0, whole) }
     }
 
-    /// The pieces that make up a stretch of neighbouring elements in which every device finds what exists of its own; in
-    /// order.
+    /// The pieces that make up a stretch of neighbouring elements in which every device finds what exists of its own;
+    /// in order.
     fn pieces(&self, part: i64, count: i64) -> SmallVec<[Piece; 2]> {
         let relative = (0..count).filter_map(|rank| {
             let existing = self.existing(rank, part * count);

@@ -4,23 +4,20 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Bodies;
-use crate::ir::{Graph, GraphBuilder, PortInfo, Value, ValueMap};
-use crate::ops::{Cond, Op, Scan, While};
+use crate::ir::{BodyCache, Graph, GraphCopy, Value};
+use crate::ops::{Edge, Op, Port, Target};
 
 /// Drops every node that no output depends on, in every region too; from barriers, loops and branches, also single results,
 /// with the carries, slices and operands that served only them. Inputs stay, used or not.
 pub fn eliminate_dead_code(graph: &Graph) -> Graph {
-    eliminate(graph, &mut Bodies::default())
+    eliminate(graph, &mut BodyCache::default())
 }
 
-fn eliminate(graph: &Graph, bodies: &mut Bodies) -> Graph {
+fn eliminate(graph: &Graph, bodies: &mut BodyCache) -> Graph {
     let liveness = Liveness::of(graph, &vec![true; graph.outputs().len()]);
-    let inputs: Vec<(Value, PortInfo)> =
-        graph.inputs().iter().copied().zip(graph.input_info().iter().cloned()).collect();
-    let outputs: Vec<(Value, PortInfo)> =
-        graph.outputs().iter().copied().zip(graph.output_info().iter().cloned()).collect();
-    liveness.extract(graph, inputs, outputs, bodies)
+    let mut copy = GraphCopy::with_inputs(graph);
+    liveness.copy_nodes(graph, &mut copy, bodies);
+    copy.finish()
 }
 
 /// Which values of a graph are needed for some of its outputs.
@@ -30,10 +27,13 @@ struct Liveness {
     regions: Vec<Option<RegionLiveness>>,
 }
 
-/// What is needed of a loop or of branches.
+/// What is needed of a loop or of branches. All ends of an edge stand or fall together.
 struct RegionLiveness {
     /// For each body, which of its values.
     bodies: Vec<Liveness>,
+    edges: Vec<Edge>,
+    /// For each edge, whether it is needed.
+    kept: Vec<bool>,
     operands: Vec<bool>,
     results: Vec<bool>,
 }
@@ -41,10 +41,6 @@ struct RegionLiveness {
 /// The items whose flag is set.
 fn chosen<'a, T>(items: impl IntoIterator<Item = T> + 'a, flags: &'a [bool]) -> impl Iterator<Item = T> + 'a {
     items.into_iter().zip(flags).filter_map(|(item, &flag)| flag.then_some(item))
-}
-
-fn count(flags: &[bool]) -> usize {
-    flags.iter().filter(|&&flag| flag).count()
 }
 
 impl Liveness {
@@ -64,8 +60,8 @@ impl Liveness {
                     }
                 }
                 op => {
-                    let results = node.results().map(|result| live[result.index()]).collect();
-                    let needed = RegionLiveness::of(op, results);
+                    let results: SmallVec<[bool; 4]> = node.results().map(|result| live[result.index()]).collect();
+                    let needed = RegionLiveness::of(op, &results);
                     match &needed {
                         Some(needed) => {
                             chosen(node.operands(), &needed.operands).for_each(|operand| live[operand.index()] = true);
@@ -84,20 +80,8 @@ impl Liveness {
         graph.inputs().iter().map(|input| self.live[input.index()]).collect()
     }
 
-    /// A graph of what is live, with these inputs and outputs.
-    fn extract(
-        &self,
-        graph: &Graph,
-        inputs: impl IntoIterator<Item = (Value, PortInfo)>,
-        outputs: impl IntoIterator<Item = (Value, PortInfo)>,
-        bodies: &mut Bodies,
-    ) -> Graph {
-        let mut builder = GraphBuilder::new(graph.name());
-        let mut map = ValueMap::new(graph);
-        for (input, info) in inputs {
-            let value = builder.input(graph.ty(input).clone(), info);
-            map.set(input, value);
-        }
+    /// Copies the nodes that are live.
+    fn copy_nodes(&self, graph: &Graph, copy: &mut GraphCopy<'_>, bodies: &mut BodyCache) {
         for node in graph.nodes() {
             let kept: SmallVec<[bool; 4]> = node.results().map(|result| self.live[result.index()]).collect();
             if !kept.contains(&true) && !node.op().has_side_effect() {
@@ -108,109 +92,80 @@ impl Liveness {
                 (op @ Op::Barrier(_), _) => (op.clone(), &kept[..], &kept[..]),
                 (op, _) => {
                     let op = bodies.transform_op(op, eliminate).unwrap_or_else(|| op.clone());
-                    builder.copy_node_as(graph, node, op, &mut map);
+                    copy.node_as(node, op);
                     continue;
                 }
             };
             let operands: SmallVec<[Value; 8]> =
-                chosen(node.operands(), operand_flags).map(|&value| map.get(value)).collect();
+                chosen(node.operands(), operand_flags).map(|&value| copy.map.get(value)).collect();
             let types = chosen(node.results(), result_flags).map(|value| graph.ty(value).clone());
-            let results = builder.push_from(node.origin(), op, &operands, types);
-            chosen(node.results(), result_flags).zip(results).for_each(|(old, new)| map.set(old, new));
+            let results = copy.builder.push_from(node.origin(), op, &operands, types);
+            chosen(node.results(), result_flags).zip(results).for_each(|(old, new)| copy.map.set(old, new));
         }
-        let (outputs, info) = outputs.into_iter().map(|(value, info)| (map.get(value), info)).unzip();
-        builder.finish(outputs, info)
     }
 }
 
 impl RegionLiveness {
-    /// What a loop or branches need for the results wanted; `None` for any other op, which needs all its operands.
-    fn of(op: &Op, wanted: Vec<bool>) -> Option<RegionLiveness> {
-        match op {
-            Op::Cond(cond) => Some(RegionLiveness::of_cond(cond, wanted)),
-            Op::Scan(scan) => Some(RegionLiveness::of_scan(scan, wanted)),
-            Op::While(op) => Some(RegionLiveness::of_while(op, wanted)),
-            _ => None,
+    /// What a loop or branches need for the results wanted; `None` for any other op, which needs all its operands. (What runs
+    /// exactly once keeps its ports: a function is shared by its calls.)
+    fn of(op: &Op, wanted: &[bool]) -> Option<RegionLiveness> {
+        if op.as_primitive().is_some() || op.is_wrapper() {
+            return None;
         }
-    }
-
-    fn of_cond(cond: &Cond, results: Vec<bool>) -> RegionLiveness {
-        let bodies: Vec<Liveness> = cond.branches.iter().map(|branch| Liveness::of(branch, &results)).collect();
-        let mut operands = vec![false; 1 + cond.branches.first().map_or(0, |branch| branch.inputs().len())];
-        operands[0] = true;
-        for (branch, live) in cond.branches.iter().zip(&bodies) {
-            operands[1..].iter_mut().zip(live.inputs(branch)).for_each(|(needed, live)| *needed |= live);
+        let edges = op.edges();
+        let is_needed =
+            |edge: &Edge| edge.target == Target::Control || edge.result().is_some_and(|index| wanted[index]);
+        let mut kept: Vec<bool> = edges.iter().map(is_needed).collect();
+        loop {
+            let of_body = |(region, body): (usize, &Arc<Graph>)| {
+                Liveness::of(body, &ports(&edges, &kept, region, |edge| &edge.outputs, body.outputs().len()))
+            };
+            let bodies: Vec<Liveness> = op.regions().enumerate().map(of_body).collect();
+            let live: Vec<Vec<bool>> = bodies.iter().zip(op.regions()).map(|(live, body)| live.inputs(body)).collect();
+            let mut settled = true;
+            for (edge, kept) in edges.iter().zip(&mut kept).filter(|(_, kept)| !**kept) {
+                *kept = edge.inputs.iter().any(|port| live[port.region][port.index]);
+                // A carry that is read must be computed as well, which may read further carries.
+                settled &= !*kept || edge.outputs.is_empty();
+            }
+            if settled {
+                let mut operands = vec![false; edges.iter().filter_map(Edge::operand).count()];
+                let mut results = vec![false; wanted.len()];
+                for (edge, &kept) in edges.iter().zip(&kept) {
+                    edge.operand().into_iter().for_each(|index| operands[index] = kept);
+                    edge.result().into_iter().for_each(|index| results[index] = kept);
+                }
+                return Some(RegionLiveness { bodies, edges, kept, operands, results });
+            }
         }
-        RegionLiveness { bodies, operands, results }
-    }
-
-    fn of_scan(scan: &Scan, mut results: Vec<bool>) -> RegionLiveness {
-        let (body, operands) = needed_of_loop(&scan.body, scan.invariant_count, scan.carry_count, &[], &mut results);
-        RegionLiveness { bodies: vec![body], operands, results }
-    }
-
-    fn of_while(op: &While, mut results: Vec<bool>) -> RegionLiveness {
-        let condition = Liveness::of(&op.condition, &[true]);
-        let asked = condition.inputs(&op.condition);
-        let carry_count = op.body.outputs().len();
-        let (body, operands) = needed_of_loop(&op.body, op.invariant_count, carry_count, &asked, &mut results);
-        RegionLiveness { bodies: vec![condition, body], operands, results }
     }
 
     /// The op with bodies of what is needed.
-    fn extract(&self, op: &Op, bodies: &mut Bodies) -> Op {
-        let port = |&value: &Value| (value, PortInfo::default());
-        let mut extract = |index: usize, body: &Graph, inputs: &[bool], outputs: &[bool]| {
-            let inputs = chosen(body.inputs(), inputs).map(port);
-            let outputs = chosen(body.outputs(), outputs).map(port);
-            Arc::new(self.bodies[index].extract(body, inputs, outputs, bodies))
-        };
-        match op {
-            Op::Cond(cond) => {
-                let mut branch =
-                    |(index, body): (usize, &Arc<Graph>)| extract(index, body, &self.operands[1..], &self.results);
-                Cond { branches: cond.branches.iter().enumerate().map(&mut branch).collect() }.into()
-            }
-            Op::Scan(scan) => Scan {
-                body: extract(0, &scan.body, &self.operands, &self.results),
-                invariant_count: count(&self.operands[..scan.invariant_count]),
-                carry_count: count(&self.results[..scan.carry_count]),
-                ..scan.clone()
-            }
-            .into(),
-            Op::While(op) => While {
-                condition: extract(0, &op.condition, &self.operands, &[true]),
-                body: extract(1, &op.body, &self.operands, &self.results),
-                invariant_count: count(&self.operands[..op.invariant_count]),
-            }
-            .into(),
-            op => op.clone(),
-        }
+    fn extract(&self, op: &Op, bodies: &mut BodyCache) -> Op {
+        let mut live = self.bodies.iter().enumerate();
+        let extracted = op.map_regions(|body| {
+            let Some((region, live)) = live.next() else { return body.clone() };
+            let inputs = ports(&self.edges, &self.kept, region, |edge| &edge.inputs, body.inputs().len());
+            let outputs = ports(&self.edges, &self.kept, region, |edge| &edge.outputs, body.outputs().len());
+            let mut copy = GraphCopy::of_body(body, chosen(body.inputs().iter().copied(), &inputs));
+            live.copy_nodes(body, &mut copy, bodies);
+            Arc::new(copy.finish_body(chosen(body.outputs().iter().copied(), &outputs)))
+        });
+        extracted.as_ref().and_then(Op::data_flow).map_or_else(|| op.clone(), |op| op.with_operands(&self.operands))
     }
 }
 
-/// What is live in a loop's body, and which of its inputs are needed, for the outputs wanted and for the inputs `asked`,
-/// which something besides the body reads. Carries that turn out to be needed are marked in `wanted`.
-fn needed_of_loop(
-    body: &Graph,
-    invariant_count: usize,
-    carry_count: usize,
-    asked: &[bool],
-    wanted: &mut [bool],
-) -> (Liveness, Vec<bool>) {
-    let carries = invariant_count..invariant_count + carry_count;
-    chosen(0.., asked).filter(|input| carries.contains(input)).for_each(|input| wanted[input - invariant_count] = true);
-    loop {
-        let live = Liveness::of(body, wanted);
-        let mut inputs = live.inputs(body);
-        inputs.iter_mut().zip(asked).for_each(|(needed, &asked)| *needed |= asked);
-        // A carry that is read by something wanted must be computed as well, which may read further carries.
-        let read = &inputs[carries.clone()];
-        if read.iter().zip(&*wanted).all(|(&read, &wanted)| wanted || !read) {
-            // A carry that is returned enters the loop too, even if its first value is never read.
-            inputs[carries].copy_from_slice(&wanted[..carry_count]);
-            return (live, inputs);
-        }
-        read.iter().zip(&mut *wanted).for_each(|(&read, wanted)| *wanted |= read);
+/// Which inputs or outputs of a region are on an edge that is kept.
+fn ports(
+    edges: &[Edge],
+    kept: &[bool],
+    region: usize,
+    of_edge: impl Fn(&Edge) -> &[Port],
+    port_count: usize,
+) -> Vec<bool> {
+    let mut flags = vec![false; port_count];
+    for edge in chosen(edges, kept) {
+        of_edge(edge).iter().filter(|port| port.region == region).for_each(|port| flags[port.index] = true);
     }
+    flags
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::rewrite::Rewrite;
-use crate::ir::{Graph, GraphBuilder, NodeRef, Origin, Phase, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ir::{Graph, GraphCopy, NodeRef, Origin, Phase, TensorType, Value, ValueMap, Values};
 use crate::ops::{Op, Scan};
 
 /// Moves nodes of scan bodies that depend on invariants alone in front of the scan, innermost scans first.
@@ -160,12 +160,7 @@ pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: 
     let (old_invariants, old_rest) = body.inputs().split_at(scan.invariant_count);
 
     let mut outside = ValueMap::for_inputs(body, invariants);
-    let mut inside = GraphBuilder::new(body.name());
-    let mut inner_map = ValueMap::new(body);
-    for &value in old_invariants.iter().chain(&entering).chain(old_rest) {
-        let input = inside.input(body.ty(value).clone(), PortInfo::default());
-        inner_map.set(value, input);
-    }
+    let mut inside = GraphCopy::of_body(body, old_invariants.iter().chain(&entering).chain(old_rest).copied());
     for inner in body.nodes() {
         let place = places[inner.id.index()];
         if matches!(place, Place::Outside | Place::Repeated) {
@@ -175,12 +170,11 @@ pub(super) fn hoist(scan: &Scan, operands: &mut Vec<Value>, bound: Bound, push: 
             inner.results().zip(results).for_each(|(old, new)| outside.set(old, new));
         }
         if matches!(place, Place::Inside | Place::Repeated) {
-            inside.copy_node(body, inner, &mut inner_map);
+            inside.node(inner);
         }
     }
-    let outputs = body.outputs().iter().map(|&value| inner_map.get(value)).collect();
     let invariant_count = scan.invariant_count + entering.len();
     let added: Vec<Value> = entering.iter().map(|&value| outside.get(value)).collect();
     *operands = [invariants, &added, rest].concat();
-    Some(Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..scan.clone() })
+    Some(Scan { body: Arc::new(inside.finish_body(body.outputs().iter().copied())), invariant_count, ..scan.clone() })
 }

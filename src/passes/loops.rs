@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::fold::LARGEST_FOLDED;
 use super::rewrite::{Rewrite, Walk};
-use crate::ir::{Definition, Graph, GraphBuilder, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ir::{Definition, Graph, GraphCopy, PortInfo, TensorType, Value, Values};
 use crate::ops::{BroadcastInDim, Iota, Op, Scan, Splat};
 
 /// Rewrites operands and results of scans, together with what other passes of the same walk do in bodies:
@@ -62,7 +62,7 @@ impl Loop {
             || Op::from(self.scan.clone()).has_side_effect()
         {
             let types = self.result_types();
-            pushed = walk.push(&self.scan.into(), &self.operands, types);
+            pushed = walk.push_scan(self.scan, &self.operands, types);
         }
         let value = |place: &Place| match *place {
             Place::Result(index) => pushed[index],
@@ -96,13 +96,11 @@ impl Loop {
             return;
         }
         let body = &*self.scan.body;
-        let mut inside = GraphBuilder::new(body.name());
-        let mut map = ValueMap::new(body);
+        let mut inside = GraphCopy::new(body);
         let mut operands = Vec::new();
-        let mut keep = |range: std::ops::Range<usize>, inside: &mut GraphBuilder, operands: &mut Vec<Value>| {
+        let keep = |range: std::ops::Range<usize>, inside: &mut GraphCopy<'_>, operands: &mut Vec<Value>| {
             for index in range.filter(|&index| matches!(entries[index], Entry::Same)) {
-                let input = body.inputs()[index];
-                map.set(input, inside.input(body.ty(input).clone(), PortInfo::default()));
+                inside.input(body.inputs()[index], PortInfo::default());
                 operands.push(self.operands[index]);
             }
         };
@@ -110,7 +108,7 @@ impl Loop {
         let mut sources = Vec::new();
         for entry in &entries {
             if let Entry::Invariant(value, _) = entry {
-                sources.push(inside.input(outside.ty(*value).clone(), PortInfo::default()));
+                sources.push(inside.builder.input(outside.ty(*value).clone(), PortInfo::default()));
                 operands.push(*value);
             }
         }
@@ -121,21 +119,21 @@ impl Loop {
             let ty = body.ty(input).clone();
             match entry {
                 Entry::Same => {}
-                Entry::Made(op) => map.set(input, inside.push_typed(op.clone(), &[], [ty])[0]),
+                Entry::Made(op) => inside.map.set(input, inside.builder.push_typed(op.clone(), &[], [ty])[0]),
                 Entry::Invariant(_, repeat) => {
                     let Some(source) = sources.next() else { continue };
                     let value = match repeat {
-                        Some(op) => inside.push_typed(op.clone().into(), &[source], [ty])[0],
+                        Some(op) => inside.builder.push_typed(op.clone().into(), &[source], [ty])[0],
                         None => source,
                     };
-                    map.set(input, value);
+                    inside.map.set(input, value);
                 }
             }
         }
-        for node in body.nodes() {
-            inside.copy_node(body, node, &mut map);
-        }
-        let outputs = body.outputs().iter().map(|&value| map.get(value)).collect();
+        body.nodes().for_each(|node| {
+            inside.node(node);
+        });
+        let outputs = body.outputs().iter().copied();
         self.scan = Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..self.scan.clone() };
         self.operands = operands;
     }
@@ -188,17 +186,12 @@ impl Loop {
             .chain((0..body.inputs().len()).filter(is_unchanged))
             .chain((first_carry..body.inputs().len()).filter(|index| !is_unchanged(index)))
             .collect();
-        let mut inside = GraphBuilder::new(body.name());
-        let mut map = ValueMap::new(&body);
-        for &index in &order {
-            let input = body.inputs()[index];
-            map.set(input, inside.input(body.ty(input).clone(), PortInfo::default()));
-        }
-        for node in body.nodes() {
-            inside.copy_node(&body, node, &mut map);
-        }
+        let mut inside = GraphCopy::of_body(&body, order.iter().map(|&index| body.inputs()[index]));
+        body.nodes().for_each(|node| {
+            inside.node(node);
+        });
         let kept: Vec<usize> = (0..lifted.len()).filter(|&index| lifted[index].is_none()).collect();
-        let outputs = kept.iter().map(|&index| map.get(body.outputs()[index])).collect();
+        let outputs = kept.iter().map(|&index| body.outputs()[index]);
         let moved = unchanged.iter().filter(|&&unchanged| unchanged).count();
         self.operands = order.iter().map(|&index| self.operands[index]).collect();
         self.scan = Scan {

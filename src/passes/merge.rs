@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::rewrite::Rewrite;
 use crate::ir::{Graph, Value, Values};
-use crate::ops::{Op, Scan};
+use crate::ops::Scan;
 
 /// Merges nodes with equal ops and operands into the first of them, in every region too.
 ///
@@ -65,9 +65,8 @@ pub(super) fn refine_carries(scan: &Scan, body: &Graph, same: &[usize]) -> Vec<u
     same.iter().enumerate().map(refined).collect()
 }
 
-/// The results of a node, each replaced by the first that is equal to it.
-pub(super) fn first_of_equal_results(op: &Op, operands: &[Value], results: Values) -> Values {
-    let Op::Scan(scan) = op else { return results };
+/// The results of a scan, each replaced by the first that is equal to it.
+pub(super) fn first_of_equal_results(scan: &Scan, operands: &[Value], results: Values) -> Values {
     let mut firsts: FxHashMap<(bool, Value, Option<Value>), usize> = FxHashMap::default();
     let first = |(index, &output): (usize, &Value)| {
         let is_carry = index < scan.carry_count;

@@ -50,11 +50,8 @@ pub(crate) use merge::MERGE;
 pub(crate) use rewrite::Rewrite;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-
-use crate::ir::{Graph, GraphBuilder, ValueMap};
+use crate::ir::Graph;
 use crate::ops::Op;
 
 /// Drops names and gradient stops, and writes the bodies of checkpoints and custom VJPs in place. For a graph that is
@@ -95,60 +92,14 @@ pub fn eliminate_common_subexpressions(graph: &Graph) -> Graph {
     MERGE.run(graph)
 }
 
-/// What a pass has made of the bodies it has met: one that is used twice is done once and stays shared.
-#[derive(Default)]
-struct Bodies(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
-
-impl Bodies {
-    /// What became of a body that has been met before.
-    fn find(&self, body: &Arc<Graph>) -> Option<Arc<Graph>> {
-        self.0.get(&Arc::as_ptr(body)).map(|(_, done)| done.clone())
-    }
-
-    fn insert(&mut self, body: &Arc<Graph>, done: Arc<Graph>) {
-        // The original is held so that its address stays its own.
-        self.0.insert(Arc::as_ptr(body), (body.clone(), done));
-    }
-
-    fn transform(&mut self, body: &Arc<Graph>, pass: impl FnOnce(&Graph, &mut Bodies) -> Graph) -> Arc<Graph> {
-        self.find(body).unwrap_or_else(|| {
-            let done = Arc::new(pass(body, self));
-            self.insert(body, done.clone());
-            done
-        })
-    }
-
-    /// An op with the pass run over its bodies; `None` for an op without.
-    fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut Bodies) -> Graph) -> Option<Op> {
-        op.map_regions(|body| self.transform(body, &pass))
-    }
-}
-
-/// A builder with the inputs of `graph`, and the map of them.
-fn copy_inputs(graph: &Graph) -> (GraphBuilder, ValueMap) {
-    let mut builder = GraphBuilder::like(graph);
-    let mut map = ValueMap::new(graph);
-    for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
-        let value = builder.input(graph.ty(input).clone(), info.clone());
-        map.set(input, value);
-    }
-    (builder, map)
-}
-
-/// Ends a copy of `graph` with its outputs.
-fn copy_outputs(builder: GraphBuilder, graph: &Graph, map: &ValueMap) -> Graph {
-    let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
-    builder.finish(outputs, graph.output_info().to_vec())
-}
-
 /// What differentiation wants done first: invariants in front of loops, so that they are no residuals of an iteration;
 /// and no dead carries, so that no loop is differentiated in vain. A graph without loops is left as it is.
 pub(crate) fn prepare(graph: &Graph) -> Cow<'_, Graph> {
     if contains_loop(graph) { Cow::Owned(hoist_invariants(&eliminate_dead_code(graph))) } else { Cow::Borrowed(graph) }
 }
 
-/// Whether a graph has a scan, in a region or outside.
+/// Whether a graph has a loop of known length, in a region or outside.
 fn contains_loop(graph: &Graph) -> bool {
-    let is_loop = |op: &Op| matches!(op, Op::Scan(_)) || op.regions().any(|body| contains_loop(body));
+    let is_loop = |op: &Op| op.trip_count().is_some() || op.regions().any(|body| contains_loop(body));
     graph.nodes().any(|node| node.op().as_primitive().is_none() && is_loop(node.op()))
 }

@@ -19,8 +19,9 @@ use smallvec::SmallVec;
 use super::hoist::{Bound, hoist};
 use super::loops::Loop;
 use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, refine_carries};
-use super::{Bodies, copy_inputs, copy_outputs};
-use crate::ir::{DType, Graph, GraphBuilder, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values};
+use crate::ir::{
+    BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
+};
 use crate::ops::{Op, Scan, Splat};
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
@@ -71,7 +72,7 @@ impl Rewrite {
 
     /// Walks a graph and every region in it.
     pub(crate) fn run(self, graph: &Graph) -> Graph {
-        let mut context = Context { rewrite: self, bodies: Bodies::default(), distinct: Distinct::default() };
+        let mut context = Context { rewrite: self, bodies: BodyCache::default(), distinct: Distinct::default() };
         context.graph(graph, &[])
     }
 }
@@ -79,14 +80,14 @@ impl Rewrite {
 /// What a walk remembers from graph to graph.
 struct Context {
     rewrite: Rewrite,
-    bodies: Bodies,
+    bodies: BodyCache,
     distinct: Distinct,
 }
 
 impl Context {
     /// Walks a graph, in which `same` gives for each input the first that is equal to it; nothing where no two are.
     fn graph(&mut self, graph: &Graph, same: &[usize]) -> Graph {
-        let (builder, mut map) = copy_inputs(graph);
+        let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
         let capacity = if self.rewrite.merge { graph.node_count() } else { 0 };
         let seen = FxHashMap::with_capacity_and_hasher(capacity, FxBuildHasher);
         let mut walk = Walk { context: self, builder, seen };
@@ -96,7 +97,7 @@ impl Context {
         for node in graph.nodes() {
             walk.node(graph, node, &mut map);
         }
-        copy_outputs(walk.builder, graph, &map)
+        GraphCopy { source: graph, builder: walk.builder, map }.finish()
     }
 
     /// Walks a body, once however many ops have it.
@@ -106,8 +107,7 @@ impl Context {
         }
         let done = self.graph(body, &[]);
         let done = self.shared(done);
-        self.bodies.insert(body, done.clone());
-        done
+        self.bodies.insert(body, done)
     }
 
     /// The body itself, or an equal one that has been met before.
@@ -226,11 +226,22 @@ impl Walk<'_> {
         let graph = self.builder.graph();
         let equal = |&&node: &&Node| graph.node(node).op() == op && graph.node(node).operands() == operands;
         if let Some(&node) = candidates.iter().find(equal) {
-            return first_of_equal_results(op, operands, graph.node(node).results().collect());
+            return graph.node(node).results().collect();
         }
         candidates.push(self.builder.next_node());
-        let results = self.builder.push_typed(op.clone(), operands, types);
-        first_of_equal_results(op, operands, results)
+        self.builder.push_typed(op.clone(), operands, types)
+    }
+
+    /// As [`Walk::push`], for a scan, of whose results those that are equal become one.
+    pub(super) fn push_scan(&mut self, scan: Scan, operands: &[Value], types: Vec<TensorType>) -> Values {
+        let op = scan.into();
+        let results = self.push(&op, operands, types);
+        match &op {
+            Op::Scan(scan) if self.context.rewrite.merge && !op.has_side_effect() => {
+                first_of_equal_results(scan, operands, results)
+            }
+            _ => results,
+        }
     }
 
     /// As [`Walk::push`], for a node that comes from elsewhere.
@@ -256,8 +267,8 @@ impl Walk<'_> {
             for table in [rewrite.markers, rewrite.folding, rewrite.algebra].into_iter().flatten() {
                 for rule in table(op) {
                     let found = (rule.apply)(&mut Match { walk: self, op, operands, ty, depth });
-                    if let Some(value) = found {
-                        debug_assert_eq!(self.builder.ty(value), ty, "`{}` changes the type", rule.name);
+                    // What has another type is no replacement.
+                    if let Some(value) = found.filter(|&value| self.builder.ty(value) == ty) {
                         return value;
                     }
                 }

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Bodies, copy_inputs, copy_outputs};
-use crate::ir::{Graph, GraphBuilder, NodeRef, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{BodyCache, Graph, GraphBuilder, GraphCopy, NodeRef, PortInfo, TensorType, Value, ValueMap};
 use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 
 /// Writes scans with an unroll factor out: a loop each round of which runs so many iterations, then what is left over,
@@ -12,7 +11,7 @@ use crate::ops::{Concatenate, Op, Reshape, Scan, Slice, SliceDim};
 ///
 /// Differentiation and the other passes come before, so that they meet one copy of the body.
 pub fn unroll(graph: &Graph) -> Graph {
-    unroll_in(graph, &mut Bodies::default())
+    unroll_in(graph, &mut BodyCache::default())
 }
 
 fn is_unrolled(op: &Op) -> bool {
@@ -23,25 +22,25 @@ fn has_unrolled(graph: &Graph) -> bool {
     graph.nodes().any(|node| node.op().as_primitive().is_none() && is_unrolled(node.op()))
 }
 
-fn unroll_in(graph: &Graph, bodies: &mut Bodies) -> Graph {
+fn unroll_in(graph: &Graph, bodies: &mut BodyCache) -> Graph {
     if !has_unrolled(graph) {
         return graph.clone();
     }
-    let (mut builder, mut map) = copy_inputs(graph);
+    let mut copy = GraphCopy::with_inputs(graph);
     for node in graph.nodes() {
         let by_body =
             |body: &Arc<Graph>| if has_unrolled(body) { bodies.transform(body, unroll_in) } else { body.clone() };
         match node.op().map_regions(by_body) {
-            Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut builder, node, scan, &mut map),
+            Some(Op::Scan(scan)) if scan.unroll > 1 => write_out(&mut copy.builder, node, scan, &mut copy.map),
             Some(op) => {
-                builder.copy_node_as(graph, node, op, &mut map);
+                copy.node_as(node, op);
             }
             None => {
-                builder.copy_node(graph, node, &mut map);
+                copy.node(node);
             }
         }
     }
-    copy_outputs(builder, graph, &map)
+    copy.finish()
 }
 
 /// Copies one scan as a loop over blocks, with the iterations left over after it.

@@ -1,14 +1,12 @@
-//! The sharding pass: logical axis names become specs.
+//! The sharding pass: logical axes become specs.
 
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use super::{
     Assigned, Axes, Diagnostic, Mesh, MeshAxis, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec,
 };
-use crate::ir::{AxisNames, Graph, GraphBuilder, Origin, PortInfo, TensorType, ValueMap};
-use crate::ops::{Op, Reshard, WithAxes};
+use crate::ir::{AxisNames, BodyCache, Graph, GraphCopy, Origin, PortInfo, TensorType};
+use crate::ops::{Executions, Op, Reshard, WithAxes};
 
 /// What the sharding pass found besides the graph.
 #[derive(Clone, Debug)]
@@ -34,7 +32,7 @@ pub fn annotate(
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
     let diagnostics = rules.check_mesh(mesh)?;
-    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: FxHashMap::default() };
+    let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
@@ -83,9 +81,7 @@ struct Pass<'a> {
     diagnostics: Vec<Diagnostic>,
     /// Every tensor with a spec.
     rows: Vec<ShardingRow>,
-    /// Bodies done already, so that a function called twice stays one. The originals are held so that their addresses
-    /// stay theirs.
-    bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+    bodies: BodyCache,
 }
 
 /// The names as text; none for a dimension without one.
@@ -99,74 +95,43 @@ fn optional(texts: &[String]) -> Vec<Option<&str>> {
 
 impl Pass<'_> {
     fn graph(&mut self, graph: &Graph, inputs: &[PortInfo]) -> Result<Graph, ShardingError> {
-        let mut builder = GraphBuilder::new(graph.name());
-        let mut map = ValueMap::new(graph);
-        for (&input, info) in graph.inputs().iter().zip(inputs) {
-            let value = builder.input(graph.ty(input).clone(), info.clone());
-            map.set(input, value);
-        }
+        let mut copy = GraphCopy::new(graph);
+        graph.inputs().iter().zip(inputs).for_each(|(&input, info)| copy.input(input, info.clone()));
         for node in graph.nodes() {
             let op: Op = match node.op() {
                 Op::WithAxes(axes) => {
                     let spec = self.named(axes, graph.ty(node.result()), node.origin())?;
                     let reshard = Reshard { spec, keeps_partial: axes.keeps_partial };
-                    let operand = map.get(node.operands()[0]);
+                    let operand = copy.map.get(node.operands()[0]);
                     // Two names in a row for what lies the same way by both are one demand.
-                    let before = builder.graph().defining_node(operand);
+                    let before = copy.builder.graph().defining_node(operand);
                     if before.is_some_and(|before| matches!(before.op(), Op::Reshard(other) if *other == reshard)) {
-                        map.set(node.result(), operand);
+                        copy.map.set(node.result(), operand);
                         continue;
                     }
                     reshard.into()
                 }
-                Op::Scan(op) => {
-                    let mut op = op.clone();
-                    op.body = self.body(&op.body)?;
-                    op.into()
+                op => {
+                    // What runs in a derivative only has no part in this program.
+                    let runs = |region: usize| op.executions(region) != Executions::InDerivative;
+                    let body = |region: usize, body: &Arc<Graph>| match runs(region) {
+                        true => self.body(body),
+                        false => Ok(body.clone()),
+                    };
+                    op.try_map_regions(body)?.unwrap_or_else(|| op.clone())
                 }
-                Op::Call(op) => {
-                    let mut op = op.clone();
-                    op.function = self.body(&op.function)?;
-                    op.into()
-                }
-                Op::Checkpoint(op) => {
-                    let mut op = op.clone();
-                    op.body = self.body(&op.body)?;
-                    op.into()
-                }
-                Op::Cond(op) => {
-                    let mut op = op.clone();
-                    for branch in &mut op.branches {
-                        *branch = self.body(branch)?;
-                    }
-                    op.into()
-                }
-                Op::While(op) => {
-                    let mut op = op.clone();
-                    op.condition = self.body(&op.condition)?;
-                    op.body = self.body(&op.body)?;
-                    op.into()
-                }
-                Op::CustomVjp(op) => {
-                    let mut op = op.clone();
-                    op.primal = self.body(&op.primal)?;
-                    op.into()
-                }
-                op => op.clone(),
             };
-            builder.copy_node_as(graph, node, op, &mut map);
+            copy.node_as(node, op);
         }
-        let outputs = graph.outputs().iter().map(|&value| map.get(value)).collect();
-        Ok(builder.finish(outputs, graph.output_info().to_vec()))
+        Ok(copy.finish())
     }
 
     fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, ShardingError> {
-        if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
-            return Ok(done.clone());
+        if let Some(done) = self.bodies.find(body) {
+            return Ok(done);
         }
         let done = Arc::new(self.graph(body, body.input_info())?);
-        self.bodies.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
-        Ok(done)
+        Ok(self.bodies.insert(body, done))
     }
 
     /// The spec of a value by the names it is given.

@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh, a spec or a rule.
+//! Errors of meshes, specs and rules.
 
 use meshloom_hlo::mesh::MeshError;
 

@@ -1,8 +1,8 @@
-//! Why a value is sharded as it is: from itself, step by step, to the rule or the constraint that began it.
+//! Why a value has its sharding: from the value, step by step, to the rule or constraint that began it.
 //!
-//! Propagation notes for each value which node gave it its spec, and when. Going back is then a matter of looking, among the other
-//! tensors of that node, for the one that had the axes before: times fall at every step, so the chain ends, at a port of the
-//! program, at a `reshard`, or at a value of which nothing said anything.
+//! Propagation records for each value which node gave it its spec, and when. To go back, look among the other tensors
+//! of that node for the one that had the axes before. Times fall at every step, so the chain ends: at a port of the
+//! program, at a `reshard`, or at a value that nothing constrains.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ struct Levels<'a> {
 /// (`layers/attention`), or `file:line`. At most so many are explained, ports first.
 ///
 /// # Errors
-/// Nothing is called so.
+/// No tensor has this name.
 pub fn explain(
     graph: &Graph,
     shardings: &Shardings,
@@ -230,11 +230,11 @@ impl<'a> Levels<'a> {
             if touches(&node, value) {
                 candidates.extend(node.operands().iter().copied().chain(node.results()).map(|value| (level, value)));
                 let inner = |tie: &Tie| Some((self.level_of(level, node.id, tie.body)?, tie.inner));
-                candidates.extend(ties(node, node.op()).iter().filter(|tie| tie.outer == value).filter_map(inner));
+                candidates.extend(ties(node).iter().filter(|tie| tie.outer == value).filter_map(inner));
             }
         }
         if let Some((node, body, outer)) = around {
-            let ties = ties(node, node.op());
+            let ties = ties(node);
             candidates
                 .extend(ties.iter().filter(|tie| tie.body == body && tie.inner == value).map(|tie| (outer, tie.outer)));
         }
@@ -260,11 +260,12 @@ impl<'a> Levels<'a> {
 
     fn port_reason(&self, (_, value): Place) -> String {
         let graph = self.levels[0].graph;
-        let (index, is_input) = match graph.inputs().iter().position(|&input| input == value) {
-            Some(index) => (index, true),
-            None => (graph.outputs().iter().position(|&output| output == value).unwrap_or(0), false),
+        let input = graph.inputs().iter().zip(graph.input_info()).find(|(input, _)| **input == value);
+        let output = graph.outputs().iter().zip(graph.output_info()).find(|(output, _)| **output == value);
+        let is_input = input.is_some();
+        let Some((_, info)) = input.or(output) else {
+            return "it is a port of the program".to_owned();
         };
-        let info = if is_input { &graph.input_info()[index] } else { &graph.output_info()[index] };
         let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {

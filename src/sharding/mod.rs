@@ -1,8 +1,9 @@
 //! Where values live: the device mesh, shardings over it, and the rules that turn logical axis names into shardings.
 //!
-//! A [`Mesh`] names the axes along which devices are arranged. A [`Spec`] says over which of those axes each dimension of a
-//! value is split, and over which the value is still a partial sum. [`Rules`] map the names that models put on dimensions
-//! ("embed", "activation_batch") to mesh axes and so yield the spec of each tensor; [`RuleSets`] hold one such list per role.
+//! A [`Mesh`] names the axes along which devices are arranged. A [`Spec`] says over which of those axes each dimension
+//! of a value is split, and over which the value is still a partial sum. [`Rules`] map the logical axes of models
+//! ("embed", "activation_batch") to mesh axes and so give the spec of each tensor; [`RuleSets`] hold one such list per
+//! role.
 //!
 //! ```
 //! use meshloom::sharding::{Mesh, Rules};

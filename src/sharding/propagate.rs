@@ -1,12 +1,13 @@
-//! Propagation: from the specs of ports and constraints to one for every value.
+//! Propagation: from the specs of ports and constraints to a spec for every value.
 //!
-//! Sweeps over the graph, forwards and backwards, until nothing changes: first over ops that have the same factors on
-//! all their tensors, so that what is certain spreads before anything is decided; then over all. Bodies take part: a value that enters
-//! or leaves a region has one spec on both sides, and so has a loop's carry before, in and after an iteration.
+//! It sweeps the graph forwards and backwards until nothing changes: first over ops that have the same factors on all
+//! their tensors, so that what is certain spreads before anything is decided, then over all ops. Regions take part: a
+//! value that enters or leaves a region has one spec on both sides, and a loop's carry has one before, in and after an
+//! iteration.
 //!
-//! Propagation only ever adds axes to dimensions that have none, and never moves one, so it ends. It leaves partial sums to the
-//! partitioner, which knows where they arise. The order of priorities is Shardy's (`docs/propagation.md`): constraints and
-//! ports, then ops that pass everything through, then the rest.
+//! Propagation only adds axes to dimensions that have none, and never moves one, so it ends. It leaves partial sums to
+//! the partitioner, which knows where they arise. The order of priorities is Shardy's (`docs/propagation.md`):
+//! constraints and ports, then ops that pass everything through, then the rest.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -14,7 +15,7 @@ use smallvec::SmallVec;
 use super::resolve::{resolve, spec_of};
 use super::{Axes, Mesh, Spec};
 use crate::ir::{Graph, Node, NodeRef, TensorType, Value};
-use crate::ops::{FactorKind, FactorRule, Op};
+use crate::ops::{Edge, FactorKind, FactorRule, Op, Port, Primitive};
 
 /// Why a value has its spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -220,13 +221,20 @@ impl Sweeper<'_> {
                 let (operand, origin) = (node.operands()[0], SpecOrigin::Constraint(node.id));
                 self.offer(shardings, operand, graph.ty(operand), spec.dims(), origin);
             }
-            op if op.as_primitive().is_some() => self.visit_primitive(graph, node, shardings),
-            op => self.visit_region(graph, node, op, shardings),
+            op => match op.as_primitive() {
+                Some(primitive) => self.visit_primitive(graph, node, primitive, shardings),
+                None => self.visit_region(graph, node, shardings),
+            },
         }
     }
 
-    fn visit_primitive(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
-        let Some(primitive) = node.op().as_primitive() else { return };
+    fn visit_primitive(
+        &mut self,
+        graph: &Graph,
+        node: NodeRef<'_>,
+        primitive: &dyn Primitive,
+        shardings: &mut Shardings,
+    ) {
         let tensors: SmallVec<[Value; 6]> = node.operands().iter().copied().chain(node.results()).collect();
         let entries = || tensors.iter().map(|value| &shardings.values[value.index()]);
         let last_change = entries().map(|entry| entry.time).max().unwrap_or(0);
@@ -292,18 +300,16 @@ impl Sweeper<'_> {
         }
     }
 
-    fn visit_region(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Op, shardings: &mut Shardings) {
-        let mut ties = ties(node, op);
+    fn visit_region(&mut self, graph: &Graph, node: NodeRef<'_>, shardings: &mut Shardings) {
+        let mut ties = ties(node);
         let Some(mut bodies) = shardings.bodies.remove(&node.id) else { return };
         // What a loop stacks is best stacked in parts.
-        if let (Op::Scan(scan), Some(inside)) = (op, bodies.first()) {
-            let stacked = &scan.body.outputs()[scan.carry_count..];
-            for tie in ties.iter_mut().filter(|tie| tie.extra_dims == 1 && stacked.contains(&tie.inner)) {
-                tie.inner = inside.before_gathering(&scan.body, self.mesh, tie.inner);
-            }
+        let graphs: SmallVec<[&Graph; 2]> = node.op().regions().map(|body| &**body).collect();
+        for tie in ties.iter_mut().filter(|tie| tie.extra_dims > 0) {
+            tie.inner = bodies[tie.body].before_gathering(graphs[tie.body], self.mesh, tie.inner);
         }
         self.unify(graph, node, &ties, shardings, &mut bodies);
-        for (body, inner) in op.regions().zip(bodies.iter_mut()) {
+        for (body, inner) in graphs.into_iter().zip(bodies.iter_mut()) {
             self.forwards(body, inner);
             self.backwards(body, inner);
         }
@@ -341,63 +347,28 @@ fn passes_through(rule: &FactorRule) -> bool {
     })
 }
 
-/// What enters and leaves the bodies of a node.
-pub(crate) fn ties(node: NodeRef<'_>, op: &Op) -> Vec<Tie> {
-    let results: Vec<Value> = node.results().collect();
-    let operands = node.operands();
-    let plain = |body: usize, inner: &[Value], outer: &[Value]| -> Vec<Tie> {
-        let tie = |(&outer, &inner): (&Value, &Value)| Tie { outer, body, inner, extra_dims: 0 };
-        outer.iter().zip(inner).map(tie).collect()
-    };
-    match op {
-        Op::Scan(scan) => {
-            let (inputs, outputs) = (scan.body.inputs(), scan.body.outputs());
-            let first_slice = scan.invariant_count + scan.carry_count;
-            let mut ties = plain(0, &inputs[..first_slice], &operands[..first_slice]);
-            ties.extend(plain(0, &outputs[..scan.carry_count], &results[..scan.carry_count]));
-            // A carry is one value before, in and after the loop.
-            ties.extend(plain(0, &inputs[scan.invariant_count..first_slice], &results[..scan.carry_count]));
-            ties.extend(plain(0, &outputs[..scan.carry_count], &operands[scan.invariant_count..first_slice]));
-            let stacked = |(&outer, &inner): (&Value, &Value)| Tie { outer, body: 0, inner, extra_dims: 1 };
-            ties.extend(operands[first_slice..].iter().zip(&inputs[first_slice..]).map(stacked));
-            ties.extend(results[scan.carry_count..].iter().zip(&outputs[scan.carry_count..]).map(stacked));
-            ties
-        }
-        Op::While(op) => {
-            let (count, carries) = (op.invariant_count, &operands[op.invariant_count..]);
-            let (inputs, outputs) = (op.body.inputs(), op.body.outputs());
-            let mut ties = plain(0, op.condition.inputs(), operands);
-            ties.extend(plain(0, &op.condition.inputs()[count..], &results));
-            ties.extend(plain(1, inputs, operands));
-            ties.extend(plain(1, outputs, &results));
-            ties.extend(plain(1, &inputs[count..], &results));
-            ties.extend(plain(1, outputs, carries));
-            ties
-        }
-        Op::Cond(op) => {
-            let branches = op.branches.iter().enumerate();
-            branches
-                .flat_map(|(index, branch)| {
-                    let mut ties = plain(index, branch.inputs(), &operands[1..]);
-                    ties.extend(plain(index, branch.outputs(), &results));
-                    ties
-                })
-                .collect()
-        }
-        Op::CustomVjp(custom) => {
-            let mut ties = plain(0, custom.primal.inputs(), operands);
-            ties.extend(plain(0, custom.primal.outputs(), &results));
-            ties
-        }
-        op => {
-            let bodies = op.regions().enumerate();
-            bodies
-                .flat_map(|(index, body)| {
-                    let mut ties = plain(index, body.inputs(), operands);
-                    ties.extend(plain(index, body.outputs(), &results));
-                    ties
-                })
-                .collect()
+/// What enters and leaves the bodies of a node: each end of an edge outside with each one inside. So a carry is one value
+/// before, in and after the loop.
+pub(crate) fn ties(node: NodeRef<'_>) -> Vec<Tie> {
+    let (edges, results): (Vec<Edge>, SmallVec<[Value; 4]>) = (node.op().edges(), node.results().collect());
+    let operand = |edge: &Edge| edge.operand().map(|index| node.operands()[index]);
+    let result = |edge: &Edge| edge.result().map(|index| results[index]);
+    let mut ties = Vec::new();
+    for (body, graph) in node.op().running_regions() {
+        for sliced in [false, true] {
+            let mut tie = |outer: &dyn Fn(&Edge) -> Option<Value>, ports: fn(&Edge) -> &[Port], values: &[Value]| {
+                for edge in edges.iter().filter(|edge| edge.sliced == sliced) {
+                    let Some(outer) = outer(edge) else { continue };
+                    for port in ports(edge).iter().filter(|port| port.region == body) {
+                        ties.push(Tie { outer, body, inner: values[port.index], extra_dims: usize::from(sliced) });
+                    }
+                }
+            };
+            tie(&operand, |edge| &edge.inputs, graph.inputs());
+            tie(&result, |edge| &edge.outputs, graph.outputs());
+            tie(&result, |edge| &edge.inputs, graph.inputs());
+            tie(&operand, |edge| &edge.outputs, graph.outputs());
         }
     }
+    ties
 }

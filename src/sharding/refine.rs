@@ -1,8 +1,8 @@
-//! Sub-axes: cutting a mesh axis where a reshape splits the dimension that it splits.
+//! Sub-axes: a mesh axis is cut where a reshape splits the dimension that it splits.
 //!
-//! Where `heads = 64` is split over `tensor = 16` and reshaped to `[8, 8]`, as grouped attention does, neither new dimension can
-//! take sixteen parts. With `tensor` cut into a major sub-axis of 8 and a minor one of 2, the first takes one and the second the
-//! other, and nothing moves. The mesh is cut for the partitioner alone: ports and ledger go on speaking of `tensor`. The notation,
+//! If `heads = 64` is split over `tensor = 16` and reshaped to `[8, 8]`, as in grouped attention, neither new dimension
+//! can take sixteen parts. With `tensor` cut into a major sub-axis of 8 and a minor one of 2, each splits one dimension
+//! and nothing moves. Only the partitioner sees the cut mesh: ports and the ledger still say `tensor`. The notation,
 //! `tensor:(8)2` for the sub-axis of size 2 below one of 8, is Shardy's (`docs/sharding_representation.md`).
 
 use std::borrow::Cow;

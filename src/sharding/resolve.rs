@@ -130,8 +130,10 @@ fn settle_conflicts(mesh: &Mesh, rule: &FactorRule, claims: &[SmallVec<[Claim; 3
             losers.extend(own().filter(|&factor| Some(factor) != winner));
         }
         for factor in losers {
-            let end = chosen[factor].iter().position(|&other| other == axis).unwrap_or(0);
-            chosen[factor].truncate(end);
+            // A factor that has lost in one group already does not have the axis any more.
+            if let Some(end) = chosen[factor].iter().position(|&other| other == axis) {
+                chosen[factor].truncate(end);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `debug_sharding`: what became of every name on a tensor.
+//! `debug_sharding`: the spec of every tensor with logical axes.
 
 use std::fmt;
 

@@ -9,8 +9,8 @@ use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
 
-/// Where the batch is in each leaf of a tree: one axis for all, or one for each leaf in visiting order, `None` for a leaf
-/// without. Axes count from the front (0, 1, ..) or the back (-1, -2, ..).
+/// Where the batch is in each leaf of a tree: one axis for all, or one for each leaf in visiting order, `None` for a
+/// leaf without. Axes count from the front (0, 1, ..) or the back (-1, -2, ..).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedAxes(Spread);
 
@@ -100,8 +100,8 @@ impl VmapOptions {
 }
 
 /// Applies `f`, a function of one example, to a batch: the leading dimension of every leaf of `inputs` runs over the
-/// examples, and so does that of every output. `f` may use outer tensors, which all examples share. It is traced once and
-/// becomes one computation over the batch, not a loop.
+/// examples, and so does that of every output. `f` may use outer tensors, which all examples share. It is traced once
+/// and becomes one computation over the batch, not a loop.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, grad, vmap};

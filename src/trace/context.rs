@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Tensor, TraceError, TraceErrorKind};
-use crate::ir::{DType, Graph, GraphBuilder, Origin, PortInfo, Scope, TensorType, Value};
+use crate::ir::{DType, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType, Value};
 use crate::ops::Op;
 
 pub(crate) type Place = &'static Location<'static>;
@@ -204,6 +204,16 @@ pub(super) fn fail(kind: TraceErrorKind, place: Place) -> Tensor {
 /// Notes an error that has happened inside another trace.
 pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
+}
+
+/// Notes what cannot happen and has, in the innermost trace.
+#[track_caller]
+pub(crate) fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
+    let error = InternalError::new(subject, expected);
+    with_stack(|stack| {
+        let origin = stack.origin(None);
+        stack.fail(OpError::from(error.at(origin)).into())
+    })
 }
 
 /// The type of a tensor; a scalar `f32` for a poisoned one.

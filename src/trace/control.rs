@@ -30,9 +30,14 @@ pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
     tensors.iter().map(|&tensor| context::port_of(tensor)).collect()
 }
 
-/// The same structure with other tensors, in order. Missing ones (after an error) are poisoned.
+/// The same structure with other tensors, in order. Missing ones are poisoned: an error has been noted, or is now.
 pub(crate) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
-    tree.rebuild(&mut || tensors.next().unwrap_or(Tensor::POISONED))
+    tree.rebuild(&mut || next_leaf(tensors))
+}
+
+/// The tensor for the next leaf of a tree.
+pub(super) fn next_leaf(tensors: &mut dyn Iterator<Item = Tensor>) -> Tensor {
+    tensors.next().unwrap_or_else(|| context::fail_internal("a tree of tensors", "a tensor for each of its leaves"))
 }
 
 pub(super) fn describe(types: &[TensorType]) -> String {
@@ -402,13 +407,11 @@ where
     let backward = trace_body("backward", backward_inputs, Some(NAME), place, |tensors| {
         let mut tensors = tensors.iter().copied();
         let residual = refill(&residuals, &mut tensors);
-        let mut types = output_types.iter();
-        let cotangents = outputs.rebuild(&mut || match types.next() {
-            Some(ty) if ty.dtype.is_float() => tensors.next().unwrap_or(Tensor::POISONED),
-            Some(ty) => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
-            None => Tensor::POISONED,
+        let mut cotangents = output_types.iter().map(|ty| match ty.dtype.is_float() {
+            true => next_leaf(&mut tensors),
+            false => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
         });
-        let gradients = backward(residual, cotangents).leaves();
+        let gradients = backward(residual, refill(&outputs, &mut cotangents)).leaves();
         let inputs = arguments.iter().zip(gradients);
         inputs.filter(|(argument, _)| argument.dtype().is_float()).map(|(_, gradient)| gradient).collect()
     });

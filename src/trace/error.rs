@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::autodiff::GradientError;
 use crate::ir::{OpError, Origin, write_place};
 
-/// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that has no meaning.
+/// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
+/// has no meaning.
 #[derive(Debug, Clone)]
 pub struct TraceError {
     /// What is wrong and what to do.

@@ -5,6 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{apply_many, trace_body};
+use super::control::{next_leaf, unreachable_body};
 use super::{MapTree, Tensor, TensorSpec, TraceError, Tree};
 use crate::ir::{Graph, PortInfo, Role};
 use crate::ops::Call;
@@ -49,8 +50,8 @@ where
         let mut outputs = None;
         let mut info = Vec::new();
         let traced = trace_body(name, ports, Some("a traced function"), place, |tensors| {
-            let mut tensors = tensors.iter();
-            let arguments = inputs.map(|_, _| *tensors.next().unwrap_or(&Tensor::POISONED));
+            let mut tensors = tensors.iter().copied();
+            let arguments = inputs.map(|_, _| next_leaf(&mut tensors));
             let results = f(arguments);
             outputs = Some(results.map(|path, tensor| {
                 info.push(PortInfo::named(path.to_string()));
@@ -59,7 +60,7 @@ where
             results.leaves()
         });
         let body = traced?;
-        let Some(outputs) = outputs else { super::control::unreachable_body() };
+        let Some(outputs) = outputs else { unreachable_body() };
         let graph = Arc::new(body.builder.finish(body.outputs, info));
         Ok(Function { graph, inputs, outputs })
     }
@@ -99,7 +100,7 @@ where
         let count = self.graph.outputs().len();
         let results = apply_many(op.into(), &inputs.leaves(), count, Location::caller());
         let mut results = results.into_iter();
-        self.outputs.map(|_, _| results.next().unwrap_or(Tensor::POISONED))
+        self.outputs.map(|_, _| next_leaf(&mut results))
     }
 }
 

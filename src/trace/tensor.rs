@@ -1,4 +1,4 @@
-//! Tensor handles, their shape operations, and what makes tensors from nothing.
+//! Tensor handles, their shape operations, and tensors made from nothing.
 
 use std::fmt;
 use std::ops::{Bound, Range, RangeBounds, RangeFull};
@@ -479,8 +479,9 @@ impl Tensor {
 
     /// As [`Tensor::with_axes`], with other names for the cotangent; with none of them for it, it stays as it comes.
     ///
-    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once. With
-    /// the names of the shards for the cotangent it is; with the names of the whole it would be added up everywhere first.
+    /// Where a value is gathered from its shards, its cotangent is a sum that is best scattered back into them at once.
+    /// With the names of the shards for the cotangent it is; with the names of the whole it would be added up
+    /// everywhere first.
     #[track_caller]
     pub fn with_axes_each_way(self, value: &[&'static str], cotangent: &[&'static str]) -> Tensor {
         let place = Location::caller();

@@ -1,11 +1,12 @@
 //! Gradient accumulation: the gradient of a sum over the parts of a batch, one part after the other.
 //!
-//! The parts are a scan that carries the sum of the gradients so far, in `f32`. Each part's gradient lies as the parameters do; over mesh axes
-//! that do not split its parameter it stays a partial sum, as each device has it, and so does the sum. So nothing crosses such an axis
-//! in the loop, however many parts there are: whoever uses the sum resolves it, once. With the axis `replica` this is partially sharded
-//! data parallelism: what the literature keeps as one gradient buffer for each replica is here one sum that is not complete yet
-//! ([`Spec::unreduced`](crate::ir::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and scattered part
-//! by part: a whole one for each device is what such axes are there to avoid.
+//! The parts are a scan that carries the sum of the gradients so far, in `f32`. Each part's gradient lies as the
+//! parameters do; over mesh axes that do not split its parameter it stays a partial sum, as each device has it, and so
+//! does the sum. So nothing crosses such an axis in the loop, however many parts there are: whoever uses the sum
+//! resolves it, once. With the axis `replica` this is partially sharded data parallelism: what the literature keeps as
+//! one gradient buffer for each replica is here one sum that is not complete yet
+//! ([`Spec::unreduced`](crate::ir::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and
+//! scattered part by part: a whole one for each device is what such axes are there to avoid.
 //!
 //! Part `j` of `n` has the rows `j`, `n + j`, `2 n + j`, ..: each device has rows of every part, and none moves.
 
@@ -20,9 +21,9 @@ use crate::trace::{
 
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
 ///
-/// `loss` gets the parameters, the rows of a part and the part's number (`u32`), and returns a scalar. Every leaf of `batch` has the rows as
-/// its leading dimension. `declared` are the declarations of `params`, in the same order. With one part there is no loop, and the
-/// number is none; gradients then have the parameters' types, else `f32`.
+/// `loss` gets the parameters, the rows of a part and the part's number (`u32`), and returns a scalar. Every leaf of
+/// `batch` has the rows as its leading dimension. `declared` are the declarations of `params`, in the same order. With
+/// one part there is no loop, and the number is none; gradients then have the parameters' types, else `f32`.
 ///
 /// # Errors
 /// In the trace: `parts` does not divide the rows.
@@ -41,8 +42,8 @@ where
     let place = Location::caller();
     let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
     let origins = |gradients: &P| gradients.leaves().into_iter().map(|leaf| origin_of(leaf, place)).collect::<Vec<_>>();
-    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part of it is sent. When
-    // it is resolved, that is for the op that made the gradient.
+    // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part
+    // of it is sent. When it is resolved, that is for the op that made the gradient.
     let partial = |sums: &P, origins: &[Option<Origin>]| {
         let label = |((sum, names), origin): ((Tensor, &AxisNames), &Option<Origin>)| {
             let at_rest = WithAxes { role: Role::Params, ..WithAxes::new(names.clone()) };
@@ -88,8 +89,9 @@ fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
     apart.transpose(&order[..])
 }
 
-/// Values that lie as their parameters, or the optimizer's state of them, do by the rules of a role. A gradient that is a partial sum is
-/// resolved by it: reduced and scattered where its dimensions are split further, else added up on all devices.
+/// Values that lie as their parameters, or the optimizer's state of them, do by the rules of a role. A gradient that is
+/// a partial sum is resolved by it: reduced and scattered where its dimensions are split further, else added up on all
+/// devices.
 #[track_caller]
 pub fn in_role<P: Tree<Leaf = Tensor>>(declared: &impl Tree<Leaf = Param>, values: &P, role: Role) -> P {
     let place = Location::caller();

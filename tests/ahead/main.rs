@@ -1,7 +1,7 @@
 //! Programs for hardware that is not there, compiled ahead of time by the plugins for it.
 //!
-//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the plugins for TPUs and
-//! GPUs (200 MB each) where they are not, and a test fails that is without.
+//! A test whose plugin is not at hand shows as ignored, with the reason. `MESHLOOM_TEST_PLUGINS=all` downloads the
+//! plugins for TPUs and GPUs (200 MB each) where they are not, and a test fails that is without.
 //!
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 
@@ -15,14 +15,14 @@ use std::sync::{Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use meshloom::pjrt::worker;
-use support::plugins::large_plugin;
+use support::plugins::why_without;
 
 /// A test that needs the plugin of a platform.
 fn on(platform: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
     // A machine has room for one process with libtpu.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let runner = move || -> Result<Completion, Failed> {
-        if let Err(reason) = large_plugin(platform)? {
+        if let Some(reason) = why_without(platform)? {
             return Ok(Completion::ignored_with(reason));
         }
         let _guard = (platform == "tpu").then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));

@@ -135,8 +135,9 @@ pub fn train_step(target: &str, axes: &str) {
     assert!(memory.arguments > memory.aliased && memory.outputs >= memory.aliased, "{target}: {memory:?}");
 }
 
-/// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it does it
-/// within the groups that they were written with. Returned: the bytes moved by the compiled program, and by what was written.
+/// The step that our partitioner makes, for devices that are not there. Whatever the plugin does with collectives, it
+/// does it within the groups that they were written with. Returned: the bytes moved by the compiled program, and by
+/// what was written.
 fn check_groups_survive(target: &str, axes: &str, overrides: &[&str]) -> (Amount, Amount) {
     let (topology, axes) = (format!("target.topology={target}"), format!("mesh.axes={axes}"));
     let config = config(&[NARROW, overrides, &[&topology, &axes, "partition.mode=explicit"]]);

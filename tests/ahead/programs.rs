@@ -20,7 +20,7 @@ fn compile(target: &str, module: &[u8], options: &CompileOptions) -> MemoryStats
 pub fn several_operands(target: &str) {
     let mesh = Mesh::parse("a=2,b=4", 8).expect("a mesh");
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
-    let module = emit(&of_two_operands(&mesh, true), options);
+    let module = emit(&of_two_operands(&mesh, true), options).expect("a module");
     compile(target, &module.bytes, &CompileOptions::partitioned(8));
 }
 

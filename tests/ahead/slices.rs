@@ -1,5 +1,5 @@
-//! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of time, where the TPU
-//! plugin is.
+//! What libtpu makes of programs for several slices: what goes between slices, when, and how much. Compiled ahead of
+//! time, where the TPU plugin is.
 
 use meshloom::compile::Lowered;
 use meshloom::emit::GroupFormat;
@@ -103,7 +103,8 @@ pub fn slices_exchange_gradients_once() {
     check_bytes(found, ledger.moved_bytes().expect("a ledger").bound(), 2 * 3 + 3);
 }
 
-/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the compiler's schedule.
+/// How often each loop runs that stands between the start of a transfer and the wait for its end, in the compiler's
+/// schedule.
 fn loops_meanwhile(module: &HloModuleProto, walk: &Walk<'_>, start: Step<'_, '_>) -> Vec<Option<u64>> {
     let attribute =
         |it: &HloInstructionProto| it.frontend_attributes.as_ref()?.map.get("_xla_host_transfer_rendezvous").cloned();

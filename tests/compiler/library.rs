@@ -288,7 +288,8 @@ fn dropout_keeps_its_share() {
     assert_eq!(outputs[4], Literal::vector(&[0f32; COUNT]));
 }
 
-/// A custom call that does something besides returning results stays: unread, twice the same, and in a loop where it was.
+/// A custom call that does something besides returning results stays: unread, twice the same, and in a loop where it
+/// was.
 #[test]
 fn side_effects_are_kept() {
     let calls = |has_side_effect: bool| {

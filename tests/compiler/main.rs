@@ -11,5 +11,6 @@ mod passes_rules;
 mod random_graphs;
 mod remat;
 mod second_order;
+mod structure;
 mod trace;
 mod vmap;

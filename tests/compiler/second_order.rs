@@ -146,7 +146,8 @@ fn hessian_products_are_those_of_jax() {
     assert!(distance(&found, JAX) <= 1e-13, "{found:?}");
 }
 
-/// Value, gradient and Hessian product in the first parameter, norms of both in the second: from JAX 0.10.2, on the CPU.
+/// Value, gradient and Hessian product in the first parameter, norms of both in the second: from JAX 0.10.2, on the
+/// CPU.
 const JAX: &[f64] = &[
     4.4187311605927935,
     -2.6522834214887316,

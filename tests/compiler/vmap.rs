@@ -50,8 +50,8 @@ fn at(x: Tensor, index: usize) -> Tensor {
 
 type Example = dyn Fn(&[Tensor]) -> Tensor;
 
-/// `f` over a batch is a loop; so are its gradients, inside and outside of the batch, with respect to all inputs, of which
-/// those that are not mapped get the sum.
+/// `f` over a batch is a loop; so are its gradients, inside and outside of the batch, with respect to all inputs, of
+/// which those that are not mapped get the sum.
 fn check(shapes: &[&[usize]], mapped: &[bool], f: &Example) {
     let axes: Vec<Option<i32>> = mapped.iter().map(|&mapped| mapped.then_some(0)).collect();
     let options = || VmapOptions { inputs: MappedAxes::from(axes.clone()), ..VmapOptions::default() };
@@ -145,8 +145,8 @@ fn checkpoints_calls_and_nested_batches() {
     check_all(&[&[2, 4], &[3, 4]], &pairs);
 }
 
-/// A shared operand gets the sum of what the rule returns for each example; and an output that all examples share counts
-/// once for each of them, not once for each pair.
+/// A shared operand gets the sum of what the rule returns for each example; and an output that all examples share
+/// counts once for each of them, not once for each pair.
 #[test]
 fn hand_written_gradients() {
     let clipped = |x: &[Tensor]| {

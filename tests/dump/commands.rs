@@ -396,7 +396,8 @@ fn plans_as_json() {
     let own: Vec<&Value> = plans.iter().filter(|plan| plan["configured"] == true).collect();
     assert_eq!(own.len(), 1);
     assert_eq!((&own[0]["weights"], &own[0]["counts"]["gathers_forward"]), (&"bsw".into(), &2.into()));
-    // A microbatch of 4 rows, one on each device of fsdp, of 256 tokens, 256 wide: 9 + 8 times there, and as often back.
+    // A microbatch of 4 rows, one on each device of fsdp, of 256 tokens, 256 wide: 9 + 8 times there, and as often
+    // back.
     let permutes = own[0]["traffic"].as_array().expect("a list").iter().find(|it| it["kind"] == "collective-permute");
     assert_eq!(permutes.expect("permutes")["bytes"], 2 * 17 * 256 * 256 * 4);
     assert_eq!(json["timeline"]["columns"].as_array().expect("a list").len(), 18);

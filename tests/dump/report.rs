@@ -1,8 +1,8 @@
-//! `hlo-dump report`: the page in a browser. It opens headless Chromium, without a network, on pages made of modules under
-//! `tests/foreign` and of a run config.
+//! `hlo-dump report`: the page in a browser. It opens headless Chromium, without a network, on pages made of modules
+//! under `tests/foreign` and of a run config.
 //!
-//! The browser is that of `MESHLOOM_TEST_BROWSER`, which must work then, or a `chromium` of the path; without one, what needs it is
-//! skipped and says so. `apt-get install chromium` installs it, as `.ci/run` does.
+//! The browser is that of `MESHLOOM_TEST_BROWSER`, which must work then, or a `chromium` of the path; without one, what
+//! needs it is skipped and says so. `apt-get install chromium` installs it, as `.ci/run` does.
 
 use std::env;
 use std::fmt::Write as _;
@@ -188,7 +188,8 @@ fn browser(test: &str) -> Option<PathBuf> {
     found
 }
 
-/// The document of a page after its script and another have run, in a browser that resolves no name; and what they wrote to the console.
+/// The document of a page after its script and another have run, in a browser that resolves no name; and what they
+/// wrote to the console.
 fn opened(browser: &Path, page: &str, script: &str) -> (String, String) {
     opened_with(browser, page, script, &[])
 }

@@ -7,8 +7,8 @@ const STREAMING: &str = "examples/configs/streaming-diloco.toml";
 const VANILLA: &str = "examples/configs/diloco.toml";
 const PSDP: &str = "examples/configs/psdp.toml";
 
-/// A module by hand: after each second step one of two values goes over `slow` (of slow=2,fast=4), 64 bytes or 128; every step, 48 over
-/// `fast`.
+/// A module by hand: after each second step one of two values goes over `slow` (of slow=2,fast=4), 64 bytes or 128;
+/// every step, 48 over `fast`.
 const BY_HAND: &str = "HloModule step, num_partitions=8
 
 %add (a: f32[], b: f32[]) -> f32[] {

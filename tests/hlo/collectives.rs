@@ -176,7 +176,8 @@ fn options(mesh: &Mesh, groups: GroupFormat) -> EmitOptions<'_> {
     EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() }
 }
 
-/// Each collective of a ledger is the module's, whatever form its groups have, and whether loops say how often they run or not.
+/// Each collective of a ledger is the module's, whatever form its groups have, and whether loops say how often they run
+/// or not.
 #[test]
 fn what_is_emitted_is_what_the_ledger_has() {
     let mesh = mesh("a=4,b=2");
@@ -185,7 +186,7 @@ fn what_is_emitted_is_what_the_ledger_has() {
     let ledger: Vec<_> = ledger.iter().unwrap().collect();
     assert_eq!(ledger.len(), 5);
     for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
-        let mut module = emit(&graph, options(&mesh, groups)).decode();
+        let mut module = emit(&graph, options(&mesh, groups)).expect("a module").decode();
         let annotated = entries(&module);
         for computation in &mut module.computations {
             computation.instructions.iter_mut().for_each(|instruction| instruction.backend_config.clear());
@@ -231,7 +232,7 @@ fn plugins_read_the_groups() {
         let chosen = GroupFormat::read_by(version);
         assert_ne!(chosen, GroupFormat::Lists, "{name} {version:?}");
         for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
-            let module = emit(&graph, options(&mesh, groups));
+            let module = emit(&graph, options(&mesh, groups)).expect("a module");
             let executable = client.compile(&module.bytes, &CompileOptions::partitioned(8));
             let found = executable.map(|executable| {
                 let module = executable.optimized_hlo().expect("a program").decode().expect("a module");

@@ -1,4 +1,5 @@
-//! The cost of any module: by hand on small ones; against XLA's own analysis where that is right, which is outside of loops.
+//! The cost of any module: by hand on small ones; against XLA's own analysis where that is right, which is outside of
+//! loops.
 
 use crate::programs::{golden, text};
 use meshloom::hlo::analysis::cost::{Bound, InstructionCost};
@@ -310,7 +311,8 @@ fn jax_says_the_same() {
     let scanned = golden.iter().find(|golden| golden.name == "scan_remat").expect("the scan");
     let found = of(scanned.module());
     assert!(found.loops.iter().all(|found| found.trip_count == Some(6)), "{:?}", found.loops);
-    // Forward 2 products of 2 * 64 * 128 * 512; backward those again and 4 more. XLA needs not one: the last is not recomputed.
+    // Forward 2 products of 2 * 64 * 128 * 512; backward those again and 4 more. XLA needs not one: the last is not
+    // recomputed.
     let product = 2 * 64 * 128 * 512;
     let products: u64 =
         found.instructions.iter().filter(|entry| entry.work.flops >= product).map(|entry| entry.total.flops).sum();
@@ -336,7 +338,8 @@ fn the_plugin_says_the_same() {
     assert!(compared > 0, "no plugin has an analysis");
 }
 
-/// The products of a decoder's train step, counted by hand: 6 N D for N weights in products and D tokens, and attention.
+/// The products of a decoder's train step, counted by hand: 6 N D for N weights in products and D tokens, and
+/// attention.
 #[test]
 fn a_train_step_costs_six_n_d() {
     let (layers, embed, heads, kv_heads, head_dim, mlp, sequence, batch, vocab) = (3, 64, 4, 2, 16, 160, 64, 16, 256);

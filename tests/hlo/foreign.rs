@@ -1,5 +1,5 @@
-//! Modules of JAX programs, made by `tests/oracle/foreign.py`: what hlo-dump's tables say of them is what was counted by hand from the
-//! programs (`tests/foreign/expected.toml`).
+//! Modules of JAX programs, made by `tests/oracle/foreign.py`: what hlo-dump's tables say of them is what was counted
+//! by hand from the programs (`tests/foreign/expected.toml`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -4,6 +4,7 @@ mod collectives;
 mod cost;
 mod diff;
 mod foreign;
+mod generated;
 mod memory;
 mod modules;
 mod mutated;

@@ -57,7 +57,8 @@ fn what_is_elementwise_takes_over_what_it_reads_last() {
             c = f32[256] multiply(b, a)
             ROOT d = f32[512] custom-call(c), custom_call_target=\"d\"
         }",
-        // `a` is read again after `b`: both are there; `c` takes over one of them. One may lie in the memory of the result.
+        // `a` is read again after `b`: both are there; `c` takes over one of them. One may lie in the memory of the
+        // result.
         (KIB, 2 * KIB, KIB),
     );
 }
@@ -137,7 +138,8 @@ fn carries_are_in_place() {
     );
     let found = of(&text(&format!("HloModule m, is_scheduled=true\n{source}")));
     assert_eq!((found.arguments, found.outputs), (2 * KIB, 32));
-    // The carry and an iteration's array; then the pointers of the carried tuple. The counter lies where the result will.
+    // The carry and an iteration's array; then the pointers of the carried tuple. The counter lies where the result
+    // will.
     assert_eq!(found.temporaries, KIB + 4 * KIB + 3 * 8, "{found}");
     let kinds = |kind| found.live_at_peak.iter().filter(|buffer| buffer.kind == kind).count();
     assert_eq!((kinds(BufferKind::Argument), kinds(BufferKind::Output)), (2, 1));
@@ -346,8 +348,8 @@ const HEADER: &str = "\
 | program | XLA: total | XLA: temporaries | compiled: temporaries | compiled: total | emitted: temporaries | emitted: total |
 |---|---|---|---|---|---|---|";
 
-/// Within 15 % of XLA's figures, for each of twelve programs: temporaries, and all of it. Arguments and outputs to the byte. The
-/// table is that of docs/memory.md, which is written again with `MESHLOOM_WRITE_DOCS=1`.
+/// Within 15 % of XLA's figures, for each of twelve programs: temporaries, and all of it. Arguments and outputs to the
+/// byte. The table is that of docs/memory.md, which is written again with `MESHLOOM_WRITE_DOCS=1`.
 #[test]
 fn estimates_are_xlas_figures() {
     let rows = rows();

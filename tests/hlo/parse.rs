@@ -1,4 +1,5 @@
-//! The HLO text parser: it undoes the printer, reads what XLA's parser reads as it does, and says where a text is wrong.
+//! The HLO text parser: it undoes the printer, reads what XLA's parser reads as it does, and says where a text is
+//! wrong.
 
 use std::fs;
 use std::path::PathBuf;
@@ -39,8 +40,8 @@ fn check_identity(what: &str, text: &str) -> (HloModuleProtoWithConfig, String) 
     (first, printed)
 }
 
-/// Whether the short form of an asynchronous operation reads as another one: `all-gather-start` is an opcode, and also how
-/// XLA prints an `async-start` of an `all-gather`. XLA's parser takes it for the former, as ours does.
+/// Whether the short form of an asynchronous operation reads as another one: `all-gather-start` is an opcode, and also
+/// how XLA prints an `async-start` of an `all-gather`. XLA's parser takes it for the former, as ours does.
 fn is_ambiguous(module: &HloModuleProto) -> bool {
     let is_root =
         |instruction: &HloInstructionProto| module.computations.iter().any(|other| other.root_id == instruction.id);

@@ -1,5 +1,5 @@
-//! The presets on a decoder, three ways: the ledger of the partitioned graph, what is counted in the module that is emitted, and
-//! what is counted after compilation.
+//! The presets on a decoder, three ways: the ledger of the partitioned graph, what is counted in the module that is
+//! emitted, and what is counted after compilation.
 
 use std::collections::BTreeMap;
 

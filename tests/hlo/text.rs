@@ -234,7 +234,8 @@ fn large_modules_print_whole() {
     assert_eq!(text.lines().count(), 50_005);
 }
 
-/// For `hlo_text.py --check`: prints the modules of a folder, each beside itself, in both presets, and encodes them anew.
+/// For `hlo_text.py --check`: prints the modules of a folder, each beside itself, in both presets, and encodes them
+/// anew.
 #[test]
 #[ignore = "a tool for tests/oracle/hlo_text.py"]
 fn print_folder() {

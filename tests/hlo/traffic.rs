@@ -1,4 +1,5 @@
-//! What crosses an axis at which step: of modules written by hand with known answers, and of run configs against their schedule.
+//! What crosses an axis at which step: of modules written by hand with known answers, and of run configs against their
+//! schedule.
 
 use meshloom::hlo::analysis::{
     AxisPart, Devices, Given, KnownInput, ModuleCollectives, Walk, collectives, step_inputs, traffic,
@@ -14,8 +15,8 @@ use support::eight_devices::client;
 
 // Modules written by hand.
 
-/// Reducers, and one all-reduce of `f32[n]` over pairs of devices 4 apart (the axis `slow` of slow=2,fast=4) for each n: it sends 4 n
-/// bytes. `fast_8` is one over groups of 4 neighbours.
+/// Reducers, and one all-reduce of `f32[n]` over pairs of devices 4 apart (the axis `slow` of slow=2,fast=4) for each
+/// n: it sends 4 n bytes. `fast_8` is one over groups of 4 neighbours.
 fn header() -> String {
     let mut text = "HloModule step, num_partitions=8\n\n%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] \
                     parameter(1)\n  ROOT %sum = f32[] add(%a, %b)\n}\n\n%nothing (x: f32[1024]) -> f32[1024] {\n  ROOT %x = f32[1024] \
@@ -38,7 +39,8 @@ fn header() -> String {
     text
 }
 
-/// `n mod 2 = 0` asks whether anything is sent, `(n mod 6) / 2` what: the streaming schedule of three fragments and period 6.
+/// `n mod 2 = 0` asks whether anything is sent, `(n mod 6) / 2` what: the streaming schedule of three fragments and
+/// period 6.
 const STREAMING: &str = "
 %fragment (t: (s32[], f32[1024])) -> f32[1024] {
   %t = (s32[], f32[1024]) parameter(0)
@@ -232,7 +234,8 @@ fn by_step(config: &RunConfig, module: &HloModuleProto, axis: &str, steps: u64) 
     found.steps.iter().map(|step| (step.moved_bytes, step.moved_in_loops)).collect()
 }
 
-/// Numbers of each fragment on one device, from the shapes of parameters alone: matrices are split over `fsdp`, norms are whole.
+/// Numbers of each fragment on one device, from the shapes of parameters alone: matrices are split over `fsdp`, norms
+/// are whole.
 fn fragment_sizes(config: &RunConfig, fragments: usize, fsdp: usize) -> Vec<usize> {
     let params = config.train_step().unwrap().state().params;
     let mut sizes = vec![0; fragments];
@@ -246,8 +249,8 @@ fn fragment_sizes(config: &RunConfig, fragments: usize, fsdp: usize) -> Vec<usiz
     sizes
 }
 
-/// What a device sends so that all of two replicas have so many numbers: an all-reduce between two, or an all-gather of what has few
-/// bits, with an f32 for each 64.
+/// What a device sends so that all of two replicas have so many numbers: an all-reduce between two, or an all-gather of
+/// what has few bits, with an f32 for each 64.
 fn sent_bytes(numbers: usize, transport: Transport) -> u64 {
     let bytes = match transport {
         Transport::F32 => 4 * numbers,

@@ -1,4 +1,5 @@
-//! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be hard.
+//! What a module runs and how often: calls of all kinds, loops whose trip counts can be proved, and modules made to be
+//! hard.
 
 use crate::modules::*;
 use meshloom::hlo::analysis::{Via, Walk};

@@ -12,7 +12,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::F64;
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, TensorType, Value, verify};
 use meshloom::ops::*;
-use meshloom::pjrt::{Buffer, Client, CompileOptions, DebugValue, Executable, ExecuteOptions};
+use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions};
 use prost::Message;
 
 use crate::harness::*;
@@ -27,9 +27,7 @@ pub fn client() -> Client {
 
 /// As little optimization as there is: these programs run for microseconds.
 pub fn options() -> CompileOptions {
-    let mut options = CompileOptions::default();
-    options.debug_options.insert("xla_backend_optimization_level".into(), DebugValue::Int(0));
-    options
+    CompileOptions { debug_options: support::unoptimized(), ..CompileOptions::default() }
 }
 
 /// A graph, compiled.
@@ -37,7 +35,7 @@ pub struct Program(Executable);
 
 fn emitted(graph: &Graph) -> EmittedModule {
     verify(graph).unwrap_or_else(|error| panic!("{error}"));
-    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() })
+    emit(graph, EmitOptions { omit_metadata: true, ..EmitOptions::default() }).expect("a module")
 }
 
 impl Program {

@@ -9,7 +9,8 @@ use crate::check::{Program, compare, in_chunks};
 use crate::harness::*;
 use crate::table::entries;
 
-/// The rule with its factors in the order in which dimensions run over them, and without tensors that have no dimensions.
+/// The rule with its factors in the order in which dimensions run over them, and without tensors that have no
+/// dimensions.
 pub fn canonical(rule: &FactorRule) -> FactorRule {
     let mut order: Vec<FactorIndex> = Vec::new();
     let mut renumber = |tensors: &[TensorFactors]| -> Vec<TensorFactors> {
@@ -82,8 +83,8 @@ fn sizes_of_factors_multiply_to_the_dimensions() {
     }
 }
 
-/// Positions of a tensor's elements along one factor, which must be the tensor's: for each element, its place within the
-/// factor, and its position in a tensor that has only one iteration of it.
+/// Positions of a tensor's elements along one factor, which must be the tensor's: for each element, its place within
+/// the factor, and its position in a tensor that has only one iteration of it.
 fn half_of(
     tensor: &Tensor,
     dims: &TensorFactors,

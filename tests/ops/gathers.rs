@@ -81,8 +81,8 @@ fn cases() -> Vec<Case> {
         },
         // A single index without dimensions.
         Case { dims: dims(&[0], &[0], &[0], 0), operand: &[4, 2], slice: &[1, 2], indices: &[], starts: &[2.0] },
-        // No component at all: the whole operand, twice. Four elements, so that halves of it have two: with one, XLA's CPU
-        // compiler drops all updates but one (JAX's `scatter_add` shows it too).
+        // No component at all: the whole operand, twice. Four elements, so that halves of it have two: with one, XLA's
+        // CPU compiler drops all updates but one (JAX's `scatter_add` shows it too).
         Case { dims: dims(&[1], &[], &[], 1), operand: &[4], slice: &[4], indices: &[2, 0], starts: &[] },
     ]
 }

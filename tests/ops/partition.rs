@@ -155,7 +155,8 @@ fn check(mesh: &Mesh, cases: &[Case<'_>]) -> Vec<String> {
     let module = emit(
         &local,
         EmitOptions { mesh: Some(mesh), partitioned: true, omit_metadata: true, ..EmitOptions::default() },
-    );
+    )
+    .expect("a module");
     let client = client();
     let mut options = CompileOptions::partitioned(8);
     options.debug_options = crate::check::options().debug_options;

@@ -7,8 +7,8 @@ use meshloom::ops::*;
 use crate::harness::Entry;
 use crate::{control, elementwise, gathers, library, moves, reductions, regions, sources, windows};
 
-/// The entries of one op's kind of op. A new op makes this fail to compile; one that is not asked for, because nothing in
-/// [`samples`] is of its kind, makes [`every_op_is_in_the_table`] fail.
+/// The entries of one op's kind of op. A new op makes this fail to compile; one that is not asked for, because nothing
+/// in [`samples`] is of its kind, makes [`every_op_is_in_the_table`] fail.
 fn entries_like(op: &Op) -> Vec<Entry> {
     match op {
         Op::AllGather(_)

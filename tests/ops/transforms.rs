@@ -147,8 +147,8 @@ struct BatchedCase<'a> {
     pattern: Vec<bool>,
 }
 
-/// All operands batched, and the first alone; of an op with regions, in more patterns. For primitives, batching itself has
-/// been checked in all of them.
+/// All operands batched, and the first alone; of an op with regions, in more patterns. For primitives, batching itself
+/// has been checked in all of them.
 fn batched_cases<'a>(case: &'a Case<'a>) -> impl Iterator<Item = BatchedCase<'a>> {
     let is_region = case.case.op.as_primitive().is_none();
     let keep = move |pattern: &Vec<bool>| {
@@ -159,8 +159,8 @@ fn batched_cases<'a>(case: &'a Case<'a>) -> impl Iterator<Item = BatchedCase<'a>
     patterns.map(move |pattern| BatchedCase { case, pattern })
 }
 
-/// For two examples: the gradient of the batched op is the batch of gradients, and where an operand is the same for both,
-/// their sum.
+/// For two examples: the gradient of the batched op is the batch of gradients, and where an operand is the same for
+/// both, their sum.
 #[test]
 fn the_gradient_of_a_batch_is_the_batch_of_gradients() {
     let entries = entries();

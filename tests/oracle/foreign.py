@@ -4,7 +4,7 @@
     python3 tests/oracle/foreign.py --check   compares with what is there and writes nothing
 
 Needs jax (made with 0.10.2). The programs are in `foreign_programs.py`; what is in their modules, counted by hand from the
-programs' sizes, is in `tests/foreign/expected.toml`, and `tests/foreign.rs` holds hlo-dump's tables against that.
+programs' sizes, is in `tests/foreign/expected.toml`, and `tests/hlo/foreign.rs` holds hlo-dump's tables against that.
 
 | file | form |
 |---|---|

@@ -1,4 +1,4 @@
-"""A product of a Hessian with a vector, through a loop, a checkpoint and a branch; `tests/second_order.rs` has the numbers.
+"""A product of a Hessian with a vector, through a loop, a checkpoint and a branch; `tests/compiler/second_order.rs` has the numbers.
 
     python tests/oracle/second_order.py            prints them
     python tests/oracle/second_order.py --check    compares with those in the test

@@ -6,8 +6,8 @@
 //! a=2,b=4 | grouped scanned full tied dropout | embed=a,b mlp=b | params: embed=a | optimizer: mlp=a | without: hoist-gathers
 //! ```
 //!
-//! It is a mesh, a model, the rules, rules of parameters and optimizer state where these have their own, and passes that do
-//! not run.
+//! It is a mesh, a model, the rules, rules of parameters and optimizer state where these have their own, and passes
+//! that do not run.
 
 use std::fmt;
 
@@ -112,7 +112,8 @@ impl Variant {
         };
         let step = TrainStep {
             model,
-            // Without it, a first step is the sign of the gradient, and rounding decides on the sign of what is almost zero.
+            // Without it, a first step is the sign of the gradient, and rounding decides on the sign of what is almost
+            // zero.
             optimizer: AdamW { epsilon: 1e-2, ..AdamW::default() },
             schedule: WarmupCosine { peak: 1e-2, warmup: 2, steps: 10, floor: 0.1 },
             clip_norm: 1.0,

@@ -18,7 +18,8 @@ fn all_reduce(group: Group) -> Op {
     AllReduce { group, kind: ReduceKind::Sum }.into()
 }
 
-/// `kind over axes` of each collective, in order; how often it runs if that is not once, and how many operands if several.
+/// `kind over axes` of each collective, in order; how often it runs if that is not once, and how many operands if
+/// several.
 fn summary(graph: &Graph, mesh: &Mesh) -> Vec<String> {
     let ledger = Ledger::of(graph, mesh);
     let entry = |entry: &meshloom::partition::Collective| {
@@ -34,7 +35,8 @@ fn same_values(before: &[Literal], after: &[Literal], graph: &Graph) {
     assert_eq!(before, after, "{graph}");
 }
 
-/// A program of inputs of these local shapes, split by rows over all axes; all its outputs are as they are on each device.
+/// A program of inputs of these local shapes, split by rows over all axes; all its outputs are as they are on each
+/// device.
 #[track_caller]
 fn check(
     mesh_text: &str,

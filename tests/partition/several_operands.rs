@@ -1,4 +1,5 @@
-//! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and dimension.
+//! Collectives of several operands: the plugin and the reference interpreter agree, over each choice of axes and
+//! dimension.
 
 use meshloom::ir::{GraphBuilder, PortInfo};
 use meshloom::ops::*;

@@ -9,7 +9,7 @@ use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, Tree, value_and_grad};
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 const BATCH: usize = 16;
 const LENGTH: usize = 24;
@@ -67,7 +67,7 @@ fn check(name: &str, mesh: &str, preset: &str) {
 
     let _bound = support::snapshots_in("hlo_snapshots/partition");
     assert_snapshot!(name, print(&lowered.module.decode(), &TextOptions::canonical()));
-    lowered.compile(&client()).expect("the plugin takes it");
+    compile(&lowered).expect("the plugin takes it");
 }
 
 #[test]

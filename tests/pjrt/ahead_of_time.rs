@@ -143,8 +143,8 @@ fn a_worker_that_hangs_is_killed_with_all_it_started() {
     assert_eq!((limit, log.last_lines.as_slice()), (settings.time_limit, &["waiting".to_owned()][..]));
     assert!(text.contains("was not done after 2 s, the time limit, and was killed"), "{text}");
     for pid in fs::read_to_string(pids).expect("the script's pids").split_whitespace() {
-        // The script has been waited for. What it started is nobody's child here: it may stay as a zombie, and on a busy
-        // machine it takes a moment to get the signal.
+        // The script has been waited for. What it started is nobody's child here: it may stay as a zombie, and on a
+        // busy machine it takes a moment to get the signal.
         let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_gone = |state: &str| state.is_empty() || state.contains(") Z ");
         let gone = (0..100).any(|_| {

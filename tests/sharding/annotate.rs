@@ -14,7 +14,7 @@ use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, ShardingTable, Spec,
 use meshloom::trace::{
     Function, MapTree, ScanOptions, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
 };
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 /// Rules from lines of "name axis axis".
 fn rules(text: &str, strict: bool) -> Rules {
@@ -241,7 +241,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let mut builder = GraphBuilder::new("place");
     let inputs = [builder.input(ty.clone(), port(&whole)), builder.input(ty.clone(), port(spec))];
     let graph = builder.finish(inputs.to_vec(), vec![port(spec), port(&whole)]);
-    let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() });
+    let module = emit(&graph, EmitOptions { mesh: Some(mesh), ..EmitOptions::default() }).expect("a module");
     let table = ShardingTable {
         mesh: mesh.clone(),
         rules: RuleSets::uniform(Rules::from_pairs(&[]).expect("no rules")),
@@ -250,7 +250,7 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     let sharded = Sharded { graph, unpadded: None, mesh: mesh.clone(), table, diagnostics: Vec::new() };
     let program = LoweredProgram::Annotated { sharded: Box::new(sharded), annotation: Annotation::Tiles };
     let lowered = Lowered { program, module, aliases: Vec::new(), timings: Vec::new() };
-    let program = lowered.compile(&client()).expect("the plugin takes it");
+    let program = compile(&lowered).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");
     let boxes = spec.boxes(mesh, &ty.dims).expect("it divides");

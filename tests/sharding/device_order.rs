@@ -18,7 +18,8 @@ fn ordered(axes: &str, dcn: &str, devices: &[DevicePlace]) -> Vec<DevicePlace> {
     ids.iter().map(device).collect()
 }
 
-/// For each axis, over which coordinates (and `slice`) the devices along it differ, and the largest step between neighbours.
+/// For each axis, over which coordinates (and `slice`) the devices along it differ, and the largest step between
+/// neighbours.
 fn check(axes: &str, dcn: &str, devices: &[DevicePlace]) -> String {
     let mesh = mesh(axes, dcn, devices.len());
     let order = ordered(axes, dcn, devices);

@@ -56,8 +56,8 @@ fn what_several_operands_must_have_in_common() {
     );
 }
 
-/// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a reduce-scatter is
-/// called twice.
+/// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a
+/// reduce-scatter is called twice.
 fn nested(mesh: &Mesh) -> Graph {
     let ty = f32s(&[8]);
     let one = |op: Op, outputs: fn(&[meshloom::ir::Value]) -> Vec<meshloom::ir::Value>, extra: Option<TensorType>| {
@@ -136,7 +136,7 @@ fn names_are_the_modules() {
     let mesh = mesh("a=4,b=2");
     let graph = nested(&mesh);
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
-    let module = emit(&graph, options).decode();
+    let module = emit(&graph, options).expect("a module").decode();
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
     let mut emitted: Vec<&str> =
         instructions.filter(|instruction| instruction.channel_id > 0).map(|found| found.name.as_str()).collect();

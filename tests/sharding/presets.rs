@@ -4,7 +4,7 @@ use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
 use meshloom_train::Trainer;
 use meshloom_train::step::aliases;
-use support::configs::{DECODER, config};
+use support::configs::{DECODER, UNOPTIMIZED, config};
 use support::eight_devices::{client, relative_error};
 
 const OF_EIGHT_HEADS: &[&str] = &["model.heads=8", "model.kv_heads=8", "train.batch=16"];
@@ -202,7 +202,7 @@ fn roles() {
 #[test]
 fn the_numbers_of_one_device() {
     let numbers = |overrides: &[&str]| -> Vec<f64> {
-        let config = config(&[DECODER, OF_EIGHT_HEADS, overrides]);
+        let config = config(&[DECODER, OF_EIGHT_HEADS, &[UNOPTIMIZED], overrides]);
         let mut trainer = Trainer::new(&config, &client()).unwrap_or_else(|error| panic!("{error}"));
         (0..2).flat_map(|_| trainer.step().map(|step| [step.loss, step.grad_norm]).expect("a step")).collect()
     };

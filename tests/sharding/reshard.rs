@@ -83,12 +83,13 @@ fn check(mesh: &Mesh, cases: &[Case], groups: GroupFormat) {
     let mut outputs = Vec::new();
     for (case, &input) in cases.iter().zip(&inputs) {
         let value = partial(&mut builder, mesh, input, case.from.unreduced());
-        let plan = plan(mesh, &DIMS, 4, &case.from, &case.to);
+        let plan = plan(mesh, &DIMS, 4, &case.from, &case.to).expect("a goal in reach");
         outputs.push(reshard(&mut builder, mesh, value, &plan).expect("a plan that fits"));
     }
     let graph = builder.finish(outputs, cases.iter().map(|case| port(&case.to)).collect());
     verify(&graph).expect("a valid graph");
-    let module = emit(&graph, EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() });
+    let options = EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() };
+    let module = emit(&graph, options).expect("a module");
     // The reference interpreter's collectives mean what the plugin's do.
     let inputs: Vec<Literal> = (0..cases.len()).map(values).collect();
     let interpreted = run_local(&graph, mesh, &inputs).expect("replicas that agree");
@@ -128,7 +129,7 @@ fn the_compact_groups_mean_the_same() {
 #[track_caller]
 fn check_plan(mesh: &str, from: Spec, to: Spec, expected: &[&str], bytes: u64) {
     let mesh = Mesh::parse(mesh, 8).unwrap();
-    let plan = plan(&mesh, &[1024, 1024], 4, &from, &to);
+    let plan = plan(&mesh, &[1024, 1024], 4, &from, &to).expect("a goal in reach");
     let names: Vec<String> = plan.steps.iter().map(|step| describe(&mesh, step)).collect();
     assert_eq!(names, expected);
     assert_eq!(plan.bytes_sent, bytes);

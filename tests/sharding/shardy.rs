@@ -7,7 +7,7 @@ use meshloom::ir::Literal;
 use meshloom::pjrt::ahead_of_time::{self, Settings, WorkerFailure};
 use meshloom::pjrt::{Array, Client, CompileOptions, FindOptions, PjrtError, Topology};
 use meshloom_train::Trainer;
-use support::configs::{DECODER, ONE_DEVICE, config};
+use support::configs::{DECODER, ONE_DEVICE, UNOPTIMIZED, config};
 use support::eight_devices::{client, relative_error};
 use support::plugins::{cpu_clients, cpu_wheels};
 use support::programs::annotated_layers;
@@ -78,7 +78,7 @@ fn a_worker_refuses_named_shardings_too() {
 #[test]
 fn a_train_step_by_shardy_is_one_device() {
     let numbers = |overrides: &[&str]| -> Vec<f64> {
-        let mut trainer = Trainer::new(&config(&[DECODER, overrides]), &client()).unwrap();
+        let mut trainer = Trainer::new(&config(&[DECODER, &[UNOPTIMIZED], overrides]), &client()).unwrap();
         let step = |_| trainer.step().map(|metrics| [metrics.loss, metrics.grad_norm]).unwrap();
         (0..3).flat_map(step).collect()
     };

@@ -1,5 +1,5 @@
-//! What moves in a decoder's train step under each preset: the number, kind, axes and bytes of its collectives are what the
-//! formulas say, and there are no others.
+//! What moves in a decoder's train step under each preset: the number, kind, axes and bytes of its collectives are what
+//! the formulas say, and there are no others.
 
 use std::collections::BTreeMap;
 
@@ -99,8 +99,8 @@ impl Sizes {
         self.names(&[("data", self.data), ("fsdp", self.fsdp), ("context", self.context)])
     }
 
-    /// The collectives of a step, layers scanned and nothing recomputed; with the stream between blocks split along the sequence, or
-    /// whole.
+    /// The collectives of a step, layers scanned and nothing recomputed; with the stream between blocks split along the
+    /// sequence, or whole.
     fn expected(&self, sequence_parallel: bool) -> Summary {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
@@ -131,7 +131,8 @@ impl Sizes {
         let norms = self.names(&[("data", data), ("fsdp", fsdp), ("context", context), ("tensor", along_norms)]);
         add(AllReduce, &norms, Backward, false, 3, 4 * (2 * LAYERS + 1) * EMBED);
         let rows = BATCH / (data * fsdp) * LENGTH / context;
-        // The stream of activations; the sums behind attention and mlp, and in front of them backwards; embedding and head.
+        // The stream of activations; the sums behind attention and mlp, and in front of them backwards; embedding and
+        // head.
         let stream = 4 * rows * EMBED;
         if tensor > 1 && sequence_parallel {
             for phase in [Forward, Backward] {

@@ -6,7 +6,7 @@ use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, Tree, checkpoint, concatenate, einsum, iota, scan};
 use meshloom_train::Trainer;
-use support::configs::config;
+use support::configs::{UNOPTIMIZED, config};
 use support::eight_devices::{client, relative_error};
 
 fn rules(pairs: &[(&str, &[&str])]) -> RuleSets {
@@ -92,6 +92,7 @@ const MODEL: &[&str] = &[
     "train.batch=6",
     "train.warmup=5",
     "train.steps=40",
+    UNOPTIMIZED,
 ];
 
 fn losses(overrides: &[&str]) -> Vec<f64> {

@@ -7,6 +7,9 @@ use meshloom_train::config::RunConfig;
 pub const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt");
 pub const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.tokenizer.json");
 
+/// Where the numbers of a run matter, and not its speed: LLVM does not optimize.
+pub const UNOPTIMIZED: &str = "target.compiler_options=[\"xla_backend_optimization_level=0\"]";
+
 /// A model that runs twenty steps in a few seconds, and how it is trained.
 pub const SHORT_RUN: &[&str] = &[
     "model.layers=2",
@@ -18,6 +21,7 @@ pub const SHORT_RUN: &[&str] = &[
     "model.seq=64",
     "train.warmup=5",
     "train.steps=40",
+    UNOPTIMIZED,
 ];
 
 /// The model alone.

@@ -39,8 +39,8 @@ pub fn distance(x: &[f64], y: &[f64]) -> f64 {
     difference / norm(&mut y.iter().copied()).max(1e-3)
 }
 
-/// The derivatives along three directions agree with central differences (of fourth order) of the value, and optimization
-/// changes neither value nor gradients; returns the gradients.
+/// The derivatives along three directions agree with central differences (of fourth order) of the value, and
+/// optimization changes neither value nor gradients; returns the gradients.
 pub fn check(shapes: &[&[usize]], program: impl Fn(&[Tensor]) -> Tensor) -> Vec<f64> {
     let graph = differentiated(shapes, &program);
     let inputs = inputs_of(&graph);

@@ -2,8 +2,8 @@
 
 use meshloom::sharding::DevicePlace;
 
-/// Devices as libtpu describes them, in its order of ids: core fastest, then x, y and z; slices from 100,000 on where there
-/// are several.
+/// Devices as libtpu describes them, in its order of ids: core fastest, then x, y and z; slices from 100,000 on where
+/// there are several.
 pub fn tpus(chips: [i64; 3], cores: i64, slices: i64) -> Vec<DevicePlace> {
     let mut devices = Vec::new();
     for slice in 0..slices {

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, Lowered, Program, lower};
 use meshloom::ir::{Graph, Literal};
-use meshloom::pjrt::{Array, Client};
+use meshloom::pjrt::{Array, Client, CompileOptions};
 use meshloom::trace::{MapTree, Tree};
 
 /// One client of eight devices for all tests of a file. Programs for one device run on its first.
@@ -13,10 +13,16 @@ pub fn client() -> Client {
     CLIENT.get_or_init(|| Client::cpu(8).expect("the CPU plugin, with eight devices")).clone()
 }
 
+/// Compiles a program whose numbers matter, not its speed: that LLVM takes its time over small kernels is of no use then.
+pub fn compile(lowered: &Lowered) -> Result<Program, meshloom::Error> {
+    let options = CompileOptions { debug_options: crate::unoptimized(), ..lowered.compile_options(&client())? };
+    lowered.compile_with(&client(), &options)
+}
+
 /// Compiles a graph for one device and runs it.
 pub fn run<L: Tree<Leaf = Literal> + MapTree<Array>>(graph: &Graph, inputs: &L) -> Vec<Literal> {
     let lowered = lower(graph, &LowerOptions::default()).expect("it lowers");
-    let program = lowered.compile(&client()).expect("it compiles");
+    let program = compile(&lowered).expect("it compiles");
     let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
     outputs.iter().map(|output| output.get().expect("a result")).collect()

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use meshloom::compile::{LowerOptions, Lowered, lower};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::nn::{Mlp, Moe, MoeConfig, Scoring};
-use meshloom::pjrt::{CompileOptions, DebugValue};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, value_and_grad};
 
-use crate::eight_devices::{client, relative_error};
+use crate::eight_devices::{compile, relative_error};
 use crate::random::Random;
 
 /// Sizes of a batch of rows for a block of experts.
@@ -92,10 +91,7 @@ pub fn partitioned_without(graph: &Graph, mesh: &str, rules: &RuleSets, without:
 }
 
 pub fn run(lowered: &Lowered, inputs: &[Literal]) -> Vec<Vec<f64>> {
-    // That LLVM takes its time over tiny kernels is of no use here.
-    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
-    let options = CompileOptions { debug_options, ..lowered.compile_options(&client()).expect("eight devices") };
-    let program = lowered.compile_with(&client(), &options).unwrap_or_else(|error| panic!("{error}"));
+    let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));
     let arguments = program.put(0, &inputs.to_vec()).expect("the inputs fit");
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
     outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect()

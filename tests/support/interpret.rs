@@ -1,10 +1,11 @@
 //! A reference interpreter: graphs run on host values, op by op, every result rounded to its element type.
 //!
-//! Nothing is fused, so two graphs that say the same give the same bits. Integer arithmetic goes through [`evaluate`]; what
-//! moves elements and floating-point arithmetic is done here, apart from the library's own.
+//! Nothing is fused, so two graphs that say the same give the same bits. Integer arithmetic goes through [`evaluate`];
+//! what moves elements and floating-point arithmetic is done here, apart from the library's own.
 //!
-//! The local graph of a mesh runs on all devices in lockstep: node by node, and iteration by iteration in loops. What is one
-//! value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one device.
+//! The local graph of a mesh runs on all devices in lockstep: node by node, and iteration by iteration in loops. What
+//! is one value of a graph is a value for each device ([`Lanes`]); a graph without collectives runs on a mesh of one
+//! device.
 //!
 //! [`evaluate`]: meshloom::passes::evaluate
 

@@ -16,6 +16,7 @@ pub mod programs;
 pub mod random;
 pub mod spmd;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -46,6 +47,11 @@ fn client() -> &'static Client {
     CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client"))
 }
 
+/// What XLA is told where the numbers matter, and not the speed: its own passes run as always, but LLVM does not optimize.
+pub fn unoptimized() -> BTreeMap<String, DebugValue> {
+    [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
+}
+
 /// A graph compiled for one CPU device.
 pub struct Compiled {
     executable: Executable,
@@ -54,10 +60,9 @@ pub struct Compiled {
 
 pub fn compile(graph: &Graph) -> Compiled {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    let module = emit(graph, EmitOptions::default());
-    // XLA's own passes run as always; that LLVM takes its time over tiny kernels is of no use here.
-    let debug_options = [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into();
-    let compiled = client().compile(&module.bytes, &CompileOptions { debug_options, ..Default::default() });
+    let module = emit(graph, EmitOptions::default()).expect("a module");
+    let options = CompileOptions { debug_options: unoptimized(), ..CompileOptions::default() };
+    let compiled = client().compile(&module.bytes, &options);
     let executable = compiled.unwrap_or_else(|error| panic!("{error}\n{graph}"));
     Compiled { executable, outputs: graph.output_types().cloned().collect() }
 }

@@ -53,7 +53,7 @@ pub fn run(client: &Client, graph: &Graph, mesh: &Mesh) -> Vec<Literal> {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let options =
         EmitOptions { mesh: Some(mesh), partitioned: true, groups: GroupFormat::Lists, ..EmitOptions::default() };
-    let module = emit(graph, options);
+    let module = emit(graph, options).expect("a module");
     let executable = client
         .compile(&module.bytes, &CompileOptions::partitioned(mesh.device_count()))
         .unwrap_or_else(|error| panic!("{error}\n{graph}"));

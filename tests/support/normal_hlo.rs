@@ -85,8 +85,8 @@ pub fn normalize(module: &mut HloModuleProto) {
     entries.filter_map(|entry| entry.recovery_module.as_mut()).for_each(normalize);
 }
 
-/// Gives fixed names to what the short form of an asynchronous operation does not name; the ids of the computations that it
-/// stands for.
+/// Gives fixed names to what the short form of an asynchronous operation does not name; the ids of the computations
+/// that it stands for.
 fn normalize_wrapped(module: &mut HloModuleProto) -> Vec<i64> {
     let is_start = |instruction: &&HloInstructionProto| instruction.opcode == "async-start";
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);

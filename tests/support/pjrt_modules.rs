@@ -129,7 +129,8 @@ fn rows_over_eight() -> OpSharding {
     rows_over(8)
 }
 
-/// `(left · right, sum of left)` with `left` and the product split by rows over eight devices: the sum needs an all-reduce.
+/// `(left · right, sum of left)` with `left` and the product split by rows over eight devices: the sum needs an
+/// all-reduce.
 pub fn sharded_dot() -> Vec<u8> {
     sharded_dot_over(8)
 }
@@ -192,7 +193,8 @@ pub fn bad_pair_shardings() -> Vec<(OpSharding, &'static str)> {
     ]
 }
 
-/// `value = sqrt(value + value)`, `count` times over: a program that runs as long as its argument says, and ends near 2.
+/// `value = sqrt(value + value)`, `count` times over: a program that runs as long as its argument says, and ends
+/// near 2.
 pub fn repeated_root(dims: &[usize]) -> Vec<u8> {
     let element = |id, name: &str, index: i64, shape, carry| HloInstructionProto {
         tuple_index: index,
@@ -235,8 +237,8 @@ pub fn repeated_root(dims: &[usize]) -> Vec<u8> {
     HloModuleProto { name: "repeated_root".into(), ..module(computations) }.encode_to_vec()
 }
 
-/// `transpose(A) * B` of two constants, element by element, as a vector: `[1, 6, 15, 8, 20, 36]`. It is written as a dot with
-/// batch dimensions alone. There is one parameter, which is not used.
+/// `transpose(A) * B` of two constants, element by element, as a vector: `[1, 6, 15, 8, 20, 36]`. It is written as a
+/// dot with batch dimensions alone. There is one parameter, which is not used.
 pub fn dot_of_transposed_constant() -> Vec<u8> {
     let numbers = |id, name: &str, dims: &[usize]| {
         let literal = LiteralProto {

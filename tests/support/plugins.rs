@@ -1,12 +1,13 @@
 //! Plugins for tests: every CPU plugin, and the large ones where they are at hand.
 //!
-//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache; those for TPUs and GPUs (200 MB each) only when
-//! the user asks for it.
+//! The CPU plugins (60 MB each) are downloaded when they are not in the plugin cache; those for TPUs and GPUs (200 MB
+//! each) only when the user asks for it.
 
+use std::collections::BTreeMap;
 use std::env;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use meshloom::pjrt::{Client, ClientOptions, FindOptions, PjrtError, Plugin, Wheel};
+use meshloom::pjrt::{Client, ClientOptions, FindOptions, Plugin, Wheel};
 
 /// The wheels that carry a CPU plugin.
 pub fn cpu_wheels() -> impl Iterator<Item = &'static Wheel> {
@@ -24,19 +25,25 @@ pub fn cpu_plugins() -> Vec<Arc<Plugin>> {
     cpu_wheels().map(load).collect()
 }
 
-/// Whether the plugin for hardware that is not there is at hand; else why not. With `MESHLOOM_TEST_PLUGINS=all` it is downloaded if it
-/// is not, and an error is one.
-pub fn large_plugin(platform: &str) -> Result<Result<(), String>, PjrtError> {
-    let is_needed = env::var_os("MESHLOOM_TEST_PLUGINS").is_some_and(|value| value == "all");
-    match Plugin::locate(platform, &FindOptions { allow_fetch: is_needed, ..FindOptions::default() }) {
-        Ok(_) => Ok(Ok(())),
-        Err(error) if is_needed => Err(error),
-        Err(_) => Ok(Err(format!("no {platform} plugin; MESHLOOM_TEST_PLUGINS=all downloads it"))),
-    }
+/// Why tests that need the plugin for hardware that is not there are ignored, if they are. With `MESHLOOM_TEST_PLUGINS=all` the plugin is
+/// downloaded where it is not at hand, and its absence is an error. Looked for once for all tests of a program.
+pub fn why_without(platform: &'static str) -> Result<Option<String>, String> {
+    type Found = BTreeMap<&'static str, Result<Option<String>, String>>;
+    static FOUND: Mutex<Found> = Mutex::new(Found::new());
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let look = || {
+        let is_needed = env::var_os("MESHLOOM_TEST_PLUGINS").is_some_and(|value| value == "all");
+        match Plugin::locate(platform, &FindOptions { allow_fetch: is_needed, ..FindOptions::default() }) {
+            Ok(_) => Ok(None),
+            Err(error) if is_needed => Err(error.to_string()),
+            Err(_) => Ok(Some(format!("no {platform} plugin; MESHLOOM_TEST_PLUGINS=all downloads it"))),
+        }
+    };
+    found.entry(platform).or_insert_with(look).clone()
 }
 
-/// A client of every CPU plugin, with its wheel's name; made once for all tests of a file. With `MESHLOOM_TEST_CPU=NAME` only that
-/// wheel's.
+/// A client of every CPU plugin, with its wheel's name; made once for all tests of a file. With
+/// `MESHLOOM_TEST_CPU=NAME` only that wheel's.
 pub fn cpu_clients() -> &'static [(&'static str, Client)] {
     static CLIENTS: OnceLock<Vec<(&'static str, Client)>> = OnceLock::new();
     CLIENTS.get_or_init(|| {

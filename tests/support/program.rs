@@ -1,7 +1,7 @@
 //! The programs of the workspace, as their users run them.
 //!
-//! Cargo gives a test only the programs of its own package, so the others are built here: once for each test program, with the
-//! profile that the tests were built with. Where that has been done already, it takes a moment.
+//! Cargo gives a test only the programs of its own package, so the others are built here: once for each test program,
+//! with the profile that the tests were built with. Where that has been done already, it takes a moment.
 
 use std::env;
 use std::path::PathBuf;

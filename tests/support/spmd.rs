@@ -8,8 +8,8 @@ use meshloom::sharding::{Mesh, Spec};
 use super::interpret::moves::{concatenate, cut, paste};
 use super::interpret::{Lanes, apply, lockstep};
 
-/// Runs a local graph: inputs are whole values, of which each device gets the part that the port's spec says; the outputs are
-/// put together again.
+/// Runs a local graph: inputs are whole values, of which each device gets the part that the port's spec says; the
+/// outputs are put together again.
 ///
 /// # Errors
 /// An output's replicas differ, or it is left a partial sum.

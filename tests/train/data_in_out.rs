@@ -14,7 +14,7 @@ use meshloom_train::data::TextDataset;
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
-use support::configs::{self, BOOK, NARROW, TOKENIZER};
+use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
 
 fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
@@ -189,7 +189,7 @@ fn floats_convert_only_on_request() {
 }
 
 fn config(overrides: &[&str]) -> RunConfig {
-    configs::config(&[NARROW, &["model.kv_heads=2", "train.batch=8"], overrides])
+    configs::config(&[NARROW, &["model.kv_heads=2", "train.batch=8", UNOPTIMIZED], overrides])
 }
 
 fn host(trainer: &Trainer) -> Vec<Literal> {

@@ -14,7 +14,7 @@ use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
-use support::eight_devices::{client, relative_error, run};
+use support::eight_devices::{compile, relative_error, run};
 
 /// Largest relative error of anything in f32, single tensors included.
 const BOUND: f64 = 1e-5;
@@ -171,7 +171,7 @@ fn check(tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let function = step.trace().expect("it traces");
     let options = LowerOptions { aliases: aliases(&function), ..LowerOptions::default() };
     let lowered = lower(function.graph(), &options).expect("it lowers");
-    let program = lowered.compile(&client()).expect("it compiles");
+    let program = compile(&lowered).expect("it compiles");
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
     let optimizer = meshloom::optim::AdamWState { first: zeros(), second: zeros() };
@@ -268,7 +268,7 @@ fn segments_do_not_see_each_other() {
     let specs = inputs(&golden.batch()).map(|_, literal| spec_of(literal));
     let function = Function::trace("loss", specs, |(params, batch)| model.loss(&params, &batch)).expect("it traces");
     let lowered = lower(function.graph(), &LowerOptions::default()).expect("it lowers");
-    let program = lowered.compile(&client()).expect("it compiles");
+    let program = compile(&lowered).expect("it compiles");
     let loss = |batch: &Batch<Literal>| {
         let arguments = program.put(0, &inputs(batch)).expect("the inputs fit").leaves();
         program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs")[0].get().expect("the loss").to_f64_vec()

@@ -11,7 +11,7 @@ use meshloom::optim::{AdamW, WarmupCosine};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 meshloom::tree! {
     struct LayerInput<T> {
@@ -114,7 +114,7 @@ fn check(name: &str, (graph, aliases): (Graph, Vec<(usize, usize)>), with_graph:
         let lowered = lower(&graph, &options).expect("it lowers");
         let text = print(&lowered.module.decode(), &TextOptions::canonical());
         assert_snapshot!(format!("{name}.{place}"), text);
-        lowered.compile(&client()).expect("the plugin takes it");
+        compile(&lowered).expect("the plugin takes it");
         if with_graph && sharding.is_none() {
             assert_snapshot!(format!("{name}.graph"), lowered.graph().to_string());
         }

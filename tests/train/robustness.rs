@@ -1,5 +1,5 @@
-//! Random bytes, and valid files with something changed, as inputs: an answer or a typed error, never a panic, and never
-//! more memory than the file has.
+//! Random bytes, and valid files with something changed, as inputs: an answer or a typed error, never a panic, and
+//! never more memory than the file has.
 
 use std::fs;
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
-//! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as the
-//! sharding says, and the program `meshloom`.
+//! Training runs: the same numbers on any mesh and in any form, the same module every time, donated state, memory as
+//! the sharding says, and the program `meshloom`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -98,7 +98,8 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");
 }
 
-/// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes nothing.
+/// A parameter's first value depends on the seed and its path alone, `layers.1.mlp.up`: stacking layers changes
+/// nothing.
 #[test]
 fn first_parameters_do_not_depend_on_the_form() {
     let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).params;
@@ -202,7 +203,8 @@ fn the_state_is_donated() {
     }
 }
 
-/// Parameters and optimizer state take their share of each device's memory: a part of what `fsdp` splits, all of the rest.
+/// Parameters and optimizer state take their share of each device's memory: a part of what `fsdp` splits, all of the
+/// rest.
 #[test]
 fn memory_is_split() {
     for (mesh, shards, batch_shards) in [(ONE_DEVICE, 1, 1), (DATA, 1, 8), (FSDP, 8, 8), (MIXED, 4, 8)] {

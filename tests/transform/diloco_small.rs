@@ -11,7 +11,7 @@ use meshloom::transform::diloco::{
     Diloco, DilocoError, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport,
     of_replicas,
 };
-use support::eight_devices::{client, relative_error};
+use support::eight_devices::{compile, relative_error};
 
 meshloom::tree! {
     /// `x W + b`.
@@ -89,7 +89,7 @@ fn simulation(mesh: Option<&str>) {
     let rules = RuleSets::uniform(Rules::from_pairs(&[("diloco", &["diloco"])]).expect("rules"));
     let lower_options = LowerOptions { sharding: mesh.as_ref().map(|mesh| (mesh, &rules)), ..LowerOptions::default() };
     let lowered = lower(function.graph(), &lower_options).unwrap_or_else(|error| panic!("{error}"));
-    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
+    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
 
     let start = Linear { weight: Literal::matrix(&[[2f32], [1.0]]), bias: Literal::vector(&[1f32]) };
     let twice = |literal: &Literal| stacked(&[literal.clone(), literal.clone()]);
@@ -281,7 +281,7 @@ fn check_transport(transport: Transport, largest_error: impl Fn(f64, f64) -> f64
     let one_device = LowerOptions::default();
     let run = |options: &LowerOptions<'_>| {
         let lowered = lower(function.graph(), options).unwrap_or_else(|error| panic!("{error}"));
-        let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
+        let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
         let arguments = program.put(0, &input).expect("the inputs fit").leaves();
         let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
         outputs[2..4].iter().flat_map(|output| output.get().expect("a value").to_f64_vec()).collect::<Vec<f64>>()
@@ -397,7 +397,7 @@ fn programs_as_text() {
         let aliases = meshloom_train::step::aliases(&function);
         let lowered = lower(function.graph(), &LowerOptions { aliases, ..stack_options(&mesh, &rules) });
         let lowered = lowered.unwrap_or_else(|error| panic!("{name}: {error}"));
-        lowered.compile(&client()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        compile(&lowered).unwrap_or_else(|error| panic!("{name}: {error}"));
         let text = print(&lowered.module.decode(), &TextOptions::canonical());
         assert_snapshot!(name, text);
     }

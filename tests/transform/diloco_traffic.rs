@@ -1,5 +1,5 @@
-//! What DiLoCo sends over the mesh axis `diloco`, read off the program of one device: nothing but under a conditional, and there exactly
-//! one fragment.
+//! What DiLoCo sends over the mesh axis `diloco`, read off the program of one device: nothing but under a conditional,
+//! and there exactly one fragment.
 
 use meshloom::compile::{Lowered, Partitioned};
 use meshloom::emit::GroupFormat;
@@ -54,8 +54,8 @@ impl Program {
         outer.map(|(info, ty)| (info.path.contains("layers."), ty.dims.to_vec())).collect()
     }
 
-    /// What one device should send of its part of each parameter when a fragment with so many of the layers syncs. `stack` dimensions
-    /// are over layers.
+    /// What one device should send of its part of each parameter when a fragment with so many of the layers syncs.
+    /// `stack` dimensions are over layers.
     fn expected_of_each(&self, fragment: Fragment, layers: (usize, usize), stack: usize) -> Vec<u64> {
         let options = self.config.diloco_options().expect("several replicas");
         let bytes = |(is_layer, dims): (bool, Vec<usize>)| {
@@ -104,8 +104,8 @@ fn sending_branches<'g>(graph: &'g Graph, mesh: &Mesh, found: &mut Vec<&'g Graph
     }
 }
 
-/// Checks that nothing is sent over `diloco` outside of conditionals, that every branch that sends sends this much, as one collective of
-/// each kind and type and over no other axis, and returns what they send.
+/// Checks that nothing is sent over `diloco` outside of conditionals, that every branch that sends sends this much, as
+/// one collective of each kind and type and over no other axis, and returns what they send.
 #[track_caller]
 fn check(program: &Program, expected: &[u64], collectives: usize) {
     let ledger = program.over_diloco();
@@ -155,9 +155,10 @@ fn streaming_sends_one_fragment() {
     }
 }
 
-/// A layer fragment is never more than a (P - 1)-th of what vanilla DiLoCo sends at once, since all layers together are no more than
-/// all. That fragment 0 is not either depends on the model: the parameters outside of the layers must be no more than that share. Where
-/// they are, as with three fragments here, no step sends more; where they are not, as with five, it is fragment 0 that is the peak.
+/// A layer fragment is never more than a (P - 1)-th of what vanilla DiLoCo sends at once, since all layers together are
+/// no more than all. That fragment 0 is not either depends on the model: the parameters outside of the layers must be
+/// no more than that share. Where they are, as with three fragments here, no step sends more; where they are not, as
+/// with five, it is fragment 0 that is the peak.
 #[test]
 fn the_peak_is_that_of_vanilla_by_the_layer_fragments() {
     let vanilla = Program::of(&[PLAIN_MESH], Calls::Single).expected(Fragment::Whole, (1, 1), 1);
@@ -282,7 +283,8 @@ fn steps_of_all_kinds_keep_to_themselves() {
     }
 }
 
-/// The number of instructions does not depend on the number of fragments. Equal constants are one, so these are not counted.
+/// The number of instructions does not depend on the number of fragments. Equal constants are one, so these are not
+/// counted.
 #[test]
 fn programs_do_not_grow_with_the_fragments() {
     let size = |fragments: usize, order: &str| {
@@ -300,7 +302,8 @@ fn programs_do_not_grow_with_the_fragments() {
     }
 }
 
-/// In a program of whole periods each fragment is sent once a period, unconditionally; before a loop that does not need it.
+/// In a program of whole periods each fragment is sent once a period, unconditionally; before a loop that does not need
+/// it.
 #[test]
 fn overlapping_programs_send_beside_a_loop() {
     let settings = &["diloco.streaming=true", "diloco.fragments=3", "diloco.sync_period=12", "diloco.overlap_steps=2"];

@@ -9,7 +9,7 @@ use meshloom::ir::{Graph, Literal};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::Tree;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
-use support::eight_devices::{client, relative_error};
+use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::random::Random;
 use support::spmd::run_local;
@@ -66,7 +66,7 @@ fn check_compiled(case: &Case) {
     let inputs = case.literals();
     let expected = interpret(case.sequential().graph(), &inputs.leaves());
     let lowered = lowered(case, case.pipelined().graph());
-    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{case}: {error}"));
+    let program = compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
     let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{case}: {error}"));
     let found: Vec<Literal> = outputs.iter().map(|output| output.get().expect("a result")).collect();

@@ -1,5 +1,5 @@
-//! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after the other on one
-//! device.
+//! Train steps of decoders whose layers are a pipeline: of every family, they compute what the layers compute one after
+//! the other on one device.
 
 use crate::train_steps::{self, By, assert_same, batch};
 use meshloom::ir::Literal;

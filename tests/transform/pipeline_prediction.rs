@@ -43,7 +43,8 @@ fn moved(ledger: &Ledger, kind: CollectiveKind, axis: &str) -> Amount {
     })
 }
 
-/// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not predicted.
+/// The train step. Weights this small would be gathered in front of the loop over the parts of a batch, which is not
+/// predicted.
 fn lowered(config: &RunConfig) -> Lowered {
     let function = config.train_step().unwrap().trace().unwrap();
     let (mesh, rules) = (config.mesh().unwrap(), config.rule_sets().unwrap());
@@ -81,7 +82,8 @@ fn check(overrides: &[&str], bound: f64) {
         expect(CollectiveKind::ReduceScatter, "fsdp", outside);
     }
     if size("replica") > 1 {
-        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all are `f32`.
+        // Embedding, head and the last norm, of which devices along fsdp have parts, but for the norm; gradients of all
+        // are `f32`.
         let tables = outside_elements(&config) / size("fsdp") / size("tensor");
         let sums = 4 * (tables + config.model.embed as u64);
         expect(CollectiveKind::ReduceScatter, "replica", sums);
@@ -185,8 +187,8 @@ fn half_precision() {
     }
 }
 
-/// What a layer keeps is read off two layers that are lowered by themselves. Next to each other they hold more than the stash of a pipeline has
-/// of each, so that this is an upper bound.
+/// What a layer keeps is read off two layers that are lowered by themselves. Next to each other they hold more than the
+/// stash of a pipeline has of each, so that this is an upper bound.
 #[test]
 fn other_remat() {
     const BOUND: f64 = 0.4;

@@ -10,7 +10,7 @@ use meshloom::ir::{Graph, Node, Value};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
-use support::eight_devices::client;
+use support::eight_devices::compile;
 
 /// Bytes of a matrix of one layer, of which each stage has one.
 const MATRIX: u64 = (EMBED * HIDDEN * 4) as u64;
@@ -332,7 +332,7 @@ fn programs() {
             };
             let lowered = lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
             assert_snapshot!(format!("{name}_{stage}"), print(&lowered.module.decode(), &TextOptions::canonical()));
-            lowered.compile(&client()).unwrap_or_else(|error| panic!("{case}: {error}"));
+            compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Partially sharded data parallelism and gradient accumulation (specs/psdp.md): whole train steps equal the plain one on one device, and
-//! what crosses the axis `replica` is known to the byte.
+//! Partially sharded data parallelism and gradient accumulation (specs/psdp.md): whole train steps equal the plain one
+//! on one device, and what crosses the axis `replica` is known to the byte.
 
 use std::collections::BTreeMap;
 
@@ -37,15 +37,16 @@ fn config(settings: &[&str]) -> RunConfig {
     train_steps::config(MODEL, settings)
 }
 
-/// Its train step. Without a large epsilon a first step is the sign of the gradient, and rounding decides on that of what is almost zero.
+/// Its train step. Without a large epsilon a first step is the sign of the gradient, and rounding decides on that of
+/// what is almost zero.
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().unwrap();
     step.optimizer.epsilon = 1e-2;
     step
 }
 
-/// What a step returns, by path: loss, norm of the gradient, new parameters and moments. Some tokens count less than others, some not at all,
-/// and some rows hardly: a mean of the means of microbatches is far from the mean.
+/// What a step returns, by path: loss, norm of the gradient, new parameters and moments. Some tokens count less than
+/// others, some not at all, and some rows hardly: a mean of the means of microbatches is far from the mean.
 fn run(config: &RunConfig, by: By) -> Vec<(String, Literal)> {
     let weight = |row: usize, place: usize| match (row, place) {
         (row, place) if row % 3 == 1 && place > 0 => 0.0,
@@ -121,8 +122,9 @@ fn routed_experts() {
     }
 }
 
-/// The three mappings of seeds/003, as they are written there: the batch over (replica, data), parameters over data, optimizer state over
-/// (replica, data). In that order the parts of the state are not parts of what a device has of a gradient.
+/// The three mappings of seeds/003, as they are written there: the batch over (replica, data), parameters over data,
+/// optimizer state over (replica, data). In that order the parts of the state are not parts of what a device has of a
+/// gradient.
 #[test]
 fn mappings_of_the_seed() {
     let expected = plain(&[]);
@@ -165,8 +167,8 @@ fn crossing_of(settings: &[&str]) -> Crossing {
     crossing(&lowered(&train_step(&config), &config, limits).collectives())
 }
 
-/// One reduce-scatter and one all-gather for each parameter, whatever the number of microbatches. Besides, scalars: the weight of the batch,
-/// its loss, the norm of the gradient.
+/// One reduce-scatter and one all-gather for each parameter, whatever the number of microbatches. Besides, scalars: the
+/// weight of the batch, its loss, the norm of the gradient.
 #[test]
 fn crosses_once() {
     let mut declared: Vec<Param> = Vec::new();

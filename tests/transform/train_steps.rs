@@ -8,7 +8,7 @@ use meshloom::trace::Tree;
 use meshloom_train::config::{ModelFamily, RunConfig};
 use meshloom_train::step::{StepInput, TrainStep};
 
-use support::eight_devices::{client, relative_error};
+use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 use support::spmd::run_local;
 
@@ -75,7 +75,7 @@ pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) 
 }
 
 fn run_compiled(lowered: &Lowered, inputs: &Vec<Literal>) -> Vec<Literal> {
-    let program = lowered.compile(&client()).unwrap_or_else(|error| panic!("{error}"));
+    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
     let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
     outputs.iter().map(|output| output.get().expect("a result")).collect()

@@ -1,15 +1,15 @@
-//! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches that
-//! exclude one another.
+//! Numbers of executions and bytes that are known before a program runs, exactly or not, and their sums over branches
+//! that exclude one another.
 //!
-//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of them, but lies
-//! between what the cheapest and the dearest branch of each conditional move.
+//! A collective knows the branches that it is in, outermost first. What a program moves is then not the sum of all of
+//! them, but lies between what the cheapest and the dearest branch of each conditional move.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// A number that is known before the program runs, or is not. Compares with a plain number: only what is exact equals one.
+/// A number that may be known before the program runs. It equals a plain number only if it is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Amount {
     /// This many.
@@ -84,8 +84,8 @@ impl Serialize for Amount {
 pub struct Branch {
     /// Number of the conditional: each has its own, and one that is reached in several ways has one for each.
     pub conditional: usize,
-    /// Which branch, counted from 0 in the order of the program. Of a conditional on a truth value, HLO has the branch for true first, a
-    /// graph of ours the one for false.
+    /// The branch, counted from 0 in program order. For a conditional on a truth value, HLO puts the branch for true
+    /// first, our graphs the branch for false.
     pub branch: usize,
     /// How many branches the conditional has.
     pub branch_count: usize,
@@ -134,8 +134,7 @@ impl Bounds {
     }
 }
 
-/// The sum of amounts, each with the branches that it is in, outermost first. An amount is that of the case that its branches are
-/// taken.
+/// The sum of amounts, each with its branches, outermost first. An amount holds if its branches are taken.
 pub fn sum<'a>(amounts: impl IntoIterator<Item = (&'a [Branch], Amount)>) -> Bounds {
     let amounts: Vec<_> = amounts.into_iter().collect();
     sum_within(&amounts, 0)

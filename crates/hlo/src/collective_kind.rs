@@ -29,9 +29,9 @@ impl CollectiveKind {
         }
     }
 
-    /// Bytes that one device sends in one execution along a ring, the last byte begun counting whole. `bytes` are those of
-    /// the operands on one device, `size` the devices of a group. Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms
-    /// for clusters of workstations" (2009), shows that no algorithm sends less.
+    /// Bytes that one device sends in one execution along a ring, rounded up. `bytes` are those of the operands on one
+    /// device, `size` is the number of devices in a group. Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms
+    /// for clusters of workstations" (2009), show that no algorithm sends less.
     pub fn moved_bytes(self, bytes: u64, size: u64) -> u64 {
         let others = size.saturating_sub(1);
         let part = |times: u64| bytes.saturating_mul(times).saturating_mul(others).div_ceil(size.max(1));

@@ -28,7 +28,8 @@ elements! {
 
 /// A dense, immutable host tensor: row-major bytes in native (little-endian) order. Cloning shares the bytes.
 ///
-/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives them.
+/// `pred` is one byte an element, 0 or 1. So are 4-bit integers, in its low bits: that is how PJRT takes and gives
+/// them.
 #[derive(Clone)]
 pub struct Literal {
     ty: TensorType,
@@ -66,6 +67,17 @@ impl Literal {
     pub fn matrix<T: Element, const N: usize>(rows: &[[T; N]]) -> Literal {
         let ty = TensorType::new(T::DTYPE, &[rows.len(), N]);
         Literal { ty, bytes: bytemuck::cast_slice(rows.as_flattened()).into() }
+    }
+
+    /// A literal of the numbers that `f` gives for each row-major position, converted to the element type; out-of-range
+    /// integers saturate.
+    pub fn from_fn(ty: TensorType, f: impl Fn(usize) -> f64) -> Literal {
+        let width = ty.dtype.byte_count();
+        let mut bytes = Vec::with_capacity(ty.byte_count());
+        for index in 0..ty.element_count() {
+            bytes.extend_from_slice(&number_bytes(ty.dtype, f(index))[..width]);
+        }
+        Literal { ty, bytes: bytes.into() }
     }
 
     /// Element type and dimensions.
@@ -109,6 +121,35 @@ impl Literal {
             DType::F64 => each(bytes, |x: f64| x),
         }
     }
+}
+
+/// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
+pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let mut put = |source: &[u8]| bytes[..source.len()].copy_from_slice(source);
+    match dtype {
+        DType::Pred => put(&[u8::from(number != 0.0)]),
+        DType::S4 => put(&S4::from_f64(number).0.to_le_bytes()),
+        DType::U4 => put(&[U4::from_f64(number).0]),
+        DType::F8E4M3FN => put(&[F8E4M3FN::from_f64(number).0]),
+        DType::F8E5M2 => put(&[F8E5M2::from_f64(number).0]),
+        DType::S8 => put(&(number as i8).to_le_bytes()),
+        DType::S16 => put(&(number as i16).to_le_bytes()),
+        DType::S32 => put(&(number as i32).to_le_bytes()),
+        DType::S64 => put(&(number as i64).to_le_bytes()),
+        DType::U8 => put(&(number as u8).to_le_bytes()),
+        DType::U16 => put(&(number as u16).to_le_bytes()),
+        DType::U32 => put(&(number as u32).to_le_bytes()),
+        DType::U64 => put(&(number as u64).to_le_bytes()),
+        // What `f32` holds goes by way of it: `half` drops the lower bits of an `f64` before it rounds.
+        DType::BF16 if number == f64::from(number as f32) => put(&half::bf16::from_f32(number as f32).to_le_bytes()),
+        DType::BF16 => put(&half::bf16::from_f64(number).to_le_bytes()),
+        DType::F16 if number == f64::from(number as f32) => put(&half::f16::from_f32(number as f32).to_le_bytes()),
+        DType::F16 => put(&half::f16::from_f64(number).to_le_bytes()),
+        DType::F32 => put(&(number as f32).to_le_bytes()),
+        DType::F64 => put(&number.to_le_bytes()),
+    }
+    bytes
 }
 
 // Bit equality: what common-subexpression elimination needs (it must not merge 0.0 with -0.0 and may merge equal NaNs).

@@ -36,8 +36,8 @@ impl Format {
         if exponent > self.bias + 1 {
             return sign | self.overflow;
         }
-        // In units of the last place: exact, since only the exponent changes. Rounding up to the next power of two carries
-        // into the exponent by itself.
+        // In units of the last place: exact, since only the exponent changes. Rounding up to the next power of two
+        // carries into the exponent by itself.
         let units = (magnitude * power_of_two(self.mantissa_bits as i32 - exponent)).round_ties_even() as i32;
         let code = ((exponent - lowest) << self.mantissa_bits) + units;
         sign | code.min(self.overflow.into()) as u8
@@ -88,11 +88,11 @@ macro_rules! narrow {
 }
 
 narrow! {
-    /// The bits of an `f8e4m3fn`: 4 exponent bits, 3 mantissa bits, no infinities. Numbers round to nearest, ties to even;
-    /// beyond 464 they become NaN.
+    /// The bits of an `f8e4m3fn`: 4 exponent bits, 3 mantissa bits, no infinities. Numbers round to nearest, ties to
+    /// even; beyond 464 they become NaN.
     F8E4M3FN(u8) |number| E4M3FN.encode(number), |code| E4M3FN.decode(code);
-    /// The bits of an `f8e5m2`: 5 exponent bits, 2 mantissa bits. Numbers round to nearest, ties to even; from 61440 on they
-    /// become infinite.
+    /// The bits of an `f8e5m2`: 5 exponent bits, 2 mantissa bits. Numbers round to nearest, ties to even; from 61440 on
+    /// they become infinite.
     F8E5M2(u8) |number| E5M2.encode(number), |code| E5M2.decode(code);
     /// A signed 4-bit integer, one in a byte. Numbers are truncated and saturate; of a byte, the low 4 bits count.
     S4(i8) |number| number.clamp(-8.0, 7.0) as i8, |code| f64::from(code << 4 >> 4);

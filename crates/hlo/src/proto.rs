@@ -1,4 +1,5 @@
-//! The protobuf messages of XLA, generated from `proto/*.proto` and checked in: no user of the crate runs a code generator.
+//! The protobuf messages of XLA, generated from `proto/*.proto` and checked in: no user of the crate runs a code
+//! generator.
 //!
 //! Fields and their meaning are documented in the `.proto` files. Maps are `BTreeMap`, so that a message encodes to
 //! the same bytes every time; large fields that few instructions carry are boxed.

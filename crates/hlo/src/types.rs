@@ -200,7 +200,8 @@ impl TensorType {
         self.dims.len()
     }
 
-    /// Number of elements; 1 for a scalar, 0 when any dimension is empty; the largest number where it cannot be counted.
+    /// Number of elements; 1 for a scalar, 0 when any dimension is empty; the largest number where it cannot be
+    /// counted.
     pub fn element_count(&self) -> usize {
         if self.dims.contains(&0) {
             return 0;

@@ -172,7 +172,7 @@ impl Api {
         unsafe { self.check(A::NAME, error) }
     }
 
-    /// Calls a destructor. Its failure is only logged: nobody could do anything about it.
+    /// Calls a destructor. A failure is only logged, since nothing can be done about it.
     ///
     /// # Safety
     /// As for [`Api::call`]; the handle is gone afterwards.

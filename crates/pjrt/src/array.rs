@@ -103,7 +103,7 @@ impl Array {
         &self.shards
     }
 
-    /// Waits for the whole value and assembles it on the host. Of equal boxes only one is read.
+    /// Waits for the whole value and assembles it on the host. Only one of several equal boxes is read.
     pub fn get(&self) -> Result<Literal, PjrtError> {
         let devices = self.layout.covering_devices()?;
         if let &[device] = devices.as_slice() {

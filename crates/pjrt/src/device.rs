@@ -20,7 +20,7 @@ pub struct DeviceDescription {
     pub kind: String,
     /// The plugin's own description.
     pub description: String,
-    /// Whatever else the plugin says, by its own names; the methods read those that are common.
+    /// The plugin's other attributes, by its own names; methods read the common ones.
     pub attributes: BTreeMap<String, NamedValue>,
 }
 
@@ -52,7 +52,7 @@ impl DeviceDescription {
     pub fn place(&self) -> DevicePlace {
         let coords = self.coords().unwrap_or_default();
         match coords {
-            // A GPU says slice, host and place in the host; its `slice_index` is 0 for hardware that is not there.
+            // A GPU reports slice, host and position in the host; its `slice_index` is 0 for absent hardware.
             &[slice, host, place] if self.attributes.contains_key("compute_capability") => {
                 DevicePlace { id: self.id, slice, coords: [place, host].into_iter().collect() }
             }

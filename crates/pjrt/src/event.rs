@@ -54,7 +54,7 @@ impl Event {
         }
         let (sender, receiver) = mpsc::channel();
         let api = self.api;
-        // The callback may come long after nobody waits any more: what it needs is its own.
+        // The callback may come long after the last waiter left, so it owns what it needs.
         let registered = self.on_ready(move |error| {
             // SAFETY: the callback owns the error.
             let _ = sender.send(unsafe { api.check("PJRT_Event_OnReady", error) });
@@ -63,7 +63,7 @@ impl Event {
         match receiver.recv_timeout(limit) {
             Ok(result) => result.map(|()| true),
             Err(mpsc::RecvTimeoutError::Timeout) => Ok(false),
-            // The plugin dropped the callback, which it must not; then waiting is all there is.
+            // The plugin dropped the callback, against the contract; waiting is the only way left.
             Err(mpsc::RecvTimeoutError::Disconnected) => self.wait().map(|()| true),
         }
     }

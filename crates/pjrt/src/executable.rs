@@ -430,7 +430,7 @@ impl Executable {
         if !is_taken.contains(&true) {
             return Ok(Vec::new());
         }
-        // Buffers of different devices are never the same, so each list is looked at by itself.
+        // Buffers of different devices are never the same, so each list is checked on its own.
         for list in arguments {
             let mut first_use = HashMap::new();
             for (index, buffer) in list.iter().enumerate() {

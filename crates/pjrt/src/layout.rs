@@ -107,7 +107,7 @@ impl ShardLayout {
     /// The first device of each distinct box that is not empty, which is what must be read to have the whole value.
     ///
     /// # Errors
-    /// When the boxes leave a part of the value to nobody, or two of them overlap without being equal.
+    /// When the boxes do not cover the value, or two of them overlap without being equal.
     pub fn covering_devices(&self) -> Result<Vec<usize>, PjrtError> {
         let mut seen = HashSet::new();
         let holds_something = |shard: &ShardBox| shard.iter().all(|range| !range.is_empty());

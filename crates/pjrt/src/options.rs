@@ -83,7 +83,7 @@ impl CompileOptions {
         CompileOptions { num_partitions, use_spmd_partitioning: num_partitions > 1, ..CompileOptions::default() }
     }
 
-    /// Options for one program partitioned over a mesh, on those of the devices that [`device_order`] picks.
+    /// Options for one program partitioned over a mesh, on the devices that [`device_order`] picks.
     ///
     /// # Errors
     /// The mesh does not fit the devices.
@@ -104,7 +104,7 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
-    /// These options with what the plugin needs to compute what HLO says. What the caller sets stays.
+    /// These options with what the plugin needs to follow HLO's semantics. The caller's settings stay.
     pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32), program: &ProgramInfo) -> CompileOptions {
         let mut options = self.clone();
         let mut set = |name: &str, value| {

@@ -35,7 +35,7 @@ impl Plugin {
     /// from meshloom's cache, from installed Python packages, or else downloaded from PyPI.
     ///
     /// # Errors
-    /// [`PjrtError::NotFound`] lists every place looked at, why it gave nothing, and what to do.
+    /// [`PjrtError::NotFound`] lists every place searched, why it had no plugin, and what to do.
     pub fn find(platform: &str) -> Result<Arc<Plugin>, PjrtError> {
         Plugin::find_with(platform, &FindOptions::default())
     }
@@ -65,8 +65,8 @@ impl Plugin {
     ///
     /// Before the first plugin is loaded, `TF_CPP_MIN_LOG_LEVEL` is set to 2 unless the environment has it: XLA then
     /// logs errors, but no notes and no warnings. With `TF_CPP_MIN_LOG_LEVEL=0` it logs everything. On a machine
-    /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, without which libtpu waits for a server that is not there, and
-    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, without which two processes cannot compile at the same time.
+    /// without a TPU, `TPU_SKIP_MDS_QUERY` is set to 1, because libtpu would wait for an absent server, and
+    /// `ALLOW_MULTIPLE_LIBTPU_LOAD`, because two processes could not compile at the same time.
     pub fn load(path: impl AsRef<Path>) -> Result<Arc<Plugin>, PjrtError> {
         let given = path.as_ref();
         let refused = |reason: String| PjrtError::NotAPlugin { path: given.to_owned(), reason };

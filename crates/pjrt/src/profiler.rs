@@ -102,7 +102,7 @@ impl Profiler {
         Ok(profiler)
     }
 
-    /// Stops recording and collects what was recorded. Wait for what should be in it before.
+    /// Stops recording and collects the records. First wait for the work that they should contain.
     pub fn stop(mut self) -> Result<Profile, PjrtError> {
         self.is_running = false;
         self.call("PLUGIN_Profiler_Stop", self.table.functions.stop)?;

@@ -76,8 +76,8 @@ impl ProgramInfo {
 
 /// The module as a platform's compiler wants it.
 ///
-/// libtpu reads the trip counts that other platforms find in a loop's `backend_config` as a message of its own, which
-/// has no such field, and refuses the module. It finds the counts by itself.
+/// libtpu parses the trip count in a loop's `backend_config` as a message of its own, which has no such field, and
+/// refuses the module. It finds the counts itself.
 pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]> {
     const TRIP_COUNT: &[u8] = b"{\"known_trip_count\"";
     if platform != "tpu" || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
@@ -199,7 +199,7 @@ fn check_computation(computation: &HloComputationProto) -> Result<(), String> {
     Ok(())
 }
 
-/// Why a sharding cannot be that of a value of this shape. XLA's partitioner ends the process over such a module.
+/// The reason why a value of this shape cannot have a sharding. XLA's partitioner ends the process over such a module.
 fn sharding_mismatch(shape: &ShapeProto, sharding: &OpSharding) -> Option<String> {
     if sharding.named_sharding.is_some() {
         return None;

@@ -32,8 +32,8 @@ const WEIGHTS: [PipelineWeights; 4] =
 
 impl RunConfig {
     /// The pipelines that this config could have for its layers, mesh and batch: the configured one with every plan for
-    /// weights, then every other split of the layers into repeats and layers per stage, in every order of work that
-    /// goes with it. Of a topology, the devices must be known ([`RunConfig::on_devices`]). Empty without a section
+    /// gathering weights, then every other split of the layers into repeats and layers per stage, with every schedule
+    /// that fits. For a topology, the devices must be known ([`RunConfig::on_devices`]). Empty without a section
     /// `[pipeline]`.
     ///
     /// # Errors
@@ -67,8 +67,7 @@ impl RunConfig {
 fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
     let with = |weights, keep_gathered| PipelineConfig { weights, keep_gathered, ..own.clone() };
     let keeps = |weights: PipelineWeights| {
-        // Where every iteration gathers, there is nothing to keep; where forward and backward go together, it is kept
-        // anyway.
+        // If every iteration gathers, there is nothing to keep; if both passes share a loop, weights are kept anyway.
         let never = weights == PipelineWeights::PerIteration && !own.keep_gathered;
         let both = own.schedule != PipelineSchedule::OneForwardOneBackward && weights != PipelineWeights::PerIteration;
         if both { vec![false, true] } else { vec![own.keep_gathered && !never] }

@@ -133,7 +133,7 @@ impl TextDataset {
         Ok(TextDataset { text, tokens: None, documents, last_epoch: Mutex::new(None) })
     }
 
-    /// As [`TextDataset::from_bytes`], with the tokens of a tokenizer. Documents are those of the bytes.
+    /// As [`TextDataset::from_bytes`], with the tokens of a tokenizer. Documents are the same as for bytes.
     ///
     /// # Errors
     /// There is too little text, or it is not UTF-8.

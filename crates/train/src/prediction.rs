@@ -89,7 +89,7 @@ impl PipelineMemory {
 /// One layer for one microbatch, lowered by itself with its weights gathered.
 #[derive(Clone, Debug, Default)]
 pub struct LayerCost {
-    /// What it moves within itself, forwards and backwards, but for gradients of weights, which the pipeline adds up.
+    /// What it moves itself in both passes, without the gradients of weights, which the pipeline adds up.
     traffic: Vec<Traffic>,
     /// What it needs of memory, beside its weights, their gradients and the activations that it gets and gives.
     bytes: u64,
@@ -112,7 +112,7 @@ impl RunConfig {
         self.predict_pipeline_with(&LayerCost::of(self)?)
     }
 
-    /// As [`RunConfig::predict_pipeline`], with what a layer costs: the same for all forms of a pipeline with as many
+    /// As [`RunConfig::predict_pipeline`], with the cost of a layer, which is the same for all pipelines with as many
     /// microbatches.
     ///
     /// # Errors
@@ -141,8 +141,7 @@ struct LayerWeight {
     gathered: Vec<MeshAxis>,
     /// The axes over which its gradient is summed, but not scattered, once a step, all repeats at once.
     summed: Vec<MeshAxis>,
-    /// The axes over which the optimizer's state is split and the weight is not: those of the sum that scatter it,
-    /// after all.
+    /// The axes that split the optimizer's state but not the weight: the sum that scatters it runs over them.
     split_further: Vec<MeshAxis>,
     /// Bytes of its part of all repeats, as it is kept and as its gradient is summed over these axes.
     kept: u64,
@@ -290,7 +289,7 @@ impl Predictor<'_> {
         weights.iter().map(bytes).sum()
     }
 
-    /// The logits and their gradient: of all rows, or of those of a microbatch where the loss is part of the pipeline.
+    /// The logits and their gradient: of all rows, or of one microbatch if the loss is part of the pipeline.
     fn head(&self) -> Result<u64, Error> {
         let model = &self.config.model;
         let (rows, names) = match self.options.schedule {
@@ -303,7 +302,7 @@ impl Predictor<'_> {
     }
 }
 
-/// The spec of a value by rules, and the bytes of one device's part, of which uneven ones are as large as the largest.
+/// The spec of a value by rules, and the bytes of one device's part; uneven parts count as the largest.
 fn resolve(rules: &Rules, mesh: &Mesh, spec: &TensorSpec) -> Result<(Spec, u64), Error> {
     let names: Vec<String> = spec.axes.iter().map(|name| name.text()).collect();
     let names: Vec<Option<&str>> = names.iter().map(|name| Some(name.as_str()).filter(|it| !it.is_empty())).collect();
@@ -338,8 +337,8 @@ impl Sums<'_> {
 }
 
 impl LayerCost {
-    /// Lowers one layer of the config's model with its gradient, for one microbatch; and two of them, to see what the
-    /// first leaves while the second runs.
+    /// Lowers one layer of the config's model with its gradient, for one microbatch; and two layers, to see what the
+    /// first keeps while the second runs.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
@@ -395,7 +394,7 @@ fn lower_layers(config: &RunConfig, count: usize, mesh: &Mesh, rules: &RuleSets)
     Ok(lower(function.graph(), &LowerOptions { sharding, ..LowerOptions::default() })?)
 }
 
-/// Rules by which weights lie as they are used: split over no axis that they are gathered over.
+/// The rules for weights in use: split over none of the axes that they are gathered over.
 fn without_gathered(rules: &Rules) -> Result<Rules, Error> {
     let whole = |rule: &Rule| {
         let of_activations = rule.name.starts_with("activation_");

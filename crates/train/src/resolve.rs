@@ -259,11 +259,11 @@ impl<M: Model> Run<M> {
         match stage {
             Stage::Traced => {
                 let function = self.step.of_replica().trace_loss()?;
-                Ok(lower_as_traced(function.graph(), &self.config.lower_options()))
+                Ok(lower_as_traced(function.graph(), &self.config.lower_options())?)
             }
             Stage::Differentiated => {
                 let function = self.trace(calls)?;
-                Ok(lower_as_traced(function.graph(), &options(&function)))
+                Ok(lower_as_traced(function.graph(), &options(&function))?)
             }
             Stage::Transformed => {
                 let function = self.trace(calls)?;

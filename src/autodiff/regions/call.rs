@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
-use crate::autodiff::keep::{Nested, NodeKept};
+use crate::autodiff::keep::{Copies, policies};
 use crate::autodiff::split::{Halves, Joint, Residual};
 use crate::ir::{Graph, GraphBuilder, OpError, Value, Values};
 use crate::ops::{Call, RematPolicy};
@@ -34,57 +34,30 @@ struct CallHalves {
 /// Functions differentiated or copied so far, with all that the outcome depends on: calls that agree in it share the
 /// functions made. The originals are held so that their addresses stay theirs.
 #[derive(Clone, Debug, Default)]
-pub(in crate::autodiff) struct CallCache(Rc<RefCell<Made>>);
-
-#[derive(Debug, Default)]
-struct Made {
-    halves: FxHashMap<HalvesKey, (Arc<Graph>, Rc<CallHalves>)>,
-    copies: FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>,
+pub(in crate::autodiff) struct CallCache {
+    halves: Rc<RefCell<FxHashMap<HalvesKey, (Arc<Graph>, Rc<CallHalves>)>>>,
+    pub(in crate::autodiff) copies: Copies,
 }
 
 /// Function; activity of its inputs; demand for its outputs; by which policies values inside have been kept.
 type HalvesKey = (*const Graph, Vec<bool>, Vec<bool>, Vec<RematPolicy>);
 
-/// Function; by which policies values inside have been kept; by which they are to be.
-type CopyKey = (*const Graph, Vec<RematPolicy>, Option<RematPolicy>);
-
-fn policies(kept: &[NodeKept]) -> Vec<RematPolicy> {
-    kept.iter().filter_map(NodeKept::policy).cloned().collect()
-}
-
 impl CallCache {
     fn halves(&self, function: &Arc<Graph>, recording: &Recording<'_>) -> Result<Rc<CallHalves>, OpError> {
-        let Recording { active, wanted, kept, .. } = *recording;
+        let Recording { active, wanted, kept, recorder, .. } = *recording;
         let key = (Arc::as_ptr(function), active.to_vec(), wanted.to_vec(), policies(kept));
-        if let Some((_, halves)) = self.0.borrow().halves.get(&key) {
+        if let Some((_, halves)) = self.halves.borrow().get(&key) {
             return Ok(halves.clone());
         }
-        let joint = Joint::new(function, 0, active, wanted, kept, self)?;
+        let joint = Joint::new(function, 0, active, wanted, kept, recorder)?;
         let inputs = marked(joint.gradients.iter().map(Option::is_some));
         let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
         let Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);
         let backward = backward.renamed(format!("{}_backward", function.name()));
         let (forward, backward) = (Arc::new(forward), Arc::new(backward));
         let halves = Rc::new(CallHalves { forward, backward, residuals, inputs });
-        self.0.borrow_mut().halves.insert(key, (function.clone(), halves.clone()));
+        self.halves.borrow_mut().insert(key, (function.clone(), halves.clone()));
         Ok(halves)
-    }
-
-    /// The copy of a function that `make` makes, once for equal policies.
-    pub(in crate::autodiff) fn copied(
-        &self,
-        function: &Arc<Graph>,
-        kept: &[NodeKept],
-        export: Option<&Nested>,
-        make: impl FnOnce() -> Result<Graph, OpError>,
-    ) -> Result<Arc<Graph>, OpError> {
-        let key = (Arc::as_ptr(function), policies(kept), export.and_then(Nested::policy).cloned());
-        if let Some((_, copy)) = self.0.borrow().copies.get(&key) {
-            return Ok(copy.clone());
-        }
-        let copy = Arc::new(make()?);
-        self.0.borrow_mut().copies.insert(key, (function.clone(), copy.clone()));
-        Ok(copy)
     }
 }
 

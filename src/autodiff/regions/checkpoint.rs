@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use super::{CallCache, Recording};
+use super::Recording;
 use crate::autodiff::keep::{self, Keeping, Kept};
-use crate::autodiff::tape::Tape;
+use crate::autodiff::recorder::Recorder;
 use crate::ir::{GraphBuilder, OpError, Phase, Value, ValueMap, Values};
 use crate::ops::{Barrier, Checkpoint};
 
@@ -21,7 +21,7 @@ pub(super) fn record(
     let mut map = ValueMap::for_inputs(body, recording.operands);
     let mut kept: Vec<Kept> = recording.kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
     let plan = Rc::new(Keeping::of(body, &checkpoint.policy));
-    let values = keep::copy(builder, body, &mut map, &kept, &plan, recording.calls)?;
+    let values = keep::copy(builder, body, &mut map, &kept, &plan, &recording.calls.copies)?;
     // What the inner policy keeps comes last and so decides, where both keep a value.
     kept.push(Kept { plan, values });
     let results = body.outputs().iter().map(|&value| map.get(value)).collect();
@@ -35,7 +35,7 @@ pub(super) fn pullback(
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
-    calls: &CallCache,
+    recorder: &dyn Recorder,
 ) -> Result<Vec<Option<Value>>, OpError> {
     let backward = builder.origin();
     builder.set_origin(backward.in_phase(Phase::Recompute));
@@ -54,7 +54,7 @@ pub(super) fn pullback(
     let wanted: Vec<bool> = cotangents.iter().map(Option::is_some).collect();
     let body = &*checkpoint.body;
     let map = ValueMap::for_inputs(body, operands);
-    let inner = Tape::record_onto(builder, body, map, needs, &wanted, &kept, calls)?;
+    let inner = recorder.record(builder, body, map, needs, &wanted, &kept)?;
     builder.set_origin(backward);
     inner.pullback(builder, &cotangents)
 }

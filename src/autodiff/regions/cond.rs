@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{spread, unify};
-use crate::autodiff::split::{Halves, Joint, Residual, output_activity};
-use crate::ir::{Graph, GraphBuilder, OpError, PortInfo, TensorType, Value, Values};
+use crate::autodiff::split::{Halves, Joint, Residual};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value, Values};
 use crate::ops::Cond;
 
 #[derive(Debug)]
@@ -19,24 +19,14 @@ pub(in crate::autodiff) struct CondTape {
     outputs: Vec<usize>,
 }
 
-/// Activity of a cond's results: what is active in any branch.
-pub(in crate::autodiff) fn activity(cond: &Cond, operands: &[bool]) -> Vec<bool> {
-    let mut results = vec![false; cond.branches.first().map_or(0, |branch| branch.outputs().len())];
-    for branch in &cond.branches {
-        let active = output_activity(branch, &operands[1..]);
-        results.iter_mut().zip(active).for_each(|(result, active)| *result |= active);
-    }
-    results
-}
-
 pub(super) fn record(
     builder: &mut GraphBuilder,
     cond: &Cond,
     recording: &Recording<'_>,
 ) -> Result<(Values, CondTape), OpError> {
-    let Recording { active, wanted, kept, calls, .. } = *recording;
+    let Recording { active, wanted, kept, recorder, .. } = *recording;
     let joints = cond.branches.iter().enumerate();
-    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, calls));
+    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, recorder));
     let mut joints = joints.collect::<Result<Vec<Joint>, OpError>>()?;
     // All branches return the cotangents that any of them has.
     let inputs = marked((0..active.len() - 1).map(|input| joints.iter().any(|joint| joint.gradients[input].is_some())));
@@ -113,7 +103,7 @@ pub(super) fn pullback(
     operands: &[Value],
     cotangents: &[Option<Value>],
 ) -> Result<Vec<Option<Value>>, OpError> {
-    let Some(branch) = cond.branches.first() else { return Ok(vec![None; operands.len()]) };
+    let branch = cond.branches.first().ok_or_else(|| InternalError::new("cond", "a branch").at(builder.origin()))?;
     let mut arguments = vec![operands[0]];
     arguments.extend(&tape.residuals);
     arguments.extend(cotangents_of(builder, &tape.outputs, cotangents, |output| branch.ty(branch.outputs()[output])));

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{Recording, cotangents_of, gradients_of, residual_values};
-use crate::autodiff::split::{Halves, Joint, output_activity};
+use crate::autodiff::activity::region_activity;
+use crate::autodiff::split::{Halves, Joint};
 use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, TensorType, Value, Values};
-use crate::ops::{Scan, While};
+use crate::ops::Scan;
 
 #[derive(Debug)]
 pub(in crate::autodiff) struct ScanTape {
@@ -24,47 +25,13 @@ pub(in crate::autodiff) struct ScanTape {
     outputs: Vec<usize>,
 }
 
-/// Activity of a scan's body inputs and of its results.
-pub(in crate::autodiff) fn scan_activity(scan: &Scan, operands: &[bool]) -> (Vec<bool>, Vec<bool>) {
-    loop_activity(&scan.body, scan.invariant_count, scan.carry_count, operands)
-}
-
-/// Activity of a while's body inputs and of its results.
-pub(in crate::autodiff) fn while_activity(op: &While, operands: &[bool]) -> (Vec<bool>, Vec<bool>) {
-    loop_activity(&op.body, op.invariant_count, op.body.outputs().len(), operands)
-}
-
-/// Activity of a loop's body inputs and of its results. A carry is active as soon as it is in any iteration.
-fn loop_activity(
-    body: &Graph,
-    invariant_count: usize,
-    carry_count: usize,
-    operands: &[bool],
-) -> (Vec<bool>, Vec<bool>) {
-    let mut inputs: Vec<bool> =
-        operands.iter().zip(body.input_types()).map(|(&active, ty)| active && ty.dtype.is_float()).collect();
-    loop {
-        let outputs = output_activity(body, &inputs);
-        let carries = invariant_count..invariant_count + carry_count;
-        let mut changed = false;
-        for (input, &output) in carries.zip(&outputs) {
-            changed |= output && !inputs[input];
-            inputs[input] |= output;
-        }
-        if !changed {
-            let mut results = outputs;
-            results[..carry_count].copy_from_slice(&inputs[invariant_count..invariant_count + carry_count]);
-            return (inputs, results);
-        }
-    }
-}
-
 pub(super) fn record(
     builder: &mut GraphBuilder,
     scan: &Scan,
     recording: &Recording<'_>,
 ) -> Result<(Values, ScanTape), OpError> {
-    let (inputs, results) = scan_activity(scan, recording.active);
+    let flow = region_activity(scan.clone(), recording.active);
+    let (inputs, results) = (&flow.inputs[0], &flow.results);
     let first_slice = scan.invariant_count + scan.carry_count;
     let is_invariant = |input: usize| input < scan.invariant_count;
     let is_carry = |input: usize| !is_invariant(input) && input < first_slice;
@@ -74,7 +41,7 @@ pub(super) fn record(
         .enumerate()
         .map(|(index, &active)| active && (index < scan.carry_count || recording.wanted[index]))
         .collect();
-    let mut joint = Joint::new(&scan.body, 0, &inputs, &wanted, recording.kept, recording.calls)?;
+    let mut joint = Joint::new(&scan.body, 0, inputs, &wanted, recording.kept, recording.recorder)?;
     joint.require(|input| is_carry(input) && inputs[input]);
     let flowing = |input: &usize| joint.gradients[*input].is_some();
     let carries: Vec<usize> = (scan.invariant_count..first_slice).filter(flowing).collect();

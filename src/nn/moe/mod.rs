@@ -85,9 +85,9 @@ impl Default for MoeConfig {
     }
 }
 
-/// Routed experts over `x` `[batch, length, embed]`, which is part of the residual stream; all in the type of `x`, but
-/// for the router in `f32`. Returns what the block adds to the stream, and the load-balance loss (a scalar `f32`, see
-/// [`Routing`]).
+/// Routed experts over `x` `[batch, length, embed]`, which is part of the residual stream. Everything has the type of
+/// `x`, except the router in `f32`. Returns what the block adds to the stream, and the load-balance loss (a scalar
+/// `f32`, see [`Routing`]).
 ///
 /// An expert computes `down(silu(gate(x)) * up(x))`; a token's result is the sum over its experts, weighted.
 ///

@@ -25,9 +25,9 @@ pub struct Routing {
     /// `experts * sum over e of fraction(e) * probability(e)`, of the fraction of choices that fall on an expert and
     /// its mean probability; then the mean over rows.
     ///
-    /// Being a mean over rows, that of a batch is the mean of those of its parts: it does not matter how a batch is cut
-    /// into microbatches, halves or shards. Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of
-    /// tokens); Fedus et al., "Switch Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
+    /// The loss is a mean over rows, so it does not matter how a batch is divided into microbatches, halves or shards.
+    /// Source: Lepikhin et al., "GShard", arXiv 2006.16668 (there by groups of tokens); Fedus et al., "Switch
+    /// Transformers", arXiv 2101.03961; by sequence as in DeepSeek-V3, arXiv 2412.19437.
     pub load_balance_loss: Tensor,
 }
 

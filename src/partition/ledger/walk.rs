@@ -9,7 +9,7 @@ use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use super::{Collective, Ledger, Names, collective_of};
 use crate::ir::{Graph, NodeRef, Origin, Phase, Scope};
-use crate::ops::{Group, Op};
+use crate::ops::{Executions, Group, Op};
 use meshloom_hlo::mesh::Mesh;
 
 impl Ledger {
@@ -77,32 +77,25 @@ impl Walk<'_> {
     }
 
     fn region(&mut self, op: &Op, around: Around) {
-        match op {
-            Op::Call(call) => self.call(&call.function, around),
-            Op::Checkpoint(checkpoint) => self.graph(&checkpoint.body, around),
-            Op::Cond(cond) => {
-                let around = Around { executions: around.executions.or_less(), ..around };
-                let (conditional, branch_count) = (self.conditionals, cond.branches.len());
-                self.conditionals += 1;
-                for (branch, graph) in cond.branches.iter().enumerate() {
-                    self.branches.push(Branch { conditional, branch, branch_count });
-                    self.graph(graph, around);
+        if let Op::Call(call) = op {
+            return self.call(&call.function, around);
+        }
+        let conditional = self.conditionals;
+        self.conditionals += usize::from(op.executions(0) == Executions::AtMostOnce);
+        let within = |executions: Amount| Around { executions, loop_depth: around.loop_depth + 1, ..around };
+        for (region, body) in op.regions().enumerate() {
+            match op.executions(region) {
+                Executions::Once => self.graph(body, around),
+                Executions::AtMostOnce => {
+                    self.branches.push(Branch { conditional, branch: region, branch_count: op.regions().count() });
+                    self.graph(body, Around { executions: around.executions.or_less(), ..around });
                     self.branches.pop();
                 }
+                // Of a loop of no iterations nothing is emitted.
+                Executions::Times(0) | Executions::InDerivative => {}
+                Executions::Times(count) => self.graph(body, within(around.executions.times(count as u64))),
+                Executions::Unknown => self.graph(body, within(Amount::Unknown)),
             }
-            Op::CustomVjp(custom) => self.graph(&custom.primal, around),
-            // Of a loop of no iterations nothing is emitted.
-            Op::Scan(scan) if scan.length == 0 => {}
-            Op::Scan(scan) => {
-                let executions = around.executions.times(scan.length as u64);
-                self.graph(&scan.body, Around { executions, loop_depth: around.loop_depth + 1, ..around });
-            }
-            Op::While(op) => {
-                let around = Around { executions: Amount::Unknown, loop_depth: around.loop_depth + 1, ..around };
-                self.graph(&op.condition, around);
-                self.graph(&op.body, around);
-            }
-            _ => {}
         }
     }
 

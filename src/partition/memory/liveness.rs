@@ -1,10 +1,12 @@
 //! How much of a graph's values is live at once.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
 use super::LiveValue;
 use crate::ir::{Graph, NodeRef, Value};
-use crate::ops::Op;
+use crate::ops::{Edge, Op, Port};
 
 /// Where an input of a graph lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,23 +179,16 @@ impl<'g> Plan<'g> {
     fn share(&mut self) {
         let graph = self.graph;
         for node in graph.nodes() {
-            let (taken, each): (&[Value], bool) = match node.op() {
-                Op::Scan(scan) => {
-                    (&node.operands()[scan.invariant_count..scan.invariant_count + scan.carry_count], true)
-                }
-                Op::While(op) => (&node.operands()[op.invariant_count..], true),
-                Op::DynamicUpdateSlice(_) | Op::Scatter(_) => (&node.operands()[..1], true),
-                op if is_elementwise(op) => (node.operands(), false),
+            carries(node).for_each(|(operand, result)| {
+                self.take_over(node, operand, result);
+            });
+            let taken = match node.op() {
+                Op::DynamicUpdateSlice(_) | Op::Scatter(_) => &node.operands()[..1],
+                op if is_elementwise(op) => node.operands(),
                 _ => continue,
             };
-            if each {
-                taken.iter().zip(node.results()).for_each(|(&operand, result)| {
-                    self.take_over(node, operand, result);
-                });
-            } else {
-                // One result has room in one operand.
-                let _ = taken.iter().any(|&operand| self.take_over(node, operand, node.result()));
-            }
+            // One result has room in one operand.
+            let _ = taken.iter().any(|&operand| self.take_over(node, operand, node.result()));
         }
     }
 
@@ -215,10 +210,10 @@ impl<'g> Plan<'g> {
     fn is_live(&self, value: Value, at: usize) -> bool {
         let (from, until) = self.span[value.index()];
         // A loop's results are the carries of its body, which are counted there, until it is through.
-        let in_body = self.graph.defining_node(value).is_some_and(|node| {
-            node.id.index() == at
-                && carry_count(node.op()).is_some_and(|count| node.results().take(count).any(|carry| carry == value))
-        });
+        let in_body = self
+            .graph
+            .defining_node(value)
+            .is_some_and(|node| node.id.index() == at && carries(node).any(|(_, carry)| carry == value));
         self.bytes[value.index()] > 0 && (from..=until).contains(&at) && !in_body
     }
 
@@ -243,55 +238,41 @@ impl<'g> Plan<'g> {
         for node in self.graph.nodes() {
             let index = node.id.index();
             live = live + made[index] - freed[index];
-            let carries: u64 = match carry_count(node.op()) {
-                Some(count) => node.results().take(count).map(|carry| self.bytes[carry.index()]).sum(),
-                None => 0,
-            };
-            visit(node, live - carries);
+            let carried: u64 = carries(node).map(|(_, carry)| self.bytes[carry.index()]).sum();
+            visit(node, live - carried);
         }
     }
 
     /// The bodies that run within a node, one after the other.
     fn inner(&self, node: NodeRef<'g>) -> Vec<Inner<'g>> {
-        let plain = |body: &'g Graph| Inner {
-            body,
-            inputs: vec![Place::Elsewhere; body.inputs().len()],
-            elsewhere: vec![true; body.outputs().len()],
+        let (edges, results): (Vec<Edge>, Vec<Value>) = (node.op().edges(), node.results().collect());
+        let inner = |(region, body): (usize, &'g Arc<Graph>)| {
+            let inputs = vec![Place::Elsewhere; body.inputs().len()];
+            let mut inner = Inner { body, inputs, elsewhere: vec![true; body.outputs().len()] };
+            for edge in &edges {
+                // Carries lie where the loop's results do.
+                let carry = edge.result().filter(|_| edge.is_carried());
+                let is_owned = carry.is_some_and(|result| self.bytes[results[result].index()] > 0);
+                let place = match edge.sliced {
+                    true => Place::Sliced,
+                    false if is_owned => Place::Owned,
+                    false => Place::Elsewhere,
+                };
+                let within = |port: &&Port| port.region == region;
+                edge.inputs.iter().filter(within).for_each(|port| inner.inputs[port.index] = place);
+                let elsewhere = place == Place::Elsewhere;
+                edge.outputs.iter().filter(within).for_each(|port| inner.elsewhere[port.index] = elsewhere);
+            }
+            inner
         };
-        let Some(carries) = carry_count(node.op()) else {
-            return match node.op() {
-                Op::Call(op) => vec![plain(&op.function)],
-                Op::Checkpoint(op) => vec![plain(&op.body)],
-                Op::CustomVjp(op) => vec![plain(&op.primal)],
-                Op::Cond(op) => op.branches.iter().map(|branch| plain(branch)).collect(),
-                _ => Vec::new(),
-            };
-        };
-        // Carries lie where the loop's results do.
-        let elsewhere: Vec<bool> = node.results().take(carries).map(|carry| self.bytes[carry.index()] == 0).collect();
-        let place = |&elsewhere: &bool| if elsewhere { Place::Elsewhere } else { Place::Owned };
-        let (body, invariants) = match node.op() {
-            Op::Scan(op) => (&*op.body, op.invariant_count),
-            Op::While(op) => (&*op.body, op.invariant_count),
-            _ => return Vec::new(),
-        };
-        let slices = body.inputs().len() - invariants - carries;
-        let inputs = std::iter::repeat_n(Place::Elsewhere, invariants)
-            .chain(elsewhere.iter().map(place))
-            .chain(std::iter::repeat_n(Place::Sliced, slices))
-            .collect();
-        let rows = std::iter::repeat_n(false, body.outputs().len() - carries);
-        vec![Inner { body, inputs, elsewhere: elsewhere.into_iter().chain(rows).collect() }]
+        node.op().running_regions().map(inner).collect()
     }
 }
 
-/// Carries of a loop; `None` for any other op.
-fn carry_count(op: &Op) -> Option<usize> {
-    match op {
-        Op::Scan(op) => Some(op.carry_count),
-        Op::While(op) => Some(op.body.outputs().len()),
-        _ => None,
-    }
+/// The carries of a loop: what each begins with, and the result that it ends in.
+fn carries(node: NodeRef<'_>) -> impl Iterator<Item = (Value, Value)> {
+    let carried = node.op().edges().into_iter().filter_map(|edge| Some((edge.operand()?, edge.result()?)));
+    carried.zip(node.results()).map(move |((operand, _), result)| (node.operands()[operand], result))
 }
 
 /// The value in whose buffer a value lies.
@@ -300,8 +281,10 @@ fn root(graph: &Graph, mut value: Value) -> Value {
         match node.op() {
             op if is_alias(op) => value = node.operands()[0],
             Op::Barrier(_) => {
-                let place = node.results().position(|result| result == value).unwrap_or(0);
-                value = node.operands()[place];
+                // Result and operand of one place are one buffer.
+                let mut pairs = node.results().zip(node.operands());
+                let Some((_, &operand)) = pairs.find(|(result, _)| *result == value) else { break };
+                value = operand;
             }
             _ => break,
         }

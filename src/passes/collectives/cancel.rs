@@ -2,10 +2,11 @@
 
 use smallvec::SmallVec;
 
-use super::varying::{AxisSet, Sets, of_bodies, of_inputs, of_results};
-use crate::ir::{Axes, Graph, GraphBuilder, NodeRef, Origin, Value, ValueMap, Values};
-use crate::ops::{AllGather, AllReduce, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter};
-use crate::passes::{copy_inputs, copy_outputs};
+use super::varying::{AxisSet, Sets, Varying, of_inputs};
+use crate::ir::{Axes, Graph, GraphBuilder, GraphCopy, NodeRef, Origin, Value, ValueMap, Values};
+use crate::ops::{
+    AllGather, AllReduce, Analysis, Binary, BinaryKind, DynamicSlice, Group, Op, ReduceKind, ReduceScatter,
+};
 
 /// Takes out what need not be communicated, in every region too:
 ///
@@ -20,10 +21,9 @@ pub fn cancel_collectives(graph: &Graph) -> Graph {
 }
 
 fn rewrite(graph: &Graph, inputs: &[AxisSet]) -> Graph {
-    let (builder, map) = copy_inputs(graph);
+    let GraphCopy { builder, mut map, .. } = GraphCopy::with_inputs(graph);
     let mut walk = Walk { builder, sets: inputs.to_vec(), readers: vec![0; inputs.len()] };
     let readers = live_readers(graph);
-    let mut map = map;
     for (&input, new) in graph.inputs().iter().zip(0..) {
         walk.readers[new] = readers[input.index()];
     }
@@ -35,7 +35,7 @@ fn rewrite(graph: &Graph, inputs: &[AxisSet]) -> Graph {
             map.set(old, new);
         }
     }
-    copy_outputs(walk.builder, graph, &map)
+    GraphCopy { source: graph, builder: walk.builder, map }.finish()
 }
 
 /// How often each value is read by what an output depends on.
@@ -68,19 +68,23 @@ impl Walk {
             Op::Binary(op) => self.combine(op, &operands),
             _ => None,
         };
-        if let Some(value) = replaced {
-            debug_assert_eq!(self.builder.ty(value), graph.ty(node.result()));
+        // What has another type is no replacement.
+        if let Some(value) = replaced.filter(|&value| self.builder.ty(value) == graph.ty(node.result())) {
             return Values::from_slice(&[value]);
         }
-        let mut bodies = of_bodies(node.op(), &self.sets_of(&operands)).into_iter();
-        let op = node.op().map_regions(|body| match bodies.next() {
-            Some(inputs) => rewrite(body, &inputs).into(),
-            None => body.clone(),
-        });
+        let sets = self.sets_of(&operands);
+        let mut op = node.op().clone();
+        if op.as_primitive().is_none() {
+            let mut bodies = Varying.through(&op, &sets).inputs.into_iter();
+            let rewritten = op.map_regions(|body| match bodies.next() {
+                Some(inputs) if inputs.len() == body.inputs().len() => rewrite(body, &inputs).into(),
+                // It does not run.
+                _ => body.clone(),
+            });
+            op = rewritten.unwrap_or(op);
+        }
         let types = node.results().map(|value| graph.ty(value).clone());
-        let op = op.unwrap_or_else(|| node.op().clone());
-        let results = of_results(&op, node.results().len(), &self.sets_of(&operands));
-        self.sets.extend(results);
+        self.sets.extend(Varying.results(&op, &sets, node.results().len()));
         self.readers.resize(self.sets.len(), 0);
         self.builder.push_typed(op, &operands, types)
     }
@@ -92,7 +96,7 @@ impl Walk {
     /// A new node with one result.
     fn push(&mut self, op: impl Into<Op>, operands: &[Value]) -> Option<Value> {
         let op = op.into();
-        let sets = of_results(&op, 1, &self.sets_of(operands));
+        let sets = Varying.results(&op, &self.sets_of(operands), 1);
         let value = self.builder.push1(op, operands).ok()?;
         self.sets.extend(sets);
         self.readers.push(0);

@@ -4,10 +4,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::MIB;
-use crate::ir::{DType, Graph, GraphBuilder, Node, NodeRef, Phase, Value, ValueMap};
+use crate::ir::{BodyCache, DType, Graph, GraphCopy, Node, NodeRef, Phase, Value};
 use crate::ops::Op;
 use crate::passes::hoist::is_fused;
-use crate::passes::{Bodies, copy_inputs, copy_outputs};
 
 /// A collective of several operands copies them side by side and apart again (see their emission), which costs more than it saves
 /// once they take longer to copy than a collective takes to start.
@@ -28,12 +27,11 @@ const MOVED: usize = 16;
 ///
 /// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
-    combine(graph, limit, &mut Bodies::default())
+    combine(graph, limit, &mut BodyCache::default())
 }
 
-fn combine(graph: &Graph, limit: u64, bodies: &mut Bodies) -> Graph {
-    let (builder, map) = copy_inputs(graph);
-    let mut walk = Walk { graph, builder, map, done: vec![false; graph.node_count()] };
+fn combine(graph: &Graph, limit: u64, bodies: &mut BodyCache) -> Graph {
+    let mut walk = Walk { graph, copy: GraphCopy::with_inputs(graph), done: vec![false; graph.node_count()] };
     let alike = alike(graph);
     for node in graph.nodes() {
         if walk.done[node.id.index()] {
@@ -48,7 +46,7 @@ fn combine(graph: &Graph, limit: u64, bodies: &mut Bodies) -> Graph {
             }
         }
     }
-    copy_outputs(walk.builder, graph, &walk.map)
+    walk.copy.finish()
 }
 
 /// What collectives must have in common.
@@ -88,8 +86,7 @@ fn bytes(graph: &Graph, node: NodeRef<'_>) -> u64 {
 
 struct Walk<'g> {
     graph: &'g Graph,
-    builder: GraphBuilder,
-    map: ValueMap,
+    copy: GraphCopy<'g>,
     /// The nodes that have been copied.
     done: Vec<bool>,
 }
@@ -97,7 +94,7 @@ struct Walk<'g> {
 impl Walk<'_> {
     fn copy(&mut self, node: NodeRef<'_>, op: Option<Op>) {
         self.done[node.id.index()] = true;
-        self.builder.copy_node_as(self.graph, node, op.unwrap_or_else(|| node.op().clone()), &mut self.map);
+        self.copy.node_as(node, op.unwrap_or_else(|| node.op().clone()));
     }
 
     /// Pushes a collective together with what can join it of `alike`.
@@ -124,10 +121,11 @@ impl Walk<'_> {
         self.done[first.id.index()] = true;
         let graph = self.graph;
         let nodes = || members.iter().map(|&member| graph.node(member));
-        let operands: Vec<Value> = nodes().flat_map(|node| node.operands()).map(|&value| self.map.get(value)).collect();
+        let operands: Vec<Value> =
+            nodes().flat_map(|node| node.operands()).map(|&value| self.copy.map.get(value)).collect();
         let types = nodes().flat_map(|node| node.results()).map(|value| graph.ty(value).clone());
-        let results = self.builder.push_from(first.origin(), first.op().clone(), &operands, types);
-        nodes().flat_map(|node| node.results()).zip(results).for_each(|(old, new)| self.map.set(old, new));
+        let results = self.copy.builder.push_from(first.origin(), first.op().clone(), &operands, types);
+        nodes().flat_map(|node| node.results()).zip(results).for_each(|(old, new)| self.copy.map.set(old, new));
     }
 
     /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if that is more than
@@ -136,7 +134,7 @@ impl Walk<'_> {
         let mut open: SmallVec<[Value; 8]> = collective.operands().into();
         let mut needed: FxHashSet<Node> = FxHashSet::default();
         while let Some(value) = open.pop() {
-            if self.map.find(value).is_some() {
+            if self.copy.map.find(value).is_some() {
                 continue;
             }
             let node = self.graph.defining_node(value)?;

@@ -10,9 +10,9 @@
 //! ]
 //! ```
 //!
-//! `mesh_axes` are the axes that rules may name; those that the mesh at hand does not have count as of size 1. `data_sharding` and
-//! `context_sharding` say how a loader spreads a batch over hosts. They are read and checked; the batch enters the program by
-//! the rules, as it does there, and each device gets its part at once.
+//! `mesh_axes` are the axes that rules may name; those that the mesh at hand does not have count as of size 1.
+//! `data_sharding` and `context_sharding` say how a loader spreads a batch over hosts. They are read and checked; the
+//! batch enters the program by the rules, as it does there, and each device gets its part at once.
 
 use std::fmt;
 
@@ -110,8 +110,8 @@ impl RuleFile {
         Reader { file }.read(text).map_err(|error| ShardingError::RuleFile { error })
     }
 
-    /// The rules, with the axes that the file declares. If `stage` is one of them, it has the stages of pipelines, whether or not there is
-    /// a rule for them: MaxText names the mesh axis where it maps layers over the stages.
+    /// The rules, with the axes that the file declares. If `stage` is one of them, it has the stages of pipelines,
+    /// whether or not there is a rule for them: MaxText names the mesh axis where it maps layers over the stages.
     pub fn into_rules(self, strict: bool) -> Result<Rules, ShardingError> {
         let (mut rules, declared) = (self.rules, self.mesh_axes.unwrap_or_default());
         let (name, axis) = ("activation_stage", "stage");

@@ -1,14 +1,15 @@
 //! Logical axis rules: which mesh axes a named dimension is split over.
 //!
-//! A rule is a logical name and a list of mesh axes. The rules of a list are tried in order, over all dimensions of a tensor
-//! at once: a rule applies when its name is on a dimension that has no assignment yet and none of its mesh axes is used in
-//! this tensor yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that stands first wins,
-//! whatever the order of the dimensions. A rule with an empty list settles its name: it stays unsharded.
+//! A rule is a logical name and a list of mesh axes. The rules of a list are tried in order, over all dimensions of a
+//! tensor at once: a rule applies when its name is on a dimension that has no assignment yet and none of its mesh axes
+//! is used in this tensor yet. It gives all of its axes or none. So where two names want one mesh axis, the rule that
+//! stands first wins, whatever the order of the dimensions. A rule with an empty list settles its name: it stays
+//! unsharded.
 //!
-//! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and the mesh does
-//! not have: they are written for more axes than one mesh needs. These are the semantics of flax's logical partitioning,
-//! which MaxText's rule files rely on. Where it falls back silently we report a [`RuleProblem`]: an error when the rules are
-//! strict, else its result with a [`Diagnostic`].
+//! Mesh axes of size 1 are left out of the spec, but count as used. So do those that a rule file or preset declares and
+//! the mesh does not have: they are written for more axes than one mesh needs. These are the semantics of flax's
+//! logical partitioning, which MaxText's rule files rely on. Where it falls back silently we report a [`RuleProblem`]:
+//! an error when the rules are strict, else its result with a [`Diagnostic`].
 
 mod assign;
 mod file;
@@ -112,8 +113,8 @@ impl Rules {
         Ok(self)
     }
 
-    /// The same rules, which may or may not split a dimension that its axes do not divide: into parts of which the last are
-    /// not full, or empty. By default they may not.
+    /// The same rules, which may or may not split a dimension that its axes do not divide: into parts of which the last
+    /// are not full, or empty. By default they may not.
     #[must_use]
     pub fn with_uneven(mut self, uneven: bool) -> Rules {
         self.uneven = uneven;
@@ -130,7 +131,8 @@ impl Rules {
         self.strict
     }
 
-    /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must be there.
+    /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must be
+    /// there.
     pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
         let mut diagnostics = Vec::new();
         for rule in &self.rules {

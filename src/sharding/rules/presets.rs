@@ -22,17 +22,17 @@ const AXES: &[&str] = &["diloco", "replica", "data", "stage", "fsdp", "expert", 
 /// The `decoder` preset.
 ///
 /// - `diloco` splits the replicas of DiLoCo (`src/transform/diloco`).
-/// - `replica` splits the batch, and optimizer state where `fsdp` does: as the minor part, so that a gradient that is added up over
-///   `replica` is scattered where it stands. Parameters are whole along it.
+/// - `replica` splits the batch, and optimizer state where `fsdp` does: as the minor part, so that a gradient that is
+///   added up over `replica` is scattered where it stands. Parameters are whole along it.
 /// - `data` splits the batch.
 /// - `fsdp` splits the batch, and the width of every matrix: weights are gathered where they are used.
-/// - `tensor` splits heads, mlp and vocabulary of weights and activations (Shoeybi et al., "Megatron-LM", arXiv 1909.08053),
-///   and the residual stream along the sequence (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-///   Models", arXiv 2205.05198).
+/// - `tensor` splits heads, mlp and vocabulary of weights and activations (Shoeybi et al., "Megatron-LM", arXiv
+///   1909.08053), and the residual stream along the sequence (Korthikanti et al., "Reducing Activation Recomputation in
+///   Large Transformer Models", arXiv 2205.05198).
 /// - `context` splits activations along the sequence; keys and values are gathered for attention.
 /// - `expert` splits experts; in a dense model it does what `fsdp` does.
-/// - `stage` splits stacked layers into the stages of a pipeline. Around the pipeline it splits the batch, before all other axes, as
-///   pipelines want it (`src/transform/pipeline`).
+/// - `stage` splits stacked layers into the stages of a pipeline. Around the pipeline it splits the batch, before all
+///   other axes, as pipelines want it (`src/transform/pipeline`).
 pub const DECODER_RULES: &[PresetRule] = &[
     ("diloco", &["diloco"]),
     ("activation_stage", &["stage"]),
@@ -57,7 +57,8 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("exp", &["expert"]),
     ("embed_no_exp_moe", &["fsdp"]),
     ("embed", &["fsdp", "expert"]),
-    // The compressed widths of latent attention: where the other dimension of a matrix has the axes already, it is whole.
+    // The compressed widths of latent attention: where the other dimension of a matrix has the axes already, it is
+    // whole.
     ("q_lora", &["fsdp", "expert"]),
     ("q_lora", &[]),
     ("kv_lora", &["fsdp", "expert"]),
@@ -78,7 +79,8 @@ pub const DECODER_RULES: &[PresetRule] = &[
 /// What `decoder-all-reduce` has before [`DECODER_RULES`].
 const ALL_REDUCE: &[PresetRule] = &[("activation_norm_length", &["context"])];
 
-/// The axis that splits optimizer state further than parameters, and the names that it does not split where they are parameters.
+/// The axis that splits optimizer state further than parameters, and the names that it does not split where they are
+/// parameters.
 const REPLICA: &str = "replica";
 const WIDTHS: &[&str] = &["embed_no_exp_moe", "embed", "q_lora", "kv_lora", "norm"];
 

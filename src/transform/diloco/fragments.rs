@@ -10,7 +10,7 @@ use super::options::{DilocoError, DilocoOptions, LayerOrder, Transport};
 use super::schedule::Fragment;
 use super::transport::payload_bytes;
 use crate::ir::{AxisNames, DType, Dims, Name};
-use crate::trace::{Param, Tensor, Tree, arange, map, scan};
+use crate::trace::{Param, Tensor, Tree, arange, fail_internal, map, scan};
 
 /// What the declarations of parameters do not say of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,23 +75,24 @@ impl Fragments {
     /// Cuts parameters as the options say.
     ///
     /// # Errors
-    /// There are no stacked layers to cut, or they do not divide as the options want.
+    /// There are no stacked layers to cut, or they do not divide as the options want; or the layout is that of other parameters.
     pub fn new(
         options: &DilocoOptions,
         params: &impl Tree<Leaf = Param>,
         layout: &Layout,
     ) -> Result<Fragments, DilocoError> {
-        let leaf = |(index, param): (usize, Param)| {
+        let leaf = |((index, param), path): ((usize, Param), String)| {
             let rank = param.spec.ty.rank();
-            let parts = layout.parts.get(index).filter(|parts| parts.len() == rank);
-            Leaf {
-                names: param.spec.axes,
-                dims: param.spec.ty.dims,
-                parts: parts.cloned().unwrap_or_else(|| vec![1; rank]),
-                stacked_dims: param.stacked_dims,
-            }
+            let parts = match layout.parts.get(index) {
+                None if layout.parts.is_empty() => vec![1; rank],
+                Some(parts) if parts.len() == rank => parts.clone(),
+                found => return Err(DilocoError::Parts { path, rank, found: found.map_or(0, Vec::len) }),
+            };
+            let stacked_dims = param.stacked_dims;
+            Ok(Leaf { names: param.spec.axes, dims: param.spec.ty.dims, parts, stacked_dims })
         };
-        let leaves: Vec<Leaf> = params.leaves().into_iter().enumerate().map(leaf).collect();
+        let leaves = params.leaves().into_iter().enumerate().zip(params.paths());
+        let leaves: Vec<Leaf> = leaves.map(leaf).collect::<Result<_, _>>()?;
         let Some(streaming) = options.streaming else {
             return Ok(Fragments {
                 leaves,
@@ -202,7 +203,7 @@ impl Fragments {
     /// declared. Layers come as a dimension of their own in front of all, and the dimensions that they are cut from are
     /// gone.
     pub(super) fn take(&self, cut: Cut, leaves: &[Tensor], leading: usize) -> Vec<Tensor> {
-        let members: Vec<Tensor> = self.members(cut).filter_map(|(index, _)| leaves.get(index).copied()).collect();
+        let members: Vec<Tensor> = self.members(cut).map(|(index, _)| leaf_at(leaves, index)).collect();
         let Cut::Layers { layers, fragment } = cut else { return members };
         map(self.layer_numbers(layers, fragment), |number| {
             members.iter().map(|&leaf| self.layer(leaf, number, leading)).collect::<Vec<_>>()
@@ -215,7 +216,7 @@ impl Fragments {
         let parts = match cut {
             Cut::Whole | Cut::Outside => parts,
             Cut::Layers { layers, fragment } => {
-                let before: Vec<Tensor> = members.iter().filter_map(|&index| leaves.get(index).copied()).collect();
+                let before: Vec<Tensor> = members.iter().map(|&index| leaf_at(leaves, index)).collect();
                 let numbers = self.layer_numbers(layers, fragment);
                 let replace = |leaves: Vec<Tensor>, (number, layers): (Tensor, Vec<Tensor>)| {
                     let pairs = leaves.into_iter().zip(layers);
@@ -226,10 +227,11 @@ impl Fragments {
                 scan(before, (numbers, parts), replace).0
             }
         };
-        let mut result = leaves.to_vec();
-        for (index, part) in members.into_iter().zip(parts) {
-            if let Some(leaf) = result.get_mut(index) {
-                *leaf = part;
+        let (mut result, mut parts) = (leaves.to_vec(), parts.into_iter());
+        for index in members {
+            match (result.get_mut(index), parts.next()) {
+                (Some(leaf), Some(part)) => *leaf = part,
+                _ => drop(fail_internal("a fragment of DiLoCo", "a leaf and a part for each of its parameters")),
             }
         }
         result
@@ -297,6 +299,11 @@ impl Leaf {
     fn is_layer(&self) -> bool {
         self.stacked_dims > 0
     }
+}
+
+fn leaf_at(leaves: &[Tensor], index: usize) -> Tensor {
+    let leaf = leaves.get(index).copied();
+    leaf.unwrap_or_else(|| fail_internal("a fragment of DiLoCo", "a leaf for each of its parameters"))
 }
 
 /// The leading dimensions that all layers' parameters have.

@@ -160,6 +160,18 @@ pub enum DilocoError {
         /// Steps.
         period: usize,
     },
+    /// A layout that says of a parameter into how many parts it is cut, but not for each of its dimensions.
+    #[error(
+        "the layout gives parts of {found} dimensions of parameter {path:?}, which has {rank}: give all, or none of any"
+    )]
+    Parts {
+        /// The parameter.
+        path: String,
+        /// Dimensions that it has.
+        rank: usize,
+        /// Dimensions of which the layout speaks.
+        found: usize,
+    },
     /// No parameter has a leading dimension over layers.
     #[error(
         "streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`, \

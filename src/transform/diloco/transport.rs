@@ -1,9 +1,10 @@
 //! How pseudo-gradients get from replica to replica.
 //!
-//! In full precision they are a mean over the dimension of the replicas: one all-reduce. In fewer bits a sum cannot be built up on the
-//! way, as every partial sum would have to be rounded again. So each replica rounds its own pseudo-gradient once, all of them are
-//! gathered as they are, and each device adds them up in `f32`: what crosses the link are the low-bit numbers and their scales, as
-//! unsigned integers, which no plugin widens. All replicas add up the same numbers in the same order and so come to the same mean.
+//! In full precision they are a mean over the dimension of the replicas: one all-reduce. In fewer bits a sum cannot be
+//! built up on the way, as every partial sum would have to be rounded again. So each replica rounds its own
+//! pseudo-gradient once, all of them are gathered as they are, and each device adds them up in `f32`: what crosses the
+//! link are the low-bit numbers and their scales, as unsigned integers, which no plugin widens. All replicas add up the
+//! same numbers in the same order and so come to the same mean.
 
 use super::fragments::PartLayout;
 use super::options::Transport;
@@ -32,8 +33,9 @@ pub(super) struct Blocks {
     size: usize,
 }
 
-/// The blocks of a value of these dimensions, each cut into so many parts: the largest of an even size up to `limit` that none of the
-/// cuts goes through, along the last dimension that has such. None if no dimension from `first` on has any.
+/// The blocks of a value of these dimensions, each cut into so many parts: the largest of an even size up to `limit`
+/// that none of the cuts goes through, along the last dimension that has such. None if no dimension from `first` on has
+/// any.
 fn blocks(dims: &[usize], parts: &[usize], first: usize, limit: usize) -> Option<Blocks> {
     let largest = |dim: usize| {
         let local = dims[dim].checked_div(parts[dim]).filter(|local| local * parts[dim] == dims[dim])?;
@@ -56,7 +58,8 @@ pub(super) fn payload_bytes(transport: Transport, limit: usize, dims: &[usize], 
     }
 }
 
-/// The means over replicas of `f32` pseudo-gradients, one dimension of each of which runs over them, and which is gone then.
+/// The means over replicas of `f32` pseudo-gradients, one dimension of each of which runs over them, and which is gone
+/// then.
 ///
 /// All are made ready before the first is sent: so collectives stand side by side, and small ones become one.
 pub(super) fn means(

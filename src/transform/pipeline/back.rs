@@ -1,8 +1,8 @@
-//! The phases of a pipeline backwards: those of the forward pass in reverse, each iteration from what it has kept.
+//! The backward phases of a pipeline: those of the forward pass in reverse, each iteration from what it kept.
 //!
-//! With weights in a sliding window, those of repeat `r - 1` are gathered (again, or not at all if they have been kept) during the rest
-//! of repeat `r`; and the cotangents of the weights of `r`, added up on each device for itself, are reduced and scattered once, when
-//! the change to `r` is through.
+//! With a sliding window, the weights of repeat `r - 1` are gathered during the rest of repeat `r`, unless they were
+//! kept. Each device adds up its cotangents of the weights of `r`; they are reduced and scattered once, when the change
+//! to `r` is complete.
 
 use super::iteration::{Machine, State};
 use super::run::{Kept, Part, inner_phase, is_looped};
@@ -10,7 +10,7 @@ use super::stage::StageHalves;
 use super::weights::{Number, RepeatSums, Window};
 use super::{Phase, WeightUse};
 use crate::ir::DType;
-use crate::trace::{ScanOptions, Tensor, arange, scan_with};
+use crate::trace::{ScanOptions, Tensor, arange, fail_internal, scan_with};
 
 /// Cotangents of the state, and the sums of those of a window's weights.
 type Back = (State<Tensor>, Vec<Vec<Tensor>>);
@@ -167,7 +167,10 @@ impl Backward<'_> {
         let offset = repeat * options.microbatches as f64;
         let window = Window::Two { before, after, repeat };
         let (state, mut sums) = self.phase_from(&phase, Part::Whole, &window, offset, (state, sums));
-        let done = sums.pop().unwrap_or_default();
+        let done = sums.pop().unwrap_or_else(|| {
+            fail_internal("the change to a repeat of a pipeline", "sums of its weights");
+            Vec::new()
+        });
         (state, sums, self.reduced(done))
     }
 }

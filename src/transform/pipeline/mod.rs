@@ -1,23 +1,25 @@
-//! Pipelines over a mesh axis: every stage holds some layers of each repeat, and microbatches go round the stages.
+//! Pipelines over a mesh axis: every stage holds some layers of each repeat, and microbatches travel through the
+//! stages.
 //!
-//! [`pipeline`] runs a layer function on stacked weights. What it makes is an ordinary program in global view, in which stages are a
-//! dimension: named `activation_stage` in activations and `layers` in weights, and split over the mesh axis that the rules give these
-//! names. Moving results from stage to stage is a [roll](crate::ops::Roll) along it, which becomes a collective-permute.
+//! [`pipeline`] runs a layer function on stacked weights. The result is an ordinary program in global view, in which
+//! stages are a dimension: named `activation_stage` in activations and `layers` in weights, and split over the mesh
+//! axis that the rules give these names. A [roll](crate::ops::Roll) along it moves results from stage to stage, which
+//! becomes a collective-permute.
 //!
 //! | module | what it says |
 //! |---|---|
-//! | `options` | the form of a pipeline, and which there can be |
+//! | `options` | the options of a pipeline, and which combinations are possible |
 //! | `phases` | which stage works on what, and when |
-//! | `stage` | what all stages do in an iteration: the layers, mapped over the stages, and the halves of their derivative |
+//! | `stage` | one iteration of all stages: the layers, mapped over the stages, and both halves of their derivative |
 //! | `weights` | what is gathered when, and where cotangents of weights are added up and scattered |
 //! | `iteration` | one iteration, and its transpose |
 //! | `run`, `back` | all of them, forwards and backwards |
-//! | `timeline` | the schedule as data, to be looked at and counted |
-//! | `one_f_one_b` | forwards and backwards in one loop, of which the loss is a part |
+//! | `timeline` | the schedule as data |
+//! | `one_f_one_b` | both passes in one loop, which contains the loss |
 //! | `with_loss` | a pipeline and the loss behind it, under any schedule |
 //!
-//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as MaxText has them (maxtext.layers.pipeline), PipeDream-Flush's
-//! 1F1B (Narayanan et al., arXiv 2104.04473).
+//! Source: GPipe (Huang et al., arXiv 1811.06965), circular pipelines as in MaxText (maxtext.layers.pipeline),
+//! PipeDream-Flush's 1F1B (Narayanan et al., arXiv 2104.04473).
 
 mod back;
 mod iteration;
@@ -53,7 +55,8 @@ use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label,
 /// Stacked weights of all layers, and the logical names of their dimensions.
 #[derive(Clone, Debug)]
 pub struct StackedWeights<W> {
-    /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's weight.
+    /// Each tensor has the [leading dimensions](PipelineOptions::leading_dims) of the pipeline, then those of a layer's
+    /// weight.
     pub weights: W,
     /// For each tensor, the names of all dimensions.
     pub names: Vec<AxisNames>,
@@ -70,17 +73,18 @@ pub struct PipelineInput<X> {
     pub rows: X,
 }
 
-/// Runs stacked layers as a pipeline: `layer` gets the activations `[B/M, ..]` of a microbatch, its own weights, the rows that belong
-/// to the microbatch, and what place it has; it returns activations of the same type and a tree of auxiliary values. Returns the
-/// activations `[B, ..]` after all layers, and the auxiliary values, summed over layers and microbatches.
+/// Runs stacked layers as a pipeline: `layer` gets the activations `[B/M, ..]` of a microbatch, its own weights, the
+/// rows that belong to the microbatch, and what place it has; it returns activations of the same type and a tree of
+/// auxiliary values. Returns the activations `[B, ..]` after all layers, and the auxiliary values, summed over layers
+/// and microbatches.
 ///
-/// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors, but no
-/// floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j` are those at
-/// `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what splits the rows of a microbatch,
-/// is in place.
+/// `layer` is traced once, or once for each layer of a stage, and must be the same for all. It may use outer tensors,
+/// but no floating-point ones: what a gradient may be wanted for has to be a weight. Rows of microbatch `s (M/S) + j`
+/// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
+/// splits the rows of a microbatch, is in place.
 ///
-/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not even where
-/// it is no number.
+/// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not
+/// even where it is no number.
 #[track_caller]
 pub fn pipeline<W, X, A>(
     options: &PipelineOptions,
@@ -355,8 +359,8 @@ impl Program<'_> {
         )
     }
 
-    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not gathered before the
-    /// cotangents are there: nor is it the same gather as the forward pass's.
+    /// The stacked weights for the backward pass, and what has been kept of them. What is gathered again is not
+    /// gathered before the cotangents are there: nor is it the same gather as the forward pass's.
     fn weights_again(
         &self,
         weights: Vec<Tensor>,

@@ -1,12 +1,14 @@
-//! One forward, one backward: in every iteration a stage does the forward pass of one microbatch and the backward pass of another.
+//! One forward, one backward: in every iteration a stage runs the forward pass of one microbatch and the backward pass
+//! of another.
 //!
-//! In iteration `i` stage `s` goes forwards with microbatch `i - s` and then backwards with `i - 2 (S - 1) + s`: the last stage with the
-//! same. So the loss of a microbatch has to be known as soon as it has left the last stage, and is part of the loop, which computes
-//! loss and gradients in one pass; what a stage keeps of a microbatch it needs for `2 (S - 1 - s) + 1` iterations. With one program for
-//! all stages that is room for `2 S - 1` microbatches on each (S of them in use on average), however many there are.
+//! In iteration `i`, stage `s` runs the forward pass of microbatch `i - s` and then the backward pass of microbatch
+//! `i - 2 (S - 1) + s`; for the last stage they are the same. So the loss of a microbatch must be known when it leaves
+//! the last stage, and is part of the loop, which computes loss and gradients in one pass. A stage needs what it keeps
+//! of a microbatch for `2 (S - 1 - s) + 1` iterations. Since all stages run one program, each has room for `2 S - 1`
+//! microbatches (on average S are in use), however many there are.
 //!
-//! The state is that of [`iteration`](super::iteration), with two differences: cotangents are handed from stage to stage beside
-//! activations, and those of inputs take the slots of `io` that inputs leave.
+//! The state is that of [`iteration`](super::iteration), with two differences: cotangents travel from stage to stage
+//! beside activations, and the cotangents of inputs take the slots of `io` that inputs leave.
 //!
 //! Source: PipeDream-Flush (Narayanan et al., arXiv 2104.04473), with both passes in step over all stages.
 
@@ -16,7 +18,7 @@ use super::weights::{Items, Number, Window, no_sum, per_stage, pick_own};
 use crate::autodiff::Halves;
 use crate::ir::{AxisNames, DType, Graph, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, full, iota, label, zeros};
+use crate::trace::{self, Place, Tensor, fail_internal, full, iota, label, zeros};
 
 crate::tree! {
     /// What is carried from iteration to iteration.
@@ -43,6 +45,8 @@ crate::tree! {
 /// The loss of a microbatch: a traced function of activations `[mb, ..]`, its own weights and rows `[mb, ..]`.
 pub(super) struct LossFunction {
     pub(super) graph: Graph,
+    /// Of the loss.
+    pub(super) dtype: DType,
     pub(super) captured: Vec<Tensor>,
     pub(super) weight_count: usize,
     /// The logical names of the activations that it gets.
@@ -130,7 +134,10 @@ impl Pass<'_> {
         let options = machine.options;
         let nothing = machine.start(io);
         let stash = machine.stage.residual_types(self.halves).into_iter();
-        let Window::One(weights) = self.window else { return self.nothing(io) };
+        let Window::One(weights) = self.window else {
+            fail_internal("a pipeline of one forward and one backward pass in turn", "the weights of one repeat");
+            return self.nothing(io);
+        };
         let stash = stash.map(|ty| zeros(ty.dtype, [&[ty.dims[0], self.depth()], &ty.dims[1..]].concat()));
         let state = State {
             shift: nothing.shift,
@@ -140,7 +147,7 @@ impl Pass<'_> {
             aux: machine.stage.aux_types().map(|ty| zeros(ty.dtype, &ty.dims)).collect(),
             sums: weights.iter().map(|&weight| no_sum(weight)).collect(),
             loss_sums: self.loss_weights.iter().map(|&weight| no_sum(weight)).collect(),
-            loss: zeros(self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype), []),
+            loss: zeros(self.loss.dtype, []),
         };
         let count = options.microbatches + 2 * (options.stages - 1);
         let state = machine.each_iteration((0..count, false), Number::Known(0).tensor(), state, |iteration, state| {

@@ -1,4 +1,4 @@
-//! What a pipeline looks like, and which pipelines there can be.
+//! The options of a pipeline, and which combinations are possible.
 
 use std::fmt;
 
@@ -10,11 +10,12 @@ use crate::trace::{TraceErrorKind, TransformError};
 pub enum Schedule {
     /// All forward, then all backward; one repeat.
     Gpipe,
-    /// As [`Schedule::Gpipe`], but a stage holds several parts of the layer stack, and microbatches go round several times.
+    /// As [`Schedule::Gpipe`], but a stage holds several parts of the layer stack, and microbatches go round several
+    /// times.
     #[default]
     Circular,
-    /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss is part
-    /// of the pipeline.
+    /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss is
+    /// part of the pipeline.
     OneForwardOneBackward,
 }
 
@@ -94,8 +95,8 @@ pub struct PipelineOptions {
     pub weights: WeightPlan,
     /// The order of work.
     pub schedule: Schedule,
-    /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from stage to
-    /// stage is then two iterations instead of one.
+    /// Whether activations are sent one iteration late, so that the transfer overlaps with compute: the delay D from
+    /// stage to stage is then two iterations instead of one.
     pub delay_forwarding: bool,
     /// Whether iterations are loops, or each its own nodes.
     pub scan_iterations: bool,
@@ -230,14 +231,14 @@ impl PipelineOptions {
         self.stages * self.repeats * self.layers_per_stage
     }
 
-    /// Microbatches that wait, at any time, in front of the first stage for their next repeat. None if a microbatch is needed
-    /// the moment it comes round.
+    /// Microbatches that wait, at any time, in front of the first stage for their next repeat. None if a microbatch is
+    /// needed the moment it comes round.
     pub fn waiting(&self) -> usize {
         if self.repeats > 1 { self.microbatches.saturating_sub(self.stages * self.delay()) } else { 0 }
     }
 
-    /// The leading dimensions of stacked weights, with their logical names: repeats, stages, layers of a stage. Repeats and layers are
-    /// left out when there is one; then the layer's own dimensions follow.
+    /// The leading dimensions of stacked weights, with their logical names: repeats, stages, layers of a stage. Repeats
+    /// and layers are left out when there is one; then the layer's own dimensions follow.
     pub fn leading_dims(&self) -> Vec<(usize, &'static str)> {
         let mut dims = vec![(self.stages, "layers")];
         if self.repeats > 1 {

@@ -1,8 +1,8 @@
 //! The phases of a pipeline, one after the other.
 //!
-//! Weights in a sliding window are gathered while a phase runs that does not need them: nothing in that phase depends on the gather,
-//! nor the gather on it. Between the first phase and the last there are, for each repeat `r` but the first and last, the change to it
-//! and the rest of it, during which the weights of `r + 1` are gathered. As a loop, these carry the weights of one repeat.
+//! Weights in a sliding window are gathered while a phase runs that does not need them: neither depends on the other.
+//! Each repeat `r` except the first and last has two phases: the change to it, and the rest of it, during which the
+//! weights of `r + 1` are gathered. As a loop, these phases carry the weights of one repeat.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::iteration::{Machine, State};
 use super::weights::{Number, Window};
 use super::{Phase, PipelineOptions, WeightPlan, WeightUse};
 use crate::ir::DType;
-use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, scan, scan_with, zeros};
+use crate::trace::{ScanOptions, Tensor, Tree, arange, barrier, fail_internal, scan, scan_with, zeros};
 
 /// A part of a phase: that during which the first half of a gather is under way, the second, or both.
 #[derive(Clone, Copy)]
@@ -61,9 +61,15 @@ impl Kept {
     /// The weights of a repeat.
     pub(super) fn of_repeat(&self, repeat: Number) -> Vec<Tensor> {
         match (self, repeat) {
-            (Kept::Separate(weights), Number::Known(repeat)) => weights.get(repeat).cloned().unwrap_or_default(),
-            // Weights stand apart only where no repeat's number is computed.
-            (Kept::Separate(_), Number::Traced(_)) => Vec::new(),
+            // There are none of a pipeline without weights.
+            (Kept::Separate(weights), _) if weights.is_empty() => Vec::new(),
+            (Kept::Separate(weights), Number::Known(repeat)) if repeat < weights.len() => weights[repeat].clone(),
+            (Kept::Separate(weights), _) => {
+                // Weights stand apart only where no repeat's number is computed.
+                let missing =
+                    || fail_internal("a repeat of a pipeline", "a known number among those whose weights are kept");
+                weights[0].iter().map(|_| missing()).collect()
+            }
             (Kept::Stacked(weights), repeat) => {
                 weights.iter().map(|weight| weight.dynamic_index(0, repeat.tensor())).collect()
             }

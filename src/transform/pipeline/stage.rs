@@ -4,7 +4,8 @@ use super::PipelineOptions;
 use crate::autodiff::Halves;
 use crate::ir::{DType, Graph, TensorType};
 use crate::trace::{
-    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, refill, scan, stack, vmap_with, zeros,
+    self, Place, Tensor, Tree, VmapOptions, arange, checkpoint, custom_vjp, fail_internal, refill, scan, stack,
+    vmap_with, zeros,
 };
 
 /// The logical axis that runs over the stages in activations.
@@ -191,7 +192,8 @@ impl StageFunction {
         iteration: Iteration,
     ) -> (Vec<Tensor>, Tensor) {
         let Iteration { y, aux, mut residuals } = iteration;
-        let x = if self.reads_x(halves) { residuals.pop().unwrap_or(y) } else { y };
+        let missing = || fail_internal("a stage of a pipeline", "its activations among the residuals");
+        let x = if self.reads_x(halves) { residuals.pop().unwrap_or_else(missing) } else { y };
         let inputs = StageInputs { x, ..inputs };
         let cotangents = [&[y], &aux[..]].concat();
         let arguments = halves.halves.arguments(&[captured, &inputs.leaves()].concat(), &residuals, &cotangents);

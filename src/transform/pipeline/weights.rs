@@ -1,4 +1,4 @@
-//! Where an iteration's weights come from, and where their cotangents go.
+//! The source of an iteration's weights, and the destination of their cotangents.
 
 use super::stage::STAGE;
 use super::{PipelineOptions, WeightPlan};
@@ -88,7 +88,8 @@ impl<'a> Weights<'a> {
         repeats.into_iter().chain(self.names[weight].iter().copied()).collect()
     }
 
-    /// The same weights, whole on all devices but for stages, tensors and experts; the first of them is the weight of this number.
+    /// The same weights, whole on all devices but for stages, tensors and experts; the first of them is the weight of
+    /// this number.
     pub(super) fn gather(&self, weights: &[Tensor], first: usize, all: bool) -> Vec<Tensor> {
         let gather = |(index, &weight): (usize, &Tensor)| label(weight, self.whole(first + index, all), self.place);
         weights.iter().enumerate().map(gather).collect()
@@ -102,8 +103,8 @@ impl<'a> Weights<'a> {
         WithAxes { gathered: gathered.map(|axis| Name::new(axis)).collect(), ..WithAxes::new(names) }
     }
 
-    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are. Over axes that do not split them
-    /// they stay partial sums.
+    /// Cotangents that each device has added up for itself, reduced, and split as the stacked weights are. Over axes
+    /// that do not split them they stay partial sums.
     pub(super) fn scatter(&self, sums: Vec<Tensor>, all: bool) -> Vec<Tensor> {
         let scatter = |(index, sum): (usize, Tensor)| {
             // The sum lies as the weight does where it is used: else it would be scattered term by term.
@@ -138,8 +139,8 @@ impl<'a> Weights<'a> {
         if self.options.weights.slides() { self.gather(&weights, 0, false) } else { weights }
     }
 
-    /// The weights of an iteration, `[S, P, ..]`. Those that are gathered per iteration wait for `x`, its activations: a gather that
-    /// is the same in all iterations would be moved in front of their loop.
+    /// The weights of an iteration, `[S, P, ..]`. Those that are gathered per iteration wait for `x`, its activations:
+    /// a gather that is the same in all iterations would be moved in front of their loop.
     pub(super) fn of_iteration(&self, window: &Window, items: &Items, x: Tensor) -> Vec<Tensor> {
         let weights: Vec<Tensor> = match window {
             Window::One(weights) => weights.clone(),
@@ -173,8 +174,8 @@ impl<'a> Weights<'a> {
         vec![of_repeat.iter().map(|&weight| no_sum(weight)).collect(); self.options.repeats]
     }
 
-    /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if it is no
-    /// number.
+    /// Adds the cotangents of an iteration's weights to those of the window. What bubbles computed is left out, even if
+    /// it is no number.
     pub(super) fn add(
         &self,
         sums: &[Vec<Tensor>],
@@ -240,7 +241,8 @@ impl RepeatSums {
     }
 }
 
-/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose what is added to it, so it is one of `f32`.
+/// Zeros of a weight's dimensions. A sum of many numbers of few bits would lose what is added to it, so it is one of
+/// `f32`.
 pub(super) fn no_sum(weight: Tensor) -> Tensor {
     let dtype = match weight.dtype() {
         DType::F64 => DType::F64,

@@ -25,9 +25,9 @@ pub struct PipelineLoss<H> {
     pub penalties: Vec<f64>,
 }
 
-/// As [`pipeline`], with a loss of what comes out: `loss` gets activations, its weights, and the rows that belong to them, and returns a
-/// scalar. It is a sum over rows, so it may be taken by microbatches. Returns the loss with all penalties, and the auxiliary values,
-/// through which no gradient flows but that of the penalties.
+/// As [`pipeline`], with a loss of the results: `loss` gets activations, its weights, and their rows, and returns a
+/// scalar. It is a sum over rows, so it may be computed microbatch by microbatch. Returns the loss with all penalties,
+/// and the auxiliary values, through which only the gradient of the penalties flows.
 ///
 /// With the schedule 1F1B the loss of a microbatch and its gradient are computed while others are on their way; otherwise the loss is
 /// that of the whole batch.
@@ -120,18 +120,20 @@ where
     let names: AxisNames = head.names.iter().map(|name| Name::new(name)).collect();
     let checked =
         check_captured(&captured, "loss", "one of its weights").and_then(|()| match graph.output_types().next() {
-            Some(ty) if ty.rank() == 0 && ty.dtype.is_float() => Ok(()),
+            Some(ty) if ty.rank() == 0 && ty.dtype.is_float() => Ok(ty.dtype),
             found => Err(TraceErrorKind::Mismatch {
                 what: "the loss of a pipeline".to_owned(),
                 expected: "a floating-point scalar".to_owned(),
                 found: found.map(|ty| ty.to_string()).unwrap_or_default(),
             }),
         });
-    if let Err(problem) = checked {
-        trace::fail(problem, place);
-        return None;
+    match checked {
+        Ok(dtype) => Some(LossFunction { graph, dtype, captured, weight_count: weights.len(), names, place }),
+        Err(problem) => {
+            trace::fail(problem, place);
+            None
+        }
     }
-    Some(LossFunction { graph, captured, weight_count: weights.len(), names, place })
 }
 
 /// A pipeline with its loss, both traced.
@@ -152,17 +154,16 @@ impl WithLoss<'_> {
             inputs,
             |inputs| self.forwards(inputs),
             |inputs| {
-                let others = [&inputs[2], &inputs[3], &inputs[5]].map(|tensors| zeros_of(tensors));
-                let (value, aux, gradients) = self.both_ways(inputs);
-                ((value, aux), [gradients.to_vec(), others.to_vec()].concat())
+                let [rows, captured, of_loss] = [&inputs[2], &inputs[3], &inputs[5]].map(|tensors| zeros_of(tensors));
+                let (value, aux, [weights, io, head]) = self.both_ways(inputs);
+                ((value, aux), [weights, io, head, rows, captured, of_loss])
             },
-            |residuals: Vec<Vec<Tensor>>, (value, _)| {
+            |[weights, io, head, rows, captured, of_loss]: Inputs, (value, _)| {
                 let scaled = |tensors: &[Tensor]| -> Vec<Tensor> {
                     let scale = |tensor: &Tensor| *tensor * value.convert(tensor.dtype()).broadcast_like(*tensor, []);
                     tensors.iter().map(scale).collect()
                 };
-                let [weights, io, head, rows, captured, of_loss] = &residuals[..] else { return Default::default() };
-                [scaled(weights), scaled(io), rows.clone(), captured.clone(), scaled(head), of_loss.clone()]
+                [scaled(&weights), scaled(&io), rows, captured, scaled(&head), of_loss]
             },
         )
     }
@@ -179,16 +180,12 @@ impl WithLoss<'_> {
         let rows: Vec<Tensor> =
             rows.iter().map(|&rows| rows_of_all(names, by_microbatch(options, rows), place)).collect();
         let head = self.loss_weights.gather(&head, 0, false);
-        let nothing = zeros(self.loss_type(), []);
+        let nothing = zeros(self.loss.dtype, []);
         let (value, ()) = scan(nothing, arange(DType::S32, options.microbatches), |sum, microbatch| {
             let of_one: Vec<Tensor> = rows.iter().map(|rows| rows.dynamic_index(0, microbatch)).collect();
             (sum + self.loss.value(&of_loss, x.dynamic_index(0, microbatch), &head, &of_one), ())
         });
         (penalized(value, self.penalties, &sums), sums)
-    }
-
-    fn loss_type(&self) -> DType {
-        self.loss.graph.output_types().next().map_or(DType::F32, |ty| ty.dtype)
     }
 
     /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the loss.

@@ -589,7 +589,8 @@ fn make_scan(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
     m.many(scan, &operands)
 }
 
-/// A choice between branches whose results have the types of their operands. The selector is the first element of a value.
+/// A choice between branches whose results have the types of their operands. The selector is the first element of a
+/// value.
 fn make_cond(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
     let chooser = m.choose(step.numbers[4], |ty| matches!(ty.dtype, Pred | S32) && ty.element_count() > 0)?;
     let first = m.ty(chooser).dims.iter().map(|_| SliceDim { start: 0, limit: 1, stride: 1 }).collect();
@@ -610,7 +611,8 @@ fn make_cond(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
     m.many(Cond { branches: branches? }, &[&[selector], &operands[..]].concat())
 }
 
-/// A loop of up to three iterations, counted by its first carry. The first operand is an invariant, if there are several.
+/// A loop of up to three iterations, counted by its first carry. The first operand is an invariant, if there are
+/// several.
 fn make_while(m: &mut Maker, step: &Step) -> Option<Vec<Value>> {
     let counter = TensorType::scalar(S32);
     let start = m.push(Splat::new(counter.clone(), 0.0), &[])?;

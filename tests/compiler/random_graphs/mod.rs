@@ -210,7 +210,8 @@ fn with_specs(graph: &Graph, random: &mut Random, mesh: &Mesh) -> Graph {
     builder.finish(outputs.to_vec(), graph.output_types().map(port).collect())
 }
 
-/// What the devices of a mesh compute, with ports split at random, and what one device does; with the partitioned graph.
+/// What the devices of a mesh compute, with ports split at random, and what one device does; with the partitioned
+/// graph.
 type Both = (Vec<Literal>, Vec<Literal>, Graph);
 
 fn partitioned(graph: &Graph, inputs: &[Literal], seed: u64) -> Result<Both, String> {

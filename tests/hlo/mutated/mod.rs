@@ -1,8 +1,9 @@
 //! Modules with mistakes in them, as text and as bytes: each is an error or a module, which prints and is analysed. No
 //! panic, no memory beyond what the input could ask for.
 //!
-//! The same inputs in every run. `MESHLOOM_MUTATIONS` sets how many, `MESHLOOM_MUTATION_SEED` which. A failure prints its
-//! input and what to set to see it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new inputs.
+//! The same inputs in every run. `MESHLOOM_MUTATIONS` sets how many, `MESHLOOM_MUTATION_SEED` which. A failure prints
+//! its input and what to set to see it alone. `fuzz/` has the same two targets for cargo-fuzz, which looks for new
+//! inputs.
 
 mod mutate;
 

@@ -140,7 +140,8 @@ fn halves_stand_in_turns_and_wait_for_nothing_of_each_other() {
     }
 }
 
-/// In a layer that is not cut, nothing of that kind is there to hide the exchanges: what this test looks for is of the halves' making.
+/// In a layer that is not cut, nothing of that kind is there to hide the exchanges: what this test looks for is of the
+/// halves' making.
 #[test]
 fn a_whole_layer_has_nothing_between_exchange_and_use() {
     let lowered = partitioned(&layer(WHOLE, MESH, false), MESH, &rules(&[]));
@@ -155,8 +156,8 @@ fn a_whole_layer_has_nothing_between_exchange_and_use() {
 
 /// Backwards as well, every exchange has products that could run beside it: those of the other half.
 ///
-/// Small collectives that are ready together are combined, as the two gathers at the beginning of the backward pass here would be; with
-/// real sizes they are not.
+/// Small collectives that are ready together are combined, as the two gathers at the beginning of the backward pass
+/// here would be; with real sizes they are not.
 #[test]
 fn halves_are_independent_backwards() {
     let graph = layer(SPLIT, MESH, true);

@@ -55,7 +55,7 @@ fn random_mesh(random: &mut Random) -> String {
 
 pub fn config(mesh: &str, model: &[&str]) -> RunConfig {
     let mesh = format!("mesh.axes={mesh}");
-    support::configs::config(&[SMALL, model, &[&mesh]])
+    support::configs::config(&[SMALL, &[support::configs::UNOPTIMIZED], model, &[&mesh]])
 }
 
 /// Loss and gradients; and inputs for them.

@@ -1,5 +1,5 @@
-//! Routed experts, latent attention and the batch-split layer: against formulations in plain tensors, against JAX, and on many
-//! devices against one.
+//! Routed experts, latent attention and the batch-split layer: against formulations in plain tensors, against JAX, and
+//! on many devices against one.
 
 mod config;
 mod golden;

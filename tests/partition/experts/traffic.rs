@@ -29,8 +29,8 @@ pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
     Ledger::of(&lowered.partitioned().expect("a local program").graph, &mesh)
 }
 
-/// What goes over the axis of experts alone: tokens and their choices to the experts, results back; and the same for the
-/// gradients, with the tokens once more, as they are not kept gathered.
+/// What goes over the axis of experts alone: tokens and their choices to the experts, results back; and the same for
+/// the gradients, with the tokens once more, as they are not kept gathered.
 #[test]
 fn tokens_are_gathered_and_results_scattered() {
     let rows = Rows { batch: 8, length: 12, embed: 16 };

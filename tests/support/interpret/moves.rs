@@ -1,5 +1,5 @@
-//! Where elements are: lists of positions in row-major order, computed once for a whole tensor, and what moves elements by
-//! them.
+//! Where elements are: lists of positions in row-major order, computed once for a whole tensor, and what moves elements
+//! by them.
 
 use meshloom::ir::{Literal, TensorType};
 use meshloom::ops::{GatherDims, PadDim};
@@ -161,8 +161,8 @@ impl Windows {
         }
     }
 
-    /// For each element of the result or updates its position in the operand, if its window is moved to where it fits; and
-    /// whether it had to be.
+    /// For each element of the result or updates its position in the operand, if its window is moved to where it fits;
+    /// and whether it had to be.
     pub fn positions(&self) -> impl Iterator<Item = (isize, bool)> {
         self.window.iter().zip(&self.place).map(|(&window, &place)| {
             let (start, fits) = self.start[window as usize];

@@ -205,8 +205,8 @@ fn child_of<'a>(command: &'a mut Command, directory: &Path, dies_after: usize) -
         .env(DIES_AFTER, dies_after.to_string())
 }
 
-/// A process that dies after any of the writer's phases leaves complete checkpoints, the newest of which is the last that got its
-/// name; the next process tidies up and goes on.
+/// A process that dies after any of the writer's phases leaves complete checkpoints, the newest of which is the last
+/// that got its name; the next process tidies up and goes on.
 #[test]
 fn a_process_may_die_after_any_phase() {
     use Phase::{DirectorySynced, FileSynced, FileWritten, FolderMade, FolderSynced, OldDeleted, OldRenamed, Renamed};
@@ -242,8 +242,8 @@ fn a_process_may_die_after_any_phase() {
     }
 }
 
-/// What the system is asked to do, in order: after a power failure too there is nothing but complete checkpoints, because each name is
-/// given after what it names is on the disk, and nothing is deleted that has its name.
+/// What the system is asked to do, in order: after a power failure too there is nothing but complete checkpoints,
+/// because each name is given after what it names is on the disk, and nothing is deleted that has its name.
 #[test]
 fn the_disk_is_told_in_order() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -275,8 +275,8 @@ fn the_disk_is_told_in_order() {
     assert_eq!(calls, expected);
 }
 
-/// A line of strace's, where it is about the directory: `fsync PATH`, `rename FROM TO`, and for the last of a folder's deletions
-/// `delete PATH`; paths within the directory.
+/// A line of strace's, where it is about the directory: `fsync PATH`, `rename FROM TO`, and for the last of a folder's
+/// deletions `delete PATH`; paths within the directory.
 fn event(line: &str, directory: &str) -> Option<String> {
     let (_, call) = line.split_once(' ')?;
     let (name, arguments) = call.trim().split_once('(')?;

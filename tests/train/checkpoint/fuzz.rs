@@ -1,5 +1,5 @@
-//! Changed bytes anywhere in a checkpoint: it is refused, or it is what was written. Changed manifests with checksums to match: read or
-//! refused, never a panic, and never more memory than the files have.
+//! Changed bytes anywhere in a checkpoint: it is refused, or it is what was written. Changed manifests with checksums
+//! to match: read or refused, never a panic, and never more memory than the files have.
 
 use std::fs;
 use std::path::PathBuf;

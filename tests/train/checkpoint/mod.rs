@@ -1,5 +1,5 @@
-//! Checkpoints: what is saved comes back to the bit, on any mesh and in any form; what is damaged is refused; and the directory is
-//! never left without the newest complete one.
+//! Checkpoints: what is saved comes back to the bit, on any mesh and in any form; what is damaged is refused; and the
+//! directory is never left without the newest complete one.
 
 mod damage;
 mod directory;

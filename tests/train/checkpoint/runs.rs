@@ -8,10 +8,10 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 
-use support::configs::{self, BOOK, NARROW};
+use support::configs::{self, BOOK, NARROW, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
 
-const SMALL: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40"];
+const SMALL: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED];
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
 const FOUR: &[&str] = &["mesh.axes=\"fsdp=2,tensor=2\"", "target.devices=4"];
 const ONE: &[&str] = &["mesh.axes=\"data=1\"", "target.devices=1"];

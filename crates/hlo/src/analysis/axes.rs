@@ -56,8 +56,8 @@ impl AxisPart {
         }
     }
 
-    /// The same, if an axis of a mesh whose axes were split is a part by its name: `tensor:(2)4`, and
-    /// `tensor:(2)4:(2)2` of that.
+    /// The same, if an axis of a mesh with split axes is named as a part: `tensor:(2)4`, and `tensor:(2)4:(2)2` of
+    /// that.
     fn of_whole_axis(&self) -> AxisPart {
         let named = AxisPart::named(&self.name);
         let part = match (named.part, self.part) {
@@ -198,7 +198,7 @@ impl Strides {
         (left == 1).then_some(Strides(strides))
     }
 
-    /// The axes, or parts of axes, that the strides are; none where they are not those of this mesh.
+    /// The axes, or parts of axes, that the strides follow; none if they do not follow those of this mesh.
     pub fn axes(&self, mesh: &Mesh) -> Option<Vec<AxisPart>> {
         let mut left = self.0.iter().try_fold(1u64, |product, &(size, _)| product.checked_mul(size))?;
         let mut parts = Vec::new();
@@ -288,8 +288,8 @@ pub fn mesh_of(module: &HloModuleProto) -> Option<Mesh> {
             found.push(mesh);
         }
     }
-    // A mesh of one device, or of none, is how a value says that it lies on a single one; one whose axes are called
-    // axis_0 and so on is XLA's own, of a single collective.
+    // A mesh of one device, or of none, means that a value lies on a single device. A mesh whose axes are called axis_0
+    // and so on is XLA's own, for a single collective.
     let is_named = |mesh: &Mesh| {
         mesh.axis_names()
             .any(|name| !name.strip_prefix("axis_").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())))

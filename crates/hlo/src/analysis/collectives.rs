@@ -122,8 +122,8 @@ pub struct ModuleCollectives {
     /// Each of them.
     #[serde(rename = "collectives")]
     pub entries: Vec<ModuleCollective>,
-    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]), so that an entry stands
-    /// for all of an instruction's.
+    /// Whether the module had too many ways to keep apart ([`Walk::is_merged`]), so that an entry represents all
+    /// executions of an instruction.
     pub merged: bool,
     /// The conditionals of the module, each once for each way to it: see [`Branch::conditional`].
     #[serde(skip)]
@@ -342,8 +342,8 @@ impl ModuleCollective {
     }
 }
 
-/// Who sends to whom. Of sends and receives between devices, an attribute says it that XLA's pipeline parallelism
-/// writes.
+/// The pairs of sender and receiver. For sends and receives between devices, an attribute that XLA's pipeline
+/// parallelism writes has them.
 fn pairs(instruction: &HloInstructionProto) -> Vec<(u64, u64)> {
     let device = |id: i64| u64::try_from(id).unwrap_or(0);
     if let Some(attributes) = &instruction.frontend_attributes
@@ -403,7 +403,7 @@ fn operand_bytes(computation: &Computation<'_>, instruction: &HloInstructionProt
     operands.try_fold(0u64, |sum, operand| Some(sum.saturating_add(shape_bytes(operand?.shape.as_ref()?)?)))
 }
 
-/// Whether an instruction is the one all-reduce of a fusion, of which each device keeps a part.
+/// Whether an instruction is the only all-reduce of a fusion in which each device keeps a part.
 fn is_fused_reduce_scatter(computation: &Computation<'_>, step: Step<'_, '_>) -> bool {
     let Some(root) = computation.root() else { return false };
     let is = |found: &HloInstructionProto| found.opcode == "all-reduce";

@@ -78,8 +78,8 @@ pub struct OpChange {
     pub opcode: String,
     /// The shape of the result, and those of the operands.
     pub shape: String,
-    /// The shapes in the second module, where the same operations, by their names, have others. Operations of which
-    /// there are as many as before, with the same shapes, have other attributes: a precision, a constant's value.
+    /// The shapes in the second module, if operations with the same names have other shapes there. If the shapes are
+    /// the same as well, the attributes differ: a precision, a constant's value.
     pub new_shape: Option<String>,
     /// Those of the first module.
     pub before: Occurrence,
@@ -122,7 +122,7 @@ impl ModuleDiff {
     }
 }
 
-/// Compares two modules, whose collectives have been found already (with axes, where there is a mesh).
+/// Compares two modules whose collectives are known (with axes, if there is a mesh).
 pub fn diff(before: (&HloModuleProto, &ModuleCollectives), after: (&HloModuleProto, &ModuleCollectives)) -> ModuleDiff {
     let (operations_before, operations_after) = (Operations::of(before.0), Operations::of(after.0));
     ModuleDiff {

@@ -37,7 +37,8 @@ pub struct TracedStep {
 pub struct StatedFrom {
     /// The value first; last, if any sharding was found, the instruction that states it.
     pub steps: Vec<TracedStep>,
-    /// Whether the module is partitioned already: then shapes are parts, and what is stated is what was asked for.
+    /// Whether the module is already partitioned. Shapes are then local, and stated shardings are those that were asked
+    /// for.
     pub partitioned: bool,
 }
 
@@ -87,8 +88,8 @@ fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {
     }
 }
 
-/// The instructions from a value to the nearest that states a sharding, over operands and readers; the value alone if
-/// there is none.
+/// The instructions from a value to the nearest stated sharding, over operands and readers; only the value if there is
+/// none.
 fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) -> Vec<&'a HloInstructionProto> {
     let mut readers: FxHashMap<i64, Vec<i64>> = FxHashMap::default();
     for instruction in computation.instructions() {

@@ -16,8 +16,8 @@ const ITERATIONS: u64 = 1 << 16;
 /// How often each place of a walk runs.
 #[derive(Clone, Debug)]
 pub struct Given {
-    /// For each place, its executions: those that are certain, with no branches, and those in branches that nobody
-    /// knows.
+    /// For each place, its executions: the certain ones, without branches, and those in branches that may or may not be
+    /// taken.
     places: Vec<Vec<(Vec<Branch>, Amount)>>,
 }
 

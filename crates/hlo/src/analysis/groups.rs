@@ -85,7 +85,7 @@ pub enum DeviceGroups {
         /// Which dimension goes where.
         permutation: Vec<usize>,
     },
-    /// A form that is not read here: axes (V3) of a mesh that is not there, or axes that it does not have.
+    /// A form that cannot be read: axes (V3) of an absent mesh, or axes that the mesh does not have.
     Unreadable,
 }
 
@@ -126,7 +126,7 @@ impl DeviceGroups {
     /// Groups along axes of a mesh, or parts of axes: those are axes of a finer mesh.
     fn mesh_axes(list: &MeshAxesReplicaGroupListProto) -> Option<DeviceGroups> {
         let mesh = list.mesh.as_ref()?;
-        // Of each axis the sizes into which it is cut, major to minor: a part has `pre_size` steps before it.
+        // For each axis, the sizes into which it is cut, major to minor: a part has `pre_size` steps before it.
         let positive = |size: i64| u64::try_from(size).ok().filter(|&size| size > 0);
         let sizes = mesh.axes.iter().map(|axis| positive(axis.size)).collect::<Option<Vec<u64>>>()?;
         let mut borders: Vec<BTreeSet<u64>> = sizes.iter().map(|&size| [1, size].into()).collect();
@@ -194,9 +194,9 @@ impl DeviceGroups {
     }
 }
 
-/// The devices of a mesh in the order of its axes, in the outer `Some` where they can be read; `None` inside where that
-/// is their own order. A mesh whose axes were made in another order than the devices' says so by a transpose: XLA's
-/// partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
+/// The devices of a mesh in the order of its axes. The outer `Some` means that they can be read; the inner `None` means
+/// that they are in their own order. A mesh whose axes are in another order than its devices says so by a transpose:
+/// XLA's partitioner makes such meshes for shardings like `devices=[4,1,2]<=[2,4]T(1,0)`.
 fn device_ids(mesh: &MeshProto) -> Option<Option<Vec<u64>>> {
     match &mesh.iota_transform {
         Some(transform) => {

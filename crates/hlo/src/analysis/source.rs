@@ -45,8 +45,7 @@ impl<'a> Sources<'a> {
         self.frame(metadata.stack_frame_id).map(|(line, _)| line)
     }
 
-    /// The line that made an instruction, then those that called it, outwards. Of a deep stack, the innermost 256
-    /// frames.
+    /// The line that made an instruction, then its callers, outwards. A deep stack is cut to the innermost 256 frames.
     pub fn stack(&self, instruction: &'a HloInstructionProto) -> Vec<SourceLine<'a>> {
         /// A table may go in circles.
         const DEEPEST: usize = 256;

@@ -42,8 +42,8 @@ fn is_counter(shape: &ShapeProto) -> bool {
     whole.contains(&shape.element_type) && shape.dimensions.len() <= 1
 }
 
-/// The inputs that count steps, by number and element: those of this name, else those whose last name is `step` or that
-/// are called so (`state.step`, `step.1`).
+/// The inputs that count steps, by number and element: those with this name, or else those whose last name is `step`
+/// (`state.step`, `step.1`).
 pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec<i64>)> {
     let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
     let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");

@@ -15,8 +15,8 @@ use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto}
 /// Deeper nests of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
 
-/// Instructions that may still be looked at. Operands are looked at once for each reader, which could be exponentially
-/// often.
+/// The number of instructions that may still be examined. Operands are examined once for each reader, which could be
+/// exponentially often.
 pub(super) struct Budget {
     whole_module: Cell<usize>,
     one_loop: Cell<usize>,
@@ -63,8 +63,7 @@ pub fn annotated(instruction: &HloInstructionProto) -> Option<u64> {
     count.as_u64().or_else(|| count.as_str()?.parse().ok())
 }
 
-/// The iterations of a `scan`: the size of the dimension that it goes along, in what it reads or, if that is nothing,
-/// writes.
+/// The iterations of a `scan`: the size of its leading dimension, in what it reads or, if it reads nothing, writes.
 pub(super) fn of_scan(within: &Computation<'_>, instruction: &HloInstructionProto) -> Option<u64> {
     let carries = usize::try_from(instruction.num_carries).ok()?;
     let inputs = instruction.operand_ids.len().checked_sub(carries)?;

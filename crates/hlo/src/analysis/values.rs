@@ -265,8 +265,7 @@ impl<'w, 'a> Values<'w, 'a> {
     }
 }
 
-/// Whether an instruction gives on what it is given: a barrier, a copy, and how a program that is split enters and
-/// leaves its parts.
+/// Whether an instruction passes on its operand: a barrier, a copy, or the border of a manual region.
 fn passes_on(it: &HloInstructionProto) -> bool {
     const TARGETS: [&str; 6] = [
         "Sharding",

@@ -133,8 +133,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Whether there were too many ways through the module to keep apart, so that a place stands for all of a
-    /// computation's.
+    /// Whether the module had too many ways to keep apart, so that a place represents all executions of a computation.
     pub fn is_merged(&self) -> bool {
         self.merged
     }
@@ -144,13 +143,13 @@ impl<'a> Walk<'a> {
         &self.places
     }
 
-    /// Every instruction in every place, in the order of the program: what an instruction runs follows it.
+    /// Every instruction in every place, in program order; the instructions that an instruction runs follow it.
     pub fn steps(&self) -> Steps<'_, 'a> {
         let stack = if self.places.is_empty() { Vec::new() } else { vec![Visit::of(&self.places, 0)] };
         Steps { walk: self, stack }
     }
 
-    /// The way to a place, the entry's instruction first. Of a way longer than 64 steps, the last 64.
+    /// The way to a place, the entry's instruction first; at most its last 64 steps.
     pub fn path(&self, place: usize) -> Vec<PathStep<'a>> {
         /// Deeper nests than any compiler makes.
         const LONGEST: usize = 64;
@@ -440,8 +439,8 @@ impl CallSites {
     }
 }
 
-/// Whether a custom call runs the computation that it names on other cores of the chip, once: a compiler for TPUs
-/// writes so what it offloads to the sparse cores, and says it in the backend config alone.
+/// Whether a custom call runs the computation that it names once, on other cores of the chip: a TPU compiler offloads
+/// to SparseCores this way, and says so only in the backend config.
 fn is_offloaded(instruction: &HloInstructionProto) -> bool {
     let says = |word: &[u8]| instruction.backend_config.windows(word.len()).any(|part| part == word);
     says(b"\"sparse_core_config\"") && says(b"\"offload\":\"OFFLOAD_")

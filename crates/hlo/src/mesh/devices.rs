@@ -1,9 +1,10 @@
 //! Which device stands where in a mesh.
 //!
-//! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of the
-//! hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the devices of a
-//! slice fill. Axes choose from minor to major. An axis takes whole dimensions of the box where their product is its
-//! size, as many as possible, since each brings links of its own; else it cuts dimensions, and takes neighbours.
+//! The minor axes of a mesh are the fast ones: they are to run along the shortest links. So every axis is cut out of
+//! the hardware: its DCN part ([`Mesh::with_dcn`]) out of the slices, the rest out of the box of coordinates that the
+//! devices of a slice fill. Axes choose from minor to major. An axis takes whole dimensions of the box where their
+//! product is its size, as many as possible, since each brings links of its own; else it cuts dimensions, and takes
+//! neighbours.
 //!
 //! The idea of taking whole dimensions, and more of them first, is that of JAX's `mesh_utils.create_device_mesh`.
 
@@ -20,17 +21,18 @@ pub struct DevicePlace {
     pub id: i32,
     /// The slice it belongs to: devices of one slice share the fast network.
     pub slice: i64,
-    /// Where it is within its slice, the dimension with the fastest links first: core on its chip, x, y, z for a TPU; place
-    /// in its host, host for a GPU. Empty where a plugin does not say, as for a CPU.
+    /// Where it is within its slice, the dimension with the fastest links first: core on its chip, x, y, z for a TPU;
+    /// place in its host, host for a GPU. Empty where a plugin does not say, as for a CPU.
     pub coords: SmallVec<[i64; 4]>,
 }
 
-/// The ids of the devices in the order of the mesh, row-major. Without coordinates, and where coordinates do not
-/// fill a box, the devices of a slice keep their order. A mesh without a DCN part over several slices has its most major axes
+/// The ids of the devices in the order of the mesh, row-major. Without coordinates, and where coordinates do not fill a
+/// box, the devices of a slice keep their order. A mesh without a DCN part over several slices has its most major axes
 /// cross them.
 ///
 /// # Errors
-/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the slices.
+/// There are fewer devices than the mesh has, the slices are not of one size, or the DCN parts are not as many as the
+/// slices.
 pub fn device_order(mesh: &Mesh, devices: &[DevicePlace]) -> Result<Vec<i32>, MeshError> {
     let count = mesh.device_count();
     let Some(devices) = devices.get(..count) else {
@@ -97,10 +99,10 @@ fn common_divisor(a: usize, b: usize) -> usize {
 
 /// The ids of a slice's devices in the order of the mesh's part within it.
 fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
-    let Some((shape, ids)) = device_box(devices) else {
+    let found = device_box(devices).and_then(|(shape, ids)| Some((cut(axes, &shape)?, shape, ids)));
+    let Some((cuts, shape, ids)) = found else {
         return devices.iter().map(|device| device.id).collect();
     };
-    let cuts = cut(axes, &shape);
     let position = |position: usize| {
         let mut coords = vec![0; shape.len()];
         for (mut index, pieces) in digits(position, axes).into_iter().zip(&cuts) {
@@ -114,7 +116,7 @@ fn slice_order(axes: &[usize], devices: &[&DevicePlace]) -> Vec<i32> {
     (0..devices.len()).map(|index| ids[position(index)]).collect()
 }
 
-/// The box that the coordinates fill: its sizes, and the ids by coordinates, the first of which varies fastest.
+/// The box of coordinates: its sizes, and the ids by coordinates, the first of which varies fastest.
 fn device_box(devices: &[&DevicePlace]) -> Option<(Vec<usize>, Vec<i32>)> {
     let rank = devices.first()?.coords.len();
     if rank == 0 || devices.iter().any(|device| device.coords.len() != rank) {
@@ -152,12 +154,12 @@ struct Piece {
     stride: usize,
 }
 
-/// For each axis what it has of each dimension. The product of the axes is that of the box, so there is always enough left.
-fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
+/// For each axis what it has of each dimension. None unless the product of the axes is that of the box.
+fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     let (mut left, mut strides) = (shape.to_vec(), vec![1; shape.len()]);
     let mut cuts = Vec::with_capacity(axes.len());
     for &axis in axes.iter().rev() {
-        let sizes = choose(axis, &left);
+        let sizes = choose(axis, &left)?;
         cuts.push(sizes.iter().zip(&strides).map(|(&size, &stride)| Piece { size, stride }).collect());
         for ((size, left), stride) in sizes.into_iter().zip(&mut left).zip(&mut strides) {
             *left /= size;
@@ -165,18 +167,18 @@ fn cut(axes: &[usize], shape: &[usize]) -> Vec<Vec<Piece>> {
         }
     }
     cuts.reverse();
-    cuts
+    Some(cuts)
 }
 
 /// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions taken
 /// whole, then those with faster links.
-fn choose(axis: usize, left: &[usize]) -> Vec<usize> {
+fn choose(axis: usize, left: &[usize]) -> Option<Vec<usize>> {
     let score = |sizes: &Vec<usize>| {
         let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);
         let whole = taken().filter(|(size, left)| size == left).count();
         (std::cmp::Reverse(taken().count() - whole), whole, sizes.clone())
     };
-    ways(axis, left).into_iter().max_by_key(score).unwrap_or_else(|| vec![1; left.len()])
+    ways(axis, left).into_iter().max_by_key(score)
 }
 
 /// All ways to write `axis` as a product of divisors, one of each dimension.

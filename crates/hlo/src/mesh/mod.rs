@@ -34,7 +34,7 @@ impl MeshAxis {
 ///
 /// Devices are numbered row-major: the last axis varies fastest, so in `data=2,fsdp=4` device 5 is `data` 1, `fsdp` 1.
 /// The text form is that of the run config: `data=2,fsdp=4`. Which hardware device has which number says
-/// [`device_order`](super::device_order).
+/// [`device_order`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mesh {
     axes: Vec<(String, usize)>,
@@ -43,7 +43,8 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The most axes that a mesh can have. An axis is a byte wherever it is stored, and sixteen fit in a spec without allocation.
+    /// The most axes that a mesh can have. An axis is a byte wherever it is stored, and sixteen fit in a spec without
+    /// allocation.
     pub const MAX_AXES: usize = 16;
 
     /// A mesh from names and sizes, major to minor. Without axes it is a single device.
@@ -86,7 +87,8 @@ impl Mesh {
                 axes.push((name, size.parse().map_err(|_| wrong())?));
             }
         }
-        // Checked once with 1 in place of -1, so that a wrong name or size is reported rather than its effect on the product.
+        // Checked once with 1 in place of -1, so that a wrong name or size is reported rather than its effect on the
+        // product.
         let mut mesh = Mesh::new(axes)?;
         let product = mesh.device_count();
         if let Some(fill) = fill {
@@ -101,8 +103,9 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The same mesh over several slices: `diloco=2,fsdp=2` says that these axes, or these factors of them, cross slices, over
-    /// the data-center network (DCN). The crossing part of an axis is its major one; the rest stays within a slice.
+    /// The same mesh over several slices: `diloco=2,fsdp=2` says that these axes, or these factors of them, cross
+    /// slices, over the data-center network (DCN). The crossing part of an axis is its major one; the rest stays within
+    /// a slice.
     pub fn with_dcn(mut self, text: &str) -> Result<Mesh, MeshError> {
         let mut dcn = vec![1; self.axes.len()];
         for part in text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()) {
@@ -185,8 +188,8 @@ impl Mesh {
         Mesh { axes, dcn: Vec::new() }
     }
 
-    /// The mesh with an axis cut in two, `major` parts of what is left, and for each axis of this mesh what has become of it; `None`
-    /// where no more axes fit.
+    /// The mesh with an axis cut in two, `major` parts and the rest, and for each axis of this mesh what became of it;
+    /// `None` if no more axes fit.
     pub fn cut(&self, axis: MeshAxis, major: usize) -> Option<(Mesh, Vec<Axes>)> {
         let (mut axes, mut parts) = (Vec::new(), Vec::new());
         for old in self.axes() {

@@ -7,14 +7,14 @@ use super::error::{Result, fault, hint};
 use super::shape::is_compatible;
 use crate::proto::{HloComputationProto, HloInstructionProto, ProgramShapeProto, ShapeProto};
 
-/// No line of HLO is shorter than this in real programs. It bounds what a text of empty lines can make us reserve.
+/// No line of HLO in real programs is shorter. It bounds what a text of empty lines can make us reserve.
 const SHORT_LINE: usize = 48;
 
 /// Names that a table has room for at most, to be used again.
 const MAX_SPARE_NAMES: usize = 1024;
 
-/// How many lines there are up to the next line that starts with a closing brace: about the number of instructions of
-/// the computation there, so that their list need not grow by copying. Each byte is looked at once.
+/// The number of lines up to the next line that starts with a closing brace: about the number of instructions of the
+/// computation, so that their list need not grow by copying. Each byte is read once.
 #[derive(Default)]
 pub(super) struct Blocks {
     end: usize,
@@ -148,7 +148,7 @@ impl<'a> Parser<'a> {
         self.add_computation(name, instructions, root, opened_as, start)
     }
 
-    /// A computation without instructions, which will be the next, unless others come to stand in between.
+    /// A computation without instructions, which will be the next one, unless others come in between.
     pub(super) fn open_scope(&mut self, expected: usize) -> Scope<'a> {
         let mut names = self.spare_names.pop().unwrap_or_default();
         names.reserve(expected);

@@ -14,8 +14,8 @@ pub(super) fn shape(
     instruction: &HloInstructionProto,
 ) -> Result<ShapeProto> {
     let operands: Option<Vec<&ShapeProto>> = instruction.operand_ids.iter().map(|&id| scope.shape_of(id)).collect();
-    // A tuple of two tuples of two tuples is large long before its text is: what is inferred of all shapes together is
-    // limited by what the text could say.
+    // A tuple of two tuples of two tuples is large long before its text is. So the total size of inferred shapes is
+    // limited by the size of the text.
     let called = instruction.called_computation_ids.iter().filter_map(|&id| parser.result_of(id as usize));
     let inputs = operands.iter().flatten().copied().chain(called);
     let size = inputs.fold(1usize, |size, shape| size.saturating_add(nodes(shape)));

@@ -39,8 +39,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// What follows the equals sign. Without a name it is an operand, which has no attributes: a comma after it
-    /// belongs to the list that it stands in.
+    /// The text after the equals sign. Without a name it is an operand, which has no attributes: a comma after it
+    /// belongs to the surrounding list.
     pub(super) fn right_hand_side(&mut self, scope: &mut Scope<'a>, name: &str, has_attributes: bool) -> Result<usize> {
         let start = self.lexer.here();
         let shape = if self.is_shape_next() { Some(self.shape()?) } else { None };
@@ -226,7 +226,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Reads the attributes that follow. Those of a wrapped operation go to `wrapped`, if there is one; `start` gets
-    /// the common ones and what concerns running it.
+    /// the common ones and those about running it.
     fn attributes(
         &mut self,
         scope: &mut Scope<'a>,

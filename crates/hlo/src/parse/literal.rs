@@ -9,7 +9,7 @@ use super::shape::{is_tuple, literal_shape, tuple};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
 use crate::text::{SmallFloat, element_strides};
 
-/// A floating-point number as it is written: NaNs have a sign and bits that no `f64` operation keeps for sure.
+/// A floating-point number as written: no `f64` operation reliably keeps the sign and bits of a NaN.
 #[derive(Clone, Copy)]
 enum Real {
     Number(f64),

@@ -203,8 +203,8 @@ impl Parser<'_> {
         Ok(OriginalValueRecoveryTableProto { entries })
     }
 
-    /// A module between quotes. XLA prints its text as it is, starting on a line of its own: strings in it end at their
-    /// own quotes. People write it as a string with escapes.
+    /// A module between quotes. XLA prints its text unescaped, starting on a line of its own, so strings in it end at
+    /// their own quotes. People write it as a string with escapes.
     fn recovery_module(&mut self) -> Result<Option<HloModuleProto>> {
         let start = self.lexer.here();
         if self.lexer.starts_with("\"\n") {

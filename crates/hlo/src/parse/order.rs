@@ -22,8 +22,8 @@ struct Caller {
     entered: usize,
 }
 
-/// Renumbers instructions that call, where the order of the text says that they were numbered otherwise. `is_hidden`
-/// are computations that the text has only as a short form; they are not printed, but what they call is.
+/// Renumbers instructions that call, if the order of the text says that they had other numbers. `is_hidden` are
+/// computations that exist in the text only as a short form; they are not printed, but their callees are.
 pub(super) fn keep_order(computations: &mut [HloComputationProto], is_hidden: &[bool]) {
     let mut subtrees: Vec<Subtree> = Vec::new();
     for place in 0..computations.len() {

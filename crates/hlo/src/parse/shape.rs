@@ -137,7 +137,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A shape; arrays without a layout get the row-major one, as XLA gives it to them, but for scalars.
+    /// A shape. Arrays without a layout get the row-major one, as in XLA; scalars get none.
     pub(super) fn shape(&mut self) -> Result<ShapeProto> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
@@ -208,7 +208,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Whether a brace opens a layout here, and not the body of a computation: layouts go on with a number or a colon.
+    /// Whether a brace opens a layout here, rather than the body of a computation: a number or a colon follows in a
+    /// layout.
     fn is_layout_next(&mut self) -> bool {
         let adjacent = self.lexer.peek_adjacent() == Some(b'{');
         if self.lexer.peek() != Some(b'{') {

@@ -52,8 +52,8 @@ fn is_name(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_ok_and(|name| !name.is_empty() && !name.contains(|c: char| c.is_control()))
 }
 
-/// A config is told from a list of arguments, which a snapshot has there, by what has no literals: numbers in fields 2
-/// to 9.
+/// A config differs from a list of arguments, which a snapshot has in its place, by having no literals: numbers in
+/// fields 2 to 9.
 fn is_config(bytes: &[u8]) -> bool {
     bytes.is_empty()
         || fields(bytes)

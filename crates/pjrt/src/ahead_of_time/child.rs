@@ -91,7 +91,7 @@ impl Worker {
         Pid::from_raw(i32::try_from(self.0.id()).ok()?)
     }
 
-    /// Whether it has ended. It stays to be waited for, so that nobody else gets its number before its group is killed.
+    /// Whether it has ended. It remains a zombie, so that nobody else gets its number before its group is killed.
     fn has_ended(&self) -> bool {
         let Some(pid) = self.pid() else { return true };
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;

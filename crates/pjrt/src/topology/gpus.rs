@@ -123,7 +123,8 @@ impl Gpu {
             ("device_address_bits", &64),
             ("pcie_bandwidth", &self.pcie_bandwidth),
         ];
-        // Versions of the driver and libraries decide which features XLA uses; these are what the plugin was built for.
+        // XLA's features depend on the versions of driver and libraries; these are the ones that the plugin was built
+        // for.
         let texts = [
             ("device_vendor", "NVIDIA Corporation"),
             ("name", self.device),

@@ -51,7 +51,7 @@ impl Topology {
     /// Reads `CHIP:SHAPE` or, for TPUs, `CHIP:SHAPE:slices=N`.
     ///
     /// # Errors
-    /// [`PjrtError::InvalidTopology`] says what is wrong with the text, and what was probably meant.
+    /// [`PjrtError::InvalidTopology`] says what is wrong with the text, and suggests what was meant.
     pub fn parse(text: &str) -> Result<Topology, PjrtError> {
         let invalid = |reason: String| PjrtError::InvalidTopology { topology: text.into(), reason };
         let mut parts = text.trim().split(':');

@@ -115,7 +115,7 @@ impl Leaf {
         flat
     }
 
-    /// The type of what a device holds, with one dimension of layers; row-major, the bytes are the same.
+    /// The type of a device's part, with one dimension of layers; row-major, the bytes are the same.
     pub(super) fn view(&self, layout: &ShardLayout, device: usize) -> TensorType {
         let dims: Vec<usize> = layout.boxes()[device].iter().map(ExactSizeIterator::len).collect();
         TensorType::new(self.own_ty.dtype, &self.flatten(&dims))

@@ -136,7 +136,7 @@ impl Checkpoint {
     /// boxes. The host reads one device's part at a time and holds no more than that.
     ///
     /// # Errors
-    /// As [`Checkpoint::check`], but for values that are too many; a file cannot be read; or the plugin fails.
+    /// As [`Checkpoint::check`], except for surplus values; a file cannot be read; or the plugin fails.
     pub fn load<T: Tree<Leaf = Param>>(
         &self,
         declared: &T,

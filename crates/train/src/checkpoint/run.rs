@@ -32,8 +32,9 @@ impl Trainer {
 }
 
 impl<M: Model, D: Dataset<M>> Trainer<M, D> {
-    /// As [`Trainer::of`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and microbatches may be
-    /// others than those of the run that wrote it. What else differs in the configs is among the [warnings](Trainer::warnings).
+    /// As [`Trainer::of`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and
+    /// microbatches may be others than those of the run that wrote it. What else differs in the configs is among the
+    /// [warnings](Trainer::warnings).
     ///
     /// # Errors
     /// Those of [`Trainer::of`]; or the checkpoint's values are not those of the model: the error names the first.
@@ -54,8 +55,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(trainer)
     }
 
-    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of several, those that
-    /// they agree on. The optimizer's state and the step stay.
+    /// Replaces the present parameters by those of a checkpoint, whatever the number of replicas there and here: of
+    /// several, those that they agree on. The optimizer's state and the step stay.
     ///
     /// # Errors
     /// The checkpoint's parameters are not those of the model, or the plugin fails.

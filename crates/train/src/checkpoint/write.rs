@@ -19,7 +19,7 @@ use meshloom::pjrt::runs;
 /// What is handed to the system at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a checkpoint. Nothing of it has the name of a checkpoint before all of it is on the disk.
+/// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk.
 pub(super) fn write(
     directory: &Directory,
     about: About,

@@ -1,9 +1,9 @@
 //! The run config: one TOML file that says everything about a run.
 //!
 //! `sections.rs` is the table of all keys with type, default and meaning; reading, writing and the list of allowed
-//! names all come from it. Errors name the key with its section (`model.head_dim`), where it was written, the value found and
-//! what is allowed. Reading checks everything that can be checked without a model; [`RunConfig::check_supported`] says which of
-//! it this version can run.
+//! names all come from it. Errors name the key with its section (`model.head_dim`), where it was written, the value
+//! found and what is allowed. Reading checks everything that can be checked without a model;
+//! [`RunConfig::check_supported`] says which of it this version can run.
 
 mod describe;
 mod error;

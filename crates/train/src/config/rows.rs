@@ -18,7 +18,7 @@ impl RunConfig {
         self.rows_of_replica() / self.train.microbatches.max(1)
     }
 
-    /// Rows that a layer works on at once: of those, a microbatch of the pipeline, if there is one.
+    /// Rows that a layer works on at once: a microbatch of the pipeline, if there is one.
     pub(crate) fn rows_of_layer(&self) -> usize {
         self.rows_at_once() / self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches.max(1))
     }

@@ -182,7 +182,8 @@ choice! {
 }
 
 section! {
-    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more than 1.
+    /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
+    /// than 1.
     PipelineConfig {
         /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
         microbatches: usize = 4,
@@ -264,8 +265,8 @@ choice! {
 }
 
 choice! {
-    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our partitioner
-    /// knows of it.
+    /// What happens where an op cannot work on parts of a value, so that every device needs the whole. Only our
+    /// partitioner knows of it.
     Replication {
         /// The value is gathered, with a warning.
         Warn = "warn",

@@ -90,7 +90,7 @@ impl Table {
     }
 }
 
-/// The value of an override: TOML, or a bare word or phrase that stands for itself as a string.
+/// The value of an override: TOML, or a bare word or phrase as a string.
 fn parse_value(text: &str, place: &Place) -> Result<Node, String> {
     match DeValue::parse(text) {
         Ok(value) => convert(value, &|_| place.clone()).map_err(|error| error.kind.to_string()),

@@ -21,7 +21,7 @@ impl RunConfig {
         self.validate_rules_and_remat()?;
         positive("target.devices", self.target.devices)?;
         self.compiler_options()?;
-        // With a topology the devices are those of the topology, which its plugin knows: then `on_devices` goes on.
+        // With a topology, its plugin knows the devices; `on_devices` then checks the rest.
         if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
     }
 

@@ -11,8 +11,8 @@ pub(super) fn flops(operands: &Operands<'_, '_>) -> u64 {
     shapes().map_or(0, |(input, kernel, output)| of_shapes(operands, input, kernel, output))
 }
 
-/// The same, for an input, a kernel and an output that may be the operands and the result in any order: the gradients
-/// of a convolution multiply what it does.
+/// The same, for an input, a kernel and an output that may be operands and result in any order: the gradients of a
+/// convolution multiply the same elements.
 pub(super) fn of_shapes(
     operands: &Operands<'_, '_>,
     input: &ShapeProto,
@@ -44,7 +44,7 @@ pub(super) fn of_shapes(
 
 /// How many pairs of a position in the kernel and one in the output meet an element of the input.
 fn valid_positions(window: &WindowDimension, input: i64, kernel: i64, output: i64) -> u64 {
-    /// Positions of the kernel are looked at one by one; where that takes longer, it is as if nothing was padded.
+    /// Positions of the kernel are examined one by one; if that takes too long, padding is ignored.
     const MOST_STEPS: i64 = 1 << 16;
     let (stride, dilation, holes) = (window.stride.max(1), window.window_dilation.max(1), window.base_dilation.max(1));
     // Which outputs meet an element repeats after so many.

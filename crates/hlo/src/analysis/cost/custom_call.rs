@@ -86,8 +86,9 @@ pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
     }
 }
 
-/// Two operations for each element of the result and of what is contracted. What is, the configuration says; else it is
-/// the last dimension of the left operand, or the one before if the configuration says that it is transposed.
+/// Two operations for each element of the result and of the contracted dimension. The configuration names that
+/// dimension; without it, it is the last of the left operand, or the one before if the configuration says that it is
+/// transposed.
 fn matrix_product(operands: &Operands<'_, '_>) -> Option<u64> {
     let config: serde_json::Value =
         serde_json::from_slice(&operands.instruction.backend_config).unwrap_or(serde_json::Value::Null);

@@ -59,7 +59,7 @@ pub struct Work {
     pub bytes_written: u64,
     /// Bytes that one device sends to others.
     pub link_bytes: u64,
-    /// Whether it is of a custom call of which only the bytes are known, or there is one among its parts.
+    /// Whether it is, or contains, a custom call for which only the bytes are known.
     pub unknown: bool,
     /// What most operations are done in.
     #[serde(skip)]
@@ -218,8 +218,8 @@ pub struct Assumptions {
     pub loops_counted_once: Vec<String>,
     /// Whether there are branches, of which sums have the largest.
     pub branches: bool,
-    /// Whether there were too many ways through the module to keep apart ([`Walk::is_merged`]): an entry stands for all
-    /// of an instruction's, and sums have all branches.
+    /// Whether the module had too many ways to keep apart ([`Walk::is_merged`]): an entry then represents all
+    /// executions of an instruction, and sums include all branches.
     pub merged: bool,
     /// Custom calls of which only the bytes are counted.
     pub unknown_calls: Vec<UnknownCall>,

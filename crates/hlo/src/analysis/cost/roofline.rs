@@ -65,7 +65,7 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// Of one op; `None` if the chip's rates are not known. Operations of a kind for which it has no rate take no time.
+    /// The time of one op; `None` if the chip's rates are unknown. Operations of a kind without a rate take no time.
     pub(super) fn of(chip: &Chip, work: &Work, link: Option<Link>) -> Option<Seconds> {
         let rate = work.arithmetic().and_then(|arithmetic| chip.matrix_rate(arithmetic));
         let compute = rate.map_or(0.0, |rate| work.flops as f64 / rate);

@@ -321,7 +321,7 @@ fn elements_of(instruction: &HloInstructionProto) -> u64 {
     instruction.shape.as_ref().map_or(0, elements)
 }
 
-/// Bytes read and written. Slices and gathers read what they give, updates write what they are given.
+/// Bytes read and written. Slices and gathers read what they return, updates write what they are given.
 fn moved(operands: &Operands<'_, '_>) -> (u64, u64) {
     let result = operands.result_bytes();
     let from =

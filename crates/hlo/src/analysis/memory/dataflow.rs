@@ -71,7 +71,7 @@ pub(super) fn node_count(shape: &ShapeProto) -> u64 {
 }
 
 impl<'w, 'a> Flow<'w, 'a> {
-    /// The values of a walk, each by itself: see [`Flow::pass_on`] and [`Flow::carry`] for what joins them.
+    /// The values of a walk, one by one: [`Flow::pass_on`] and [`Flow::carry`] join them.
     pub(super) fn of(walk: &'w Walk<'a>, schedule: Schedule) -> Flow<'w, 'a> {
         let mut flow = Flow {
             walk,
@@ -312,7 +312,7 @@ impl<'w, 'a> Flow<'w, 'a> {
         });
     }
 
-    /// Joins a called computation's parameters and root with what the caller gives and gets. A loop's: see
+    /// Joins a called computation's parameters and root with the caller's operands and results. For loops, see
     /// [`Flow::carry`].
     fn pass_in_and_out(&mut self, place: usize) {
         let Some(caller) = self.walk.places()[place].caller else { return };
@@ -367,9 +367,9 @@ impl<'w, 'a> Flow<'w, 'a> {
         self.schedule.point(place, self.walk.computation(found).position(found.computation.root_id)?)
     }
 
-    /// Joins what loops carry: what an iteration is given, what it gives to the next, and what is left. Where the first
-    /// is still needed as it was (an argument that is not donated, a constant, what is read after the loop), and an
-    /// iteration changes it, the loop starts with a copy, which a compiled module already has.
+    /// Joins the carries of loops: the operand, the result, and what each iteration receives and returns. If the
+    /// initial value must survive (an argument that is not donated, a constant, a value read after the loop), and an
+    /// iteration changes it, the loop starts with a copy, which a compiled module already contains.
     pub(super) fn carry(&mut self, is_donated: impl Fn(u32) -> bool) {
         let mut loops: Vec<(u32, usize)> = Vec::new();
         let mut conditions: HashMap<(usize, i64), usize> = HashMap::new();

@@ -7,7 +7,8 @@
 use super::dataflow::Flow;
 use crate::analysis::cost::is_by_element;
 
-/// Takes the memory of what is computed within its readers: what it reads is read when they run.
+/// Removes the memory of values that are computed inside their readers; their operands are then read when the readers
+/// run.
 pub(super) fn fuse(flow: &mut Flow<'_, '_>) {
     let mut readers = vec![0u32; flow.schedule.point_count()];
     let mut within = vec![true; flow.schedule.point_count()];

@@ -120,8 +120,8 @@ pub struct ModuleMemory {
     pub temporaries: u64,
     /// The most bytes of these values that are live at once: what their memory would be without gaps.
     pub live_temporaries: u64,
-    /// Whether the values were placed in a heap. Of more than a few thousand values they are not: then the heap is
-    /// taken to have no gaps.
+    /// Whether the values were placed in a heap. More than a few thousand are not; the heap is then assumed to have no
+    /// gaps.
     pub placed: bool,
     /// Constants, which a program has besides.
     pub constants: u64,

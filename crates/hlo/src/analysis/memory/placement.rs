@@ -101,8 +101,7 @@ fn heap_size_in_order(values: &[&Lifetime]) -> u64 {
     size
 }
 
-/// The start of the smallest gap that fits between what lies around, by where that starts and ends; after it if none
-/// does.
+/// The start of the smallest gap that fits between the neighbours, given by start and end; after them if none fits.
 fn tightest_gap(around: &[(u64, u64)], bytes: u64) -> u64 {
     let align = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
     let (mut free, mut best): (u64, Option<(u64, u64)>) = (0, None);

@@ -19,8 +19,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// The order that a compiler has written into the module; else that of its instructions. `None` for more results
-    /// than there are numbers for.
+    /// The order that a compiler wrote into the module, or else that of its instructions. `None` for more results than
+    /// there are numbers.
     pub(super) fn of(module: &HloModuleProto, walk: &Walk<'_>) -> Option<Schedule> {
         let mut schedule =
             Schedule { first_points: Vec::new(), instructions: Vec::new(), times: Vec::new(), points: Vec::new() };

@@ -7,7 +7,7 @@ use crate::analysis::cost::is_by_element;
 use crate::analysis::index::{Computation, Module};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
 
-/// Pairs of a result and a parameter of one fusion that are looked at; few fusions have many of both.
+/// The number of pairs of a result and a parameter of one fusion that are examined; few fusions have many of both.
 const MOST_PAIRS: usize = 4096;
 
 /// A result that may lie where an operand does: an element of the result's tuple, if it is one, and the operand's
@@ -169,7 +169,7 @@ fn updated_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     roots(callee).into_iter().filter_map(pair).collect()
 }
 
-/// The parameters of a fusion all of whose uses, and the uses of these, are element by element.
+/// The parameters of a fusion whose uses, and the uses of these, are all elementwise.
 fn elementwise_in_fusion(callee: &Computation<'_>) -> Vec<Pair> {
     let instructions = callee.instructions();
     // From the last to the first: a user follows what it uses.

@@ -1,0 +1,114 @@
+//! Copying graphs node by node, which is what most passes do.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::builder::{GraphBuilder, ValueMap, Values};
+use super::graph::{Graph, NodeRef, PortInfo};
+use super::{TensorType, Value};
+use crate::ops::Op;
+
+/// A graph that is copied node by node, with changes on the way: nodes may be left out, replaced or added.
+pub(crate) struct GraphCopy<'g> {
+    /// What is copied.
+    pub(crate) source: &'g Graph,
+    /// The copy so far.
+    pub(crate) builder: GraphBuilder,
+    /// What stands in the copy for each value of the source.
+    pub(crate) map: ValueMap,
+}
+
+impl<'g> GraphCopy<'g> {
+    /// A copy without inputs.
+    pub(crate) fn new(source: &'g Graph) -> GraphCopy<'g> {
+        GraphCopy { source, builder: GraphBuilder::like(source), map: ValueMap::new(source) }
+    }
+
+    /// A copy with the inputs of the source.
+    pub(crate) fn with_inputs(source: &'g Graph) -> GraphCopy<'g> {
+        let mut copy = GraphCopy::new(source);
+        source.inputs().iter().zip(source.input_info()).for_each(|(&input, info)| copy.input(input, info.clone()));
+        copy
+    }
+
+    /// A copy of a body, with inputs for these values.
+    pub(crate) fn of_body(source: &'g Graph, inputs: impl IntoIterator<Item = Value>) -> GraphCopy<'g> {
+        let mut copy = GraphCopy::new(source);
+        inputs.into_iter().for_each(|input| copy.input(input, PortInfo::default()));
+        copy
+    }
+
+    /// Adds an input that stands for a value of the source.
+    pub(crate) fn input(&mut self, value: Value, info: PortInfo) {
+        self.input_as(value, self.source.ty(value).clone(), info);
+    }
+
+    /// As [`GraphCopy::input`], of another type.
+    pub(crate) fn input_as(&mut self, value: Value, ty: TensorType, info: PortInfo) {
+        let input = self.builder.input(ty, info);
+        self.map.set(value, input);
+    }
+
+    /// Copies a node.
+    pub(crate) fn node(&mut self, node: NodeRef<'_>) -> Values {
+        self.builder.copy_node(self.source, node, &mut self.map)
+    }
+
+    /// Copies a node with another op of the same type.
+    pub(crate) fn node_as(&mut self, node: NodeRef<'_>, op: Op) -> Values {
+        self.builder.copy_node_as(self.source, node, op, &mut self.map)
+    }
+
+    /// Ends the copy with the outputs of the source.
+    pub(crate) fn finish(self) -> Graph {
+        let source = self.source;
+        self.finish_with(source.outputs().iter().copied().zip(source.output_info().iter().cloned()))
+    }
+
+    /// Ends the copy with what stands for these values.
+    pub(crate) fn finish_with(self, outputs: impl IntoIterator<Item = (Value, PortInfo)>) -> Graph {
+        let (outputs, info) = outputs.into_iter().map(|(value, info)| (self.map.get(value), info)).unzip();
+        self.builder.finish(outputs, info)
+    }
+
+    /// Ends the copy of a body with what stands for these values.
+    pub(crate) fn finish_body(self, outputs: impl IntoIterator<Item = Value>) -> Graph {
+        self.finish_with(outputs.into_iter().map(|value| (value, PortInfo::default())))
+    }
+}
+
+/// What a pass has made of the bodies it has met: one that is used twice is done once and stays shared.
+#[derive(Default)]
+pub(crate) struct BodyCache(FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>);
+
+impl BodyCache {
+    /// What became of a body that has been met before.
+    pub(crate) fn find(&self, body: &Arc<Graph>) -> Option<Arc<Graph>> {
+        self.0.get(&Arc::as_ptr(body)).map(|(_, done)| done.clone())
+    }
+
+    /// Notes what a body has become, and returns it.
+    pub(crate) fn insert(&mut self, body: &Arc<Graph>, done: Arc<Graph>) -> Arc<Graph> {
+        // The original is held so that its address stays its own.
+        self.0.insert(Arc::as_ptr(body), (body.clone(), done.clone()));
+        done
+    }
+
+    /// A body with a pass run over it.
+    pub(crate) fn transform(
+        &mut self,
+        body: &Arc<Graph>,
+        pass: impl FnOnce(&Graph, &mut BodyCache) -> Graph,
+    ) -> Arc<Graph> {
+        self.find(body).unwrap_or_else(|| {
+            let done = Arc::new(pass(body, self));
+            self.insert(body, done)
+        })
+    }
+
+    /// An op with the pass run over its bodies; `None` for an op without.
+    pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
+        op.map_regions(|body| self.transform(body, &pass))
+    }
+}

@@ -1,0 +1,461 @@
+//! The data flow of ops with regions: where values enter a region, go round in it and leave it.
+//!
+//! An op with regions says with [`Op::edges`] how its operands and results hang together with the inputs and outputs of its
+//! bodies, and with [`Op::executions`] how often each body runs. A pass that only follows values asks there and never matches
+//! on a region op, so that it treats them all, and one that is added later, alike.
+//!
+//! An [`Edge`] is one value on its whole way through an op. It may have several ends, since branches share their operands,
+//! and since a loop's carry is one value before, in and after an iteration:
+//!
+//! | op | edge | source | inputs | outputs | target |
+//! |---|---|---|---|---|---|
+//! | `call`, `checkpoint` | argument `i` | operand `i` | `i` | | |
+//! | | result `k` | | | `k` | result `k` |
+//! | `cond` | choice | operand 0 | | | control |
+//! | | argument `i` | operand `i + 1` | `i` of every branch | | |
+//! | | result `k` | | | `k` of every branch | result `k` |
+//! | `custom-vjp` | argument `i` | operand `i` | `i` of primal and forward rule | | |
+//! | | result `k` | | | `k` of primal and forward rule | result `k` |
+//! | | residual | | of the backward rule | of the forward rule | |
+//! | | cotangent of a result | cotangent | of the backward rule | | |
+//! | | cotangent of an operand | | | of the backward rule | cotangent |
+//! | `scan` | invariant `i` | operand `i` | `i` | | |
+//! | | carry `c` | its operand | its input | `c` | result `c` |
+//! | | slices | its operand, sliced | its input | | |
+//! | | stack | | | its output | its result, stacked |
+//! | `while` | invariant `i` | operand `i` | `i` of condition and body | | |
+//! | | carry `c` | its operand | its input of condition and body | `c` of the body | result `c` |
+//! | | whether to go on | | | 0 of the condition | control |
+//!
+//! What holds of every op:
+//! - Each operand is the source of exactly one edge, each result the target of exactly one; each input and output of each body
+//!   is on exactly one.
+//! - All ends of an edge have the same type, except that outside of a [sliced](Edge::sliced) edge there is one dimension more.
+//! - The source feeds the inputs when the op begins. An edge with inputs and outputs is carried: after each iteration the
+//!   outputs feed the inputs of the next. The target gets what the outputs were at last; if no body has run, the source.
+//! - A body reads nothing else and gives nothing else: a region is closed.
+
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
+use crate::ir::{Graph, TensorType, Value};
+
+/// How often a region runs each time its op does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executions {
+    /// Once.
+    Once,
+    /// Once or not at all: the op has several such regions and runs one of them.
+    AtMostOnce,
+    /// So many times, one after the other.
+    Times(usize),
+    /// Any number of times, maybe none, one after the other.
+    Unknown,
+    /// Never: differentiation puts it in the place of the op.
+    InDerivative,
+}
+
+/// An input or output of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Port {
+    /// Which region, in the order of [`Op::regions`].
+    pub region: usize,
+    /// Which of its inputs or outputs.
+    pub index: usize,
+}
+
+/// Where a value comes from that an edge brings into regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Nowhere: a region makes it.
+    Inside,
+    /// The operand with this index.
+    Operand(usize),
+    /// The cotangent of the result with this index.
+    Cotangent(usize),
+}
+
+/// Where a value goes to that an edge takes out of regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Nowhere: only regions read it.
+    Inside,
+    /// It decides which region runs, or whether one runs again. So it decides about every result, though it is part of none.
+    Control,
+    /// The result with this index.
+    Result(usize),
+    /// The cotangent of the operand with this index.
+    Cotangent(usize),
+}
+
+/// One value on its way through an op with regions. See the [module](self) for what holds of all edges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// What feeds the inputs at first.
+    pub source: Source,
+    /// The region inputs that have the value.
+    pub inputs: SmallVec<[Port; 2]>,
+    /// The region outputs that make it, or make it anew for the next iteration.
+    pub outputs: SmallVec<[Port; 2]>,
+    /// What becomes of it at last.
+    pub target: Target,
+    /// Whether each iteration has a slice of its own: outside, the value has a leading dimension, whose size is the number of
+    /// iterations; an input is one slice of it, and an output is stacked to it.
+    pub sliced: bool,
+}
+
+/// What an op with regions says of its data flow.
+pub trait DataFlow {
+    /// The edges. Operands ascend from one to the next, and so do results.
+    fn edges(&self) -> Vec<Edge>;
+
+    /// How often a region runs.
+    fn executions(&self, region: usize) -> Executions;
+
+    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops the
+    /// other ends of their edges.
+    fn with_operands(&self, kept: &[bool]) -> Op;
+}
+
+impl Edge {
+    fn new(source: Source, target: Target) -> Edge {
+        Edge { source, inputs: SmallVec::new(), outputs: SmallVec::new(), target, sliced: false }
+    }
+
+    /// An operand that enters the same input of some regions.
+    fn argument(operand: usize, index: usize, regions: impl Iterator<Item = usize>) -> Edge {
+        let inputs = regions.map(|region| Port { region, index }).collect();
+        Edge { inputs, ..Edge::new(Source::Operand(operand), Target::Inside) }
+    }
+
+    /// The output of some regions that is the result with the same index.
+    fn result_of(index: usize, regions: impl Iterator<Item = usize>) -> Edge {
+        let outputs = regions.map(|region| Port { region, index }).collect();
+        Edge { outputs, ..Edge::new(Source::Inside, Target::Result(index)) }
+    }
+
+    /// The operand that it begins with.
+    pub fn operand(&self) -> Option<usize> {
+        match self.source {
+            Source::Operand(index) => Some(index),
+            Source::Inside | Source::Cotangent(_) => None,
+        }
+    }
+
+    /// The result that it ends in.
+    pub fn result(&self) -> Option<usize> {
+        match self.target {
+            Target::Result(index) => Some(index),
+            Target::Inside | Target::Control | Target::Cotangent(_) => None,
+        }
+    }
+
+    /// Whether it is a loop's carry: a value that one iteration gives the next.
+    pub fn is_carried(&self) -> bool {
+        self.operand().is_some() && self.result().is_some()
+    }
+}
+
+impl Op {
+    /// How values enter and leave the bodies of an op with regions; nothing for an op without.
+    pub fn edges(&self) -> Vec<Edge> {
+        self.data_flow().map_or_else(Vec::new, DataFlow::edges)
+    }
+
+    /// How often a region runs; never for an op without regions.
+    pub fn executions(&self, region: usize) -> Executions {
+        self.data_flow().map_or(Executions::InDerivative, |op| op.executions(region))
+    }
+
+    /// The regions that run when the op does, each with its number.
+    pub(crate) fn running_regions(&self) -> impl Iterator<Item = (usize, &Arc<Graph>)> {
+        self.regions().enumerate().filter(|&(region, _)| self.executions(region) != Executions::InDerivative)
+    }
+
+    /// The number of iterations of a loop that runs as often as it says.
+    pub(crate) fn trip_count(&self) -> Option<usize> {
+        match self.executions(0) {
+            Executions::Times(count) => Some(count),
+            Executions::Once | Executions::AtMostOnce | Executions::Unknown | Executions::InDerivative => None,
+        }
+    }
+
+    /// Whether the op runs one body exactly once, as a call does: it only wraps a part of the program.
+    pub(crate) fn is_wrapper(&self) -> bool {
+        self.executions(0) == Executions::Once
+    }
+
+    /// What the operands bring to the inputs of a region, for the first iteration if it is a loop's.
+    pub(crate) fn entering<T: Clone + Default>(&self, region: usize, operands: &[T]) -> Vec<T> {
+        let mut inputs = vec![T::default(); self.regions().nth(region).map_or(0, |body| body.inputs().len())];
+        for edge in self.edges() {
+            let Some(operand) = edge.operand() else { continue };
+            edge.inputs.iter().filter(|port| port.region == region).for_each(|port| {
+                inputs[port.index] = operands[operand].clone();
+            });
+        }
+        inputs
+    }
+
+    /// The type outside of a value that leaves a region, or enters it, by an edge of its own in each iteration.
+    pub(crate) fn type_outside(&self, inner: &TensorType) -> TensorType {
+        let mut ty = inner.clone();
+        if let Some(count) = self.trip_count() {
+            ty.dims.insert(0, count);
+        }
+        ty
+    }
+}
+
+/// The edges of an op whose only region takes the operands and returns the results.
+fn plain_edges(body: &Graph) -> Vec<Edge> {
+    let inputs = (0..body.inputs().len()).map(|index| Edge::argument(index, index, 0..1));
+    inputs.chain((0..body.outputs().len()).map(|index| Edge::result_of(index, 0..1))).collect()
+}
+
+/// The edges of a loop's invariants and carries, whose inputs these regions have, and of which the last region returns the
+/// carries first.
+fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Range<usize>) -> Vec<Edge> {
+    let last = regions.end - 1;
+    let edge = |index: usize| {
+        let mut edge = Edge::argument(index, index, regions.clone());
+        if let Some(carry) = index.checked_sub(invariant_count) {
+            edge.outputs.push(Port { region: last, index: carry });
+            edge.target = Target::Result(carry);
+        }
+        edge
+    };
+    (0..invariant_count + carry_count).map(edge).collect()
+}
+
+fn count(flags: &[bool]) -> usize {
+    flags.iter().filter(|&&flag| flag).count()
+}
+
+impl DataFlow for Call {
+    fn edges(&self) -> Vec<Edge> {
+        plain_edges(&self.function)
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Once
+    }
+
+    fn with_operands(&self, _kept: &[bool]) -> Op {
+        self.clone().into()
+    }
+}
+
+impl DataFlow for Checkpoint {
+    fn edges(&self) -> Vec<Edge> {
+        plain_edges(&self.body)
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Once
+    }
+
+    fn with_operands(&self, _kept: &[bool]) -> Op {
+        self.clone().into()
+    }
+}
+
+impl DataFlow for Cond {
+    fn edges(&self) -> Vec<Edge> {
+        let Some(first) = self.branches.first() else { return Vec::new() };
+        let branches = || 0..self.branches.len();
+        let mut edges = vec![Edge::new(Source::Operand(0), Target::Control)];
+        edges.extend((0..first.inputs().len()).map(|index| Edge::argument(index + 1, index, branches())));
+        edges.extend((0..first.outputs().len()).map(|index| Edge::result_of(index, branches())));
+        edges
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::AtMostOnce
+    }
+
+    fn with_operands(&self, _kept: &[bool]) -> Op {
+        self.clone().into()
+    }
+}
+
+impl DataFlow for CustomVjp {
+    fn edges(&self) -> Vec<Edge> {
+        const PRIMAL: usize = 0;
+        const FORWARD: usize = 1;
+        const BACKWARD: usize = 2;
+        let (operands, results) = (self.primal.inputs().len(), self.primal.outputs().len());
+        let residuals = self.forward.outputs().len() - results;
+        let differentiable = |values: &[Value]| {
+            let is_float = |&index: &usize| self.primal.ty(values[index]).dtype.is_float();
+            (0..values.len()).filter(is_float).collect::<Vec<usize>>()
+        };
+        let mut edges: Vec<Edge> = Vec::new();
+        edges.extend((0..operands).map(|index| Edge::argument(index, index, PRIMAL..BACKWARD)));
+        edges.extend((0..results).map(|index| Edge::result_of(index, PRIMAL..BACKWARD)));
+        edges.extend((0..residuals).map(|index| Edge {
+            inputs: smallvec![Port { region: BACKWARD, index }],
+            outputs: smallvec![Port { region: FORWARD, index: results + index }],
+            ..Edge::new(Source::Inside, Target::Inside)
+        }));
+        let cotangents = differentiable(self.primal.outputs()).into_iter().enumerate();
+        edges.extend(cotangents.map(|(index, result)| Edge {
+            inputs: smallvec![Port { region: BACKWARD, index: residuals + index }],
+            ..Edge::new(Source::Cotangent(result), Target::Inside)
+        }));
+        let cotangents = differentiable(self.primal.inputs()).into_iter().enumerate();
+        edges.extend(cotangents.map(|(index, operand)| Edge {
+            outputs: smallvec![Port { region: BACKWARD, index }],
+            ..Edge::new(Source::Inside, Target::Cotangent(operand))
+        }));
+        edges
+    }
+
+    fn executions(&self, region: usize) -> Executions {
+        if region == 0 { Executions::Once } else { Executions::InDerivative }
+    }
+
+    fn with_operands(&self, _kept: &[bool]) -> Op {
+        self.clone().into()
+    }
+}
+
+impl DataFlow for Scan {
+    fn edges(&self) -> Vec<Edge> {
+        let first_slice = self.invariant_count + self.carry_count;
+        let slice = |index: usize| Edge { sliced: true, ..Edge::argument(index, index, 0..1) };
+        let stack = |index: usize| Edge { sliced: true, ..Edge::result_of(index, 0..1) };
+        let mut edges = loop_edges(self.invariant_count, self.carry_count, 0..1);
+        edges.extend((first_slice..self.body.inputs().len()).map(slice));
+        edges.extend((self.carry_count..self.body.outputs().len()).map(stack));
+        edges
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Times(self.length)
+    }
+
+    fn with_operands(&self, kept: &[bool]) -> Op {
+        let (invariants, rest) = kept.split_at(self.invariant_count);
+        let (invariant_count, carry_count) = (count(invariants), count(&rest[..self.carry_count]));
+        Scan { invariant_count, carry_count, ..self.clone() }.into()
+    }
+}
+
+impl DataFlow for While {
+    fn edges(&self) -> Vec<Edge> {
+        let mut edges = loop_edges(self.invariant_count, self.body.outputs().len(), 0..2);
+        let goes_on = smallvec![Port { region: 0, index: 0 }];
+        edges.push(Edge { outputs: goes_on, ..Edge::new(Source::Inside, Target::Control) });
+        edges
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Unknown
+    }
+
+    fn with_operands(&self, kept: &[bool]) -> Op {
+        While { invariant_count: count(&kept[..self.invariant_count]), ..self.clone() }.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::ir::{DType, GraphBuilder, PortInfo};
+    use crate::ops::RematPolicy;
+
+    fn tensor(dims: &[usize]) -> TensorType {
+        TensorType::new(DType::F32, dims)
+    }
+
+    /// A body that returns some of its inputs.
+    fn body(inputs: &[TensorType], outputs: &[usize]) -> Arc<Graph> {
+        let mut builder = GraphBuilder::new("body");
+        let inputs: Vec<Value> = inputs.iter().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+        builder.finish_body(outputs.iter().map(|&index| inputs[index]).collect()).into()
+    }
+
+    /// Every operand, result and port is on one edge, and all ends of an edge have the same type.
+    fn check(op: impl Into<Op>, operands: &[TensorType]) {
+        let op: Op = op.into();
+        let results = op.infer(&operands.iter().collect::<Vec<_>>()).expect("the op fits its operands");
+        let bodies: Vec<&Arc<Graph>> = op.regions().collect();
+        let mut seen = HashSet::new();
+        for edge in op.edges() {
+            let inner = |ty: &TensorType| match edge.sliced {
+                true => TensorType::new(ty.dtype, &ty.dims[1..]),
+                false => ty.clone(),
+            };
+            let mut types = Vec::new();
+            match edge.source {
+                Source::Inside => {}
+                Source::Operand(index) => types.push(inner(&operands[index])),
+                Source::Cotangent(index) => types.push(inner(&results[index])),
+            }
+            match edge.target {
+                Target::Inside | Target::Control => {}
+                Target::Result(index) => types.push(inner(&results[index])),
+                Target::Cotangent(index) => types.push(inner(&operands[index])),
+            }
+            types.extend(edge.inputs.iter().map(|port| {
+                let body = bodies[port.region];
+                body.ty(body.inputs()[port.index]).clone()
+            }));
+            types.extend(edge.outputs.iter().map(|port| {
+                let body = bodies[port.region];
+                body.ty(body.outputs()[port.index]).clone()
+            }));
+            assert!(types.windows(2).all(|pair| pair[0] == pair[1]), "{op:?}: {edge:?} has ends of types {types:?}");
+            let inputs = edge.inputs.iter().map(|port| format!("input {port:?}"));
+            let outputs = edge.outputs.iter().map(|port| format!("output {port:?}"));
+            let ends = [format!("{:?}", edge.source), format!("{:?}", edge.target)].into_iter();
+            let is_shared = |end: &String| end == "Inside" || end == "Control";
+            for end in inputs.chain(outputs).chain(ends.filter(|end| !is_shared(end))) {
+                assert!(seen.insert(end.clone()), "{op:?}: {end} is on two edges");
+            }
+        }
+        let ports: usize = bodies.iter().map(|body| body.inputs().len() + body.outputs().len()).sum();
+        let cotangents = seen.iter().filter(|end| end.starts_with("Cotangent")).count();
+        assert_eq!(
+            seen.len() - cotangents,
+            operands.len() + results.len() + ports,
+            "{op:?} has ends that are on no edge"
+        );
+    }
+
+    #[test]
+    fn every_end_is_on_one_edge() {
+        let (row, matrix, flag) = (tensor(&[3]), tensor(&[2, 3]), TensorType::scalar(DType::Pred));
+        let count = TensorType::scalar(DType::S32);
+        let pair = [row.clone(), matrix.clone()];
+        check(Call { function: body(&pair, &[1, 0]) }, &pair);
+        check(Checkpoint { body: body(&pair, &[1]), policy: RematPolicy::Full }, &pair);
+        let branches = vec![body(&pair, &[1, 0]), body(&pair, &[1, 0])];
+        check(Cond { branches }, &[flag.clone(), row.clone(), matrix.clone()]);
+        // Operands of which one has no cotangent; two residuals.
+        let operands = [row.clone(), count.clone(), matrix.clone()];
+        let rule = CustomVjp {
+            primal: body(&operands, &[0, 1]),
+            forward: body(&operands, &[0, 1, 2, 1]),
+            backward: body(&[matrix.clone(), count.clone(), row.clone()], &[2, 0]),
+        };
+        check(rule, &operands);
+        let scanned = [matrix.clone(), row.clone(), count.clone(), row.clone()];
+        let scan = Scan {
+            body: body(&scanned, &[1, 2, 3, 0]),
+            length: 5,
+            invariant_count: 1,
+            carry_count: 2,
+            reverse: false,
+            unroll: 1,
+        };
+        check(scan, &[matrix.clone(), row.clone(), count, tensor(&[5, 3])]);
+        let looped = [matrix, flag, row];
+        check(While { condition: body(&looped, &[1]), body: body(&looped, &[1, 2]), invariant_count: 1 }, &looped);
+    }
+}

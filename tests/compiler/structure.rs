@@ -1,0 +1,162 @@
+//! The structure of the workspace: who imports whom, and what users pay for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What may be imported against the direction of ARCHITECTURE.md, each with its reason.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("ir", "ops", "a node holds an `Op`; builder and verifier call its typing rule"),
+    ("ops", "autodiff", "`VjpContext` and `JvpContext`: the gradient rules of an op"),
+    ("ops", "batching", "`BatchContext`: the batching rule of an op"),
+    ("ops", "partition", "`PartitionContext`: the partitioning rule of an op"),
+    ("ops", "emit", "`EmitContext`: the HLO of an op"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The Rust files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The code of a file: without comments, and without the unit tests at its end.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("a source file");
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// The modules of the compiler in order, each with those it may import, as ARCHITECTURE.md lists them.
+fn allowed() -> Vec<(String, BTreeSet<String>)> {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let block = text.split("```text imports\n").nth(1).and_then(|rest| rest.split("```").next());
+    let line = |line: &str| {
+        let (module, imports) = line.split_once(':').expect("a line `module: imports`");
+        (module.to_owned(), imports.split_whitespace().map(str::to_owned).collect())
+    };
+    block.expect("the block of imports").lines().map(line).collect()
+}
+
+/// The modules that each module of the compiler names as `crate::module`, with a file that does.
+fn imports(modules: &[&str]) -> BTreeMap<(String, String), String> {
+    let src = root().join("src");
+    let mut found = BTreeMap::new();
+    for path in sources(&src) {
+        let relative = path.strip_prefix(&src).expect("below src").display().to_string();
+        let module = relative.split(['/', '.']).next().unwrap_or_default().to_owned();
+        for rest in code(&path).split("crate::").skip(1) {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            // The error of the crate stands in `compile`, above all others.
+            let name = if name == "Error" { "compile".to_owned() } else { name };
+            if name != module && modules.contains(&name.as_str()) {
+                found.insert((module.clone(), name), relative.clone());
+            }
+        }
+    }
+    found.retain(|(module, _), _| module != "lib");
+    found
+}
+
+#[test]
+fn no_module_imports_one_above_it() {
+    let allowed = allowed();
+    let modules: Vec<&str> = allowed.iter().map(|(module, _)| module.as_str()).collect();
+    let on_disk: BTreeSet<String> = fs::read_dir(root().join("src"))
+        .expect("src")
+        .map(|entry| entry.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned())
+        .filter(|name| name != "lib")
+        .collect();
+    assert_eq!(
+        modules.iter().map(|&module| module.to_owned()).collect::<BTreeSet<_>>(),
+        on_disk,
+        "modules of ARCHITECTURE.md"
+    );
+    for (index, (module, imports)) in allowed.iter().enumerate() {
+        let above: Vec<_> = imports.iter().filter(|import| !modules[..index].contains(&import.as_str())).collect();
+        assert!(above.is_empty(), "ARCHITECTURE.md lets {module} import {above:?}, which stand above it");
+    }
+    let found = imports(&modules);
+    let is_exception = |from: &str, to: &str| EXCEPTIONS.iter().any(|(a, b, _)| (*a, *b) == (from, to));
+    let wrong: Vec<String> = found
+        .iter()
+        .filter(|((from, to), _)| {
+            let listed = allowed.iter().any(|(module, imports)| module == from && imports.contains(to));
+            !listed && !is_exception(from, to)
+        })
+        .map(|((from, to), file)| format!("{from} imports {to} (src/{file})"))
+        .collect();
+    assert!(wrong.is_empty(), "imports that ARCHITECTURE.md does not list:\n{}", wrong.join("\n"));
+    for (from, imports) in &allowed {
+        for to in imports {
+            assert!(
+                found.contains_key(&(from.clone(), to.clone())),
+                "ARCHITECTURE.md: {from} does not import {to} any more"
+            );
+        }
+    }
+    for (from, to, reason) in EXCEPTIONS {
+        assert!(
+            found.contains_key(&((*from).to_owned(), (*to).to_owned())),
+            "{from} -> {to} ({reason}) is not needed any more"
+        );
+    }
+}
+
+/// The crates that a package and its features bring along.
+fn tree(arguments: &[&str]) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(root())
+        .args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}"])
+        .args(arguments)
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn users_of_the_library_pay_for_no_program() {
+    let meshloom = tree(&["-p", "meshloom"]);
+    for heavy in ["clap", "indicatif", "tokenizers", "insta", "proptest", "divan", "prost-build", "protox", "toml"] {
+        assert!(!meshloom.contains(heavy), "meshloom needs {heavy}");
+    }
+    assert!(!tree(&["-p", "meshloom", "--no-default-features"]).contains("zip"));
+    let train = tree(&["-p", "meshloom-train", "--no-default-features"]);
+    for heavy in ["clap", "indicatif", "tokenizers", "zip"] {
+        assert!(!train.contains(heavy), "meshloom-train without features needs {heavy}");
+    }
+    let hlo: Vec<_> = tree(&["-p", "meshloom-hlo"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
+    assert_eq!(hlo, ["meshloom-hlo"]);
+    let pjrt: Vec<_> = tree(&["-p", "meshloom-pjrt"]).into_iter().filter(|name| name.starts_with("meshloom")).collect();
+    assert_eq!(pjrt, ["meshloom-hlo", "meshloom-pjrt"]);
+}
+
+#[test]
+fn files_are_not_too_long() {
+    let folders = ["src", "crates", "tests", "examples", "benches"];
+    let long: Vec<String> = folders
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder)))
+        .filter(|path| !["sys.rs", "generated.rs"].iter().any(|name| path.ends_with(name)))
+        .filter_map(|path| {
+            let lines = fs::read_to_string(&path).expect("a source file").lines().count();
+            (lines > 800).then(|| format!("{}: {lines} lines", path.display()))
+        })
+        .collect();
+    assert!(long.is_empty(), "more than 800 lines:\n{}", long.join("\n"));
+}
