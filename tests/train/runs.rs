@@ -59,7 +59,7 @@ fn one_device_and_eight_agree() {
     check(SHORT_RUN, ONE_DEVICE, &[DATA, FSDP, MIXED], STEPS, 1e-5);
 }
 
-/// `cargo test --release --test train -- --ignored the_default_run --nocapture`
+/// `cargo test --release -p meshloom-tests --test train -- --ignored the_default_run --nocapture`
 #[test]
 #[ignore = "minutes long"]
 fn the_default_run_agrees_on_one_device_and_eight() {
