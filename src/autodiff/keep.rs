@@ -283,7 +283,10 @@ fn copy_body(
 /// Functions copied so far, with all that the copy depends on, so that calls that agree in it share one. The originals
 /// are held so that their addresses stay theirs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Copies(Rc<RefCell<FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>>>);
+pub(super) struct Copies(Rc<RefCell<Copied>>);
+
+/// The originals with their copies.
+type Copied = FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>;
 
 /// Function; by which policies values inside have been kept; by which they are to be.
 type CopyKey = (*const Graph, Vec<RematPolicy>, Option<RematPolicy>);

@@ -97,11 +97,10 @@ fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], w
                     return Err(refuse_node(graph, node, reason));
                 }
             }
-            (Op::CustomVjp(custom), None) => {
-                if custom_reads(custom, &depends_in) {
-                    return Err(refuse_node(graph, node, NOT_CONSTANT));
-                }
+            (Op::CustomVjp(custom), None) if custom_reads(custom, &depends_in) => {
+                return Err(refuse_node(graph, node, NOT_CONSTANT));
             }
+            (Op::CustomVjp(_), None) => {}
             (op, None) if Fact::Zero.looks_into(op) => {
                 let (depends, active) =
                     (Fact::Depends.through(op, &depends_in), region_activity(op.clone(), &active_in));

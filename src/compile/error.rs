@@ -17,7 +17,7 @@ pub enum Error {
     Trace(TraceError),
     /// The caller's fault: values that do not fit a compiled program.
     #[error(transparent)]
-    Arguments(#[from] ArgumentError),
+    Arguments(#[from] Box<ArgumentError>),
     /// The caller's fault: values that do not fill a tree.
     #[error(transparent)]
     Leaves(#[from] crate::trace::LeafCountError),
@@ -92,6 +92,7 @@ impl From<SpecError> for Error {
 }
 
 boxed! {
+    Arguments(ArgumentError),
     Op(OpError),
     Internal(InternalError),
     Sharding(crate::sharding::ShardingError),

@@ -264,7 +264,7 @@ fn put(
         let what = describe("output", path);
         let found = builder.ty(result.value).to_string();
         let kind = TraceErrorKind::Mismatch { what, expected: expected.to_owned(), found };
-        Err(crate::trace::TraceError { kind, origin: builder.origin() }.into())
+        Err(TraceError { kind, origin: builder.origin() })
     };
     let Some(axis) = axis else {
         if result.batched {

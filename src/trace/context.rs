@@ -115,7 +115,7 @@ impl Stack {
 
     fn fail_with(&mut self, kind: TraceErrorKind, place: Place) -> Tensor {
         let origin = self.origin(Some(place));
-        self.fail(TraceError { kind, origin }.into())
+        self.fail(TraceError { kind, origin })
     }
 
     /// The value that a tensor is in the innermost frame; `None` after noting an error.
@@ -316,13 +316,13 @@ pub(super) fn trace_body(
     let (frame, parent) = with_stack(|stack| (stack.frames.pop(), stack.frames.last().map_or(0, |frame| frame.id)));
     drop(pop);
     let Some(frame) = frame else {
-        return Err(TraceError::other("the trace has ended early".to_owned()).into());
+        return Err(TraceError::other("the trace has ended early".to_owned()));
     };
     if let Some(error) = frame.error {
         return Err(error);
     }
     let Some(outputs) = outputs else {
-        return Err(TraceError { kind: TraceErrorKind::Escaped, origin: Origin::default() }.into());
+        return Err(TraceError { kind: TraceErrorKind::Escaped, origin: Origin::default() });
     };
     let (outer, capture_inputs): (Vec<Value>, Vec<Value>) = frame.captures.into_iter().unzip();
     let captured = outer.into_iter().map(|value| Tensor { frame: parent, value }).collect();

@@ -44,8 +44,7 @@ where
                 "input {:?} of `{name}` has type {ty} but {} axis names",
                 info.path,
                 info.axes.len()
-            ))
-            .into());
+            )));
         }
         let mut outputs = None;
         let mut info = Vec::new();

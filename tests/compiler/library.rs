@@ -316,7 +316,7 @@ fn side_effects_are_kept() {
         let of = |graph: &Graph| graph.nodes().filter(|node| node.op().name() == "custom-call").count();
         let inside =
             lowered.graph().nodes().flat_map(|node| node.op().regions().map(|body| of(body)).collect::<Vec<_>>());
-        [of(&lowered.graph()), inside.sum()]
+        [of(lowered.graph()), inside.sum()]
     };
     assert_eq!(calls(true), [2, 1]);
     assert_eq!(calls(false), [0, 0]);

@@ -243,7 +243,7 @@ fn offloaded_values_are_moved_out_and_in() {
     let options = LowerOptions { host_memory: true, omit_metadata: true, ..LowerOptions::default() };
     let lowered = lower(&offloading(), &options).expect("lowered");
     let mut places = Vec::new();
-    walk(&lowered.graph(), &mut |graph, node| {
+    walk(lowered.graph(), &mut |graph, node| {
         if let Op::MoveTo(to) = node.op() {
             let reader = |memory| if memory == Memory::Host { "to host" } else { "to device" };
             places.push(format!("{} {} in {}", reader(to.0), graph.ty(node.result()), graph.name()));

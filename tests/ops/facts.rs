@@ -97,7 +97,9 @@ fn claims<'a>(name: &str, run: &'a Run) -> Vec<Claim<'a>> {
         claims.push(Claim { what, run, operands: vec![base.clone(), second, sum], expected: Expected::Sum });
     }
     // Zeros.
-    let groups = floats.iter().map(|&index| vec![index]).chain((floats.len() > 1).then(|| floats.clone()));
+    // All at once too, but for a quotient, which is no number where all are zero.
+    let all = (floats.len() > 1 && !matches!(facts.linear, Linear::OfFloats(_))).then(|| floats.clone());
+    let groups = floats.iter().map(|&index| vec![index]).chain(all);
     for group in groups {
         let zeros: Vec<bool> = (0..count).map(|index| group.contains(&index)).collect();
         for (result, expected) in run.expected.iter().enumerate() {

@@ -75,7 +75,7 @@ pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) 
 }
 
 fn run_compiled(lowered: &Lowered, inputs: &Vec<Literal>) -> Vec<Literal> {
-    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
+    let program = compile(lowered).unwrap_or_else(|error| panic!("{error}"));
     let arguments = program.put(0, inputs).expect("the inputs fit").leaves();
     let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
     outputs.iter().map(|output| output.get().expect("a result")).collect()

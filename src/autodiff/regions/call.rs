@@ -35,9 +35,12 @@ struct CallHalves {
 /// functions made. The originals are held so that their addresses stay theirs.
 #[derive(Clone, Debug, Default)]
 pub(in crate::autodiff) struct CallCache {
-    halves: Rc<RefCell<FxHashMap<HalvesKey, (Arc<Graph>, Rc<CallHalves>)>>>,
+    halves: Rc<RefCell<Differentiated>>,
     pub(in crate::autodiff) copies: Copies,
 }
+
+/// The originals with their halves.
+type Differentiated = FxHashMap<HalvesKey, (Arc<Graph>, Rc<CallHalves>)>;
 
 /// Function; activity of its inputs; demand for its outputs; by which policies values inside have been kept.
 type HalvesKey = (*const Graph, Vec<bool>, Vec<bool>, Vec<RematPolicy>);

@@ -78,8 +78,11 @@ impl Default for RulesConfig {
 
 const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
-/// The keys of the section, what each means, and what it may be.
-const TABLE: [(&str, &str, fn() -> String); 9] = [
+/// A key, what it means, and what it may be.
+type TableRow = (&'static str, &'static str, fn() -> String);
+
+/// The keys of the section.
+const TABLE: [TableRow; 9] = [
     ("preset", "The rules of this name.", Preset::expected),
     ("file", "A rule file (YAML, as MaxText has them), in place of a preset.", String::expected),
     ("list", "The rules themselves, in place of a preset.", Vec::<RuleEntry>::expected),
