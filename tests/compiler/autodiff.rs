@@ -191,7 +191,7 @@ fn what_takes_few_instructions_is_not_stacked() {
     invariants [] carries [f64[3]] inputs [f64[5,3]] outputs [f64[5,3]]
     reverse invariants [] carries [f64[3]] inputs [f64[5,3] f64[5,3]] outputs [f64[5,3]]
     invariants [] carries [f64[3]] inputs [f64[5,3]] outputs [f64[5,3] f64[5,3]]
-    reverse invariants [] carries [f64[3]] inputs [f64[5,3] f64[5,3] f64[5,3]] outputs [f64[5,3]]
+    reverse invariants [f64[3]] carries [f64[3]] inputs [f64[5,3] f64[5,3] f64[5,3]] outputs [f64[5,3]]
     "#);
 }
 

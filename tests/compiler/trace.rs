@@ -586,7 +586,7 @@ fn text_form() {
       %2 = with-axes %0 ["batch", ""] : f64[2,3]
       %3, %4 = scan %1, %0, %2, %1 {length=3, invariants=2, carries=1} @0 : f64[2,3], pred[3]
       %5 = splat -1 : f64[]
-      %6 = pad %3, %5 {0_0_0x0_2_0} : f64[2,5]
+      %6 = pad %3, %5 {0_0_0, 0_2_0} : f64[2,5]
       %7 = slice %6 {1:2:1, 0:5:1} : f64[1,5]
       %8 = convert %4 : s32[3]
       %9 = reshape %8 : s32[1,3]
@@ -595,7 +595,7 @@ fn text_form() {
     }
 
     @0 scan(%2: f64[3,2], %3: f64[2,3], %0: f64[2,3], %1: f64[2]) {
-      %4 = checkpoint %2, %1, %3, %0 {Dots} @1 : f64[2,3]
+      %4 = checkpoint %2, %1, %3, %0 {dots} @1 : f64[2,3]
       %5 = reduce-max %4 {axes=[0, 1]} : f64[]
       %6 = splat 0.5 : f64[]
       %7 = compare %5, %6 {GT} : pred[]

@@ -44,7 +44,7 @@ def main():
     norms = [jnp.linalg.norm(x[1].ravel()) for x in (gradient, product)]
     numbers = np.array([value, *gradient[0], *product[0], *norms])
     if arguments.check:
-        text = (Path(__file__).parent.parent / "second_order.rs").read_text()
+        text = (Path(__file__).parent.parent / "compiler" / "second_order.rs").read_text()
         listed = re.search(r"const JAX: &\[f64\] = &\[(.*?)\];", text, re.DOTALL)[1]
         stored = np.array([float(number) for number in listed.replace("\n", "").split(",") if number.strip()])
         error = np.linalg.norm(stored - numbers) / np.linalg.norm(numbers)
