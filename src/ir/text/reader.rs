@@ -90,7 +90,7 @@ impl<'t> Reader<'t> {
             line: before.matches('\n').count() + 1,
             column: before[start..].chars().count() + 1,
             message: message.into(),
-            source_line: self.text[start..].lines().next().unwrap_or_default().to_owned(),
+            source_line: self.text[start..].split('\n').take(1).collect(),
         }
     }
 
