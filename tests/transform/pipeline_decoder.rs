@@ -78,10 +78,11 @@ fn llama() {
 /// Rules of the shape of MaxText's for pipelines (pipeline-large-moe), from a file.
 #[test]
 fn rules_from_a_file() {
-    let family = ["model.family=mixtral", "rules.file=tests/rule_files/pipelined-experts.yml"];
+    const RULES: &str = concat!("rules.file=", env!("CARGO_MANIFEST_DIR"), "/rule_files/pipelined-experts.yml");
+    let family = ["model.family=mixtral", RULES];
     let expected = expected(&["model.family=mixtral"]);
     check(&family, &over("mesh.axes=data=2,stage=2,fsdp=2", SLIDING), &expected);
-    let dense = ["rules.file=tests/rule_files/pipelined-experts.yml"];
+    let dense = [RULES];
     let expected = self::expected(&[]);
     for pipeline in [SLIDING, ONE_LOOP] {
         check(&dense, &over("mesh.axes=stage=2,fsdp=2,tensor=2", pipeline), &expected);
