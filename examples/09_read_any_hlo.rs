@@ -13,7 +13,7 @@ use meshloom::partition::CollectiveKind;
 use meshloom::sharding::Mesh;
 
 fn main() -> anyhow::Result<()> {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/foreign/scan_remat.tpu.txt");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/foreign/scan_remat.tpu.txt");
     let found = read(&std::fs::read(file)?, &Limits::default())?;
     let devices = device_count(&found.module, found.config.as_ref());
     println!("{}: {} of {} devices", found.module.name, found.form.name(), devices.partitions);

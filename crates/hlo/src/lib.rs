@@ -1,4 +1,9 @@
 #![doc = include_str!("../README.md")]
+// A library neither panics nor prints. Its unit tests may.
+#![cfg_attr(
+    not(test),
+    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
+)]
 
 pub mod analysis;
 mod amount;

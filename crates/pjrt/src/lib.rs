@@ -19,6 +19,12 @@
 //!
 //! XLA's checks end the process, so everything that can be checked is checked here before a plugin is called.
 
+// A library neither panics nor prints. Its unit tests may.
+#![cfg_attr(
+    not(test),
+    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
+)]
+
 pub mod ahead_of_time;
 mod api;
 mod array;

@@ -20,6 +20,12 @@
 //! By default a [`Trainer`] trains a decoder on text. [`Model`] and [`Dataset`] say what it needs of any
 //! other model and its data; the example `vision_transformer` has one.
 
+// A library neither panics nor prints. Its unit tests may.
+#![cfg_attr(
+    not(test),
+    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
+)]
+
 mod ahead;
 mod alternatives;
 pub mod checkpoint;
