@@ -163,7 +163,7 @@ fn workers_that_are_none_are_told_from_those_that_fail() {
     let with = |worker: &str| Settings { worker: Some(worker.into()), ..Settings::default() };
     let (text, failure) = describe_with(&with("/bin/true"));
     assert!(matches!(failure, WorkerFailure::NoAnswer { status: Some(0), started: false, .. }), "{text}");
-    assert!(text.contains("its main must call `meshloom::pjrt::worker::run_if_asked()` first"), "{text}");
+    assert!(text.contains("its main must call `meshloom_pjrt::worker::run_if_asked()` first"), "{text}");
     let (text, failure) = describe_with(&with("/nowhere/worker"));
     assert!(matches!(failure, WorkerFailure::NotStarted { .. }), "{text}");
     assert!(text.contains("the worker /nowhere/worker cannot be started: No such file"), "{text}");

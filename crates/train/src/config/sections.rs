@@ -278,7 +278,7 @@ choice! {
 section! {
     /// `[partition]`: who splits the program over the devices.
     PartitionConfig {
-        /// The mode.
+        /// Who partitions: meshloom (`explicit`), or XLA (`gspmd`, `shardy`).
         mode: PartitionMode = PartitionMode::Explicit,
         /// What to do where a value cannot be split.
         replication: Replication = Replication::Warn,
