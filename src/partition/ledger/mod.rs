@@ -17,7 +17,7 @@
 //! # let spec = TensorSpec::new(F32, [16, 4]).with_axes(&["rows", ""]);
 //! # let function = Function::trace("total", spec, |x| x.square().sum(..))?;
 //! let mesh = Mesh::parse("data=8", 8)?;
-//! let options = LowerOptions { sharding: Some((&mesh, &rules)), explicit: true, ..LowerOptions::default() };
+//! let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
 //! let ledger = lower(function.graph(), &options)?.collectives();
 //! assert_eq!(ledger.kind(CollectiveKind::AllReduce).over("data").outside_loops().count()?, 1);
 //! assert!(ledger.over("dta").count().is_err());
