@@ -52,6 +52,16 @@ pub fn unoptimized() -> BTreeMap<String, DebugValue> {
     [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
 }
 
+/// Whether tests that run a share of their cases run all of them: `MESHLOOM_EVERY_CASE=1` asks for it.
+pub fn every_case() -> bool {
+    std::env::var_os("MESHLOOM_EVERY_CASE").is_some_and(|value| value == "1")
+}
+
+/// One of `share` cases, the first among them; or all, as [`every_case`] says.
+pub fn some_of<T>(cases: impl IntoIterator<Item = T>, share: usize) -> impl Iterator<Item = T> {
+    cases.into_iter().step_by(if every_case() { 1 } else { share })
+}
+
 /// A graph compiled for one CPU device.
 pub struct Compiled {
     executable: Executable,

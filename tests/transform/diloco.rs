@@ -1,4 +1,5 @@
-//! DiLoCo against plain loops that hold the replicas one by one. `DILOCO_CASES=all` runs every combination of settings.
+//! DiLoCo against plain loops that hold the replicas one by one. `MESHLOOM_EVERY_CASE=1` runs every combination of
+//! settings, for twice as many steps.
 
 use std::sync::OnceLock;
 
@@ -17,12 +18,17 @@ use meshloom_train::run::{Calls, RunState};
 use meshloom_train::step::aliases;
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
+use support::every_case;
 
 /// What each replica does with a tiny decoder.
 const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
 const ROWS: usize = 4;
-const STEPS: u64 = 120;
 const LAYERS: usize = 4;
+
+/// Five sync periods, or ten.
+fn steps() -> u64 {
+    if every_case() { 120 } else { 60 }
+}
 
 fn config(own: &[&str], settings: &[&str]) -> RunConfig {
     configs::config(&[TINY, RUN, own, settings])
@@ -227,7 +233,7 @@ fn reference_of(config: &RunConfig, cut: &Cut, steps: u64) -> Outcome {
 
 #[track_caller]
 fn check(replicas: usize, settings: &[&str], cut: &Cut) {
-    check_steps(replicas, settings, cut, STEPS);
+    check_steps(replicas, settings, cut, steps());
 }
 
 #[track_caller]
@@ -251,15 +257,14 @@ fn vanilla() {
 
 const STREAMING: &[&str] = &["diloco.streaming=true", "diloco.fragments=3"];
 
-/// Each overlap with one of two weights, so that the four tests below have every pair of settings; with `DILOCO_CASES=all` each with
-/// both.
+/// Each overlap with one of two weights, so that the four tests below have every pair of settings; with
+/// `MESHLOOM_EVERY_CASE=1` each with both.
 fn check_streaming(replicas: usize, order: &str, cut: &Cut) {
-    let is_all = std::env::var("DILOCO_CASES").is_ok_and(|cases| cases == "all");
     let other = usize::from(replicas == 4) + usize::from(order.ends_with("true"));
     for (index, overlap) in [0, 1, 3].into_iter().enumerate() {
         let overlap = format!("diloco.overlap_steps={overlap}");
         for (number, alpha) in ["diloco.overlap_alpha=0.0", "diloco.overlap_alpha=0.5"].into_iter().enumerate() {
-            if is_all || (index + other + number).is_multiple_of(2) {
+            if every_case() || (index + other + number).is_multiple_of(2) {
                 check(replicas, &[STREAMING, &[order, &overlap, alpha]].concat(), cut);
             }
         }
@@ -311,11 +316,11 @@ fn steps_per_call() {
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
     let cases: [(&[&str], &[&str]); 3] = [(&overlapping, &["24", "12", "7"]), (uneven, &["12"]), (&[], &["12"])];
     for (settings, counts) in cases {
-        let (expected, expected_losses) = run(&diloco_config(2, settings), STEPS);
+        let (expected, expected_losses) = run(&diloco_config(2, settings), steps());
         for count in counts {
             let per_call = format!("train.steps_per_call={count}");
             let config = diloco_config(2, &[settings, &[per_call.as_str()]].concat());
-            let (found, losses) = run(&config, STEPS);
+            let (found, losses) = run(&config, steps());
             let (inner, outer) = worst(&found, &expected);
             let of_losses = relative_error(&losses, &expected_losses);
             println!("{settings:?} {per_call}: inner {inner:.1e}, outer {outer:.1e}, losses {of_losses:.1e}");
