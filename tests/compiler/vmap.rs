@@ -1,5 +1,5 @@
 //! `vmap` of programs: against a loop over the examples, with gradients both ways, loops, checkpoints, hand-written
-//! gradients and calls; what the batched graphs are made of; and what is refused.
+//! gradients and calls; and what is refused. `tests/filetests/vmap.txt` has what batched graphs are made of.
 
 use meshloom::autodiff;
 use meshloom::batching::{self, BatchAxis};
@@ -8,7 +8,7 @@ use meshloom::ir::{Graph, GraphBuilder, Name, PortInfo};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::trace::{
     Function, Index, MappedAxes, ScanOptions, Tensor, TensorSpec, VmapOptions, arange, checkpoint, concatenate, cond,
-    constant, custom_vjp, full, grad, scan, scan_with, stack, switch, value_and_grad, vjp, vmap, vmap_with, while_loop,
+    custom_vjp, full, grad, scan, scan_with, stack, switch, value_and_grad, vjp, vmap, vmap_with, while_loop,
 };
 use support::*;
 
@@ -262,61 +262,6 @@ fn tangents() {
     let inputs = inputs_of(&outside);
     let (outside, inside) = (run(&outside, &inputs), run(&inside, &inputs));
     assert!(distance(&outside[0].to_f64_vec(), &inside[0].to_f64_vec()) <= 1e-12);
-}
-
-// What the graphs are made of.
-
-#[test]
-fn a_shared_operand_makes_one_larger_product() {
-    let graph =
-        traced(&[&[SIZE, 2, 4], &[4, 5], &[5]], |x| vec![vmap(x[0], |row| row.matmul(x[1].sin()) + x[2].sum(..))]);
-    // The two broadcasts are of the sum: to a row, and of rows to a batch.
-    assert_eq!([count(&graph, "dot"), count(&graph, "broadcast"), count(&graph, "transpose")], [1, 2, 0], "{graph}");
-    // What does not depend on the example is computed once, without the batch.
-    let mut sines = Vec::new();
-    walk(&graph, &mut |graph, node| {
-        if node.op().name() == "sine" {
-            sines.push(graph.ty(node.result()).to_string());
-        }
-    });
-    assert_eq!(sines, ["f64[4,5]"]);
-}
-
-#[test]
-fn gathers_batch_one_operand_without_repeating_the_other() {
-    let indices = || constant(meshloom::ir::Literal::from_slice(&[SIZE, 2], &[0i32, 1, 2, 3, 1, 1]).expect("six"));
-    let shared_table = traced(&[&[4, 5]], |x| vec![vmap(indices(), |indices| x[0].take(0, indices))]);
-    let shared_indices = traced(&[&[SIZE, 4, 5]], |x| {
-        let shared = indices().index([Index::At(0)]);
-        vec![vmap(x[0], |table| table.take(0, shared))]
-    });
-    for graph in [shared_table, shared_indices] {
-        assert_eq!([count(&graph, "gather"), count(&graph, "broadcast")], [1, 0], "{graph}");
-    }
-}
-
-/// A loop in which only one carry depends on the example leaves the others alone.
-#[test]
-fn what_is_the_same_for_all_stays_so_in_loops() {
-    let graph = traced(&[&[SIZE, 2], &[2], &[3, 2]], |x| {
-        vec![vmap(x[0], |x0| {
-            let body = |(h, s): (Tensor, Tensor), w: Tensor| ((h * s + w, s.sin()), ());
-            scan((x0, x[1]), x[2], body).0.0
-        })]
-    });
-    assert_eq!(describe_scans(&graph), ["invariants [] carries [f64[3,2] f64[2]] inputs [f64[3,2]] outputs []"]);
-    assert_eq!(count(&graph, "transpose"), 0, "{graph}");
-}
-
-/// Calls of one function, all with the same operands batched, stay calls of one function.
-#[test]
-fn a_function_is_batched_once() {
-    let layer =
-        Function::trace("layer", TensorSpec::new(F64, [2]), |x| x.sin()).unwrap_or_else(|error| panic!("{error}"));
-    let graph = traced(&[&[SIZE, 2]], |x| vec![vmap(x[0], |x| layer.call(layer.call(layer.call(x))))]);
-    let functions: Vec<_> = graph.nodes().flat_map(|node| node.op().regions().map(std::sync::Arc::as_ptr)).collect();
-    assert_eq!(functions.len(), 3, "{graph}");
-    assert!(functions.iter().all(|&function| function == functions[0]), "{graph}");
 }
 
 #[test]

@@ -1,13 +1,10 @@
 //! The collectives of any module: modules written by hand, what we emit, and what XLA makes of it.
 
-use std::sync::Arc;
-
 use crate::modules::*;
 use meshloom::emit::{EmitOptions, GroupFormat, device_groups, emit};
 use meshloom::hlo::analysis::{Communication, DeviceGroups, Devices, ModuleCollective, collectives};
 use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, ReplicaGroup, SourceTarget};
-use meshloom::ir::{Graph, GraphBuilder, PortInfo};
-use meshloom::ops::*;
+use meshloom::ir::Graph;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
 use meshloom::pjrt::CompileOptions;
 use meshloom::sharding::Mesh;
@@ -144,33 +141,26 @@ fn a_fused_reduce_scatter_is_one() {
 // What we emit.
 
 /// In a scan of 3, a scan of 5: a gather, a scatter and an exchange. Then a permute, and all together.
-fn nested(mesh: &Mesh) -> Graph {
-    let ty = f32s(&[8, 4]);
-    let (a, b) = (group(mesh, &["a"]), group(mesh, &["b"]));
-    let inside = {
-        let mut body = GraphBuilder::new("inside");
-        let x = body.input(ty.clone(), PortInfo::default());
-        let whole = body.push1(AllGather { group: a.clone(), dim: 0 }, &[x]).unwrap();
-        let part = body.push1(ReduceScatter { group: a.clone(), dim: 0 }, &[whole]).unwrap();
-        let moved = body.push1(AllToAll { group: b.clone(), dim: 0 }, &[part]).unwrap();
-        Arc::new(body.finish(vec![moved], vec![PortInfo::default()]))
-    };
-    let scan = |body, length| Scan { body, length, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
-    let middle = {
-        let mut body = GraphBuilder::new("middle");
-        let x = body.input(ty.clone(), PortInfo::default());
-        let y = body.push1(scan(inside, 5), &[x]).unwrap();
-        Arc::new(body.finish(vec![y], vec![PortInfo::default()]))
-    };
-    let mut builder = GraphBuilder::new("nested");
-    let x = builder.input(ty, rows(mesh, &["a", "b"], 2));
-    let x = builder.push1(scan(middle, 3), &[x]).unwrap();
-    let pairs = [(0, 1), (1, 0)].into();
-    let x = builder.push1(CollectivePermute { group: b, pairs }, &[x]).unwrap();
-    let all = group(mesh, &["a", "b"]);
-    let x = builder.push1(AllReduce { group: all, kind: ReduceKind::Sum }, &[x]).unwrap();
-    builder.finish(vec![x], vec![rows(mesh, &["a", "b"], 2)])
+const NESTED: &str = r#"mesh "a=4,b=2"
+nested(%0: f32[8,4] spec=[(a, b), _]) {
+  %1 = scan %0 {length=3, carries=1} @0 : f32[8,4]
+  %2 = collective-permute %1 {axes=[b] of 2, pairs=[0->1, 1->0]} : f32[8,4]
+  %3 = all-reduce %2 {axes=[a, b] of 8, add} : f32[8,4]
+  return %3 spec=[(a, b), _]
 }
+
+@0 middle(%0: f32[8,4]) {
+  %1 = scan %0 {length=5, carries=1} @1 : f32[8,4]
+  return %1
+}
+
+@1 inside(%0: f32[8,4]) {
+  %1 = all-gather %0 {axes=[a] of 4, dim=0} : f32[32,4]
+  %2 = reduce-scatter %1 {axes=[a] of 4, dim=0} : f32[8,4]
+  %3 = all-to-all %2 {axes=[b] of 2, dim=0} : f32[8,4]
+  return %3
+}
+"#;
 
 fn options(mesh: &Mesh, groups: GroupFormat) -> EmitOptions<'_> {
     EmitOptions { mesh: Some(mesh), partitioned: true, groups, ..EmitOptions::default() }
@@ -181,7 +171,7 @@ fn options(mesh: &Mesh, groups: GroupFormat) -> EmitOptions<'_> {
 #[test]
 fn what_is_emitted_is_what_the_ledger_has() {
     let mesh = mesh("a=4,b=2");
-    let graph = nested(&mesh);
+    let graph = Graph::from_text(NESTED).unwrap_or_else(|error| panic!("{error}"));
     let ledger = Ledger::of(&graph, &mesh);
     let ledger: Vec<_> = ledger.iter().unwrap().collect();
     assert_eq!(ledger.len(), 5);
@@ -222,11 +212,13 @@ fn lists(groups: &DeviceGroups) -> Vec<Vec<usize>> {
 #[test]
 fn plugins_read_the_groups() {
     let mesh = mesh("a=2,b=4");
-    let mut builder = GraphBuilder::new("sum");
-    let x = builder.input(f32s(&[4]), rows(&mesh, &["a", "b"], 1));
-    let group = group(&mesh, &["a"]);
-    let x = builder.push1(AllReduce { group: group.clone(), kind: ReduceKind::Sum }, &[x]).unwrap();
-    let graph = builder.finish(vec![x], vec![rows(&mesh, &["a", "b"], 1)]);
+    let text = r#"mesh "a=2,b=4"
+sum(%0: f32[4] spec=[(a, b)]) {
+  %1 = all-reduce %0 {axes=[a] of 2, add} : f32[4]
+  return %1 spec=[(a, b)]
+}
+"#;
+    let graph = Graph::from_text(text).unwrap_or_else(|error| panic!("{error}"));
     for (name, client) in cpu_clients() {
         let version = client.plugin().api_version();
         let chosen = GroupFormat::read_by(version);

@@ -1,13 +1,11 @@
 //! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
 
-use std::sync::Arc;
-
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
-use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
+use meshloom::ir::{DType, Graph, TensorType};
 use meshloom::ops::*;
 use meshloom::partition::{Amount, CollectiveKind, Ledger, LedgerError};
-use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::sharding::{RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec, scope};
 use support::configs::explicit_step;
 use support::eight_devices::client;
@@ -58,54 +56,58 @@ fn what_several_operands_must_have_in_common() {
 
 /// In a scan of 3, a scan of 5: a gather. In a branch: an all-reduce. In a while: a permute. A function with a
 /// reduce-scatter is called twice.
-fn nested(mesh: &Mesh) -> Graph {
-    let ty = f32s(&[8]);
-    let one = |op: Op, outputs: fn(&[meshloom::ir::Value]) -> Vec<meshloom::ir::Value>, extra: Option<TensorType>| {
-        let mut body = GraphBuilder::new("body");
-        let x = body.input(ty.clone(), PortInfo::default());
-        if let Some(extra) = extra {
-            body.input(extra, PortInfo::default());
-        }
-        let y = body.push1(op, &[x]).unwrap();
-        let outputs = outputs(&[x, y]);
-        let ports = outputs.iter().map(|_| PortInfo::default()).collect();
-        Arc::new(body.finish(outputs, ports))
-    };
-    let (a, b) = (group(mesh, &["a"]), group(mesh, &["b"]));
-    let gathering = one(AllGather { group: a.clone(), dim: 0 }.into(), |values| vec![values[0]], None);
-    let inner = Scan { body: gathering, length: 5, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
-    let middle = one(inner.into(), |values| vec![values[1]], None);
-    let outer = Scan { body: middle, length: 3, invariant_count: 0, carry_count: 1, reverse: false, unroll: 1 };
-    let reducing = one(AllReduce { group: b.clone(), kind: ReduceKind::Sum }.into(), |values| vec![values[1]], None);
-    let nothing = one(Unary(UnaryKind::Negate).into(), |values| vec![values[1]], None);
-    let permuting = one(
-        CollectivePermute { group: b.clone(), pairs: [(0, 1), (1, 0)].into() }.into(),
-        |values| vec![values[1]],
-        None,
-    );
-    let condition = {
-        let mut body = GraphBuilder::new("condition");
-        body.input(ty.clone(), PortInfo::default());
-        let never = body.push1(Splat::new(TensorType::scalar(DType::Pred), 0.0), &[]).unwrap();
-        Arc::new(body.finish(vec![never], vec![PortInfo::default()]))
-    };
-    let scattering = one(ReduceScatter { group: b, dim: 0 }.into(), |values| vec![values[1]], None);
+fn nested() -> Graph {
+    let text = r#"mesh "a=4,b=2"
+nested(%0: f32[8], %1: pred[]) {
+  %2 = call %0 @0 : f32[4]
+  %3 = scan %0 {length=3, carries=1} @1 : f32[8]
+  %4 = cond %1, %3 @2 @3 : f32[8]
+  %5 = while %4 @4 @5 : f32[8]
+  %6 = call %5 @0 : f32[4]
+  return %2, %6
+}
 
-    let mut builder = GraphBuilder::new("nested");
-    let x = builder.input(ty, PortInfo::default());
-    let flag = builder.input(TensorType::scalar(DType::Pred), PortInfo::default());
-    let first = builder.push1(Call { function: scattering.clone() }, &[x]).unwrap();
-    let x = builder.push1(outer, &[x]).unwrap();
-    let x = builder.push1(Cond { branches: vec![nothing, reducing] }, &[flag, x]).unwrap();
-    let x = builder.push1(While { condition, body: permuting, invariant_count: 0 }, &[x]).unwrap();
-    let second = builder.push1(Call { function: scattering }, &[x]).unwrap();
-    builder.finish(vec![first, second], vec![PortInfo::default(); 2])
+@0 function(%0: f32[8]) {
+  %1 = reduce-scatter %0 {axes=[b] of 2, dim=0} : f32[4]
+  return %1
+}
+
+@1 outer(%0: f32[8]) {
+  %1 = scan %0 {length=5, carries=1} @6 : f32[8]
+  return %1
+}
+
+@2 first(%0: f32[8]) {
+  return %0
+}
+
+@3 second(%0: f32[8]) {
+  %1 = all-reduce %0 {axes=[b] of 2, add} : f32[8]
+  return %1
+}
+
+@4 condition(%0: f32[8]) {
+  %1 = splat 0 : pred[]
+  return %1
+}
+
+@5 body(%0: f32[8]) {
+  %1 = collective-permute %0 {axes=[b] of 2, pairs=[0->1, 1->0]} : f32[8]
+  return %1
+}
+
+@6 inner(%0: f32[8]) {
+  %1 = all-gather %0 {axes=[a] of 4, dim=0} : f32[32]
+  return %0
+}
+"#;
+    Graph::from_text(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn counts_follow_the_loops() {
     let mesh = mesh("a=4,b=2");
-    let ledger = Ledger::of(&nested(&mesh), &mesh);
+    let ledger = Ledger::of(&nested(), &mesh);
     let gathers = ledger.over("a");
     assert_eq!(gathers.count(), Ok(1));
     assert_eq!(gathers.executions().unwrap(), 15);
@@ -134,7 +136,7 @@ fn counts_follow_the_loops() {
 #[test]
 fn names_are_the_modules() {
     let mesh = mesh("a=4,b=2");
-    let graph = nested(&mesh);
+    let graph = nested();
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
     let module = emit(&graph, options).expect("a module").decode();
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
@@ -199,7 +201,7 @@ fn the_forms_of_a_ledger() {
     let table = ledger.to_string();
     assert!(table.contains("all-reduce.1") && table.contains(&source), "{table}");
     let mesh = mesh("a=4,b=2");
-    let nested = serde_json::to_value(Ledger::of(&nested(&mesh), &mesh)).unwrap();
+    let nested = serde_json::to_value(Ledger::of(&nested(), &mesh)).unwrap();
     assert!(nested["collectives"][3]["executions"].is_null());
     assert_eq!(nested["collectives"][1]["executions"], 15);
 }

@@ -1,8 +1,8 @@
 //! Local graphs for tests: built by hand, run on eight devices.
 
 use meshloom::emit::{EmitOptions, GroupFormat, emit};
-use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType, Value, verify};
-use meshloom::ops::*;
+use meshloom::ir::{DType, Graph, Literal, PortInfo, TensorType, verify};
+use meshloom::ops::Group;
 use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};
 use meshloom::sharding::{Axes, Mesh, Spec};
 
@@ -26,20 +26,6 @@ pub fn rows(mesh: &Mesh, names: &[&str], rank: usize) -> PortInfo {
 
 pub fn f32s(dims: &[usize]) -> TensorType {
     TensorType::new(DType::F32, dims)
-}
-
-/// This device's part of a dimension, as the partitioner writes it.
-pub fn own_part(builder: &mut GraphBuilder, value: Value, dim: usize, group: Group) -> Value {
-    let mut sizes = builder.ty(value).dims.clone();
-    sizes[dim] /= group.size;
-    let scalar = TensorType::scalar(DType::S32);
-    let rank = builder.push1(AxisIndex { group }, &[]).unwrap();
-    let size = builder.push1(Splat::new(scalar.clone(), sizes[dim] as f64), &[]).unwrap();
-    let start = builder.push1(Binary(BinaryKind::Multiply), &[rank, size]).unwrap();
-    let zero = builder.push1(Splat::new(scalar, 0.0), &[]).unwrap();
-    let starts = (0..sizes.len()).map(|at| if at == dim { start } else { zero });
-    let operands: Vec<Value> = std::iter::once(value).chain(starts).collect();
-    builder.push1(DynamicSlice { sizes }, &operands).unwrap()
 }
 
 /// Numbers that are all different, and small enough that sums of many are exact.
