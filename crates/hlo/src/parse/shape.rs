@@ -138,7 +138,7 @@ impl Parser<'_> {
     }
 
     /// A shape. Arrays without a layout get the row-major one, as in XLA; scalars get none.
-    pub(super) fn shape(&mut self) -> Result<ShapeProto> {
+    pub(crate) fn shape(&mut self) -> Result<ShapeProto> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
         }
@@ -338,7 +338,7 @@ impl Parser<'_> {
         loop {
             self.lexer.expect(b'(', "before the splits of a dimension")?;
             let dimension = self.lexer.integer()?;
-            let split_indices = self.integers(b':', b')')?;
+            let split_indices = self.items(b':', b')')?;
             layout.split_configs.push(SplitConfigProto { dimension, split_indices });
             if self.lexer.peek() != Some(b'(') {
                 return Ok(());

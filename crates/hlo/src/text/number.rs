@@ -5,7 +5,7 @@ use std::fmt::Write;
 use half::{bf16, f16};
 
 /// Appends `value` as `printf("%.*g", digits, value)` does. NaN and infinities are the caller's business.
-pub(super) fn write_general(out: &mut String, value: f64, digits: usize) {
+pub(crate) fn write_general(out: &mut String, value: f64, digits: usize) {
     let digits = digits.max(1);
     let scientific = format!("{value:.precision$e}", precision = digits - 1);
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
@@ -40,14 +40,14 @@ fn write_special(out: &mut String, value: f64) -> bool {
 }
 
 /// A NaN's payload is printed unless it is the one that the plain word "nan" reads back as.
-pub(super) fn write_payload(out: &mut String, payload: u64, quiet: u64) {
+pub(crate) fn write_payload(out: &mut String, payload: u64, quiet: u64) {
     if payload != quiet {
         let _ = write!(out, "(0x{payload:x})");
     }
 }
 
 /// Appends the shortest of 15 and 17 digits that reads back as `value`.
-pub(super) fn write_f64(out: &mut String, value: f64) {
+pub(crate) fn write_f64(out: &mut String, value: f64) {
     if write_special(out, value) {
         if value.is_nan() {
             write_payload(out, value.to_bits() & ((1 << 52) - 1), 1 << 51);
@@ -63,7 +63,7 @@ pub(super) fn write_f64(out: &mut String, value: f64) {
 }
 
 /// Appends the shortest of 6 and 9 digits that reads back as `value`.
-pub(super) fn write_f32(out: &mut String, value: f32) {
+pub(crate) fn write_f32(out: &mut String, value: f32) {
     if write_special(out, f64::from(value)) {
         if value.is_nan() {
             write_payload(out, u64::from(value.to_bits() & ((1 << 23) - 1)), 1 << 22);
@@ -83,7 +83,7 @@ pub(super) fn write_f32(out: &mut String, value: f32) {
     }
 }
 
-pub(super) fn write_f16(out: &mut String, value: f16) {
+pub(crate) fn write_f16(out: &mut String, value: f16) {
     if write_special(out, value.to_f64()) {
         if value.is_nan() {
             write_payload(out, u64::from(value.to_bits() & 0x3ff), 0x200);
@@ -93,7 +93,7 @@ pub(super) fn write_f16(out: &mut String, value: f16) {
     write_general(out, value.to_f64(), 5);
 }
 
-pub(super) fn write_bf16(out: &mut String, value: bf16) {
+pub(crate) fn write_bf16(out: &mut String, value: bf16) {
     if write_special(out, value.to_f64()) {
         if value.is_nan() {
             write_payload(out, u64::from(value.to_bits() & 0x7f), 0x40);
@@ -104,7 +104,7 @@ pub(super) fn write_bf16(out: &mut String, value: bf16) {
 }
 
 /// `absl::StrCat` of a float or double: six digits.
-pub(super) fn write_short(out: &mut String, value: f64) {
+pub(crate) fn write_short(out: &mut String, value: f64) {
     if !write_special(out, value) {
         write_general(out, value, 6);
     }

@@ -2,6 +2,7 @@
 
 use super::{Layouts, Printer};
 use crate::proto::{LayoutProto, PrimitiveType, ShapeProto};
+use crate::syntax::{List, emit};
 
 /// Size of an unbounded dynamic dimension in a ShapeProto.
 const UNBOUNDED: i64 = i64::MIN;
@@ -59,14 +60,14 @@ impl Printer<'_> {
         self.shape_with(shape, self.options.layouts);
     }
 
-    pub(super) fn optional_shape(&mut self, shape: Option<&ShapeProto>, layouts: Layouts) {
+    pub(crate) fn optional_shape(&mut self, shape: Option<&ShapeProto>, layouts: Layouts) {
         match shape {
             Some(shape) => self.shape_with(shape, layouts),
             None => self.text("invalid[]"),
         }
     }
 
-    pub(super) fn shape_with(&mut self, shape: &ShapeProto, layouts: Layouts) {
+    pub(crate) fn shape_with(&mut self, shape: &ShapeProto, layouts: Layouts) {
         match PrimitiveType::try_from(shape.element_type) {
             Ok(PrimitiveType::Tuple) => {
                 self.text("(");
@@ -124,7 +125,7 @@ impl Printer<'_> {
 
     fn layout(&mut self, layout: &LayoutProto) {
         self.text("{");
-        self.numbers(&layout.minor_to_major, ",");
+        emit!(self, &List(&layout.minor_to_major));
         let before = self.out.len();
         self.text(":");
         let empty = self.out.len();
@@ -189,7 +190,7 @@ impl Printer<'_> {
                 self.text("(");
                 self.number(split.dimension);
                 self.text(":");
-                self.numbers(&split.split_indices, ",");
+                emit!(self, &List(&split.split_indices));
                 self.text(")");
             }
         }

@@ -47,6 +47,11 @@ impl SmallFloat {
         Some(SmallFloat { exponent_bits, mantissa_bits, bias, unsigned: element_type == T::F8e8m0fnu, special })
     }
 
+    /// That of the number that a proto has for a type.
+    pub(crate) fn of_number(element_type: i32) -> Option<Self> {
+        SmallFloat::of(PrimitiveType::try_from(element_type).ok()?)
+    }
+
     /// Digits that tell any two values apart, as the C++ `max_digits10`.
     fn digits(&self) -> usize {
         1 + (f64::from(self.mantissa_bits + 1) * std::f64::consts::LOG10_2).ceil() as usize
@@ -84,7 +89,7 @@ impl SmallFloat {
     }
 
     /// Appends the value of `bits`.
-    pub(super) fn write(&self, out: &mut String, bits: u8) {
+    pub(crate) fn write(&self, out: &mut String, bits: u8) {
         let (negative, _, mantissa) = self.parts(bits);
         match self.value(bits) {
             Some(value) if value.is_finite() => write_general(out, value, self.digits()),
