@@ -8,6 +8,7 @@
 pub mod analysis;
 mod amount;
 mod collective_kind;
+mod element_type;
 mod literal;
 pub mod mesh;
 mod narrow;
@@ -15,6 +16,7 @@ pub mod parse;
 pub mod proto;
 pub mod read;
 mod shape;
+mod small_float;
 mod stage;
 pub mod suggest;
 mod syntax;

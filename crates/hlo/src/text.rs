@@ -11,7 +11,6 @@ mod instruction;
 mod literal;
 pub(crate) mod number;
 mod shape;
-mod small_float;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,8 +18,8 @@ use std::fmt::Write;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) use literal::strides as element_strides;
-pub(crate) use small_float::SmallFloat;
 
+use super::parse::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
@@ -361,7 +360,7 @@ impl<'a> Printer<'a> {
     /// Appends a JSON object as it is, anything else quoted: the parser takes both.
     pub(crate) fn json_or_quoted(&mut self, text: &[u8]) {
         match std::str::from_utf8(text) {
-            Ok(json) if is_json_object(text) => self.text(json),
+            Ok(json) if braced_length(text) == Some(text.len()) => self.text(json),
             _ => self.quoted(text),
         }
     }
@@ -598,32 +597,4 @@ impl<'a> Printer<'a> {
         self.instruction(instruction);
         self.text("\n");
     }
-}
-
-/// Whether `text` is one `{...}` with balanced braces outside strings: enough for XLA's lexer to find its end.
-fn is_json_object(text: &[u8]) -> bool {
-    let mut depth = 0usize;
-    let mut in_string = false;
-    let mut bytes = text.iter().enumerate();
-    while let Some((index, &byte)) = bytes.next() {
-        match byte {
-            b'\\' if in_string => {
-                bytes.next();
-            }
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'{' => depth += 1,
-            b'}' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return index + 1 == text.len();
-                }
-            }
-            _ => {}
-        }
-        if depth == 0 {
-            return false;
-        }
-    }
-    false
 }

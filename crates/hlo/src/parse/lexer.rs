@@ -346,27 +346,11 @@ impl<'a> Lexer<'a> {
         if self.bytes.get(start) != Some(&b'{') {
             return self.unexpected("'{' or a string in quotes");
         }
-        let mut depth = 0usize;
-        let mut in_string = false;
-        let mut position = start;
-        while let Some(&byte) = self.bytes.get(position) {
-            position += 1;
-            match byte {
-                b'\\' if in_string => position += 1,
-                b'"' => in_string = !in_string,
-                _ if in_string => {}
-                b'{' => depth += 1,
-                b'}' => {
-                    depth -= 1;
-                    if depth == 0 {
-                        self.position = position;
-                        return Ok(self.slice(start, position));
-                    }
-                }
-                _ => {}
-            }
-        }
-        fault(start, "no '}' closes this '{'")
+        let Some(length) = braced_length(&self.bytes[start..]) else {
+            return fault(start, "no '}' closes this '{'");
+        };
+        self.position = start + length;
+        Ok(self.slice(start, self.position))
     }
 
     /// A string in quotes, or `{...}` as it is.
@@ -386,4 +370,31 @@ impl<'a> Lexer<'a> {
             self.unexpected("true or false")
         }
     }
+}
+
+/// The length of the `{...}` with balanced braces outside strings at the start of `text`, if there is one.
+pub(crate) fn braced_length(text: &[u8]) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut in_string = false;
+    let mut bytes = text.iter().enumerate();
+    while let Some((index, &byte)) = bytes.next() {
+        match byte {
+            b'\\' if in_string => {
+                bytes.next();
+            }
+            b'"' => in_string = !in_string,
+            b'{' if !in_string => depth += 1,
+            b'}' if !in_string => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return Some(index + 1);
+                }
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            return None;
+        }
+    }
+    None
 }

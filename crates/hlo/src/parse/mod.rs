@@ -45,6 +45,7 @@ use error::Fault;
 pub use error::ParseError;
 pub(crate) use error::{Result, fault, hint};
 use lexer::Lexer;
+pub(crate) use lexer::braced_length;
 pub(crate) use literal::Real;
 pub use names::make_names_unique;
 

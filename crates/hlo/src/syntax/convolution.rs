@@ -1,6 +1,6 @@
 //! The dimension labels and the sparsity of convolutions.
 
-use super::{Value, emit, fields};
+use super::{Value, emit, record};
 use crate::parse::{Parser, Result, fault};
 use crate::proto::sparsity_config::TensorSparsityConfig;
 use crate::proto::{ConvolutionDimensionNumbers, SparsityConfig};
@@ -91,27 +91,12 @@ fn places(text: &str, letters: [char; 2]) -> Option<(i64, i64, Vec<i64>)> {
     Some((places[0].unwrap_or(0), places[1].unwrap_or(0), spatial.into_iter().collect::<Option<_>>()?))
 }
 
-fields!(SparsityConfig { lhs, rhs });
-
-/// `{lhs={sparsity=2x4 dimension=1 stride=2}, rhs={...}}`.
-impl Value for SparsityConfig {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.text("{");
-        self.print_fields(printer, ", ", true);
-        printer.text("}");
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<SparsityConfig> {
-        let mut config = SparsityConfig::default();
-        let field = |parser: &mut Parser<'_>, name: &str| config.read_field(parser, name);
-        parser.fields("before a sparsity", field, |name| format!("a sparsity has lhs and rhs, found \"{name}\""))?;
-        Ok(config)
-    }
-
-    fn is_omitted(&self, _: bool) -> bool {
-        self.lhs.is_none() && self.rhs.is_none()
-    }
-}
+record!(
+    SparsityConfig, ", ", true, "before a sparsity",
+    |name, _names| format!("a sparsity has lhs and rhs, found \"{name}\""),
+    { lhs, rhs },
+    |config| config.lhs.is_none() && config.rhs.is_none()
+);
 
 impl Value for TensorSparsityConfig {
     fn print(&self, printer: &mut Printer<'_>) {

@@ -4,7 +4,8 @@ use half::{bf16, f16};
 
 use crate::parse::{Parser, Real, Result, fault};
 use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
-use crate::text::{Printer, SmallFloat, number};
+use crate::small_float::SmallFloat;
+use crate::text::{Printer, number};
 
 /// A type of number that Rust has.
 trait Number: Copy + Default {
@@ -162,21 +163,20 @@ impl Codec for Small {
     type Stored = u8;
 
     fn print(printer: &mut Printer<'_>, part: impl Fn(usize) -> u8, shape: &ShapeProto) {
-        if let Some(float) = SmallFloat::of_number(shape.element_type) {
+        if let Some(float) = SmallFloat::of(shape.element_type) {
             float.write(&mut printer.out, part(0));
         }
     }
 
     fn read(parser: &mut Parser<'_>, shape: &ShapeProto) -> Result<Vec<u8>> {
-        let Some(float) = SmallFloat::of_number(shape.element_type) else {
+        let Some(float) = SmallFloat::of(shape.element_type) else {
             return fault(parser.lexer.here(), "values of this type cannot be written");
         };
-        let encoder = float.encoder();
         parser.array(shape, |parser| {
             let start = parser.lexer.here();
             let bits = match parser.real()? {
-                Real::Number(value) => encoder.encode(value),
-                Real::Nan { negative, payload } => encoder.nan(negative, payload),
+                Real::Number(value) => float.bits_near(value),
+                Real::Nan { negative, payload } => float.nan(negative, payload),
             };
             bits.map_or_else(|| fault(start, "the type of the constant does not have this value"), Ok)
         })

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Kind, Value, emit, fields};
+use super::{Kind, Value, emit, record};
 use crate::parse::{Parser, Result, fault, hint};
 use crate::proto::payload::PayloadSource;
 use crate::proto::result_accuracy::{Mode, Specs, Tolerance};
@@ -17,50 +17,30 @@ use crate::text::Printer;
 /// How deep the tuples of an original value may nest; as deep as protobuf readers let shapes nest.
 const MAX_NESTING: usize = 100;
 
-fields!(OpMetadata {
-    op_type,
-    op_name,
-    source_file,
-    source_line,
-    source_end_line,
-    source_column,
-    source_end_column,
-    profile_type,
-    deduplicated_name,
-    scheduling_name,
-    stack_frame_id,
-    metadata_payload,
-});
-
-/// `{op_name="jit(f)/add" source_line=3}`.
-impl Value for OpMetadata {
-    const SEPARATOR: &'static str = ", ";
-
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.text("{");
-        self.print_fields(printer, " ", true);
-        printer.text("}");
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<OpMetadata> {
-        let mut metadata = OpMetadata::default();
-        let field = |parser: &mut Parser<'_>, name: &str| metadata.read_field(parser, name);
-        parser.fields("before metadata", field, |name| {
-            let near = hint(name, OpMetadata::FIELDS.iter().copied());
-            format!("metadata has no field \"{name}\"{near}")
-        })?;
-        Ok(metadata)
-    }
-
-    fn is_omitted(&self, _: bool) -> bool {
-        self.op_type.is_empty()
-            && self.op_name.is_empty()
-            && self.source_file.is_empty()
-            && self.scheduling_name.is_empty()
-            && self.stack_frame_id == 0
-            && self.metadata_payload.is_none()
-    }
-}
+record!(
+    OpMetadata, " ", true, "before metadata",
+    |name, names| format!("metadata has no field \"{name}\"{}", hint(name, names.into_iter())),
+    {
+        op_type,
+        op_name,
+        source_file,
+        source_line,
+        source_end_line,
+        source_column,
+        source_end_column,
+        profile_type,
+        deduplicated_name,
+        scheduling_name,
+        stack_frame_id,
+        metadata_payload,
+    },
+    |metadata| metadata.op_type.is_empty()
+        && metadata.op_name.is_empty()
+        && metadata.source_file.is_empty()
+        && metadata.scheduling_name.is_empty()
+        && metadata.stack_frame_id == 0
+        && metadata.metadata_payload.is_none()
+);
 
 impl Value for Payload {
     fn print(&self, printer: &mut Printer<'_>) {
@@ -73,33 +53,17 @@ impl Value for Payload {
     }
 }
 
-/// States messages that stand in the tables of stack frames, with all their fields.
-macro_rules! table_entries {
-    ($($message:ident { $($fields:tt)* })*) => {$(
-        fields!($message { $($fields)* });
+record!(
+    FileLocation, " ", false, "before the fields of an entry",
+    |name, _names| format!("this table has no field \"{name}\""),
+    { file_name_id, function_name_id, line, end_line, column, end_column }
+);
 
-        impl Value for $message {
-            fn print(&self, printer: &mut Printer<'_>) {
-                printer.text("{");
-                self.print_fields(printer, " ", false);
-                printer.text("}");
-            }
-
-            fn read(parser: &mut Parser<'_>) -> Result<$message> {
-                let mut entry = $message::default();
-                let field = |parser: &mut Parser<'_>, name: &str| entry.read_field(parser, name);
-                let unknown = |name: &str| format!("this table has no field \"{name}\"");
-                parser.fields("before the fields of an entry", field, unknown)?;
-                Ok(entry)
-            }
-        }
-    )*};
-}
-
-table_entries! {
-    FileLocation { file_name_id, function_name_id, line, end_line, column, end_column }
-    StackFrame { file_location_id, parent_frame_id: ParentFrame }
-}
+record!(
+    StackFrame, " ", false, "before the fields of an entry",
+    |name, _names| format!("this table has no field \"{name}\""),
+    { file_location_id, parent_frame_id: ParentFrame }
+);
 
 /// XLA numbers parents one higher in its text than in its protos, and reads them back so.
 struct ParentFrame;

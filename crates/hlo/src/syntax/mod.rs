@@ -295,48 +295,60 @@ impl Parser<'_> {
     }
 }
 
-/// States the fields of a message, which print in this order as `name=value`.
-macro_rules! fields {
-    ($message:ty { $($field:ident $(: $kind:ty)?),* $(,)? }) => {
-        impl $message {
-            /// The names of the fields.
-            #[allow(dead_code, reason = "not every message suggests them")]
-            const FIELDS: &[&str] = &[$(stringify!($field)),*];
+/// States a message of the form `{name=value other=value}` by its fields, in the order in which they print. Before them
+/// stands what separates them, whether those that say nothing are left out, what the opening brace is for, and the
+/// message about a name that is none of `names`; after them, when an attribute with such a message is left out.
+macro_rules! record {
+    (
+        $message:ty, $separator:literal, $is_optional:literal, $place:literal,
+        |$name:ident, $names:ident| $unknown:expr,
+        { $($field:ident $(: $kind:ty)?),* $(,)? }
+        $(, |$value:ident| $is_omitted:expr)?
+    ) => {
+        impl $crate::syntax::Value for $message {
+            const SEPARATOR: &'static str = ", ";
 
-            /// Prints the fields; if they are optional, those that say something.
-            fn print_fields(&self, printer: &mut $crate::text::Printer<'_>, separator: &str, is_optional: bool) {
+            fn print(&self, printer: &mut $crate::text::Printer<'_>) {
+                use $crate::syntax::Kind as _;
+                printer.text("{");
                 let start = printer.out.len();
                 $({
-                    type Kind = $crate::syntax::kind!($($kind)?);
-                    use $crate::syntax::Kind as _;
-                    if !Kind::is_omitted(&self.$field, is_optional) {
+                    type FieldKind = $crate::syntax::kind!($($kind)?);
+                    if !FieldKind::is_omitted(&self.$field, $is_optional) {
                         if printer.out.len() > start {
-                            printer.text(separator);
+                            printer.text($separator);
                         }
                         printer.text(concat!(stringify!($field), "="));
-                        Kind::print(&self.$field, printer);
+                        FieldKind::print(&self.$field, printer);
                     }
                 })*
+                printer.text("}");
             }
 
-            /// Reads the value of a field; false if there is no such field.
-            fn read_field(
-                &mut self,
-                parser: &mut $crate::parse::Parser<'_>,
-                name: &str,
-            ) -> $crate::parse::Result<bool> {
-                match name {
-                    $(stringify!($field) => {
-                        self.$field = <$crate::syntax::kind!($($kind)?) as $crate::syntax::Kind<_>>::read(parser)?;
-                    })*
-                    _ => return Ok(false),
-                }
-                Ok(true)
+            fn read(parser: &mut $crate::parse::Parser<'_>) -> $crate::parse::Result<Self> {
+                let mut message = Self::default();
+                let field = |parser: &mut $crate::parse::Parser<'_>, name: &str| {
+                    match name {
+                        $(stringify!($field) => {
+                            message.$field = <$crate::syntax::kind!($($kind)?) as $crate::syntax::Kind<_>>::read(parser)?;
+                        })*
+                        _ => return Ok(false),
+                    }
+                    Ok(true)
+                };
+                let $names = [$(stringify!($field)),*];
+                parser.fields($place, field, |$name| $unknown)?;
+                Ok(message)
             }
+
+            $(fn is_omitted(&self, _: bool) -> bool {
+                let $value = self;
+                $is_omitted
+            })?
         }
     };
 }
-pub(crate) use fields;
+pub(crate) use record;
 
 /// The kind of a field; where none is stated, its type has one.
 macro_rules! kind {
