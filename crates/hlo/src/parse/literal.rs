@@ -16,28 +16,14 @@ pub(crate) enum Real {
     Nan { negative: bool, payload: Option<u64> },
 }
 
-/// The layout of an IEEE 754 type.
-struct Ieee {
-    bits: u32,
-    mantissa_bits: u32,
-}
-
-impl Ieee {
-    const F16: Ieee = Ieee { bits: 16, mantissa_bits: 10 };
-    const BF16: Ieee = Ieee { bits: 16, mantissa_bits: 7 };
-    const F32: Ieee = Ieee { bits: 32, mantissa_bits: 23 };
-    const F64: Ieee = Ieee { bits: 64, mantissa_bits: 52 };
-
-    /// The bits of a NaN; none if the payload is too large. Without one it is the quiet NaN.
-    fn nan(&self, negative: bool, payload: Option<u64>) -> Option<u64> {
-        let payload = payload.unwrap_or(1 << (self.mantissa_bits - 1));
-        if payload == 0 || payload >> self.mantissa_bits != 0 {
-            return None;
-        }
-        let exponent_bits = self.bits - 1 - self.mantissa_bits;
-        let exponent = ((1u64 << exponent_bits) - 1) << self.mantissa_bits;
-        Some((u64::from(negative) << (self.bits - 1)) | exponent | payload)
+/// The bits of a NaN of an IEEE 754 type; none if the payload is too large. Without one it is the quiet NaN.
+fn nan(bits: u32, mantissa_bits: u32, negative: bool, payload: Option<u64>) -> Option<u64> {
+    let payload = payload.unwrap_or(1 << (mantissa_bits - 1));
+    if payload == 0 || payload >> mantissa_bits != 0 {
+        return None;
     }
+    let exponent = ((1u64 << (bits - 1 - mantissa_bits)) - 1) << mantissa_bits;
+    Some((u64::from(negative) << (bits - 1)) | exponent | payload)
 }
 
 impl Parser<'_> {
@@ -180,35 +166,40 @@ impl Parser<'_> {
     }
 
     pub(crate) fn half(&mut self) -> Result<f16> {
-        self.ieee(&Ieee::F16, |value| (u64::from(f16::from_f64(value).to_bits()), f16::from_f64(value).is_finite()))
-            .map(|bits| f16::from_bits(bits as u16))
+        self.ieee(16, 10, f16::from_f64, f16::is_finite, |bits| f16::from_bits(bits as u16))
     }
 
     pub(crate) fn brain(&mut self) -> Result<bf16> {
-        self.ieee(&Ieee::BF16, |value| (u64::from(bf16::from_f64(value).to_bits()), bf16::from_f64(value).is_finite()))
-            .map(|bits| bf16::from_bits(bits as u16))
+        self.ieee(16, 7, bf16::from_f64, bf16::is_finite, |bits| bf16::from_bits(bits as u16))
     }
 
     pub(crate) fn single(&mut self) -> Result<f32> {
-        self.ieee(&Ieee::F32, |value| (u64::from((value as f32).to_bits()), (value as f32).is_finite()))
-            .map(|bits| f32::from_bits(bits as u32))
+        self.ieee(32, 23, |value| value as f32, f32::is_finite, |bits| f32::from_bits(bits as u32))
     }
 
     pub(crate) fn double(&mut self) -> Result<f64> {
-        self.ieee(&Ieee::F64, |value| (value.to_bits(), value.is_finite())).map(f64::from_bits)
+        self.ieee(64, 52, |value| value, f64::is_finite, f64::from_bits)
     }
 
-    /// The bits of a number in the type that `convert` converts to; it says too whether its result is finite.
-    fn ieee(&mut self, ieee: &Ieee, convert: impl Fn(f64) -> (u64, bool)) -> Result<u64> {
+    /// A number in an IEEE 754 type of so many bits.
+    fn ieee<T: Copy>(
+        &mut self,
+        bits: u32,
+        mantissa_bits: u32,
+        convert: impl Fn(f64) -> T,
+        is_finite: impl Fn(T) -> bool,
+        from_bits: impl Fn(u64) -> T,
+    ) -> Result<T> {
         let start = self.lexer.here();
         match self.real()? {
             Real::Number(value) => match convert(value) {
-                (bits, is_finite) if is_finite || value.is_infinite() => Ok(bits),
+                number if is_finite(number) || value.is_infinite() => Ok(number),
                 _ => fault(start, format!("{value:e} is too large for the type of the constant")),
             },
-            Real::Nan { negative, payload } => ieee
-                .nan(negative, payload)
-                .map_or_else(|| fault(start, "the type of the constant has no NaN with these bits"), Ok),
+            Real::Nan { negative, payload } => match nan(bits, mantissa_bits, negative, payload) {
+                Some(bits) => Ok(from_bits(bits)),
+                None => fault(start, "the type of the constant has no NaN with these bits"),
+            },
         }
     }
 
