@@ -93,91 +93,37 @@ impl<T: Value> Emit for &T {
     }
 }
 
-impl Value for i64 {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.number(*self);
-    }
+/// States how types print and read, and which of their values say nothing.
+macro_rules! values {
+    ($($type:ty: |$value:ident, $printer:ident| $print:expr, |$parser:ident| $read:expr, $is_empty:expr;)*) => {$(
+        impl Value for $type {
+            fn print(&self, $printer: &mut Printer<'_>) {
+                let $value = self;
+                $print
+            }
 
-    fn read(parser: &mut Parser<'_>) -> Result<i64> {
-        parser.lexer.integer()
-    }
+            fn read($parser: &mut Parser<'_>) -> Result<$type> {
+                $read
+            }
+
+            fn is_omitted(&self, is_optional: bool) -> bool {
+                let is_empty: fn(&$type) -> bool = $is_empty;
+                is_optional && is_empty(self)
+            }
+        }
+    )*};
 }
 
-impl Value for i32 {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.number((*self).into());
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<i32> {
-        parser.lexer.small_integer()
-    }
-
-    fn is_omitted(&self, is_optional: bool) -> bool {
-        is_optional && *self == 0
-    }
-}
-
-impl Value for f64 {
-    fn print(&self, printer: &mut Printer<'_>) {
-        number::write_short(&mut printer.out, *self);
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<f64> {
-        parser.number()
-    }
-}
-
-impl Value for f32 {
-    fn print(&self, printer: &mut Printer<'_>) {
-        f64::from(*self).print(printer);
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<f32> {
-        Ok(parser.number()? as f32)
-    }
-}
-
-impl Value for bool {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.text(if *self { "true" } else { "false" });
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<bool> {
-        parser.lexer.boolean()
-    }
-
-    fn is_omitted(&self, is_optional: bool) -> bool {
-        is_optional && !self
-    }
-}
-
-impl Value for String {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.quoted(self.as_bytes());
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<String> {
-        parser.lexer.string()
-    }
-
-    fn is_omitted(&self, is_optional: bool) -> bool {
-        is_optional && self.is_empty()
-    }
-}
-
-/// A string of any bytes.
-impl Value for Vec<u8> {
-    fn print(&self, printer: &mut Printer<'_>) {
-        printer.quoted(self);
-    }
-
-    fn read(parser: &mut Parser<'_>) -> Result<Vec<u8>> {
-        parser.lexer.quoted()
-    }
-
-    fn is_omitted(&self, is_optional: bool) -> bool {
-        is_optional && self.is_empty()
-    }
+values! {
+    i64: |value, printer| printer.number(*value), |parser| parser.lexer.integer(), |_| false;
+    i32: |value, printer| printer.number((*value).into()), |parser| parser.lexer.small_integer(), |value| *value == 0;
+    f64: |value, printer| number::write_short(&mut printer.out, *value), |parser| parser.number(), |_| false;
+    f32: |value, printer| f64::from(*value).print(printer), |parser| Ok(parser.number()? as f32), |_| false;
+    bool: |value, printer| printer.text(if *value { "true" } else { "false" }), |parser| parser.lexer.boolean(),
+        |value| !value;
+    String: |value, printer| printer.quoted(value.as_bytes()), |parser| parser.lexer.string(), String::is_empty;
+    // A string of any bytes.
+    Vec<u8>: |value, printer| printer.quoted(value), |parser| parser.lexer.quoted(), Vec::is_empty;
 }
 
 /// `{a,b}`.

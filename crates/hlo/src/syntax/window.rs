@@ -77,7 +77,10 @@ impl Value for Window {
         let mut values: [Vec<i64>; 5] = Default::default();
         let mut padding = Vec::new();
         let names = PARTS.map(|part| part.name);
-        let field = |parser: &mut Parser<'_>, name: &str| {
+        parser.lexer.expect(b'{', "before the parts of a window")?;
+        while !parser.lexer.eat(b'}') {
+            let start = parser.lexer.here();
+            let name = parser.lexer.attribute_name()?;
             // XLA prints the one name and reads the other.
             let name = if name == "rhs_reverse" { "rhs_reversal" } else { name };
             if name == "pad" {
@@ -85,13 +88,9 @@ impl Value for Window {
             } else if let Some(place) = names.iter().position(|part| *part == name) {
                 values[place] = parser.product()?;
             } else {
-                return Ok(false);
+                return fault(start, format!("a window has {} and pad, found \"{name}\"", names.join(", ")));
             }
-            Ok(true)
-        };
-        parser.fields("before the parts of a window", field, |name| {
-            format!("a window has {} and pad, found \"{name}\"", names.join(", "))
-        })?;
+        }
         let rank = values[0].len();
         let counts = names.into_iter().zip(values.iter().map(Vec::len)).chain([("pad", padding.len())]);
         if let Some((name, count)) = counts.into_iter().find(|&(_, count)| count != 0 && count != rank) {
