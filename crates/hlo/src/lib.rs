@@ -8,6 +8,7 @@
 pub mod analysis;
 mod amount;
 mod collective_kind;
+mod element_type;
 mod literal;
 pub mod mesh;
 mod narrow;
@@ -15,8 +16,10 @@ pub mod parse;
 pub mod proto;
 pub mod read;
 mod shape;
+mod small_float;
 mod stage;
 pub mod suggest;
+mod syntax;
 pub mod text;
 mod types;
 mod wire;

@@ -2,62 +2,7 @@
 
 use std::fmt;
 
-/// An 8-bit floating-point format: sign, exponent, mantissa.
-struct Format {
-    mantissa_bits: u32,
-    bias: i32,
-    /// The code that a magnitude too large gets: an infinity, or NaN for want of one. All above it are NaN.
-    overflow: u8,
-}
-
-/// XLA's `f8e4m3fn`: no infinities, one NaN for each sign, largest number 448.
-const E4M3FN: Format = Format { mantissa_bits: 3, bias: 7, overflow: 0x7f };
-/// XLA's `f8e5m2`: as IEEE 754's formats are, largest number 57344.
-const E5M2: Format = Format { mantissa_bits: 2, bias: 15, overflow: 0x7c };
-
-const SIGN: u8 = 0x80;
-const NAN: u8 = 0x7f;
-
-/// 2 to a power that `f64` holds as a normal number.
-fn power_of_two(exponent: i32) -> f64 {
-    f64::from_bits(((1023 + exponent) as u64) << 52)
-}
-
-impl Format {
-    /// The nearest number, ties to the even one; a magnitude that rounds beyond the largest overflows.
-    fn encode(&self, number: f64) -> u8 {
-        let sign = if number.is_sign_negative() { SIGN } else { 0 };
-        let magnitude = number.abs();
-        if magnitude.is_nan() {
-            return sign | NAN;
-        }
-        let lowest = 1 - self.bias;
-        let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(lowest);
-        if exponent > self.bias + 1 {
-            return sign | self.overflow;
-        }
-        // In units of the last place: exact, since only the exponent changes. Rounding up to the next power of two
-        // carries into the exponent by itself.
-        let units = (magnitude * power_of_two(self.mantissa_bits as i32 - exponent)).round_ties_even() as i32;
-        let code = ((exponent - lowest) << self.mantissa_bits) + units;
-        sign | code.min(self.overflow.into()) as u8
-    }
-
-    fn decode(&self, code: u8) -> f64 {
-        let magnitude = code & !SIGN;
-        let (exponent, mantissa) =
-            (i32::from(magnitude >> self.mantissa_bits), magnitude & ((1 << self.mantissa_bits) - 1));
-        let hidden = if exponent > 0 { 1 << self.mantissa_bits } else { 0 };
-        let units = f64::from(mantissa) + f64::from(hidden);
-        let number = match magnitude {
-            NAN => f64::NAN,
-            magnitude if magnitude > self.overflow => f64::NAN,
-            magnitude if magnitude == self.overflow => f64::INFINITY,
-            _ => units * power_of_two(exponent.max(1) - self.bias - self.mantissa_bits as i32),
-        };
-        if code & SIGN == 0 { number } else { -number }
-    }
-}
+use crate::small_float::SmallFloat;
 
 macro_rules! narrow {
     ($($(#[$doc:meta])* $name:ident($bits:ty) |$number:ident| $from:expr, |$code:ident| $to:expr;)*) => {$(
@@ -90,10 +35,10 @@ macro_rules! narrow {
 narrow! {
     /// The bits of an `f8e4m3fn`: 4 exponent bits, 3 mantissa bits, no infinities. Numbers round to nearest, ties to
     /// even; beyond 464 they become NaN.
-    F8E4M3FN(u8) |number| E4M3FN.encode(number), |code| E4M3FN.decode(code);
+    F8E4M3FN(u8) |number| SmallFloat::E4M3FN.encode(number), |code| SmallFloat::E4M3FN.decode(code);
     /// The bits of an `f8e5m2`: 5 exponent bits, 2 mantissa bits. Numbers round to nearest, ties to even; from 61440 on
     /// they become infinite.
-    F8E5M2(u8) |number| E5M2.encode(number), |code| E5M2.decode(code);
+    F8E5M2(u8) |number| SmallFloat::E5M2.encode(number), |code| SmallFloat::E5M2.decode(code);
     /// A signed 4-bit integer, one in a byte. Numbers are truncated and saturate; of a byte, the low 4 bits count.
     S4(i8) |number| number.clamp(-8.0, 7.0) as i8, |code| f64::from(code << 4 >> 4);
     /// An unsigned 4-bit integer, one in a byte. Numbers are truncated and saturate; of a byte, the low 4 bits count.
@@ -130,8 +75,8 @@ mod tests {
             assert_eq!(F8E5M2::from_f64(number).to_f64(), expected, "{number}");
         }
         // Half of the smallest subnormal number is a tie with zero.
-        assert_eq!(F8E5M2::from_f64(power_of_two(-17)).0, 0);
-        assert_eq!(F8E5M2::from_f64(1.5 * power_of_two(-17)).0, 1);
-        assert_eq!(F8E4M3FN::from_f64(-0.0).0, SIGN);
+        assert_eq!(F8E5M2::from_f64(2f64.powi(-17)).0, 0);
+        assert_eq!(F8E5M2::from_f64(1.5 * 2f64.powi(-17)).0, 1);
+        assert_eq!(F8E4M3FN::from_f64(-0.0).0, 0x80);
     }
 }

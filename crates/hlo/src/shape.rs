@@ -5,27 +5,7 @@ use crate::types::{DType, TensorType};
 
 /// XLA's number for an element type (`PrimitiveType` in xla_data.proto).
 pub fn element_type(dtype: DType) -> i32 {
-    use proto::PrimitiveType as P;
-    let ty = match dtype {
-        DType::Pred => P::Pred,
-        DType::S4 => P::S4,
-        DType::U4 => P::U4,
-        DType::F8E4M3FN => P::F8e4m3fn,
-        DType::F8E5M2 => P::F8e5m2,
-        DType::S8 => P::S8,
-        DType::S16 => P::S16,
-        DType::S32 => P::S32,
-        DType::S64 => P::S64,
-        DType::U8 => P::U8,
-        DType::U16 => P::U16,
-        DType::U32 => P::U32,
-        DType::U64 => P::U64,
-        DType::BF16 => P::Bf16,
-        DType::F16 => P::F16,
-        DType::F32 => P::F32,
-        DType::F64 => P::F64,
-    };
-    ty.into()
+    dtype.element().into()
 }
 
 /// A dense row-major shape.

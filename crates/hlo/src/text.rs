@@ -7,13 +7,10 @@
 //! Printing never fails. Defects of a malformed module show in the text: an id that names nothing prints as
 //! `%MISSING_42`, and a literal that does not match its shape as `{...}`. XLA's parser rejects the former.
 
-mod attributes;
 mod instruction;
 mod literal;
-mod number;
+pub(crate) mod number;
 mod shape;
-mod sharding;
-mod small_float;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,13 +18,16 @@ use std::fmt::Write;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(crate) use literal::strides as element_strides;
-pub(crate) use small_float::SmallFloat;
 
+use super::parse::braced_length;
 use super::proto::payload::PayloadSource;
 use super::proto::{
     HloComputationProto, HloInstructionProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
     OpSharding, OriginalArrayProto, OriginalValueRecoveryTableProto, Payload, ProgramShapeProto, ShapeProto,
 };
+use super::syntax::metadata::Leaf;
+use super::syntax::ranges::Thread;
+use super::syntax::{Kind, List, Value, emit};
 
 /// Which layouts to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ pub fn print_shape(shape: &ShapeProto, layouts: Layouts) -> String {
 
 /// The text of a sharding: `{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}`.
 pub fn print_sharding(sharding: &OpSharding) -> String {
-    print_part(|printer| printer.sharding(sharding))
+    print_part(|printer| sharding.print(printer))
 }
 
 /// The text of something that is no module.
@@ -209,7 +209,7 @@ fn post_order<'a>(module: &'a HloModuleProto, index: &Index<'a>) -> Vec<&'a HloC
 }
 
 /// What is known of the whole module before printing.
-struct Index<'a> {
+pub(crate) struct Index<'a> {
     computations: FxHashMap<i64, &'a HloComputationProto>,
     /// Of computations, where they are not the stored ones.
     names: FxHashMap<i64, String>,
@@ -244,7 +244,7 @@ impl<'a> Index<'a> {
         self.names.get(&computation.id).unwrap_or(&computation.name)
     }
 
-    fn payload(&self, payload: &'a Payload) -> &'a [u8] {
+    pub(crate) fn payload<'p>(&'p self, payload: &'p Payload) -> &'p [u8] {
         match &payload.payload_source {
             Some(PayloadSource::Value(value)) => value,
             Some(PayloadSource::Id(id)) => {
@@ -292,10 +292,10 @@ fn renumbered(name: &str, counts: &mut FxHashMap<String, u32>) -> String {
 }
 
 /// The text under construction.
-struct Printer<'a> {
-    out: String,
-    options: &'a TextOptions,
-    module: Index<'a>,
+pub(crate) struct Printer<'a> {
+    pub(crate) out: String,
+    pub(crate) options: &'a TextOptions,
+    pub(crate) module: Index<'a>,
     /// Instructions of the computation being printed, by id.
     names: FxHashMap<i64, Named<'a>>,
 }
@@ -308,11 +308,11 @@ struct Named<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         self.out.push_str(text);
     }
 
-    fn number(&mut self, value: i64) {
+    pub(crate) fn number(&mut self, value: i64) {
         // Most numbers are dimensions and ids below ten.
         if (0..10).contains(&value) {
             self.out.push(char::from(b'0' + value as u8));
@@ -321,21 +321,12 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn unsigned(&mut self, value: u64) {
+    pub(crate) fn unsigned(&mut self, value: u64) {
         let _ = write!(self.out, "{value}");
     }
 
-    fn numbers<T: Copy + Into<i64>>(&mut self, values: &[T], separator: &str) {
-        for (index, &value) in values.iter().enumerate() {
-            if index > 0 {
-                self.text(separator);
-            }
-            self.number(value.into());
-        }
-    }
-
     /// What stands before element `index` of a list that people count in.
-    fn separator(&mut self, index: usize) {
+    pub(crate) fn separator(&mut self, index: usize) {
         if index > 0 {
             self.text(", ");
             if self.options.index_comments && index.is_multiple_of(5) {
@@ -347,7 +338,7 @@ impl<'a> Printer<'a> {
     }
 
     /// Appends `text` between quotes, escaped as in C.
-    fn quoted(&mut self, text: &[u8]) {
+    pub(crate) fn quoted(&mut self, text: &[u8]) {
         self.text("\"");
         for &byte in text {
             match byte {
@@ -367,20 +358,18 @@ impl<'a> Printer<'a> {
     }
 
     /// Appends a JSON object as it is, anything else quoted: the parser takes both.
-    fn json_or_quoted(&mut self, text: &[u8]) {
+    pub(crate) fn json_or_quoted(&mut self, text: &[u8]) {
         match std::str::from_utf8(text) {
-            Ok(json) if is_json_object(text) => self.text(json),
+            Ok(json) if braced_length(text) == Some(text.len()) => self.text(json),
             _ => self.quoted(text),
         }
     }
 
-    fn shape_index(&mut self, index: &[i64]) {
-        self.text("{");
-        self.numbers(index, ",");
-        self.text("}");
+    pub(crate) fn shape_index(&mut self, index: &[i64]) {
+        emit!(self, "{", &List(index), "}");
     }
 
-    fn computation_name(&mut self, id: i64) {
+    pub(crate) fn computation_name(&mut self, id: i64) {
         match self.module.computations.get(&id) {
             Some(computation) => {
                 self.out.push('%');
@@ -393,7 +382,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn instruction_name(&mut self, id: i64) {
+    pub(crate) fn instruction_name(&mut self, id: i64) {
         match self.names.get(&id) {
             Some(named) => {
                 self.out.push('%');
@@ -430,9 +419,8 @@ impl<'a> Printer<'a> {
             self.count("replica_count", config.replica_count);
             self.count("num_partitions", config.num_partitions);
         }
-        if let Some(attributes) = module.frontend_attributes.as_ref().filter(|attributes| !attributes.map.is_empty()) {
-            self.text(", frontend_attributes=");
-            self.frontend_attributes(&attributes.map);
+        if !module.frontend_attributes.is_omitted(true) {
+            emit!(self, ", frontend_attributes=", &module.frontend_attributes);
         }
         if self.options.metadata {
             if let Some(table) = module.original_value_recovery_table.as_ref().filter(|table| !table.entries.is_empty())
@@ -446,14 +434,15 @@ impl<'a> Printer<'a> {
     /// Where arrays that were optimized away can be had from, one a line. The modules that compute them stand between
     /// quotes, indented.
     fn recovery_table(&mut self, table: &OriginalValueRecoveryTableProto) {
-        let nameless = OriginalArrayProto::default();
+        let nameless = Some(OriginalArrayProto::default());
         self.text(", origin_recovery_table={\n");
         for entry in &table.entries {
             self.text("  ");
             // Here an array without a name has an empty one.
-            self.original_array(entry.old_original_array.as_ref().or(Some(&nameless)));
-            self.text(" : ");
-            self.original_array(entry.new_original_array.as_ref().or(Some(&nameless)));
+            for (array, after) in [(&entry.old_original_array, " : "), (&entry.new_original_array, "")] {
+                Leaf::print(if array.is_some() { array } else { &nameless }, self);
+                self.text(after);
+            }
             if let Some(module) = &entry.recovery_module {
                 self.text(",\n  \"\n");
                 for line in print(module, self.options).lines() {
@@ -471,69 +460,29 @@ impl<'a> Printer<'a> {
     fn count(&mut self, name: &str, count: i64) {
         // Unset means 1.
         if !matches!(count, 0 | 1) {
-            self.text(", ");
-            self.text(name);
-            self.text("=");
-            self.number(count);
+            emit!(self, ", ", name, "=", &count);
         }
     }
 
-    fn propagation(&mut self, what: &str, allowed: &[bool]) {
-        if allowed.is_empty() || allowed == [false] {
-            return;
+    fn propagation(&mut self, what: &str, allowed: &Vec<bool>) {
+        if !allowed.is_empty() && allowed != &[false] {
+            emit!(self, ", allow_spmd_sharding_propagation_to_", what, "=", allowed);
         }
-        self.text(", allow_spmd_sharding_propagation_to_");
-        self.text(what);
-        self.text("=");
-        self.booleans(allowed);
-    }
-
-    fn booleans(&mut self, values: &[bool]) {
-        self.text("{");
-        for (index, &value) in values.iter().enumerate() {
-            if index > 0 {
-                self.text(",");
-            }
-            self.text(if value { "true" } else { "false" });
-        }
-        self.text("}");
     }
 
     fn aliases(&mut self, module: &HloModuleProto) {
         if let Some(aliases) = module.input_output_alias.as_ref().filter(|aliases| !aliases.entries.is_empty()) {
             // XLA keeps them in a tree over the result's shape and prints that in order.
-            let mut entries: Vec<_> = aliases.entries.iter().collect();
+            let mut entries = aliases.entries.clone();
             entries.sort_by(|a, b| a.output_shape_index.cmp(&b.output_shape_index));
-            self.text(", input_output_alias={ ");
-            for (index, entry) in entries.into_iter().enumerate() {
-                if index > 0 {
-                    self.text(", ");
-                }
-                self.shape_index(&entry.output_shape_index);
-                self.text(": (");
-                self.number(entry.parameter_number);
-                self.text(", ");
-                self.shape_index(&entry.parameter_shape_index);
-                self.text(if entry.kind == 2 { ", must-alias)" } else { ", may-alias)" });
-            }
-            self.text(" }");
+            emit!(self, ", input_output_alias={ ", &List(&entries), " }");
         }
         if let Some(donors) = module.buffer_donor.as_ref().filter(|donors| !donors.entries.is_empty()) {
-            let mut entries: Vec<_> =
-                donors.entries.iter().map(|entry| (entry.parameter_number, &entry.parameter_shape_index)).collect();
-            entries.sort();
-            self.text(", buffer_donor={ ");
-            for (index, (parameter, shape_index)) in entries.into_iter().enumerate() {
-                if index > 0 {
-                    self.text(", ");
-                }
-                self.text("(");
-                self.number(parameter);
-                self.text(", ");
-                self.shape_index(shape_index);
-                self.text(")");
-            }
-            self.text(" }");
+            let mut entries = donors.entries.clone();
+            entries.sort_by(|a, b| {
+                (a.parameter_number, &a.parameter_shape_index).cmp(&(b.parameter_number, &b.parameter_shape_index))
+            });
+            emit!(self, ", buffer_donor={ ", &List(&entries), " }");
         }
     }
 
@@ -552,38 +501,17 @@ impl<'a> Printer<'a> {
         if index.stack_frames.is_empty() && index.file_locations.is_empty() && index.file_names.is_empty() {
             return;
         }
-        for (title, names) in [("\n\nFileNames\n", &index.file_names), ("\nFunctionNames\n", &index.function_names)] {
-            self.text(title);
-            for (number, name) in names.iter().enumerate() {
-                let _ = write!(self.out, "{} ", number + 1);
-                self.quoted(name.as_bytes());
-                self.text("\n");
-            }
-        }
-        self.text("\nFileLocations\n");
-        for (number, location) in index.file_locations.iter().enumerate() {
-            let _ = writeln!(
-                self.out,
-                "{} {{file_name_id={} function_name_id={} line={} end_line={} column={} end_column={}}}",
-                number + 1,
-                location.file_name_id,
-                location.function_name_id,
-                location.line,
-                location.end_line,
-                location.column,
-                location.end_column
-            );
-        }
-        self.text("\nStackFrames\n");
-        for (number, frame) in index.stack_frames.iter().enumerate() {
-            // XLA numbers parents one higher in its text than in its protos, and reads them back so.
-            let _ = writeln!(
-                self.out,
-                "{} {{file_location_id={} parent_frame_id={}}}",
-                number + 1,
-                frame.file_location_id,
-                i64::from(frame.parent_frame_id) + 1
-            );
+        self.table("\n\nFileNames\n", &index.file_names);
+        self.table("\nFunctionNames\n", &index.function_names);
+        self.table("\nFileLocations\n", &index.file_locations);
+        self.table("\nStackFrames\n", &index.stack_frames);
+    }
+
+    /// Numbered entries, one a line.
+    fn table<T: Value>(&mut self, title: &str, entries: &[T]) {
+        self.text(title);
+        for (number, entry) in (1i64..).zip(entries) {
+            emit!(self, &number, " ", entry, "\n");
         }
     }
 
@@ -615,9 +543,8 @@ impl<'a> Printer<'a> {
             }
         }
         self.text("}");
-        if !matches!(computation.execution_thread.as_str(), "" | "main") {
-            self.text(", execution_thread=");
-            self.quoted(computation.execution_thread.as_bytes());
+        if !Thread::is_omitted(&computation.execution_thread, true) {
+            emit!(self, ", execution_thread=", &computation.execution_thread);
         }
     }
 
@@ -670,32 +597,4 @@ impl<'a> Printer<'a> {
         self.instruction(instruction);
         self.text("\n");
     }
-}
-
-/// Whether `text` is one `{...}` with balanced braces outside strings: enough for XLA's lexer to find its end.
-fn is_json_object(text: &[u8]) -> bool {
-    let mut depth = 0usize;
-    let mut in_string = false;
-    let mut bytes = text.iter().enumerate();
-    while let Some((index, &byte)) = bytes.next() {
-        match byte {
-            b'\\' if in_string => {
-                bytes.next();
-            }
-            b'"' => in_string = !in_string,
-            _ if in_string => {}
-            b'{' => depth += 1,
-            b'}' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return index + 1 == text.len();
-                }
-            }
-            _ => {}
-        }
-        if depth == 0 {
-            return false;
-        }
-    }
-    false
 }

@@ -4,91 +4,75 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use crate::proto::PrimitiveType;
+
 /// The sizes of a tensor's dimensions, major to minor. A scalar has none.
 pub type Dims = SmallVec<[usize; 6]>;
 
-/// The type of one element, named as in XLA's text form (`xla_data.proto`, `PrimitiveType`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DType {
+/// Declares the element types: each with its type in HLO's messages.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $dtype:ident = $element:ident,)*) => {
+        /// The type of one element, named as in XLA's text form (`xla_data.proto`, `PrimitiveType`).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum DType {
+            $($(#[$doc])* $dtype,)*
+        }
+
+        impl DType {
+            /// Every element type, in declaration order.
+            pub const ALL: [DType; 17] = [$(DType::$dtype,)*];
+
+            /// The type in HLO's messages.
+            pub(crate) const fn element(self) -> PrimitiveType {
+                match self {
+                    $(DType::$dtype => PrimitiveType::$element,)*
+                }
+            }
+        }
+    };
+}
+
+dtypes! {
     /// Boolean, one byte.
-    Pred,
+    Pred = Pred,
     /// Signed 4-bit integer. On the host each has a byte of its own.
-    S4,
+    S4 = S4,
     /// Signed 8-bit integer.
-    S8,
+    S8 = S8,
     /// Signed 16-bit integer.
-    S16,
+    S16 = S16,
     /// Signed 32-bit integer.
-    S32,
+    S32 = S32,
     /// Signed 64-bit integer.
-    S64,
+    S64 = S64,
     /// Unsigned 4-bit integer. On the host each has a byte of its own.
-    U4,
+    U4 = U4,
     /// Unsigned 8-bit integer.
-    U8,
+    U8 = U8,
     /// Unsigned 16-bit integer.
-    U16,
+    U16 = U16,
     /// Unsigned 32-bit integer.
-    U32,
+    U32 = U32,
     /// Unsigned 64-bit integer.
-    U64,
+    U64 = U64,
     /// 8-bit floating point: 4 exponent bits, 3 mantissa bits, no infinities.
-    F8E4M3FN,
+    F8E4M3FN = F8e4m3fn,
     /// 8-bit floating point: 5 exponent bits, 2 mantissa bits.
-    F8E5M2,
+    F8E5M2 = F8e5m2,
     /// Brain floating point: 8 exponent bits, 7 mantissa bits.
-    BF16,
+    BF16 = Bf16,
     /// IEEE 754 half precision.
-    F16,
+    F16 = F16,
     /// IEEE 754 single precision.
-    F32,
+    F32 = F32,
     /// IEEE 754 double precision.
-    F64,
+    F64 = F64,
 }
 
 impl DType {
-    /// Every element type, in declaration order.
-    pub const ALL: [DType; 17] = [
-        DType::Pred,
-        DType::S4,
-        DType::S8,
-        DType::S16,
-        DType::S32,
-        DType::S64,
-        DType::U4,
-        DType::U8,
-        DType::U16,
-        DType::U32,
-        DType::U64,
-        DType::F8E4M3FN,
-        DType::F8E5M2,
-        DType::BF16,
-        DType::F16,
-        DType::F32,
-        DType::F64,
-    ];
-
     /// The name in HLO text: `f32`, `pred`, ...
     pub const fn name(self) -> &'static str {
-        match self {
-            DType::Pred => "pred",
-            DType::S4 => "s4",
-            DType::S8 => "s8",
-            DType::S16 => "s16",
-            DType::S32 => "s32",
-            DType::S64 => "s64",
-            DType::U4 => "u4",
-            DType::U8 => "u8",
-            DType::U16 => "u16",
-            DType::U32 => "u32",
-            DType::U64 => "u64",
-            DType::F8E4M3FN => "f8e4m3fn",
-            DType::F8E5M2 => "f8e5m2",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-        }
+        self.element().hlo_name()
     }
 
     /// The type with that HLO name.

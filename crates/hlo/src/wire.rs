@@ -1,5 +1,7 @@
 //! The protobuf wire format: the fields of a message, without decoding them.
 
+use prost::encoding::{WireType, decode_key, decode_varint};
+
 /// A field of a message.
 pub(super) struct Field<'a> {
     /// Its number.
@@ -35,43 +37,19 @@ impl<'a> Iterator for Fields<'a> {
 impl<'a> Fields<'a> {
     fn field(&mut self) -> Option<Field<'a>> {
         let start = self.rest;
-        let key = self.varint()?;
-        let number = key >> 3;
-        let bytes = match key & 7 {
-            0 => {
-                self.varint()?;
-                None
-            }
-            1 => {
-                self.take(8)?;
-                None
-            }
-            2 => {
-                let length = self.varint()?;
+        let (number, wire_type) = decode_key(&mut self.rest).ok()?;
+        let bytes = match wire_type {
+            WireType::Varint => decode_varint(&mut self.rest).map(|_| None).ok()?,
+            WireType::SixtyFourBit => self.take(8).map(|_| None)?,
+            WireType::ThirtyTwoBit => self.take(4).map(|_| None)?,
+            WireType::LengthDelimited => {
+                let length = decode_varint(&mut self.rest).ok()?;
                 let there = if self.cut_off { self.rest.len() } else { usize::MAX };
                 Some(self.take(usize::try_from(length).ok()?.min(there))?)
             }
-            5 => {
-                self.take(4)?;
-                None
-            }
-            _ => return None,
+            WireType::StartGroup | WireType::EndGroup => return None,
         };
-        let raw = &start[..start.len() - self.rest.len()];
-        (number > 0).then_some(Field { number, raw, bytes })
-    }
-
-    fn varint(&mut self) -> Option<u64> {
-        let mut value = 0u64;
-        for shift in (0..64).step_by(7) {
-            let (&byte, rest) = self.rest.split_first()?;
-            self.rest = rest;
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Some(value);
-            }
-        }
-        None
+        Some(Field { number: number.into(), raw: &start[..start.len() - self.rest.len()], bytes })
     }
 
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {

@@ -216,7 +216,7 @@ const DEVICE_LIMIT: u64 = 1 << 24;
 
 /// The elements, in order, of the numbers from 0 on in an array of `dims`, transposed; `None` for no permutation of its
 /// dimensions. Where none is stated, none is permuted.
-fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
+pub(super) fn transposed_iota(dims: &[u64], permutation: &[usize]) -> Option<Vec<u64>> {
     let identity: Vec<usize> = (0..dims.len()).collect();
     let permutation = if permutation.is_empty() { &identity } else { permutation };
     let count = dims.iter().try_fold(1u64, |count, &size| count.checked_mul(size))?;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::axes::{AxisPart, Strides};
 use super::collectives::communication;
-use super::groups::DeviceGroups;
+use super::groups::{DeviceGroups, transposed_iota};
 use super::size::shape_bytes;
 use super::source::{Sources, op_name};
 use crate::mesh::Mesh;
@@ -208,34 +208,21 @@ fn strides_along(sharding: &OpSharding, tiles: &[u64], dim: usize) -> Option<Str
         return None;
     }
     let devices = devices_in_order(sharding, count)?;
-    let strides = |dim: usize| tiles[dim + 1..].iter().product::<u64>() as usize;
-    let mut places = vec![0usize];
-    for &dim in &order {
-        let stride = strides(dim);
-        places = places.iter().flat_map(|&place| (0..tiles[dim] as usize).map(move |at| place + at * stride)).collect();
-    }
-    let members: Vec<u64> = places.iter().map(|&place| devices[place]).collect();
+    let places = transposed_iota(tiles, &order)?;
+    let members: Vec<u64> = places.iter().map(|&place| devices[place as usize]).collect();
     Strides::of(&DeviceGroups::Lists(members.chunks(tiles[dim] as usize).map(<[u64]>::to_vec).collect()), count)
 }
 
 /// The devices of a tile assignment, row-major.
 fn devices_in_order(sharding: &OpSharding, count: u64) -> Option<Vec<u64>> {
-    if sharding.iota_reshape_dims.is_empty() {
-        let devices: Option<Vec<u64>> =
-            sharding.tile_assignment_devices.iter().map(|&device| u64::try_from(device).ok()).collect();
-        return devices.filter(|devices| devices.len() as u64 == count);
-    }
-    let groups = DeviceGroups::Iota {
-        group_size: count,
-        dims: sharding.iota_reshape_dims.iter().map(|&size| u64::try_from(size).ok()).collect::<Option<_>>()?,
-        permutation: sharding
-            .iota_transpose_perm
-            .iter()
-            .map(|&dim| usize::try_from(dim).ok())
-            .collect::<Option<_>>()?,
+    let devices = if sharding.iota_reshape_dims.is_empty() {
+        sharding.tile_assignment_devices.iter().map(|&device| u64::try_from(device).ok()).collect::<Option<Vec<_>>>()?
+    } else {
+        let dims = sharding.iota_reshape_dims.iter().map(|&size| u64::try_from(size).ok());
+        let permutation = sharding.iota_transpose_perm.iter().map(|&dim| usize::try_from(dim).ok());
+        transposed_iota(&dims.collect::<Option<Vec<_>>>()?, &permutation.collect::<Option<Vec<_>>>()?)?
     };
-    let product = sharding.iota_reshape_dims.iter().try_fold(1i64, |product, &size| product.checked_mul(size))?;
-    groups.lists().filter(|_| product as u64 == count)?.into_iter().next()
+    (devices.len() as u64 == count).then_some(devices)
 }
 
 fn named_splits(named: &NamedShardingProto, rank: usize) -> Vec<Split> {

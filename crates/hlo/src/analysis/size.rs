@@ -2,23 +2,6 @@
 
 use crate::proto::{PrimitiveType, ShapeProto};
 
-/// Bits of an element; `None` for a type that no array has.
-pub(super) fn element_bits(element_type: i32) -> Option<u64> {
-    use PrimitiveType as P;
-    Some(match PrimitiveType::try_from(element_type).ok()? {
-        P::S1 | P::U1 => 1,
-        P::S2 | P::U2 => 2,
-        P::S4 | P::U4 | P::F4e2m1fn => 4,
-        P::Pred | P::S8 | P::U8 | P::F8e5m2 | P::F8e4m3fn | P::F8e4m3 | P::F8e3m4 => 8,
-        P::F8e4m3b11fnuz | P::F8e5m2fnuz | P::F8e4m3fnuz | P::F8e8m0fnu => 8,
-        P::S16 | P::U16 | P::F16 | P::Bf16 => 16,
-        P::S32 | P::U32 | P::F32 => 32,
-        P::S64 | P::U64 | P::F64 | P::C64 => 64,
-        P::C128 => 128,
-        _ => return None,
-    })
-}
-
 /// Bytes of an array's elements, padding left out, or of all elements of a tuple; `None` where they are not known: an
 /// opaque type, an unbounded dimension.
 pub(super) fn shape_bytes(shape: &ShapeProto) -> Option<u64> {
@@ -68,5 +51,5 @@ pub(super) fn product(sizes: impl IntoIterator<Item = i64>) -> u64 {
 pub(super) fn array_bytes(element_type: i32, dimensions: &[i64]) -> Option<u64> {
     let elements =
         dimensions.iter().try_fold(1u64, |count, &size| Some(count.saturating_mul(u64::try_from(size).ok()?)));
-    Some(elements?.saturating_mul(element_bits(element_type)?).div_ceil(8))
+    Some(elements?.saturating_mul(PrimitiveType::try_from(element_type).ok()?.bits()?).div_ceil(8))
 }

@@ -40,7 +40,7 @@ impl Blocks {
 }
 
 /// A computation under construction.
-pub(super) struct Scope<'a> {
+pub(crate) struct Scope<'a> {
     /// Added to the place of an instruction it gives its id.
     pub(super) first_id: i64,
     pub(super) instructions: Vec<HloInstructionProto>,
@@ -56,7 +56,7 @@ pub(super) struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    pub(super) fn id(&self, place: usize) -> i64 {
+    pub(crate) fn id(&self, place: usize) -> i64 {
         self.first_id + place as i64
     }
 }
@@ -190,7 +190,7 @@ impl<'a> Parser<'a> {
     }
 
     /// The name of a computation above, or the body of one. The latter is called `_`, as in XLA.
-    pub(super) fn called(&mut self) -> Result<i64> {
+    pub(crate) fn called(&mut self) -> Result<i64> {
         if self.lexer.peek() == Some(b'{') {
             let id = self.nested(|parser| parser.body("_"))?;
             self.unnamed.push(id);

@@ -50,7 +50,7 @@ impl std::error::Error for ParseError {}
 
 impl ParseError {
     /// An error at a byte of `text`, which need not be UTF-8.
-    pub(super) fn locate(text: &[u8], position: usize, message: String) -> Self {
+    pub(crate) fn locate(text: &[u8], position: usize, message: String) -> Self {
         let position = position.min(text.len());
         let before = &text[..position];
         let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
@@ -89,16 +89,16 @@ fn excerpt(line: &[u8], position: usize) -> String {
 
 /// An error before its place is known as a line: those are counted once, when parsing has failed.
 #[derive(Debug)]
-pub(super) struct Fault {
-    pub(super) position: usize,
-    pub(super) message: String,
+pub(crate) struct Fault {
+    pub(crate) position: usize,
+    pub(crate) message: String,
 }
 
 /// Boxed, so that the results of the many small functions stay small.
-pub(super) type Result<T> = std::result::Result<T, Box<Fault>>;
+pub(crate) type Result<T> = std::result::Result<T, Box<Fault>>;
 
 /// ` (did you mean "x"?)`, or nothing. A long name or a long list of names is not compared: that takes their product.
-pub(super) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> String {
     let is_short = |name: &str| name.len() <= MAX_HINT_LENGTH;
     if !is_short(name) {
         return String::new();
@@ -106,6 +106,6 @@ pub(super) fn hint<'a>(name: &str, allowed: impl Iterator<Item = &'a str>) -> St
     did_you_mean(name, allowed.take(MAX_HINT_NAMES).filter(|name| is_short(name)))
 }
 
-pub(super) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {
+pub(crate) fn fault<T>(position: usize, message: impl Into<String>) -> Result<T> {
     Err(Box::new(Fault { position, message: message.into() }))
 }

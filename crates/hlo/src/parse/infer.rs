@@ -5,6 +5,7 @@ use super::computation::Scope;
 use super::error::{Result, fault};
 use super::shape::{array, is_tuple, tuple};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
+use crate::syntax::opcodes::{Mark, Operation};
 
 /// The shape of an instruction whose operands and attributes are known.
 pub(super) fn shape(
@@ -80,68 +81,10 @@ fn infer(parser: &Parser<'_>, instruction: &HloInstructionProto, operands: &[&Sh
         }
         "concatenate" => concatenated(operands, usize::try_from(*instruction.dimensions.first()?).ok()?),
         "dot" => dot(instruction, operands),
-        opcode if SAME_AS_FIRST.contains(&opcode) => first.cloned(),
+        opcode if Operation::has_mark(opcode, Mark::Same) => first.cloned(),
         _ => None,
     }
 }
-
-/// Opcodes whose result has the shape of their first operand.
-const SAME_AS_FIRST: &[&str] = &[
-    "abs",
-    "acos",
-    "acosh",
-    "add",
-    "add-dependency",
-    "and",
-    "asin",
-    "asinh",
-    "atan2",
-    "atanh",
-    "cbrt",
-    "ceil",
-    "cholesky",
-    "copy",
-    "cosh",
-    "cosine",
-    "count-leading-zeros",
-    "divide",
-    "domain",
-    "erf",
-    "exponential",
-    "exponential-minus-one",
-    "floor",
-    "log",
-    "log-plus-one",
-    "logistic",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negate",
-    "not",
-    "opt-barrier",
-    "or",
-    "popcnt",
-    "power",
-    "remainder",
-    "reverse",
-    "round-nearest-afz",
-    "round-nearest-even",
-    "rsqrt",
-    "scatter",
-    "shift-left",
-    "shift-right-arithmetic",
-    "shift-right-logical",
-    "sign",
-    "sine",
-    "sinh",
-    "sort",
-    "sqrt",
-    "subtract",
-    "tan",
-    "tanh",
-    "while",
-    "xor",
-];
 
 fn is_complex(shape: &ShapeProto) -> bool {
     matches!(PrimitiveType::try_from(shape.element_type), Ok(PrimitiveType::C64 | PrimitiveType::C128))

@@ -1,14 +1,14 @@
 //! One instruction: `ROOT %name = shape opcode(operands), attributes`.
 
-use smallvec::SmallVec;
-
 use super::computation::Scope;
 use super::error::{Result, fault, hint};
 use super::lexer::Lexer;
 use super::shape::{add_layouts, is_compatible};
-use super::table::{Attribute, Attributes, Operands, Operation};
 use super::{Parser, infer};
-use crate::proto::{CustomCallApiVersion, HloInstructionProto, PrecisionConfig, PrimitiveType, ShapeProto};
+use crate::proto::{CustomCallApiVersion, HloInstructionProto, PrecisionConfig, ShapeProto};
+use crate::syntax::attributes::{Attribute, Attributes};
+use crate::syntax::default_comparison;
+use crate::syntax::opcodes::{Operands, Operation};
 
 /// How the short form of an asynchronous operation ends, and the opcode it stands for.
 const ASYNC_SUFFIXES: &[(&str, &str)] =
@@ -58,7 +58,7 @@ impl<'a> Parser<'a> {
         } else {
             let required = if wrapped.is_some() { Attributes::default() } else { operation.required };
             if has_attributes {
-                self.attributes(scope, operation.allowed(), required, &mut instruction, None)?;
+                self.attributes(scope, operation.allowed, required, &mut instruction, None)?;
             } else if let Some(missing) = required.first_not_in(Attributes::default()) {
                 return missing_attribute(start, operation, missing);
             }
@@ -142,13 +142,10 @@ impl<'a> Parser<'a> {
 
     /// `(%x, f32[2] %y, negate(%z))`.
     fn operands(&mut self, scope: &mut Scope<'a>) -> Result<Vec<i64>> {
-        let mut ids = SmallVec::<[i64; 8]>::new();
-        self.list(b'(', b')', |parser| {
+        self.list_of(b'(', b')', |parser| {
             let place = parser.operand(scope)?;
-            ids.push(scope.id(place));
-            Ok(())
-        })?;
-        Ok(ids.to_vec())
+            Ok(scope.id(place))
+        })
     }
 
     fn operand(&mut self, scope: &mut Scope<'a>) -> Result<usize> {
@@ -165,7 +162,7 @@ impl<'a> Parser<'a> {
         if !is_plain_name && self.lexer.peek() == Some(b'(') {
             return self.nested_instruction(scope, start);
         }
-        let place = place_of(scope, name, name_start)?;
+        let place = scope.place_of(name, name_start)?;
         if let (Some(stated), Some(actual)) = (&shape, &scope.instructions[place].shape)
             && !is_compatible(stated, actual)
         {
@@ -213,18 +210,6 @@ impl<'a> Parser<'a> {
         Ok(place)
     }
 
-    /// `{%a, %b}`: ids of instructions above.
-    pub(super) fn instruction_names(&mut self, scope: &Scope<'a>) -> Result<Vec<i64>> {
-        let mut ids = Vec::new();
-        self.list(b'{', b'}', |parser| {
-            let start = parser.lexer.here();
-            let name = parser.lexer.name("the name of an instruction")?;
-            ids.push(scope.id(place_of(scope, name, start)?));
-            Ok(())
-        })?;
-        Ok(ids)
-    }
-
     /// Reads the attributes that follow. Those of a wrapped operation go to `wrapped`, if there is one; `start` gets
     /// the common ones and those about running it.
     fn attributes(
@@ -240,13 +225,12 @@ impl<'a> Parser<'a> {
         while self.lexer.eat(b',') {
             let start = self.lexer.here();
             let name = self.lexer.attribute_name()?;
-            let attribute = Attribute::from_name(name).filter(|&attribute| allowed.contains(attribute));
-            let Some(attribute) = attribute else {
+            let Some(attribute) = allowed.named(name) else {
                 let near = hint(name, allowed.names());
                 return fault(start, format!("{} has no attribute \"{name}\"{near}", instruction.opcode));
             };
             let is_repeated = seen.contains(attribute);
-            seen.insert(attribute);
+            seen = seen.with(attribute);
             let target = match &mut wrapped {
                 // Printed twice, a common attribute is first that of the wrapped instruction.
                 Some(wrapped) if attribute.is_common() => {
@@ -297,8 +281,7 @@ impl<'a> Parser<'a> {
         };
         set_assumed(operation, &mut root);
         if has_attributes {
-            let mut allowed = operation.allowed();
-            allowed.insert(Attribute::AsyncExecutionThread);
+            let allowed = operation.allowed.with(Attribute::AsyncExecutionThread);
             self.attributes(scope, allowed, operation.required, start, Some(&mut root))?;
         } else if let Some(missing) = operation.required.first_not_in(Attributes::default()) {
             return missing_attribute(position, operation, missing);
@@ -371,14 +354,15 @@ impl Scope<'_> {
     pub(super) fn shape_of(&self, id: i64) -> Option<&ShapeProto> {
         self.get(id)?.shape.as_ref()
     }
-}
 
-fn place_of(scope: &Scope<'_>, name: &str, start: usize) -> Result<usize> {
-    match scope.names.get(name) {
-        Some(&place) => Ok(place),
-        None => {
-            let near = hint(name, scope.names.keys().copied());
-            fault(start, format!("no instruction above is named {name} in this computation{near}"))
+    /// Where the instruction of a name is, which stands at `start` in the text.
+    pub(crate) fn place_of(&self, name: &str, start: usize) -> Result<usize> {
+        match self.names.get(name) {
+            Some(&place) => Ok(place),
+            None => {
+                let near = hint(name, self.names.keys().copied());
+                fault(start, format!("no instruction above is named {name} in this computation{near}"))
+            }
         }
     }
 }
@@ -423,15 +407,5 @@ fn set_group_counts(instruction: &mut HloInstructionProto) {
 fn set_assumed(operation: &Operation, instruction: &mut HloInstructionProto) {
     if operation.name == "topk" {
         instruction.largest = true;
-    }
-}
-
-/// How values of a type are compared where the text does not say.
-fn default_comparison(operand: Option<&ShapeProto>) -> &'static str {
-    use PrimitiveType as T;
-    match operand.and_then(|shape| T::try_from(shape.element_type).ok()) {
-        Some(T::S1 | T::S2 | T::S4 | T::S8 | T::S16 | T::S32 | T::S64) => "SIGNED",
-        Some(T::Pred | T::U1 | T::U2 | T::U4 | T::U8 | T::U16 | T::U32 | T::U64) | None => "UNSIGNED",
-        Some(_) => "FLOAT",
     }
 }

@@ -16,18 +16,18 @@ const IS_NAME: [bool; 256] = {
 };
 
 #[derive(Clone)]
-pub(super) struct Lexer<'a> {
+pub(crate) struct Lexer<'a> {
     text: &'a str,
     bytes: &'a [u8],
     position: usize,
 }
 
 impl<'a> Lexer<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
+    pub(crate) fn new(text: &'a str) -> Self {
         Lexer { text, bytes: text.as_bytes(), position: 0 }
     }
 
-    pub(super) fn bytes(&self) -> &'a [u8] {
+    pub(crate) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
@@ -38,7 +38,7 @@ impl<'a> Lexer<'a> {
 
     /// Passes white space and comments.
     #[inline]
-    pub(super) fn skip_space(&mut self) {
+    pub(crate) fn skip_space(&mut self) {
         while let Some(&byte) = self.bytes.get(self.position) {
             match byte {
                 b' ' | b'\n' | b'\t' | b'\r' => self.position += 1,
@@ -66,26 +66,26 @@ impl<'a> Lexer<'a> {
 
     /// Where the next token starts.
     #[inline]
-    pub(super) fn here(&mut self) -> usize {
+    pub(crate) fn here(&mut self) -> usize {
         self.skip_space();
         self.position
     }
 
     /// The first byte of the next token.
     #[inline]
-    pub(super) fn peek(&mut self) -> Option<u8> {
+    pub(crate) fn peek(&mut self) -> Option<u8> {
         self.skip_space();
         self.bytes.get(self.position).copied()
     }
 
     /// The byte right here, white space or not.
     #[inline]
-    pub(super) fn peek_adjacent(&self) -> Option<u8> {
+    pub(crate) fn peek_adjacent(&self) -> Option<u8> {
         self.bytes.get(self.position).copied()
     }
 
     /// What follows the next token, which is one byte long.
-    pub(super) fn peek_second(&mut self) -> Option<u8> {
+    pub(crate) fn peek_second(&mut self) -> Option<u8> {
         let start = self.here();
         self.position += 1;
         let second = self.peek();
@@ -93,31 +93,31 @@ impl<'a> Lexer<'a> {
         second
     }
 
-    pub(super) fn is_at_end(&mut self) -> bool {
+    pub(crate) fn is_at_end(&mut self) -> bool {
         self.peek().is_none()
     }
 
     #[inline]
-    pub(super) fn eat(&mut self, byte: u8) -> bool {
+    pub(crate) fn eat(&mut self, byte: u8) -> bool {
         let found = self.peek() == Some(byte);
         self.position += usize::from(found);
         found
     }
 
     /// Whether the next token and what follows it is `text`.
-    pub(super) fn starts_with(&mut self, text: &str) -> bool {
+    pub(crate) fn starts_with(&mut self, text: &str) -> bool {
         self.skip_space();
         self.bytes[self.position..].starts_with(text.as_bytes())
     }
 
-    pub(super) fn eat_symbol(&mut self, symbol: &str) -> bool {
+    pub(crate) fn eat_symbol(&mut self, symbol: &str) -> bool {
         let found = self.starts_with(symbol);
         self.position += if found { symbol.len() } else { 0 };
         found
     }
 
     /// Passes a keyword, if it is all of the next name.
-    pub(super) fn eat_word(&mut self, word: &str) -> bool {
+    pub(crate) fn eat_word(&mut self, word: &str) -> bool {
         self.skip_space();
         let end = self.position + word.len();
         let found = self.bytes[self.position..].starts_with(word.as_bytes())
@@ -130,7 +130,7 @@ impl<'a> Lexer<'a> {
 
     /// Passes `byte`. `place` ends the message: "expected ')' after the operands, found ...".
     #[inline]
-    pub(super) fn expect(&mut self, byte: u8, place: &str) -> Result<()> {
+    pub(crate) fn expect(&mut self, byte: u8, place: &str) -> Result<()> {
         if self.eat(byte) {
             return Ok(());
         }
@@ -139,7 +139,7 @@ impl<'a> Lexer<'a> {
 
     /// An error with what was expected here and what was found.
     #[cold]
-    pub(super) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
+    pub(crate) fn unexpected<T>(&mut self, expected: &str) -> Result<T> {
         let position = self.here();
         let found = self.describe();
         fault(position, format!("expected {expected}, found {found}"))
@@ -164,7 +164,7 @@ impl<'a> Lexer<'a> {
 
     /// A name without a sign before it, or a keyword: `[a-zA-Z_][a-zA-Z0-9_.-]*`.
     #[inline]
-    pub(super) fn word(&mut self) -> Option<&'a str> {
+    pub(crate) fn word(&mut self) -> Option<&'a str> {
         let start = self.here();
         let first = *self.bytes.get(start)?;
         if !first.is_ascii_alphabetic() && first != b'_' {
@@ -184,7 +184,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The next word, which stays unread.
-    pub(super) fn peek_word(&mut self) -> Option<&'a str> {
+    pub(crate) fn peek_word(&mut self) -> Option<&'a str> {
         let start = self.here();
         let word = self.word();
         self.position = start;
@@ -193,7 +193,7 @@ impl<'a> Lexer<'a> {
 
     /// The next word; `what` it should be is for the message.
     #[inline]
-    pub(super) fn expect_word(&mut self, what: &str) -> Result<&'a str> {
+    pub(crate) fn expect_word(&mut self, what: &str) -> Result<&'a str> {
         match self.word() {
             Some(word) => Ok(word),
             None => self.unexpected(what),
@@ -203,7 +203,7 @@ impl<'a> Lexer<'a> {
     /// A name of an instruction or a computation, with `%` or without. After the sign any name letter may come first:
     /// such names are in modules that other writers have made.
     #[inline]
-    pub(super) fn name(&mut self, what: &str) -> Result<&'a str> {
+    pub(crate) fn name(&mut self, what: &str) -> Result<&'a str> {
         if self.peek() == Some(b'%') {
             let start = self.position + 1;
             let end = self.name_end(start);
@@ -217,7 +217,7 @@ impl<'a> Lexer<'a> {
 
     /// `name=`, the start of an attribute.
     #[inline]
-    pub(super) fn attribute_name(&mut self) -> Result<&'a str> {
+    pub(crate) fn attribute_name(&mut self) -> Result<&'a str> {
         let name = self.expect_word("the name of an attribute")?;
         self.expect(b'=', "after the name of the attribute")?;
         Ok(name)
@@ -225,7 +225,7 @@ impl<'a> Lexer<'a> {
 
     /// An integer of at most 64 bits. As in XLA, one above the signed maximum gives the number with the same bits.
     #[inline]
-    pub(super) fn integer(&mut self) -> Result<i64> {
+    pub(crate) fn integer(&mut self) -> Result<i64> {
         let start = self.here();
         let negative = self.bytes.get(start) == Some(&b'-');
         let digits = start + usize::from(negative);
@@ -250,14 +250,14 @@ impl<'a> Lexer<'a> {
     }
 
     /// An integer of 32 bits.
-    pub(super) fn small_integer(&mut self) -> Result<i32> {
+    pub(crate) fn small_integer(&mut self) -> Result<i32> {
         let start = self.here();
         let value = self.integer()?;
         i32::try_from(value).or_else(|_| fault(start, format!("{value} does not fit 32 bits")))
     }
 
     /// Passes bytes that `belongs` takes; at least none. For numbers and for patterns like `0_1x2_2`.
-    pub(super) fn take_while(&mut self, belongs: impl Fn(u8) -> bool) -> &'a str {
+    pub(crate) fn take_while(&mut self, belongs: impl Fn(u8) -> bool) -> &'a str {
         let start = self.here();
         while self.bytes.get(self.position).is_some_and(|&byte| belongs(byte)) {
             self.position += 1;
@@ -266,7 +266,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// A string between quotes of either kind, its escapes replaced as in C.
-    pub(super) fn quoted(&mut self) -> Result<Vec<u8>> {
+    pub(crate) fn quoted(&mut self) -> Result<Vec<u8>> {
         let start = self.here();
         let quote = match self.bytes.get(start) {
             Some(&quote @ (b'"' | b'\'')) => quote,
@@ -335,49 +335,33 @@ impl<'a> Lexer<'a> {
     }
 
     /// A string that a protobuf string holds. Other bytes than UTF-8 cannot be in one: they read as U+FFFD.
-    pub(super) fn string(&mut self) -> Result<String> {
+    pub(crate) fn string(&mut self) -> Result<String> {
         Ok(String::from_utf8(self.quoted()?)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
     /// `{...}` with balanced braces outside strings, as it is: JSON, or something that looks like it.
-    pub(super) fn braced(&mut self) -> Result<&'a str> {
+    pub(crate) fn braced(&mut self) -> Result<&'a str> {
         let start = self.here();
         if self.bytes.get(start) != Some(&b'{') {
             return self.unexpected("'{' or a string in quotes");
         }
-        let mut depth = 0usize;
-        let mut in_string = false;
-        let mut position = start;
-        while let Some(&byte) = self.bytes.get(position) {
-            position += 1;
-            match byte {
-                b'\\' if in_string => position += 1,
-                b'"' => in_string = !in_string,
-                _ if in_string => {}
-                b'{' => depth += 1,
-                b'}' => {
-                    depth -= 1;
-                    if depth == 0 {
-                        self.position = position;
-                        return Ok(self.slice(start, position));
-                    }
-                }
-                _ => {}
-            }
-        }
-        fault(start, "no '}' closes this '{'")
+        let Some(length) = braced_length(&self.bytes[start..]) else {
+            return fault(start, "no '}' closes this '{'");
+        };
+        self.position = start + length;
+        Ok(self.slice(start, self.position))
     }
 
     /// A string in quotes, or `{...}` as it is.
-    pub(super) fn quoted_or_braced(&mut self) -> Result<Vec<u8>> {
+    pub(crate) fn quoted_or_braced(&mut self) -> Result<Vec<u8>> {
         match self.peek() {
             Some(b'{') => Ok(self.braced()?.as_bytes().to_vec()),
             _ => self.quoted(),
         }
     }
 
-    pub(super) fn boolean(&mut self) -> Result<bool> {
+    pub(crate) fn boolean(&mut self) -> Result<bool> {
         if self.eat_word("true") {
             Ok(true)
         } else if self.eat_word("false") {
@@ -386,4 +370,31 @@ impl<'a> Lexer<'a> {
             self.unexpected("true or false")
         }
     }
+}
+
+/// The length of the `{...}` with balanced braces outside strings at the start of `text`, if there is one.
+pub(crate) fn braced_length(text: &[u8]) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut in_string = false;
+    let mut bytes = text.iter().enumerate();
+    while let Some((index, &byte)) = bytes.next() {
+        match byte {
+            b'\\' if in_string => {
+                bytes.next();
+            }
+            b'"' => in_string = !in_string,
+            b'{' if !in_string => depth += 1,
+            b'}' if !in_string => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return Some(index + 1);
+                }
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            return None;
+        }
+    }
+    None
 }

@@ -6,38 +6,24 @@ use smallvec::SmallVec;
 use super::Parser;
 use super::error::{Result, fault};
 use super::shape::{is_tuple, literal_shape, tuple};
-use crate::proto::{LiteralProto, PrimitiveType, ShapeProto};
-use crate::text::{SmallFloat, element_strides};
+use crate::proto::{LiteralProto, ShapeProto};
+use crate::text::element_strides;
 
 /// A floating-point number as written: no `f64` operation reliably keeps the sign and bits of a NaN.
 #[derive(Clone, Copy)]
-enum Real {
+pub(crate) enum Real {
     Number(f64),
     Nan { negative: bool, payload: Option<u64> },
 }
 
-/// The layout of an IEEE 754 type.
-struct Ieee {
-    bits: u32,
-    mantissa_bits: u32,
-}
-
-impl Ieee {
-    const F16: Ieee = Ieee { bits: 16, mantissa_bits: 10 };
-    const BF16: Ieee = Ieee { bits: 16, mantissa_bits: 7 };
-    const F32: Ieee = Ieee { bits: 32, mantissa_bits: 23 };
-    const F64: Ieee = Ieee { bits: 64, mantissa_bits: 52 };
-
-    /// The bits of a NaN; none if the payload is too large. Without one it is the quiet NaN.
-    fn nan(&self, negative: bool, payload: Option<u64>) -> Option<u64> {
-        let payload = payload.unwrap_or(1 << (self.mantissa_bits - 1));
-        if payload == 0 || payload >> self.mantissa_bits != 0 {
-            return None;
-        }
-        let exponent_bits = self.bits - 1 - self.mantissa_bits;
-        let exponent = ((1u64 << exponent_bits) - 1) << self.mantissa_bits;
-        Some((u64::from(negative) << (self.bits - 1)) | exponent | payload)
+/// The bits of a NaN of an IEEE 754 type; none if the payload is too large. Without one it is the quiet NaN.
+fn nan(bits: u32, mantissa_bits: u32, negative: bool, payload: Option<u64>) -> Option<u64> {
+    let payload = payload.unwrap_or(1 << (mantissa_bits - 1));
+    if payload == 0 || payload >> mantissa_bits != 0 {
+        return None;
     }
+    let exponent = ((1u64 << (bits - 1 - mantissa_bits)) - 1) << mantissa_bits;
+    Some((u64::from(negative) << (bits - 1)) | exponent | payload)
 }
 
 impl Parser<'_> {
@@ -61,7 +47,7 @@ impl Parser<'_> {
     }
 
     /// A literal preceded by its shape; a tuple has those of its elements.
-    pub(super) fn literal_with_shape(&mut self) -> Result<LiteralProto> {
+    pub(crate) fn literal_with_shape(&mut self) -> Result<LiteralProto> {
         if self.lexer.peek() != Some(b'(') {
             let shape = self.shape()?;
             return self.literal(&shape);
@@ -85,65 +71,17 @@ impl Parser<'_> {
         Ok(elements)
     }
 
-    /// Reads the elements of an array into the field of its element type.
-    fn elements(&mut self, shape: &ShapeProto, literal: &mut LiteralProto) -> Result<()> {
-        use PrimitiveType as T;
-        let start = self.lexer.here();
-        let element_type = T::try_from(shape.element_type).unwrap_or_default();
-        match element_type {
-            T::Pred => literal.preds = self.values(shape, Self::truth)?,
-            T::S32 => literal.s32s = self.values(shape, |parser| parser.signed(32).map(|value| value as i32))?,
-            T::S64 => literal.s64s = self.values(shape, |parser| parser.lexer.integer())?,
-            T::U32 => literal.u32s = self.values(shape, |parser| parser.unsigned(32).map(|value| value as u32))?,
-            T::U64 => literal.u64s = self.values(shape, |parser| parser.lexer.integer().map(|value| value as u64))?,
-            T::S1 => literal.s1s = self.narrow(shape, 1, true)?,
-            T::S2 => literal.s2s = self.narrow(shape, 2, true)?,
-            T::S4 => literal.s4s = self.narrow(shape, 4, true)?,
-            T::S8 => literal.s8s = self.narrow(shape, 8, true)?,
-            T::U1 => literal.u1s = self.narrow(shape, 1, false)?,
-            T::U2 => literal.u2s = self.narrow(shape, 2, false)?,
-            T::U4 => literal.u4s = self.narrow(shape, 4, false)?,
-            T::U8 => literal.u8s = self.narrow(shape, 8, false)?,
-            T::S16 => literal.s16s = self.pairs_of(shape, |parser| parser.signed(16).map(|value| value as u16))?,
-            T::U16 => literal.u16s = self.pairs_of(shape, |parser| parser.unsigned(16).map(|value| value as u16))?,
-            T::F16 => literal.f16s = self.pairs_of(shape, Self::half)?,
-            T::Bf16 => literal.bf16s = self.pairs_of(shape, Self::brain)?,
-            T::F32 => literal.f32s = self.values(shape, Self::single)?,
-            T::F64 => literal.f64s = self.values(shape, Self::double)?,
-            T::C64 => literal.c64s = self.complex(shape, Self::single)?,
-            T::C128 => literal.c128s = self.complex(shape, Self::double)?,
-            T::F8e5m2 => literal.f8e5m2s = self.small_floats(shape, element_type)?,
-            T::F8e4m3 => literal.f8e4m3s = self.small_floats(shape, element_type)?,
-            T::F8e4m3fn => literal.f8e4m3fns = self.small_floats(shape, element_type)?,
-            T::F8e4m3b11fnuz => literal.f8e4m3b11fnuzs = self.small_floats(shape, element_type)?,
-            T::F8e3m4 => literal.f8e3m4s = self.small_floats(shape, element_type)?,
-            T::F8e5m2fnuz => literal.f8e5m2fnuzs = self.small_floats(shape, element_type)?,
-            T::F8e4m3fnuz => literal.f8e4m3fnuzs = self.small_floats(shape, element_type)?,
-            T::F4e2m1fn => literal.f4e2m1fns = self.small_floats(shape, element_type)?,
-            T::F6e3m2fn => literal.f6e3m2fns = self.small_floats(shape, element_type)?,
-            T::F6e2m3fn => literal.f6e2m3fns = self.small_floats(shape, element_type)?,
-            T::F8e8m0fnu => literal.f8e8m0fnus = self.small_floats(shape, element_type)?,
-            T::Invalid | T::Tuple | T::OpaqueType | T::Token | T::Buffer => {
-                if !self.is_elided_next() {
-                    return fault(start, "values of this type cannot be written");
-                }
-                self.eat_elided();
-            }
-        }
-        Ok(())
-    }
-
     fn is_elided_next(&mut self) -> bool {
         self.lexer.peek() == Some(b'{') && self.lexer.peek_second() == Some(b'.')
     }
 
     /// `{...}`.
-    fn eat_elided(&mut self) -> bool {
+    pub(crate) fn eat_elided(&mut self) -> bool {
         self.is_elided_next() && self.lexer.eat(b'{') && self.lexer.eat_symbol("...") && self.lexer.eat(b'}')
     }
 
     /// The elements of an array in the order of its layout; none if they are elided.
-    fn values<T: Copy + Default>(
+    pub(crate) fn array<T: Copy + Default>(
         &mut self,
         shape: &ShapeProto,
         mut read: impl FnMut(&mut Self) -> Result<T>,
@@ -208,14 +146,7 @@ impl Parser<'_> {
         Ok(if is_elided { Vec::new() } else { in_layout_order(values, shape) })
     }
 
-    fn truth(&mut self) -> Result<bool> {
-        match self.lexer.peek() {
-            Some(b't' | b'f') => self.lexer.boolean(),
-            _ => Ok(self.lexer.integer()? != 0),
-        }
-    }
-
-    fn signed(&mut self, bits: u32) -> Result<i64> {
+    pub(crate) fn signed(&mut self, bits: u32) -> Result<i64> {
         let start = self.lexer.here();
         let value = self.lexer.integer()?;
         let bound = 1i64 << (bits - 1);
@@ -225,7 +156,7 @@ impl Parser<'_> {
         }
     }
 
-    fn unsigned(&mut self, bits: u32) -> Result<i64> {
+    pub(crate) fn unsigned(&mut self, bits: u32) -> Result<i64> {
         let start = self.lexer.here();
         let value = self.lexer.integer()?;
         match value {
@@ -234,87 +165,46 @@ impl Parser<'_> {
         }
     }
 
-    /// Integers of at most 8 bits, one a byte.
-    fn narrow(&mut self, shape: &ShapeProto, bits: u32, is_signed: bool) -> Result<Vec<u8>> {
-        self.values(shape, |parser| {
-            let value = if is_signed { parser.signed(bits)? } else { parser.unsigned(bits)? };
-            // Negative ones too are in the low bits alone.
-            Ok(value as u8 & (u8::MAX >> (8 - bits)))
-        })
+    pub(crate) fn half(&mut self) -> Result<f16> {
+        self.ieee(16, 10, f16::from_f64, f16::is_finite, |bits| f16::from_bits(bits as u16))
     }
 
-    /// Values of 16 bits as bytes, the low one first.
-    fn pairs_of(&mut self, shape: &ShapeProto, read: impl FnMut(&mut Self) -> Result<u16>) -> Result<Vec<u8>> {
-        Ok(self.values(shape, read)?.into_iter().flat_map(u16::to_le_bytes).collect())
+    pub(crate) fn brain(&mut self) -> Result<bf16> {
+        self.ieee(16, 7, bf16::from_f64, bf16::is_finite, |bits| bf16::from_bits(bits as u16))
     }
 
-    /// `(real, imaginary)` each; or a real number alone, as XLA takes it.
-    fn complex<T: Copy + Default>(
+    pub(crate) fn single(&mut self) -> Result<f32> {
+        self.ieee(32, 23, |value| value as f32, f32::is_finite, |bits| f32::from_bits(bits as u32))
+    }
+
+    pub(crate) fn double(&mut self) -> Result<f64> {
+        self.ieee(64, 52, |value| value, f64::is_finite, f64::from_bits)
+    }
+
+    /// A number in an IEEE 754 type of so many bits.
+    fn ieee<T: Copy>(
         &mut self,
-        shape: &ShapeProto,
-        part: impl Fn(&mut Self) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let values = self.values(shape, |parser| {
-            parser.lexer.expect(b'(', "before a complex number")?;
-            let real = part(parser)?;
-            parser.lexer.expect(b',', "between the parts of a complex number")?;
-            let imaginary = part(parser)?;
-            parser.lexer.expect(b')', "after a complex number")?;
-            Ok([real, imaginary])
-        })?;
-        Ok(values.into_iter().flatten().collect())
-    }
-
-    fn small_floats(&mut self, shape: &ShapeProto, element_type: PrimitiveType) -> Result<Vec<u8>> {
-        let Some(float) = SmallFloat::of(element_type) else {
-            return fault(self.lexer.here(), "values of this type cannot be written");
-        };
-        let encoder = float.encoder();
-        self.values(shape, |parser| {
-            let start = parser.lexer.here();
-            let bits = match parser.real()? {
-                Real::Number(value) => encoder.encode(value),
-                Real::Nan { negative, payload } => encoder.nan(negative, payload),
-            };
-            bits.map_or_else(|| fault(start, "the type of the constant does not have this value"), Ok)
-        })
-    }
-
-    fn half(&mut self) -> Result<u16> {
-        self.ieee(&Ieee::F16, |value| (u64::from(f16::from_f64(value).to_bits()), f16::from_f64(value).is_finite()))
-            .map(|bits| bits as u16)
-    }
-
-    fn brain(&mut self) -> Result<u16> {
-        self.ieee(&Ieee::BF16, |value| (u64::from(bf16::from_f64(value).to_bits()), bf16::from_f64(value).is_finite()))
-            .map(|bits| bits as u16)
-    }
-
-    fn single(&mut self) -> Result<f32> {
-        self.ieee(&Ieee::F32, |value| (u64::from((value as f32).to_bits()), (value as f32).is_finite()))
-            .map(|bits| f32::from_bits(bits as u32))
-    }
-
-    fn double(&mut self) -> Result<f64> {
-        self.ieee(&Ieee::F64, |value| (value.to_bits(), value.is_finite())).map(f64::from_bits)
-    }
-
-    /// The bits of a number in the type that `convert` converts to; it says too whether its result is finite.
-    fn ieee(&mut self, ieee: &Ieee, convert: impl Fn(f64) -> (u64, bool)) -> Result<u64> {
+        bits: u32,
+        mantissa_bits: u32,
+        convert: impl Fn(f64) -> T,
+        is_finite: impl Fn(T) -> bool,
+        from_bits: impl Fn(u64) -> T,
+    ) -> Result<T> {
         let start = self.lexer.here();
         match self.real()? {
             Real::Number(value) => match convert(value) {
-                (bits, is_finite) if is_finite || value.is_infinite() => Ok(bits),
+                number if is_finite(number) || value.is_infinite() => Ok(number),
                 _ => fault(start, format!("{value:e} is too large for the type of the constant")),
             },
-            Real::Nan { negative, payload } => ieee
-                .nan(negative, payload)
-                .map_or_else(|| fault(start, "the type of the constant has no NaN with these bits"), Ok),
+            Real::Nan { negative, payload } => match nan(bits, mantissa_bits, negative, payload) {
+                Some(bits) => Ok(from_bits(bits)),
+                None => fault(start, "the type of the constant has no NaN with these bits"),
+            },
         }
     }
 
     /// A number where there are no NaNs.
-    pub(super) fn number(&mut self) -> Result<f64> {
+    pub(crate) fn number(&mut self) -> Result<f64> {
         let start = self.lexer.here();
         match self.real()? {
             Real::Number(value) => Ok(value),
@@ -323,7 +213,7 @@ impl Parser<'_> {
     }
 
     /// `1`, `-2.5e-3`, `inf`, `-nan(0x1)`.
-    fn real(&mut self) -> Result<Real> {
+    pub(crate) fn real(&mut self) -> Result<Real> {
         let start = self.lexer.here();
         let text = self.lexer.take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+'));
         match text {

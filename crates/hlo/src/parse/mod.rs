@@ -26,29 +26,27 @@
 //!
 //! The text is untrusted: recursion is bounded, memory is proportional to the text, and nothing panics.
 
-mod attributes;
 mod computation;
 mod error;
 mod infer;
 mod instruction;
 mod lexer;
 mod literal;
-mod metadata;
 mod module;
-mod named_sharding;
 mod names;
 mod order;
 mod shape;
-mod sharding;
-mod table;
-mod window;
 
 use rustc_hash::FxHashMap;
 
 use super::proto::{HloComputationProto, HloModuleProtoWithConfig};
+pub(crate) use computation::Scope;
+use error::Fault;
 pub use error::ParseError;
-use error::{Fault, Result, fault};
+pub(crate) use error::{Result, fault, hint};
 use lexer::Lexer;
+pub(crate) use lexer::braced_length;
+pub(crate) use literal::Real;
 pub use names::make_names_unique;
 
 /// What a text may ask of its reader. All are generous: they are there for texts that were made to do harm.
@@ -103,9 +101,9 @@ pub fn parse_with(text: &str, limits: &Limits) -> std::result::Result<HloModuleP
 }
 
 /// The state of reading one text. Each file of this module adds the methods for one part of the grammar.
-struct Parser<'a> {
-    lexer: Lexer<'a>,
-    limits: &'a Limits,
+pub(crate) struct Parser<'a> {
+    pub(crate) lexer: Lexer<'a>,
+    pub(crate) limits: &'a Limits,
     /// How many nested constructs are open.
     depth: usize,
     /// Complete computations; the id of each is its place.
@@ -143,7 +141,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Runs `read` one level deeper, if the limit allows it.
-    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(crate) fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= self.limits.nesting {
             let limit = self.limits.nesting;
             return fault(self.lexer.here(), format!("nested more than {limit} levels deep"));
@@ -155,7 +153,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Items between two brackets, separated by commas.
-    fn list(&mut self, open: u8, close: u8, mut item: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+    pub(crate) fn list(&mut self, open: u8, close: u8, mut item: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         self.lexer.expect(open, "to start a list")?;
         if self.lexer.eat(close) {
             return Ok(());
@@ -169,15 +167,5 @@ impl<'a> Parser<'a> {
                 return self.lexer.unexpected(&format!("',' or '{}' in a list", char::from(close)));
             }
         }
-    }
-
-    /// `{1,2,3}`.
-    fn integers(&mut self, open: u8, close: u8) -> Result<Vec<i64>> {
-        let mut values = smallvec::SmallVec::<[i64; 8]>::new();
-        self.list(open, close, |parser| {
-            values.push(parser.lexer.integer()?);
-            Ok(())
-        })?;
-        Ok(values.to_vec())
     }
 }

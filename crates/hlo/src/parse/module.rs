@@ -6,15 +6,14 @@ use super::computation::name_apart;
 use super::error::{Result, fault, hint};
 use super::lexer::Lexer;
 use super::{Parser, order};
-use crate::proto::hlo_buffer_donor_proto::BufferDonorEntryProto;
-use crate::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use crate::proto::hlo_schedule_proto::InstructionSequence;
 use crate::proto::original_value_recovery_table_proto::Entry;
-use crate::proto::stack_frame_index_proto::{FileLocation, StackFrame};
 use crate::proto::{
-    FrontendAttributes, HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto,
-    HloModuleProtoWithConfig, HloScheduleProto, Kind, OriginalValueRecoveryTableProto, StackFrameIndexProto,
+    HloBufferDonorProto, HloInputOutputAliasProto, HloModuleConfigProto, HloModuleProto, HloModuleProtoWithConfig,
+    HloScheduleProto, OriginalValueRecoveryTableProto, StackFrameIndexProto,
 };
+use crate::syntax::metadata::Leaf;
+use crate::syntax::{Kind, Value};
 
 const HEADER: &[&str] = &[
     "is_scheduled",
@@ -112,17 +111,17 @@ impl Parser<'_> {
                     config.num_partitions = self.lexer.integer()?;
                     config.use_spmd_partitioning = config.num_partitions != 1;
                 }
-                "input_output_alias" => module.input_output_alias = Some(self.input_output_alias()?),
-                "buffer_donor" => module.buffer_donor = Some(self.buffer_donor()?),
+                "input_output_alias" => {
+                    module.input_output_alias = Some(HloInputOutputAliasProto { entries: Value::read(self)? })
+                }
+                "buffer_donor" => module.buffer_donor = Some(HloBufferDonorProto { entries: Value::read(self)? }),
                 "alias_passthrough_params" => config.alias_passthrough_params = self.lexer.boolean()?,
                 "entry_computation_layout" => {
                     self.lexer.expect(b'{', "before the layout of the entry")?;
                     config.entry_computation_layout = Some(self.program_shape()?);
                     self.lexer.expect(b'}', "after the layout of the entry")?;
                 }
-                "frontend_attributes" => {
-                    module.frontend_attributes = Some(FrontendAttributes { map: self.frontend_attributes()? });
-                }
+                "frontend_attributes" => module.frontend_attributes = Value::read(self)?,
                 "allow_spmd_sharding_propagation_to_parameters" => {
                     config.allow_spmd_sharding_propagation_to_parameters = self.boolean_or_list()?;
                 }
@@ -140,53 +139,7 @@ impl Parser<'_> {
     }
 
     fn boolean_or_list(&mut self) -> Result<Vec<bool>> {
-        if self.lexer.peek() == Some(b'{') { self.booleans() } else { Ok(vec![self.lexer.boolean()?]) }
-    }
-
-    /// `{ {0}: (1, {}, may-alias) }`.
-    fn input_output_alias(&mut self) -> Result<HloInputOutputAliasProto> {
-        let mut entries = Vec::new();
-        self.list(b'{', b'}', |parser| {
-            let output_shape_index = parser.integers(b'{', b'}')?;
-            parser.lexer.expect(b':', "after the index of a result")?;
-            parser.lexer.expect(b'(', "before the parameter of an alias")?;
-            let parameter_number = parser.lexer.integer()?;
-            parser.lexer.expect(b',', "after the number of a parameter")?;
-            let parameter_shape_index = parser.integers(b'{', b'}')?;
-            let mut kind = Kind::MayAlias;
-            if parser.lexer.eat(b',') {
-                let start = parser.lexer.here();
-                kind = match parser.lexer.expect_word("may-alias or must-alias")? {
-                    "may-alias" => Kind::MayAlias,
-                    "must-alias" => Kind::MustAlias,
-                    other => return fault(start, format!("expected may-alias or must-alias, found \"{other}\"")),
-                };
-            }
-            parser.lexer.expect(b')', "after the parameter of an alias")?;
-            entries.push(AliasEntryProto {
-                output_shape_index,
-                parameter_number,
-                parameter_shape_index,
-                kind: kind.into(),
-            });
-            Ok(())
-        })?;
-        Ok(HloInputOutputAliasProto { entries })
-    }
-
-    /// `{ (0, {}), (1, {2}) }`.
-    fn buffer_donor(&mut self) -> Result<HloBufferDonorProto> {
-        let mut entries = Vec::new();
-        self.list(b'{', b'}', |parser| {
-            parser.lexer.expect(b'(', "before a parameter")?;
-            let parameter_number = parser.lexer.integer()?;
-            parser.lexer.expect(b',', "after the number of a parameter")?;
-            let parameter_shape_index = parser.integers(b'{', b'}')?;
-            parser.lexer.expect(b')', "after a parameter")?;
-            entries.push(BufferDonorEntryProto { parameter_number, parameter_shape_index });
-            Ok(())
-        })?;
-        Ok(HloBufferDonorProto { entries })
+        if self.lexer.peek() == Some(b'{') { Value::read(self) } else { Ok(vec![self.lexer.boolean()?]) }
     }
 
     /// `{ {"old"} : {"new"}, "text of a module" ... }`: entries follow each other without a separator.
@@ -194,9 +147,9 @@ impl Parser<'_> {
         let mut entries = Vec::new();
         self.lexer.expect(b'{', "before a recovery table")?;
         while !self.lexer.eat(b'}') {
-            let old_original_array = Some(self.original_array()?.unwrap_or_default());
+            let old_original_array = Some(Leaf::read(self)?.unwrap_or_default());
             self.lexer.expect(b':', "between the arrays of a recovery table")?;
-            let new_original_array = Some(self.original_array()?.unwrap_or_default());
+            let new_original_array = Some(Leaf::read(self)?.unwrap_or_default());
             let recovery_module = if self.lexer.eat(b',') { self.nested(Self::recovery_module)? } else { None };
             entries.push(Entry { old_original_array, new_original_array, recovery_module });
         }
@@ -225,77 +178,27 @@ impl Parser<'_> {
 
     /// The four tables, from after the title of the first.
     fn stack_frame_index(&mut self) -> Result<StackFrameIndexProto> {
-        let mut index = StackFrameIndexProto { file_names: self.numbered_strings()?, ..Default::default() };
+        let file_names = self.entries()?;
         self.expect_title("FunctionNames")?;
-        index.function_names = self.numbered_strings()?;
+        let function_names = self.entries()?;
         self.expect_title("FileLocations")?;
-        while self.eat_number()? {
-            let mut location = FileLocation::default();
-            self.numbered_fields(|name, value| {
-                let field = match name {
-                    "file_name_id" => &mut location.file_name_id,
-                    "function_name_id" => &mut location.function_name_id,
-                    "line" => &mut location.line,
-                    "end_line" => &mut location.end_line,
-                    "column" => &mut location.column,
-                    "end_column" => &mut location.end_column,
-                    _ => return false,
-                };
-                *field = value;
-                true
-            })?;
-            index.file_locations.push(location);
-        }
+        let file_locations = self.entries()?;
         self.expect_title("StackFrames")?;
-        while self.eat_number()? {
-            let mut frame = StackFrame::default();
-            self.numbered_fields(|name, value| {
-                match name {
-                    "file_location_id" => frame.file_location_id = value,
-                    // XLA numbers parents one higher in its text than in its protos.
-                    "parent_frame_id" => frame.parent_frame_id = value.saturating_sub(1),
-                    _ => return false,
-                }
-                true
-            })?;
-            index.stack_frames.push(frame);
-        }
-        Ok(index)
+        Ok(StackFrameIndexProto { file_names, function_names, file_locations, stack_frames: self.entries()? })
     }
 
     fn expect_title(&mut self, title: &str) -> Result<()> {
         if self.lexer.eat_word(title) { Ok(()) } else { self.lexer.unexpected(title) }
     }
 
-    /// Passes the number of an entry, if another entry follows.
-    fn eat_number(&mut self) -> Result<bool> {
-        if !matches!(self.lexer.peek(), Some(b'0'..=b'9')) {
-            return Ok(false);
+    /// The entries of a table, each after its number.
+    fn entries<T: Value>(&mut self) -> Result<Vec<T>> {
+        let mut entries = Vec::new();
+        while matches!(self.lexer.peek(), Some(b'0'..=b'9')) {
+            self.lexer.integer()?;
+            entries.push(T::read(self)?);
         }
-        self.lexer.integer().map(|_| true)
-    }
-
-    fn numbered_strings(&mut self) -> Result<Vec<String>> {
-        let mut strings = Vec::new();
-        while self.eat_number()? {
-            strings.push(self.lexer.string()?);
-        }
-        Ok(strings)
-    }
-
-    /// `{line=1 column=2}`, each handed to `set`, which says whether there is such a field.
-    fn numbered_fields(&mut self, mut set: impl FnMut(&str, i32) -> bool) -> Result<()> {
-        self.lexer.expect(b'{', "before the fields of an entry")?;
-        while !self.lexer.eat(b'}') {
-            self.lexer.eat(b',');
-            let start = self.lexer.here();
-            let name = self.lexer.attribute_name()?;
-            let value = self.lexer.small_integer()?;
-            if !set(name, value) {
-                return fault(start, format!("this table has no field \"{name}\""));
-            }
-        }
-        Ok(())
+        Ok(entries)
     }
 
     /// Sets what the text does not say in so many words.

@@ -15,49 +15,6 @@ const MAX_RANK: usize = 64;
 /// A tile dimension that is merged with the next more minor one.
 const COMBINED_TILE: i64 = i64::MIN;
 
-/// The element type of a name that shapes start with.
-pub(super) fn element_type(name: &str) -> Option<PrimitiveType> {
-    use PrimitiveType as T;
-    Some(match name {
-        "f32" => T::F32,
-        "s32" => T::S32,
-        "pred" => T::Pred,
-        "bf16" => T::Bf16,
-        "u32" => T::U32,
-        "s64" => T::S64,
-        "u64" => T::U64,
-        "f16" => T::F16,
-        "f64" => T::F64,
-        "s8" => T::S8,
-        "u8" => T::U8,
-        "s16" => T::S16,
-        "u16" => T::U16,
-        "s1" => T::S1,
-        "s2" => T::S2,
-        "s4" => T::S4,
-        "u1" => T::U1,
-        "u2" => T::U2,
-        "u4" => T::U4,
-        "c64" => T::C64,
-        "c128" => T::C128,
-        "f8e5m2" => T::F8e5m2,
-        "f8e4m3" => T::F8e4m3,
-        "f8e4m3fn" => T::F8e4m3fn,
-        "f8e4m3b11fnuz" => T::F8e4m3b11fnuz,
-        "f8e3m4" => T::F8e3m4,
-        "f8e5m2fnuz" => T::F8e5m2fnuz,
-        "f8e4m3fnuz" => T::F8e4m3fnuz,
-        "f4e2m1fn" => T::F4e2m1fn,
-        "f8e8m0fnu" => T::F8e8m0fnu,
-        "f6e3m2fn" => T::F6e3m2fn,
-        "f6e2m3fn" => T::F6e2m3fn,
-        "token" => T::Token,
-        "opaque" => T::OpaqueType,
-        "invalid" => T::Invalid,
-        _ => return None,
-    })
-}
-
 const ELEMENT_TYPES: &[&str] = &[
     "pred", "s4", "s8", "s16", "s32", "s64", "u4", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64",
     "c128", "token",
@@ -132,13 +89,13 @@ impl Parser<'_> {
         let mut ahead = self.lexer.clone();
         match ahead.word() {
             Some("b") => ahead.peek() == Some(b'('),
-            Some(word) => ahead.peek() == Some(b'[') && element_type(word).is_some(),
+            Some(word) => ahead.peek() == Some(b'[') && PrimitiveType::from_hlo_name(word).is_some(),
             None => false,
         }
     }
 
     /// A shape. Arrays without a layout get the row-major one, as in XLA; scalars get none.
-    pub(super) fn shape(&mut self) -> Result<ShapeProto> {
+    pub(crate) fn shape(&mut self) -> Result<ShapeProto> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
         }
@@ -147,7 +104,7 @@ impl Parser<'_> {
         if name == "b" && self.lexer.eat(b'(') {
             return self.nested(Self::buffer_shape);
         }
-        let Some(element_type) = element_type(name) else {
+        let Some(element_type) = PrimitiveType::from_hlo_name(name) else {
             let near = hint(name, ELEMENT_TYPES.iter().copied());
             return fault(start, format!("unknown element type \"{name}\"{near}"));
         };
@@ -284,7 +241,7 @@ impl Parser<'_> {
         self.lexer.expect(b'(', "in a layout")?;
         let start = self.lexer.here();
         let name = self.lexer.expect_word("an element type")?;
-        let Some(element_type) = element_type(name) else {
+        let Some(element_type) = PrimitiveType::from_hlo_name(name) else {
             return fault(start, format!("unknown element type \"{name}\""));
         };
         self.lexer.expect(b')', "in a layout")?;
@@ -338,7 +295,7 @@ impl Parser<'_> {
         loop {
             self.lexer.expect(b'(', "before the splits of a dimension")?;
             let dimension = self.lexer.integer()?;
-            let split_indices = self.integers(b':', b')')?;
+            let split_indices = self.items(b':', b')')?;
             layout.split_configs.push(SplitConfigProto { dimension, split_indices });
             if self.lexer.peek() != Some(b'(') {
                 return Ok(());

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use half::{bf16, f16};
 
 /// Appends `value` as `printf("%.*g", digits, value)` does. NaN and infinities are the caller's business.
-pub(super) fn write_general(out: &mut String, value: f64, digits: usize) {
+pub(crate) fn write_general(out: &mut String, value: f64, digits: usize) {
     let digits = digits.max(1);
     let scientific = format!("{value:.precision$e}", precision = digits - 1);
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
@@ -27,8 +27,9 @@ fn without_trailing_zeros(text: &str) -> &str {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
 }
 
-/// Appends "nan", "inf" or their negatives; false if `value` is finite.
-fn write_special(out: &mut String, value: f64) -> bool {
+/// Appends "nan", "inf" or their negatives; false if `value` is finite. `bits` are those of `value` in its own type, of
+/// which the lowest are the mantissa.
+fn write_special(out: &mut String, value: f64, bits: u64, mantissa_bits: u32) -> bool {
     if value.is_finite() {
         return false;
     }
@@ -36,22 +37,22 @@ fn write_special(out: &mut String, value: f64) -> bool {
         out.push('-');
     }
     out.push_str(if value.is_nan() { "nan" } else { "inf" });
+    if value.is_nan() {
+        write_payload(out, bits & ((1 << mantissa_bits) - 1), 1 << (mantissa_bits - 1));
+    }
     true
 }
 
 /// A NaN's payload is printed unless it is the one that the plain word "nan" reads back as.
-pub(super) fn write_payload(out: &mut String, payload: u64, quiet: u64) {
+pub(crate) fn write_payload(out: &mut String, payload: u64, quiet: u64) {
     if payload != quiet {
         let _ = write!(out, "(0x{payload:x})");
     }
 }
 
 /// Appends the shortest of 15 and 17 digits that reads back as `value`.
-pub(super) fn write_f64(out: &mut String, value: f64) {
-    if write_special(out, value) {
-        if value.is_nan() {
-            write_payload(out, value.to_bits() & ((1 << 52) - 1), 1 << 51);
-        }
+pub(crate) fn write_f64(out: &mut String, value: f64) {
+    if write_special(out, value, value.to_bits(), 52) {
         return;
     }
     let start = out.len();
@@ -63,11 +64,8 @@ pub(super) fn write_f64(out: &mut String, value: f64) {
 }
 
 /// Appends the shortest of 6 and 9 digits that reads back as `value`.
-pub(super) fn write_f32(out: &mut String, value: f32) {
-    if write_special(out, f64::from(value)) {
-        if value.is_nan() {
-            write_payload(out, u64::from(value.to_bits() & ((1 << 23) - 1)), 1 << 22);
-        }
+pub(crate) fn write_f32(out: &mut String, value: f32) {
+    if write_special(out, f64::from(value), value.to_bits().into(), 23) {
         return;
     }
     // Most constants of real programs are small whole numbers; the general path costs two formats and a parse.
@@ -83,29 +81,23 @@ pub(super) fn write_f32(out: &mut String, value: f32) {
     }
 }
 
-pub(super) fn write_f16(out: &mut String, value: f16) {
-    if write_special(out, value.to_f64()) {
-        if value.is_nan() {
-            write_payload(out, u64::from(value.to_bits() & 0x3ff), 0x200);
-        }
-        return;
+pub(crate) fn write_f16(out: &mut String, value: f16) {
+    if !write_special(out, value.to_f64(), value.to_bits().into(), 10) {
+        write_general(out, value.to_f64(), 5);
     }
-    write_general(out, value.to_f64(), 5);
 }
 
-pub(super) fn write_bf16(out: &mut String, value: bf16) {
-    if write_special(out, value.to_f64()) {
-        if value.is_nan() {
-            write_payload(out, u64::from(value.to_bits() & 0x7f), 0x40);
-        }
-        return;
+pub(crate) fn write_bf16(out: &mut String, value: bf16) {
+    if !write_special(out, value.to_f64(), value.to_bits().into(), 7) {
+        write_general(out, value.to_f64(), 4);
     }
-    write_general(out, value.to_f64(), 4);
 }
 
 /// `absl::StrCat` of a float or double: six digits.
-pub(super) fn write_short(out: &mut String, value: f64) {
-    if !write_special(out, value) {
+pub(crate) fn write_short(out: &mut String, value: f64) {
+    // A NaN is the plain one here.
+    let quiet = 1 << 51;
+    if !write_special(out, value, quiet, 52) {
         write_general(out, value, 6);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Layouts, Printer};
 use crate::proto::{LayoutProto, PrimitiveType, ShapeProto};
+use crate::syntax::{List, emit};
 
 /// Size of an unbounded dynamic dimension in a ShapeProto.
 const UNBOUNDED: i64 = i64::MIN;
@@ -10,47 +11,8 @@ const UNBOUNDED: i64 = i64::MIN;
 const COMBINED_TILE: i64 = i64::MIN;
 
 /// The HLO name of an element type: "f32", "f8e4m3fn", "pred".
-pub(super) fn element_type_name(element_type: i32) -> &'static str {
-    use PrimitiveType as T;
-    match T::try_from(element_type).unwrap_or(T::Invalid) {
-        T::Invalid => "invalid",
-        T::Pred => "pred",
-        T::S1 => "s1",
-        T::S2 => "s2",
-        T::S4 => "s4",
-        T::S8 => "s8",
-        T::S16 => "s16",
-        T::S32 => "s32",
-        T::S64 => "s64",
-        T::U1 => "u1",
-        T::U2 => "u2",
-        T::U4 => "u4",
-        T::U8 => "u8",
-        T::U16 => "u16",
-        T::U32 => "u32",
-        T::U64 => "u64",
-        T::F16 => "f16",
-        T::F32 => "f32",
-        T::Bf16 => "bf16",
-        T::F64 => "f64",
-        T::F8e5m2 => "f8e5m2",
-        T::F8e4m3 => "f8e4m3",
-        T::F8e4m3fn => "f8e4m3fn",
-        T::F8e4m3b11fnuz => "f8e4m3b11fnuz",
-        T::F8e3m4 => "f8e3m4",
-        T::F8e5m2fnuz => "f8e5m2fnuz",
-        T::F8e4m3fnuz => "f8e4m3fnuz",
-        T::F4e2m1fn => "f4e2m1fn",
-        T::F8e8m0fnu => "f8e8m0fnu",
-        T::F6e3m2fn => "f6e3m2fn",
-        T::F6e2m3fn => "f6e2m3fn",
-        T::C64 => "c64",
-        T::C128 => "c128",
-        T::Tuple => "tuple",
-        T::OpaqueType => "opaque",
-        T::Token => "token",
-        T::Buffer => "b",
-    }
+fn element_type_name(element_type: i32) -> &'static str {
+    PrimitiveType::try_from(element_type).unwrap_or_default().hlo_name()
 }
 
 impl Printer<'_> {
@@ -59,14 +21,14 @@ impl Printer<'_> {
         self.shape_with(shape, self.options.layouts);
     }
 
-    pub(super) fn optional_shape(&mut self, shape: Option<&ShapeProto>, layouts: Layouts) {
+    pub(crate) fn optional_shape(&mut self, shape: Option<&ShapeProto>, layouts: Layouts) {
         match shape {
             Some(shape) => self.shape_with(shape, layouts),
             None => self.text("invalid[]"),
         }
     }
 
-    pub(super) fn shape_with(&mut self, shape: &ShapeProto, layouts: Layouts) {
+    pub(crate) fn shape_with(&mut self, shape: &ShapeProto, layouts: Layouts) {
         match PrimitiveType::try_from(shape.element_type) {
             Ok(PrimitiveType::Tuple) => {
                 self.text("(");
@@ -124,7 +86,7 @@ impl Printer<'_> {
 
     fn layout(&mut self, layout: &LayoutProto) {
         self.text("{");
-        self.numbers(&layout.minor_to_major, ",");
+        emit!(self, &List(&layout.minor_to_major));
         let before = self.out.len();
         self.text(":");
         let empty = self.out.len();
@@ -189,7 +151,7 @@ impl Printer<'_> {
                 self.text("(");
                 self.number(split.dimension);
                 self.text(":");
-                self.numbers(&split.split_indices, ",");
+                emit!(self, &List(&split.split_indices));
                 self.text(")");
             }
         }

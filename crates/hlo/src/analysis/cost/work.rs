@@ -12,6 +12,7 @@ use crate::analysis::chips::Arithmetic;
 use crate::analysis::index::{Computation, Module};
 use crate::analysis::size::{elements, product, shape_bytes};
 use crate::proto::{DotDimensionNumbers, HloInstructionProto, PrimitiveType, ShapeProto};
+use crate::syntax::opcodes::{Mark, Operation};
 
 /// Deeper nests of fusions than any compiler makes.
 const DEPTH_LIMIT: usize = 64;
@@ -94,8 +95,10 @@ impl<'m, 'a> Counter<'m, 'a> {
                 let first_update = operands.count().div_ceil(2);
                 self.applied(instruction, 0, operands.elements(first_update), depth)
             }
-            opcode if is_transcendental(opcode) => Work { transcendentals: results(), ..Work::default() },
-            opcode if is_elementwise(opcode) => simple(results()),
+            opcode if Operation::has_mark(opcode, Mark::Transcendental) => {
+                Work { transcendentals: results(), ..Work::default() }
+            }
+            opcode if Operation::has_mark(opcode, Mark::Arithmetic) => simple(results()),
             _ => Work::default(),
         }
     }
@@ -370,79 +373,9 @@ fn is_free(opcode: &str) -> bool {
     ) || opcode.ends_with("-done")
 }
 
-/// Whether an opcode is a transcendental function of each element.
-fn is_transcendental(opcode: &str) -> bool {
-    matches!(
-        opcode,
-        "acos"
-            | "acosh"
-            | "asin"
-            | "asinh"
-            | "atan2"
-            | "atanh"
-            | "cbrt"
-            | "cosh"
-            | "cosine"
-            | "erf"
-            | "exponential"
-            | "exponential-minus-one"
-            | "log"
-            | "log-plus-one"
-            | "logistic"
-            | "power"
-            | "rsqrt"
-            | "sine"
-            | "sinh"
-            | "sqrt"
-            | "tan"
-            | "tanh"
-    )
-}
-
-/// Whether an opcode is arithmetic or logic on each element.
-fn is_elementwise(opcode: &str) -> bool {
-    matches!(
-        opcode,
-        "abs"
-            | "add"
-            | "and"
-            | "bitcast-convert"
-            | "ceil"
-            | "clamp"
-            | "compare"
-            | "complex"
-            | "convert"
-            | "count-leading-zeros"
-            | "divide"
-            | "floor"
-            | "imag"
-            | "is-finite"
-            | "maximum"
-            | "minimum"
-            | "multiply"
-            | "negate"
-            | "not"
-            | "or"
-            | "popcnt"
-            | "real"
-            | "reduce-precision"
-            | "remainder"
-            | "round-nearest-afz"
-            | "round-nearest-even"
-            | "select"
-            | "shift-left"
-            | "shift-right-arithmetic"
-            | "shift-right-logical"
-            | "sign"
-            | "stochastic-convert"
-            | "subtract"
-            | "xor"
-    )
-}
-
 /// Whether an opcode computes each element of its result from the same elements of its operands.
 pub(in crate::analysis) fn is_by_element(opcode: &str) -> bool {
-    is_elementwise(opcode) || is_transcendental(opcode)
+    Operation::has_mark(opcode, Mark::Arithmetic) || Operation::has_mark(opcode, Mark::Transcendental)
 }
 
 /// A product of the contracted sizes for each element of the result, each a multiplication and an addition.
