@@ -32,6 +32,15 @@ pub struct Loaded {
     pub run: Option<Run>,
 }
 
+/// JSON of an input: what it is, and what a command found.
+#[derive(Serialize)]
+pub struct Found<'a, T> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    #[serde(flatten)]
+    answer: &'a T,
+}
+
 /// What JSON says of an input.
 #[derive(Serialize)]
 pub struct Described<'a> {
@@ -55,8 +64,21 @@ impl Loaded {
         }
     }
 
+    pub fn found<'a, T>(&'a self, answer: &'a T) -> Found<'a, T> {
+        Found { input: self.describe(), answer }
+    }
+
     pub fn device_count(&self) -> u64 {
         self.devices.replicas.saturating_mul(self.devices.partitions)
+    }
+
+    pub fn instruction_count(&self) -> u64 {
+        self.module.computations.iter().map(|computation| computation.instructions.len() as u64).sum()
+    }
+
+    /// Whether there are devices that no mesh names.
+    pub fn is_nameless(&self) -> bool {
+        self.mesh.is_none() && self.device_count() > 1
     }
 
     /// Train steps in one execution of the program.

@@ -1,7 +1,7 @@
 //! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::memory::{BufferKind, LiveBuffer, MemoryForm, memory_of_assignment};
+use meshloom_hlo::analysis::memory::{LiveBuffer, MemoryForm, memory_of_assignment};
 use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
 use serde::Serialize;
 
@@ -86,15 +86,10 @@ fn print_buffers(buffers: &[LiveBuffer], limit: usize) {
     ];
     let mut table = Table::new(&header);
     for buffer in buffers {
-        let kind = match buffer.kind {
-            BufferKind::Argument => "argument",
-            BufferKind::Output => "output",
-            BufferKind::Temporary => "temporary",
-        };
         let from = [buffer.source.clone().unwrap_or_default(), buffer.op_name.clone()].join(" ");
         table.row(vec![
             format!("%{}", buffer.name),
-            kind.to_owned(),
+            buffer.kind.name().to_owned(),
             output::bytes(buffer.bytes),
             buffer.shape.clone(),
             from.trim().to_owned(),

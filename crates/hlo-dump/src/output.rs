@@ -168,6 +168,13 @@ pub fn plural(count: usize, what: &str) -> String {
     format!("{} {what}{}", thousands(count as u64), if count == 1 { "" } else { "s" })
 }
 
+/// What the scope is called that has no name.
+pub const NO_SCOPE: &str = "(no scope)";
+
+pub fn or_no_scope(scope: &str) -> &str {
+    if scope.is_empty() { NO_SCOPE } else { scope }
+}
+
 /// `once`, `32 times`.
 pub fn times(executions: Amount) -> String {
     match executions {

@@ -50,7 +50,7 @@ pub mod run {
     use meshloom_hlo::proto::HloModuleProtoWithConfig;
     use serde::Serialize;
 
-    use crate::report::sharding_row::ShardingRow;
+    use crate::report::shardings::ShardingRow;
 
     pub enum Run {}
 
@@ -97,7 +97,7 @@ pub mod run {
             match *self {}
         }
 
-        pub fn pipeline_section(&self) -> Result<Option<String>> {
+        pub fn pipeline_section(&self) -> Result<Option<maud::Markup>> {
             match *self {}
         }
     }

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{ahead, timeline};
 use crate::output::{BOLD, DIM, line, paint};
-use crate::report::sharding_row::ShardingRow;
+use crate::report::shardings::ShardingRow;
 
 const WARN: Style = AnsiColor::Yellow.on_default();
 
@@ -110,7 +110,7 @@ impl Run {
     }
 
     /// The schedule of the config's pipeline, as a section of the report's page.
-    pub fn pipeline_section(&self) -> Result<Option<String>> {
+    pub fn pipeline_section(&self) -> Result<Option<maud::Markup>> {
         Ok(self.config.pipeline_options()?.map(|options| timeline::render(&Timeline::of(&options))))
     }
 }
