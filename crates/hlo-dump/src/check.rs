@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, may_cross, where_from};
-use crate::input::{Described, Loaded, load};
+use crate::input::{Loaded, load};
 use crate::memory;
 use crate::output::{self, BAD, BOLD, GOOD, line, paint};
 use crate::replication;
@@ -39,8 +39,6 @@ struct Verdict {
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     passed: bool,
     checks: &'a [Verdict],
 }
@@ -82,7 +80,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
-        output::json("check", &Answer { input: loaded.describe(), passed, checks: &checks })?;
+        output::json("check", &loaded.found(&Answer { passed, checks: &checks }))?;
     } else {
         line(&paint(BOLD, &loaded.title()));
         checks.iter().for_each(print);

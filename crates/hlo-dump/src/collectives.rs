@@ -8,18 +8,17 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
 };
+use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BOLD, Column, DIM, Table, amount, amount_of_bytes, line, paint};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, DIM, amount, amount_of_bytes, line, paint};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     collectives: &'a [ModuleCollective],
     #[serde(flatten)]
     totals: Totals,
@@ -53,9 +52,7 @@ impl Totals {
 }
 
 #[derive(Serialize)]
-struct Grouped<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
+struct Grouped {
     groups: Vec<Sum>,
 }
 
@@ -76,21 +73,25 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     sort(&mut found.entries, arguments.by);
     if let Some(by) = arguments.group {
         let groups = sums(&found, by);
-        return if json {
-            output::json("collectives", &Grouped { input: loaded.describe(), groups })
-        } else {
-            line(&paint(BOLD, &loaded.title()));
-            print_sums(&groups, arguments.limit);
-            conditionals::print(&found);
-            print_total(&found, all);
-            Ok(())
-        };
+        if json {
+            return output::json("collectives", &loaded.found(&Grouped { groups }));
+        }
+        line(&paint(BOLD, &loaded.title()));
+        let table = Table::of(&groups)
+            .flexible("", |sum| &sum.name)
+            .number("collectives", |sum| sum.collectives)
+            .number("times", |sum| amount(sum.executions))
+            .number("moved in all", |sum| amount_of_bytes(sum.moved_bytes));
+        output::table(table, arguments.limit);
+        conditionals::print(&found);
+        print_total(&found, all);
+        return Ok(());
     }
     let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
-        let answer = Answer { input: loaded.describe(), collectives: &found.entries, totals, conditionals };
-        return output::json("collectives", &answer);
+        let answer = Answer { collectives: &found.entries, totals, conditionals };
+        return output::json("collectives", &loaded.found(&answer));
     }
     line(&paint(BOLD, &loaded.title()));
     print(&found.entries, &found.conditionals, arguments.limit);
@@ -100,7 +101,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if found.merged {
         output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
     }
-    if loaded.mesh.is_none() && loaded.device_count() > 1 && !found.entries.is_empty() {
+    if loaded.is_nameless() && !found.entries.is_empty() {
         output::note("the module names no mesh; --mesh data=2,fsdp=4 would name the axes");
     }
     Ok(())
@@ -206,38 +207,23 @@ fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
 
 /// The source line and the scope; the instruction where the module says neither.
 pub fn where_from(entry: &ModuleCollective) -> String {
-    let op = entry.op_name.as_str();
-    match (&entry.source, op) {
-        (Some(source), "") => source.clone(),
-        (Some(source), op) => format!("{source} {op}"),
-        (None, "") => format!("%{} in {}", entry.name, entry.computation),
-        (None, op) => op.to_owned(),
+    match output::whence(entry.source.as_deref(), &entry.op_name) {
+        nowhere if nowhere.is_empty() => format!("%{} in {}", entry.name, entry.computation),
+        from => from,
     }
 }
 
 /// Prints a table. What is alike in everything that is shown is one row, with how many there are.
 pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: usize) {
-    const HEADER: [(&str, Column); 9] = [
-        ("collective", Column::Text),
-        ("axes", Column::Text),
-        ("devices", Column::Optional),
-        ("bytes", Column::Number),
-        ("times", Column::Number),
-        ("moved in all", Column::Number),
-        ("loops", Column::Optional),
-        ("branch", Column::Text),
-        ("where from", Column::Flexible),
-    ];
-    let mut table = Table::new(&HEADER);
-    let mut rows: IndexMap<Vec<String>, (usize, Amount, Amount)> = IndexMap::new();
+    let mut rows: IndexMap<[String; 8], (usize, Amount, Amount)> = IndexMap::new();
     for entry in entries {
-        let name =
-            if entry.asynchronous { format!("{} (async)", entry.kind.name()) } else { entry.kind.name().to_owned() };
-        let key = vec![
-            name,
+        let halves = if entry.asynchronous { " (async)" } else { "" };
+        let key = [
+            format!("{}{halves}", entry.kind.name()),
             axes_text(entry),
             entry.group_size.map_or(String::new(), |size| size.to_string()),
-            entry.bytes.map_or("?".to_owned(), output::bytes),
+            output::known_bytes(entry.bytes),
+            // In the key too: what runs now and then is no row with what always runs.
             amount(entry.executions),
             if entry.loop_depth == 0 { String::new() } else { entry.loop_depth.to_string() },
             conditionals::branch_text(conditionals, entry),
@@ -246,15 +232,20 @@ pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: 
         let row = rows.entry(key).or_insert((0, Amount::Exactly(0), Amount::Exactly(0)));
         *row = (row.0 + 1, row.1.plus(entry.executions), row.2.plus(entry.total_moved_bytes()));
     }
-    for (mut cells, (count, executions, moved)) in rows {
-        if count > 1 {
-            cells[0] = format!("{} x{count}", cells[0]);
-            cells[4] = amount(executions);
-        }
-        cells.insert(5, amount_of_bytes(moved));
-        table.row(cells);
-    }
-    table.limit(limit).print();
+    let table = Table::of(&rows)
+        .text("collective", |(key, (count, ..))| match count {
+            1 => key[0].clone(),
+            count => format!("{} x{count}", key[0]),
+        })
+        .text("axes", |(key, _)| &key[1])
+        .optional("devices", |(key, _)| &key[2])
+        .number("bytes", |(key, _)| &key[3])
+        .number("times", |(_, (_, executions, _))| amount(*executions))
+        .number("moved in all", |(_, (.., moved))| amount_of_bytes(*moved))
+        .optional("loops", |(key, _)| &key[5])
+        .text("branch", |(key, _)| &key[6])
+        .flexible("where from", |(key, _)| &key[7]);
+    output::table(table, limit);
 }
 
 pub fn print_total(found: &ModuleCollectives, all: usize) {
@@ -319,23 +310,4 @@ fn scope_of(entry: &ModuleCollective) -> String {
         Some((scope, _)) => scope.to_owned(),
         None => "no scope".to_owned(),
     }
-}
-
-fn print_sums(groups: &[Sum], limit: usize) {
-    let header = [
-        ("", Column::Flexible),
-        ("collectives", Column::Number),
-        ("times", Column::Number),
-        ("moved in all", Column::Number),
-    ];
-    let mut table = Table::new(&header);
-    for sum in groups {
-        table.row(vec![
-            sum.name.clone(),
-            sum.collectives.to_string(),
-            amount(sum.executions),
-            amount_of_bytes(sum.moved_bytes),
-        ]);
-    }
-    table.limit(limit).print();
 }

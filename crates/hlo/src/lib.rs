@@ -17,6 +17,7 @@ pub mod read;
 mod shape;
 mod stage;
 pub mod suggest;
+pub mod table;
 pub mod text;
 mod types;
 mod wire;

@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn scopes_in_common() {
-        let check = |scopes: &[&'static str], expected: &str| assert_eq!(common_scopes(scopes.iter().copied()), expected);
+        let check =
+            |scopes: &[&'static str], expected: &str| assert_eq!(common_scopes(scopes.iter().copied()), expected);
         check(&["a/b/c", "a/b/d", ""], "a/b/");
         check(&["a/bc", "a/bd"], "a/");
         check(&["é/x", "è/x"], "");

@@ -308,11 +308,8 @@ mod tests {
     use super::*;
 
     fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
-        let node = |path: &String| ScopeNode {
-            path: path.clone(),
-            instructions: 2,
-            opcodes: [("dot".to_owned(), 2)].into(),
-        };
+        let node =
+            |path: &String| ScopeNode { path: path.clone(), instructions: 2, opcodes: [("dot".to_owned(), 2)].into() };
         let edge = |&(from, to): &(usize, usize)| ScopeEdge { from, to, values: 1, bytes: 8 };
         ScopeGraph { nodes: paths.iter().map(node).collect(), edges: edges.iter().map(edge).collect() }
     }

@@ -73,7 +73,8 @@ const NARROWEST: f64 = 0.7;
 
 pub fn render(report: &Report) -> Option<Markup> {
     let step = report.step.as_ref().filter(|step| step.seconds > 0.0)?;
-    let key = [Bound::Compute, Bound::Memory].map(|bound| (bound_color(Some(bound)), format!("computes, {bound} bound")));
+    let key =
+        [Bound::Compute, Bound::Memory].map(|bound| (bound_color(Some(bound)), format!("computes, {bound} bound")));
     let body = html! {
         p.facts {
             b { (seconds(step.seconds)) } " a step on " (report.chip.name) ", estimated; " b { (seconds(step.exposed)) }

@@ -23,8 +23,8 @@ use anyhow::{Context, Result};
 use maud::{Markup, PreEscaped, html};
 use meshloom_hlo::analysis::cost::Bound;
 use meshloom_hlo::analysis::{
-    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk, collectives_of_walk,
-    cost_of_walk,
+    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk,
+    collectives_of_walk, cost_of_walk,
 };
 use serde::Serialize;
 
@@ -103,7 +103,8 @@ impl<'a> Report<'a> {
         ];
         // The colors of axes are the same all over the page.
         let axes = self.loaded.mesh.iter().flat_map(|mesh| mesh.axes().map(|axis| (mesh.name(axis), mesh.size(axis))));
-        let axes = axes.enumerate().map(|(number, (name, size))| (axis_color(number), html! { (name) " " b { (size) } }));
+        let axes =
+            axes.enumerate().map(|(number, (name, size))| (axis_color(number), html! { (name) " " b { (size) } }));
         Ok(html! {
             (html::DOCTYPE)
             html lang="en" {

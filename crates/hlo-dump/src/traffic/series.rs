@@ -145,11 +145,14 @@ impl Series {
     }
 
     pub fn summary(&self) -> String {
-        let bytes = |count: Option<u64>| count.map_or("?".to_owned(), output::bytes);
         match self.rows.len() {
-            1 => format!("every step sends {}", bytes(self.total_bytes)),
+            1 => format!("every step sends {}", output::known_bytes(self.total_bytes)),
             steps => {
-                format!("at most {} in a step, {} in {steps} steps", bytes(self.peak_bytes), bytes(self.total_bytes))
+                format!(
+                    "at most {} in a step, {} in {steps} steps",
+                    output::known_bytes(self.peak_bytes),
+                    output::known_bytes(self.total_bytes)
+                )
             }
         }
     }
