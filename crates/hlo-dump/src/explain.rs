@@ -6,8 +6,8 @@ use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
 use serde::Serialize;
 
 use crate::arguments::Explain;
-use crate::configs::run::{Explanation, Run};
-use crate::input::{Loaded, load};
+use crate::configs::run::Explanation;
+use crate::input::{Loaded, Run, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 
 /// More tensors than this share a name only where the name says nothing.
@@ -31,7 +31,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     let loaded = load(&input)?;
     let tensor = arguments.tensor.as_str();
     let (explanations, stated) = match &loaded.run {
-        Some(run) => (Some(explained(run, tensor)?), None),
+        Some(run) => (Some(explained(run.as_ref(), tensor)?), None),
         None => (None, Some(traced(&loaded, tensor)?)),
     };
     if json {
@@ -49,7 +49,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explained(run: &Run, tensor: &str) -> Result<Vec<Explanation>> {
+fn explained(run: &dyn Run, tensor: &str) -> Result<Vec<Explanation>> {
     let mut found = run.explain(tensor)?;
     // A layer that is written out several times says the same several times.
     found.dedup();

@@ -83,7 +83,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
-        Some(run) => of_run(&run.config, &settings),
+        Some(run) => of_run(run.config(), &settings),
         None => of_module(&loaded, &topology, &settings, arguments.shardy),
     };
     waiting.finish_and_clear();

@@ -103,7 +103,7 @@ pub fn table<R, const N: usize>(id: &str, columns: [&str; N], rows: &[R], cells:
                 thead {
                     tr {
                         @for (index, column) in columns.iter().enumerate() {
-                            th.n[numeric(index)] tabindex="0" { (column) }
+                            th class=[numeric(index).then_some("n")] tabindex="0" { (column) }
                         }
                     }
                 }

@@ -9,12 +9,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Report;
 use super::html::section;
 use super::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
-use crate::configs::run::Run;
 use crate::output::human_bytes;
 
 pub fn render(report: &Report) -> Result<Option<Markup>> {
     // Nothing needs to be inferred of what is known.
-    if let Some(section) = report.loaded.run.as_ref().map_or(Ok(None), Run::pipeline_section)? {
+    if let Some(section) = report.loaded.run.as_ref().map_or(Ok(None), |run| run.pipeline_section())? {
         return Ok(Some(section));
     }
     let pipelines = pipelines(report.walk, &report.collectives);

@@ -74,7 +74,8 @@ pub fn legend(items: &[(&str, &str)]) -> Markup {
 
 impl Schedule {
     pub fn render(&self) -> Markup {
-        let below = TOP + self.rows() as f64 * self.tall() + 10.0;
+        let above = if self.bars.is_empty() { 0.0 } else { 10.0 };
+        let below = TOP + self.rows() as f64 * self.tall() + above;
         let height = below + self.bars.len() as f64 * BAR + 8.0;
         let content = html! {
             defs {

@@ -8,7 +8,6 @@ use meshloom_hlo::analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
 use super::Report;
 use super::html::{Cell, section, table};
-use crate::configs::run::Run;
 
 /// A value that says how it is sharded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,7 +31,7 @@ pub fn render(report: &Report) -> Markup {
     let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
     // What is named the same way several times at one place, as keys and values are, is one row.
     let mut counts: IndexMap<ShardingRow, usize> = IndexMap::new();
-    for row in loaded.run.as_ref().and_then(Run::shardings).unwrap_or_else(stated) {
+    for row in loaded.run.as_ref().and_then(|run| run.shardings()).unwrap_or_else(stated) {
         *counts.entry(row).or_default() += 1;
     }
     counts.sort_by_key(|row, _| Reverse(row.device_bytes));

@@ -11,6 +11,7 @@ use meshloom_hlo::analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
 
+pub use self::series::Diloco;
 use self::series::{Row, Series};
 use crate::arguments::{Input, Reading, Traffic};
 use crate::input::{Loaded, load};
