@@ -25,13 +25,31 @@ struct Answer<'a> {
     conditionals: Vec<ConditionalSum<'a>>,
 }
 
-/// The sums of a selection. Where branches differ, the most; and the least.
+/// What collectives come to. Where branches differ, the most; and the least.
 #[derive(Serialize)]
-pub struct Totals {
-    executions: Amount,
-    moved_bytes: Amount,
+pub struct Moved {
+    pub executions: Amount,
+    pub moved_bytes: Amount,
     executions_least: u64,
     moved_bytes_least: u64,
+}
+
+impl Moved {
+    pub fn of(executions: Bounds, moved: Bounds) -> Moved {
+        Moved {
+            executions: executions.amount(),
+            moved_bytes: moved.amount(),
+            executions_least: executions.least,
+            moved_bytes_least: moved.least,
+        }
+    }
+}
+
+/// The sums of a selection.
+#[derive(Serialize)]
+pub struct Totals {
+    #[serde(flatten)]
+    all: Moved,
     /// Train steps in one execution of the program.
     steps: u64,
     moved_bytes_per_step: Option<f64>,
@@ -39,12 +57,9 @@ pub struct Totals {
 
 impl Totals {
     pub fn of(found: &ModuleCollectives, steps: u64) -> Totals {
-        let (executions, moved) = (found.execution_bounds(), found.moved_bounds());
+        let moved = found.moved_bounds();
         Totals {
-            executions: executions.amount(),
-            moved_bytes: moved.amount(),
-            executions_least: executions.least,
-            moved_bytes_least: moved.least,
+            all: Moved::of(found.execution_bounds(), moved),
             steps,
             moved_bytes_per_step: moved.most.map(|most| most as f64 / steps as f64),
         }

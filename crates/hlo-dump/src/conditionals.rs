@@ -5,6 +5,7 @@ use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds, Branch, sum};
 use serde::Serialize;
 
+use crate::collectives::Moved;
 use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.
@@ -26,10 +27,8 @@ struct BranchSum<'a> {
     /// `true`, `false`, or the value of the selector.
     when: &'a str,
     collectives: usize,
-    executions: Amount,
-    moved_bytes: Amount,
-    executions_least: u64,
-    moved_bytes_least: u64,
+    #[serde(flatten)]
+    all: Moved,
 }
 
 /// The conditionals that have any of these collectives in them.
@@ -67,15 +66,8 @@ fn branch_sum<'a>(when: &'a str, inside: &[(&ModuleCollective, &[Branch])]) -> B
     let total = |of: fn(&ModuleCollective) -> Amount| -> Bounds {
         sum(inside.iter().map(|(entry, beyond)| (*beyond, taken(of(entry)))))
     };
-    let (executions, moved) = (total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
-    BranchSum {
-        when,
-        collectives: inside.len(),
-        executions: executions.amount(),
-        moved_bytes: moved.amount(),
-        executions_least: executions.least,
-        moved_bytes_least: moved.least,
-    }
+    let all = Moved::of(total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
+    BranchSum { when, collectives: inside.len(), all }
 }
 
 /// `true`, `1 of 3`, and `true > 1 of 3` for one in another.
@@ -104,8 +96,8 @@ pub fn print(found: &ModuleCollectives) {
         })
         .text("taken when", |(_, (_, branch))| branch.when)
         .number("collectives", |(_, (_, branch))| branch.collectives)
-        .number("times", |(_, (_, branch))| output::amount(branch.executions))
-        .number("sends", |(_, (_, branch))| output::amount_of_bytes(branch.moved_bytes))
+        .number("times", |(_, (_, branch))| output::amount(branch.all.executions))
+        .number("sends", |(_, (_, branch))| output::amount_of_bytes(branch.all.moved_bytes))
         .flexible("where from", |(it, (number, _))| first(*number, output::whence(it.source, it.op_name)));
     line("");
     output::table(table, 0);

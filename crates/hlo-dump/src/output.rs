@@ -210,17 +210,18 @@ pub fn bounds_of_times(bounds: Bounds) -> String {
 
 /// `3`, `0 to 3`.
 pub fn bounds_of_count(bounds: Bounds) -> String {
-    match (bounds.amount(), bounds.most) {
-        (Amount::AtMost(_), Some(most)) => format!("{} to {}", thousands(bounds.least), thousands(most)),
-        (exact, _) => amount(exact),
-    }
+    with_bounds(bounds, thousands)
 }
 
 /// `0 B to 1.20 MiB (1,258,291)`.
 pub fn bounds_of_bytes(bounds: Bounds) -> String {
-    match (bounds.amount(), bounds.most) {
-        (Amount::AtMost(_), Some(most)) => format!("{} to {}", bytes(bounds.least), bytes(most)),
-        (amount, _) => amount_of_bytes(amount),
+    with_bounds(bounds, bytes)
+}
+
+fn with_bounds(bounds: Bounds, text: fn(u64) -> String) -> String {
+    match bounds.amount() {
+        Amount::AtMost(most) => format!("{} to {}", text(bounds.least), text(most)),
+        amount => with_bound(amount, text),
     }
 }
 
