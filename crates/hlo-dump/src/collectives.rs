@@ -170,23 +170,21 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
 }
 
-/// The axes, or parts of axes, of an input's mesh that an option names.
-pub fn axes_of(option: &str, names: &[String], loaded: &Loaded) -> Result<Vec<AxisPart>> {
-    let Some(first) = names.first() else { return Ok(Vec::new()) };
+/// Keeps what crosses all axes, or parts of axes, that an option names. What does not say which devices take part may
+/// cross any.
+pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], loaded: &Loaded) -> Result<()> {
+    let Some(first) = names.first() else { return Ok(()) };
     let Some(mesh) = &loaded.mesh else {
         bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
     };
-    names.iter().map(|name| Ok(AxisPart::parse(name, mesh)?)).collect()
-}
-
-/// Whether a collective crosses an axis. What does not say which devices take part may cross any.
-pub fn may_cross(entry: &ModuleCollective, axis: &AxisPart, loaded: &Loaded) -> bool {
-    loaded.mesh.as_ref().is_none_or(|mesh| entry.crosses(axis, mesh).unwrap_or(true))
+    let axes: Vec<AxisPart> = names.iter().map(|name| AxisPart::parse(name, mesh)).collect::<Result<_, _>>()?;
+    found.entries.retain(|entry| axes.iter().all(|axis| entry.crosses(axis, mesh).unwrap_or(true)));
+    Ok(())
 }
 
 /// Keeps what is asked for.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
-    let over = axes_of("--over", &select.over, loaded)?;
+    keep_over(found, "--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
@@ -194,8 +192,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         bail!("--kind {kind}: unknown collective; known are {all}");
     }
     found.entries.retain(|entry| {
-        over.iter().all(|axis| may_cross(entry, axis, loaded))
-            && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
+        select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // An unknown amount may be large.
             && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))

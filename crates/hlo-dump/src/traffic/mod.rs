@@ -13,7 +13,7 @@ use serde::Serialize;
 
 pub use self::series::Diloco;
 use self::series::{Row, Series};
-use crate::arguments::{Input, Reading, Traffic};
+use crate::arguments::{Input, Traffic};
 use crate::input::{Loaded, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 
@@ -52,9 +52,7 @@ fn by_step(input: &Input) -> Result<Loaded> {
     if loaded.steps_per_execution() == 1 {
         return Ok(loaded);
     }
-    let one = std::iter::once("train.steps_per_call=1".to_owned());
-    let reading = Reading { set: input.reading.set.iter().cloned().chain(one).collect(), ..input.reading.clone() };
-    load(&Input { path: input.path.clone(), reading })
+    load(&input.with(&["train.steps_per_call=1".to_owned()]))
 }
 
 /// The axis that was asked for; else the one over which replicas are spread.

@@ -6,7 +6,7 @@ use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, step_input
 use serde::Serialize;
 
 use super::by_step;
-use crate::arguments::{Input, Reading, Traffic};
+use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::output;
 
@@ -177,10 +177,7 @@ pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<S
     }
     let each = arguments.compare.iter().map(|name| {
         let overrides = overrides(name)?;
-        let Input { path, reading } = &arguments.input;
-        let set = reading.set.iter().chain(&overrides).cloned().collect();
-        let input = Input { path: path.clone(), reading: Reading { set, ..reading.clone() } };
-        let loaded = by_step(&input)?;
+        let loaded = by_step(&arguments.input.with(&overrides))?;
         series(arguments, &loaded, axis, (name, overrides))
     });
     each.collect()
