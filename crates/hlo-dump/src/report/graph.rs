@@ -5,11 +5,12 @@
 //! become one (`layer_*`), and if that is not enough, deep scopes join those around them.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use maud::{Markup, html};
 use meshloom_hlo::analysis::scopes::levels;
-use meshloom_hlo::analysis::{ModuleCost, ScopeEdge, ScopeGraph, ScopeNode, Walk, Work, scope_graph};
+use meshloom_hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
@@ -92,15 +93,13 @@ const OWN: &str = "(ops here)";
 fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
     let all = scope_graph(walk, 0);
     let cut = Cut::of(&all);
-    let graph = merged(&all, cut);
-    let mut builder = Builder::of(name, &graph);
+    let mut builder = Builder::of(name, &all, cut);
     for scope in &cost.scopes {
         builder.add_cost(&cut.path(&scope.scope), &scope.total, scope.seconds.map(|seconds| seconds.serial));
     }
-    let edges = builder.edges(&graph);
-    let mut tree = collapsed(builder.scopes, edges);
-    tree.left_out = all.nodes.len() - graph.nodes.len();
-    tree
+    let edges = builder.edges(&all);
+    let left_out = all.nodes.len() - builder.leaves.len();
+    ScopeTree { left_out, ..collapsed(builder.scopes, edges) }
 }
 
 /// What of a path is kept apart.
@@ -141,52 +140,37 @@ impl Cut {
     }
 }
 
-/// The graph of what is kept apart.
-fn merged(graph: &ScopeGraph, cut: Cut) -> ScopeGraph {
-    let mut nodes: IndexMap<Cow<'_, str>, ScopeNode> = IndexMap::new();
-    let mut places = Vec::with_capacity(graph.nodes.len());
-    for node in &graph.nodes {
-        let path = cut.path(&node.path);
-        let entry = nodes.entry(path);
-        places.push(entry.index());
-        let sum = entry.or_default();
-        sum.instructions += node.instructions;
-        node.opcodes.iter().for_each(|(opcode, count)| *sum.opcodes.entry(opcode.clone()).or_default() += count);
-    }
-    let mut edges: IndexMap<(usize, usize), ScopeEdge> = IndexMap::new();
-    for edge in &graph.edges {
-        let (from, to) = (places[edge.from], places[edge.to]);
-        if from != to {
-            let sum = edges.entry((from, to)).or_insert(ScopeEdge { from, to, values: 0, bytes: 0 });
-            sum.values += edge.values;
-            sum.bytes = sum.bytes.saturating_add(edge.bytes);
-        }
-    }
-    nodes.iter_mut().for_each(|(path, node)| node.path = path.to_string());
-    ScopeGraph { nodes: nodes.into_values().collect(), edges: edges.into_values().collect() }
-}
-
 /// The tree, before chains become one.
 struct Builder {
     scopes: Vec<Scope>,
     depths: Vec<usize>,
     /// The leaf of each path that has instructions.
-    leaves: FxHashMap<String, usize>,
+    leaves: IndexMap<String, usize>,
+    /// The leaf of each node of the graph.
+    places: Vec<usize>,
 }
 
 impl Builder {
-    fn of(name: &str, graph: &ScopeGraph) -> Builder {
+    fn of(name: &str, graph: &ScopeGraph, cut: Cut) -> Builder {
         let root = Scope { name: name.to_owned(), ..Scope::default() };
-        let mut builder = Builder { scopes: vec![root], depths: vec![0], leaves: FxHashMap::default() };
+        let mut builder = Builder { scopes: vec![root], depths: vec![0], leaves: IndexMap::new(), places: Vec::new() };
         let mut inner: FxHashMap<String, usize> = FxHashMap::default();
+        let mut opcodes: IndexMap<usize, BTreeMap<&str, usize>> = IndexMap::new();
         for node in &graph.nodes {
-            let leaf = builder.leaf(&node.path, &mut inner);
+            let path = cut.path(&node.path);
+            let known = builder.leaves.get(&*path).copied();
+            let leaf = known.unwrap_or_else(|| builder.leaf(&path, &mut inner));
+            builder.leaves.insert(path.into_owned(), leaf);
+            builder.places.push(leaf);
             builder.add(leaf, |scope| scope.instructions += node.instructions);
-            let mut opcodes: Vec<_> = node.opcodes.iter().collect();
-            opcodes.sort_by_key(|(name, count)| (std::cmp::Reverse(**count), name.as_str()));
-            let text = |(name, count): &(&String, &usize)| format!("{name} {count}");
+            let sums = opcodes.entry(leaf).or_default();
+            node.opcodes.iter().for_each(|(opcode, count)| *sums.entry(opcode).or_default() += count);
+        }
+        for (leaf, opcodes) in opcodes {
+            let mut opcodes: Vec<(&str, usize)> = opcodes.into_iter().collect();
+            opcodes.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+            let text = |(name, count): &(&str, usize)| format!("{name} {count}");
             builder.scopes[leaf].opcodes = opcodes.iter().take(8).map(text).collect::<Vec<_>>().join(", ");
-            builder.leaves.insert(node.path.clone(), leaf);
         }
         builder
     }
@@ -246,8 +230,7 @@ impl Builder {
     fn edges(&self, graph: &ScopeGraph) -> Vec<Edge> {
         let mut sums: IndexMap<(usize, usize), Edge> = IndexMap::new();
         for edge in &graph.edges {
-            let leaf = |node: usize| self.leaves.get(&graph.nodes[node].path).copied();
-            let (Some(mut from), Some(mut to)) = (leaf(edge.from), leaf(edge.to)) else { continue };
+            let (mut from, mut to) = (self.places[edge.from], self.places[edge.to]);
             let up = |scope: usize| self.scopes[scope].parent.unwrap_or(0);
             while self.depths[from] > self.depths[to] {
                 from = up(from);
@@ -305,6 +288,8 @@ fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
 
 #[cfg(test)]
 mod tests {
+    use meshloom_hlo::analysis::{ScopeEdge, ScopeNode};
+
     use super::*;
 
     fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
@@ -315,10 +300,8 @@ mod tests {
     }
 
     fn tree_of(graph: &ScopeGraph) -> ScopeTree {
-        let cut = Cut::of(graph);
-        let graph = merged(graph, cut);
-        let builder = Builder::of("m", &graph);
-        let edges = builder.edges(&graph);
+        let builder = Builder::of("m", graph, Cut::of(graph));
+        let edges = builder.edges(graph);
         collapsed(builder.scopes, edges)
     }
 
