@@ -1,11 +1,12 @@
 //! What is printed: tables that fit a terminal, bytes in words and to the byte, colours where somebody sees them.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -45,6 +46,11 @@ pub fn line(text: &str) {
     if writeln!(anstream::stdout(), "{text}").is_err() {
         std::process::exit(0);
     }
+}
+
+/// Writes a whole file.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Something worth knowing, beside the result.

@@ -83,7 +83,7 @@ fn graph(loaded: &Loaded) -> Result<String> {
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
     match file {
-        Some(path) => std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display())),
+        Some(path) => output::write(path, bytes),
         None => {
             let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
             match written {

@@ -1,5 +1,5 @@
-//! In place of run configs where the program is built without them. There is no [`Run`](crate::input::Run), and who asks for one learns how to
-//! get it.
+//! In place of run configs where the program is built without them. There is no [`Run`](crate::input::Run), and who
+//! asks for one learns how to get it.
 
 /// What comes before everything else.
 pub fn start() {}

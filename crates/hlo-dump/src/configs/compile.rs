@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
@@ -120,25 +120,16 @@ fn target_overrides(topology: &Topology, given: &[String]) -> Option<String> {
 
 /// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
 fn topology(text: &str) -> Result<Topology> {
-    let platform = |text: &str| match text {
-        "tpu" => Some("tpu"),
-        "gpu" | "cuda" => Some("cuda"),
-        _ => None,
+    let platforms = [("tpu:", "tpu"), ("gpu:", "cuda"), ("cuda:", "cuda")];
+    let Some((before, platform)) = platforms.into_iter().find(|(before, _)| text.starts_with(before)) else {
+        return Ok(Topology::parse(text)?);
     };
-    let Some((before, rest)) = text.split_once(':') else { return Ok(Topology::parse(text)?) };
-    match platform(before) {
-        None => Ok(Topology::parse(text)?),
-        Some(platform) => {
-            let topology = Topology::parse(rest)?;
-            if topology.platform() != platform {
-                bail!(
-                    "--target {text}: {rest} is compiled by the {} plugin; leave \"{before}:\" out",
-                    topology.platform()
-                );
-            }
-            Ok(topology)
-        }
+    let rest = &text[before.len()..];
+    let topology = Topology::parse(rest)?;
+    if topology.platform() != platform {
+        bail!("--target {text}: {rest} is compiled by the {} plugin; leave \"{before}\" out", topology.platform());
     }
+    Ok(topology)
 }
 
 fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: Option<bool>) -> Result<Compiled> {
@@ -183,7 +174,7 @@ fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
         true => print_with_config(module, &TextOptions::parseable()).into_bytes(),
         false => module.encode_to_vec(),
     };
-    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    output::write(path, bytes)
 }
 
 fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Result<()> {

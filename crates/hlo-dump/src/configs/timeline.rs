@@ -27,26 +27,27 @@ pub fn render(timeline: &Timeline) -> Markup {
     let body = html! {
         p.facts {
             b { (timeline.stages) " stages" } ", " b { (timeline.microbatches) " microbatches" } ", "
-            b { (timeline.repeats) " repeats" } ", schedule " b { (timeline.schedule) } ", weights " b { (timeline.weights) }
+            b { (timeline.repeats) " repeats" } ", schedule " b { (timeline.schedule) } ", weights "
+            b { (timeline.weights) }
             "; " (counts.iterations) " iterations, of which " b { (counts.bubble_iterations) " bubbles" }
             " (" (format!("{:.1}", 100.0 * counts.bubble_fraction)) " %)."
         }
         (legend(&key))
         (schedule.render())
         p.note {
-            "Each stage has at most " (counts.alive.iter().max().unwrap_or(&0)) " microbatches of which the backward pass is \
-             to come. A weight of one repeat is gathered " (counts.gathers_forward) " times forwards and "
+            "Each stage has at most " (counts.alive.iter().max().unwrap_or(&0)) " microbatches of which the backward \
+             pass is to come. A weight of one repeat is gathered " (counts.gathers_forward) " times forwards and "
             (counts.gathers_backward) " times backwards; its gradient is scattered " (counts.scatters) " times."
         }
         @if timeline.columns.len() > drawn || timeline.stages > MOST_ROWS {
             p.note {
-                "Only the first " (MOST_COLUMNS) " iterations of each pass and " (MOST_ROWS) " stages are drawn; hlo-dump plan \
-                 --schedule prints all."
+                "Only the first " (MOST_COLUMNS) " iterations of each pass and " (MOST_ROWS) " stages are drawn; \
+                 hlo-dump plan --schedule prints all."
             }
         }
     };
-    let lead = "As the run config says: which microbatch each stage works on in each iteration of the forward and of the backward pass, and \
-                below, for each repeat, when its weights are gathered and how long they stay.";
+    let lead = "As the run config says: which microbatch each stage works on in each iteration of the forward and of \
+                the backward pass, and below, for each repeat, when its weights are gathered and how long they stay.";
     section("pipeline", "Pipeline", lead, body)
 }
 

@@ -28,7 +28,8 @@ impl Area {
 
     pub fn rectangle(self, class: Option<&str>, rounding: u8, style: Option<String>) -> Markup {
         let Area { x, y, width, height } = self;
-        html! { rect class=[class] x=(at(x)) y=(at(y)) width=(at(width)) height=(at(height)) rx=(rounding) style=[style] {} }
+        let [x, y, width, height] = [x, y, width, height].map(at);
+        html! { rect class=[class] x=(x) y=(y) width=(width) height=(height) rx=(rounding) style=[style] {} }
     }
 }
 

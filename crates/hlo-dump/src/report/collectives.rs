@@ -60,8 +60,8 @@ pub fn render(report: &Report) -> Markup {
             }))
         }
     };
-    let lead = "Bytes that one device sends in one step, along a ring; loops multiplied. An asynchronous collective (start and \
-                done) is one.";
+    let lead = "Bytes that one device sends in one step, along a ring; loops multiplied. An asynchronous collective \
+                (start and done) is one.";
     section("collectives", "What moves", lead, body)
 }
 

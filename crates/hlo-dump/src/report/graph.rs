@@ -1,5 +1,5 @@
-//! The program as nested boxes of scopes, which open when they are clicked, with what flows between those of one parent.
-//! The script draws it.
+//! The program as nested boxes of scopes, which open when they are clicked, with what flows between those of one
+//! parent. The script draws it.
 //!
 //! An unrolled program has thousands of scopes, and nobody opens so many boxes. So scopes that differ only in numbers
 //! become one (`layer_*`), and if that is not enough, deep scopes join those around them.
@@ -71,8 +71,8 @@ pub fn render(report: &Report) -> Option<Markup> {
         }
         @if tree.left_out > 0 {
             p.note {
-                "There are " (thousands(tree.left_out as u64)) " scopes more than are drawn: those that differ in numbers alone \
-                 are one (layer_*), or part of the one around them."
+                "There are " (thousands(tree.left_out as u64)) " scopes more than are drawn: those that differ in \
+                 numbers alone are one (layer_*), or part of the one around them."
             }
         }
         (json("graph-data", &tree))

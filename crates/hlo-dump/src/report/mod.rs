@@ -19,7 +19,7 @@ pub mod schedule;
 pub mod shardings;
 mod step;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use maud::{Markup, PreEscaped, html};
 use meshloom_hlo::analysis::cost::Bound;
 use meshloom_hlo::analysis::{
@@ -66,7 +66,7 @@ pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let loaded = load(&arguments.input)?;
     let page = html::document(Report::of(&loaded, chip, &Walk::of(&loaded.module)).page()?);
     let name = arguments.output.display().to_string();
-    std::fs::write(&arguments.output, &page).with_context(|| format!("cannot write {name}"))?;
+    output::write(&arguments.output, &page)?;
     if json {
         return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len() }));
     }

@@ -22,9 +22,9 @@ pub fn render(report: &Report) -> Result<Option<Markup>> {
     }
     let lead = html! {
         b { "Inferred." }
-        " A loop that hands values to the next device of one mesh axis in every iteration is read as a pipeline that fills \
-         and drains: stage " i { "s" } " works on microbatch " i { "t - s" } " in iteration " i { "t" } ". The program says \
-         who sends to whom and how often, not which microbatch it is."
+        " A loop that hands values to the next device of one mesh axis in every iteration is read as a pipeline that \
+         fills and drains: stage " i { "s" } " works on microbatch " i { "t - s" } " in iteration " i { "t" } ". The \
+         program says who sends to whom and how often, not which microbatch it is."
     };
     let body = html! { @for pipeline in &pipelines { (pipeline.render()) } };
     Ok(Some(section("pipeline", "Pipeline", lead, body)))
@@ -100,8 +100,9 @@ impl Pipeline {
         }
         html! {
             p.facts {
-                b { (self.stages) " stages" } " over " b { (self.axis) } ", " b { (self.microbatches()) " microbatches" }
-                "; bubbles are " b { (format!("{:.1} %", 100.0 * self.bubble())) } " of all stage slots."
+                b { (self.stages) " stages" } " over " b { (self.axis) } ", "
+                b { (self.microbatches()) " microbatches" } "; bubbles are "
+                b { (format!("{:.1} %", 100.0 * self.bubble())) } " of all stage slots."
             }
             (legend(&key))
             (self.schedule().render())

@@ -22,7 +22,9 @@ pub fn render(title: &str, text: &str) -> String {
                 main {
                     @for block in text.split("\n\n") {
                         @let names = Names::of(block);
-                        @for line in block.lines() { div class=[is_collective(line).then_some("moves")] { (names.linked(line)) } }
+                        @for line in block.lines() {
+                            div class=[is_collective(line).then_some("moves")] { (names.linked(line)) }
+                        }
                         div { (SPACE) }
                     }
                 }
@@ -61,7 +63,8 @@ impl<'a> Names<'a> {
             (start)
             @for (index, part) in parts.enumerate() {
                 @let (name, after) = name_at(part);
-                @let key = if self.instructions.contains(name) { format!("{}/{name}", self.computation) } else { name.to_owned() };
+                @let inside = self.instructions.contains(name).then(|| format!("{}/", self.computation));
+                @let key = inside.unwrap_or_default() + name;
                 @if name.is_empty() { "%" }
                 @else if index == 0 && own == Some(name) { a id=(key) class="def" { "%" (name) } }
                 @else { a href={ "#" (key) } { "%" (name) } }

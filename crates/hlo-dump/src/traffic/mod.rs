@@ -6,7 +6,7 @@
 mod picture;
 mod series;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use meshloom_hlo::analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
@@ -30,8 +30,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     let axis = axis(arguments, &first)?;
     let series = series::all(arguments, &first, &axis)?;
     if let Some(path) = &arguments.svg {
-        let drawing = picture::svg(&series, &axis.to_string());
-        std::fs::write(path, drawing).with_context(|| format!("cannot write {}", path.display()))?;
+        output::write(path, picture::svg(&series, &axis.to_string()))?;
     }
     if json {
         let bits_per_second = arguments.gbps.map(|gbps| gbps * 1e9);
