@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use meshloom_hlo::analysis::cost::{Bound, ScopeCost};
 
-use super::chart::{Area, WIDTH, drawing, fitting, text};
+use super::chart::{Area, WIDTH, at, drawing, fitting, text};
 use super::html::{Cell, legend, section, table};
 use super::{Report, bound_color};
 use crate::output::{human_bytes, human_count, or_no_scope, seconds};
@@ -147,7 +147,7 @@ fn tile(area: Area, name: &str, amount: &str, percent: f64, color: &str) -> Mark
             title { (name) "\n" (whole) }
             (area.inset().rectangle(None, 3, Some(format!("fill:{color}"))))
             @if letters >= 6 && area.height > 22.0 {
-                (text("", (area.x + 8.0, area.y + 18.0), fitting(name, letters)))
+                text x=(at(area.x + 8.0)) y=(at(area.y + 18.0)) { (fitting(name, letters)) }
                 @if area.height > 40.0 { (text("amount", (area.x + 8.0, area.y + 34.0), shown)) }
             }
         }
