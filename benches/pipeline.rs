@@ -311,8 +311,8 @@ fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
         format!("{:.2} ({in_loops} + {}, {executed})", bytes as f64 / MIB, entries.len() - in_loops)
     };
     let mut table = Table::of(&labels).text("moved MiB (in loops + outside, executed)", |wanted| *wanted);
-    for (name, side) in ["meshloom", "JAX"].into_iter().zip(sides) {
-        table = table.number(name, |wanted| cell(wanted, side));
+    for (number, name) in ["meshloom", "JAX"].into_iter().enumerate() {
+        table = table.number(name, |wanted| sides.get(number).map(|side| cell(wanted, side)).unwrap_or_default());
     }
     println!("{table}");
 }
