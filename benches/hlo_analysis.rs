@@ -12,12 +12,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use comfy_table::{CellAlignment, Table, presets};
 use meshloom::hlo::analysis::{
     Chip, CostOptions, Devices, Sources, Walk, collectives_of_walk, cost_of_walk, memory_of_walk,
 };
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::table::Table;
 use prost::Message;
 
 /// The module's text has about so many instructions for each layer.
@@ -37,25 +37,23 @@ fn main() -> anyhow::Result<()> {
         let bytes = std::fs::read(path).with_context(|| path.clone())?;
         modules.push((path.clone(), HloModuleProto::decode(&*bytes).with_context(|| path.clone())?));
     }
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["module", "instructions", "walk", "collectives", "cost", "memory", "all, per instruction"]);
+    let mut rows = Vec::new();
     for (name, module) in &modules {
         let count: usize = module.computations.iter().map(|computation| computation.instructions.len()).sum();
         let times = (0..rounds).map(|_| measure(module)).collect::<anyhow::Result<Vec<_>>>()?;
         let least = |nth: usize| times.iter().map(|times| times[nth]).min().unwrap_or_default();
-        let all: Duration = (0..4).map(least).sum();
-        let show = |time: Duration| format!("{:.2} ms", 1e3 * time.as_secs_f64());
-        let each = format!("{:.0} ns", 1e9 * all.as_secs_f64() / count as f64);
-        let cells =
-            [name.clone(), count.to_string(), show(least(0)), show(least(1)), show(least(2)), show(least(3)), each];
-        table.add_row(cells);
+        rows.push((name, count, [0, 1, 2, 3].map(least)));
     }
-    for column in 1..=6 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    let show = |time: Duration| format!("{:.2} ms", 1e3 * time.as_secs_f64());
+    let all = |times: &[Duration; 4]| times.iter().sum::<Duration>().as_secs_f64();
+    let table = Table::of(rows)
+        .text("module", |(name, ..)| *name)
+        .number("instructions", |(_, count, _)| *count)
+        .number("walk", |(.., times)| show(times[0]))
+        .number("collectives", |(.., times)| show(times[1]))
+        .number("cost", |(.., times)| show(times[2]))
+        .number("memory", |(.., times)| show(times[3]))
+        .number("all, per instruction", |(_, count, times)| format!("{:.0} ns", 1e9 * all(times) / *count as f64));
     println!("{table}");
     Ok(())
 }

@@ -17,10 +17,10 @@ mod shared;
 use std::time::Instant;
 
 use anyhow::Context;
-use comfy_table::{CellAlignment, Table, presets};
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::GroupFormat;
-use meshloom::hlo::analysis::{Devices, ModuleCollectives, collectives};
+use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
+use meshloom::hlo::table::Table;
 use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;
 use meshloom::pjrt::{Client, MemoryStats};
@@ -114,10 +114,27 @@ fn mebibytes(amount: Amount) -> String {
 
 fn table(meshes: &[&str], rounds: usize) -> anyhow::Result<()> {
     let client = Client::cpu(DEVICES)?;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header([
-        "mesh",
+    let mut rows = Vec::new();
+    for mesh in meshes {
+        let mut sides = [Side::new(mesh, "explicit", &client)?, Side::new(mesh, "gspmd", &client)?];
+        for _ in 0..rounds.div_ceil(4) {
+            sides.iter_mut().try_for_each(|side| side.compile(&client))?;
+        }
+        for round in 0..rounds + 2 {
+            sides.iter_mut().try_for_each(Side::step)?;
+            if round < 2 {
+                sides.iter_mut().for_each(|side| side.step_seconds.clear());
+            }
+        }
+        rows.push(row(mesh, &sides)?);
+        // As it grows: a run takes minutes.
+        eprintln!("{mesh} is done");
+        let losses = [0, 1].map(|side: usize| sides[side].trainer.step().map(|metrics| metrics.loss));
+        if let [Ok(ours), Ok(theirs)] = losses {
+            anyhow::ensure!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{mesh}: losses {ours} and {theirs}");
+        }
+    }
+    const NUMBERS: [&str; 14] = [
         "moved MiB",
         "GSPMD",
         "ratio",
@@ -132,28 +149,10 @@ fn table(meshes: &[&str], rounds: usize) -> anyhow::Result<()> {
         "compile s",
         "GSPMD",
         "ratio",
-    ]);
-    for column in 1..15 {
-        table.column_mut(column).context("a column")?.set_cell_alignment(CellAlignment::Right);
-    }
-    for mesh in meshes {
-        let mut sides = [Side::new(mesh, "explicit", &client)?, Side::new(mesh, "gspmd", &client)?];
-        for _ in 0..rounds.div_ceil(4) {
-            sides.iter_mut().try_for_each(|side| side.compile(&client))?;
-        }
-        for round in 0..rounds + 2 {
-            sides.iter_mut().try_for_each(Side::step)?;
-            if round < 2 {
-                sides.iter_mut().for_each(|side| side.step_seconds.clear());
-            }
-        }
-        table.add_row(row(mesh, &sides)?);
-        // As it grows: a run takes minutes.
-        eprintln!("{mesh} is done");
-        let losses = [0, 1].map(|side: usize| sides[side].trainer.step().map(|metrics| metrics.loss));
-        if let [Ok(ours), Ok(theirs)] = losses {
-            anyhow::ensure!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{mesh}: losses {ours} and {theirs}");
-        }
+    ];
+    let mut table = Table::of(&rows).text("mesh", |row: &&Vec<String>| &row[0]);
+    for (index, name) in NUMBERS.into_iter().enumerate() {
+        table = table.number(name, |row| &row[index + 1]);
     }
     println!("{table}");
     Ok(())
@@ -210,24 +209,17 @@ fn listing(meshes: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn list(found: &ModuleCollectives) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(["collective", "devices", "bytes", "times", "moved MiB", "op", "source"]);
+fn list(found: &ModuleCollectives) -> Table<&ModuleCollective> {
     let mut entries: Vec<_> = found.entries.iter().collect();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound()));
-    for entry in entries {
-        table.add_row([
-            entry.name.clone(),
-            entry.group_size.map_or("-".to_owned(), |size| size.to_string()),
-            entry.bytes.map_or("?".to_owned(), |bytes| bytes.to_string()),
-            entry.executions.to_string(),
-            mebibytes(entry.total_moved_bytes()),
-            entry.op_name.clone(),
-            entry.source.clone().unwrap_or_default(),
-        ]);
-    }
-    table
+    Table::of(entries)
+        .text("collective", |entry| &entry.name)
+        .text("devices", |entry| entry.group_size.map_or("-".to_owned(), |size| size.to_string()))
+        .text("bytes", |entry| entry.bytes.map_or("?".to_owned(), |bytes| bytes.to_string()))
+        .text("times", |entry| entry.executions)
+        .text("moved MiB", |entry| mebibytes(entry.total_moved_bytes()))
+        .text("op", |entry| &entry.op_name)
+        .text("source", |entry| entry.source.as_deref().unwrap_or_default())
 }
 
 /// Llama 3 405B's layers, with the nearest sizes that 24 divides, so that it fits every mesh below.

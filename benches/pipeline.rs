@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use comfy_table::{CellAlignment, Table, presets};
 use meshloom::compile::{CompiledFunction, LowerOptions, compile, lower};
 use meshloom::hlo::analysis::{Devices, ModuleCollective, ModuleCollectives, collectives};
 use meshloom::hlo::parse::parse;
+use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
 use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, RowInputs, initialize};
@@ -266,18 +266,6 @@ fn moved(found: &ModuleCollectives) -> f64 {
     found.moved_bytes().bound().map_or(f64::NAN, |bytes| bytes as f64)
 }
 
-fn table_of(header: &[&str], right: std::ops::Range<usize>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-    table.set_header(header);
-    for column in right {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
-
 /// A figure of both sides, and the ratio.
 fn row(what: &str, ours: f64, theirs: Option<f64>, unit: f64, digits: usize) -> [String; 4] {
     let show = |value: f64| format!("{:.digits$}", value / unit);
@@ -286,18 +274,20 @@ fn row(what: &str, ours: f64, theirs: Option<f64>, unit: f64, digits: usize) -> 
 }
 
 fn print_figures(ours: &Figures, jax: Option<&Figures>, [own, other]: &[Vec<f64>; 2]) {
-    let mut table = table_of(&["", "meshloom", "JAX", "ratio"], 1..4);
     let figures: [(&str, Figure, f64, usize); 4] = [
         ("frontend, ms", |figures| figures.frontend_seconds, 1e-3, 1),
         ("compile, s", |figures| figures.compile_seconds, 1.0, 2),
         ("temporaries, MiB", |figures| figures.temporary_bytes, MIB, 1),
         ("moved, MiB", |figures| moved(&figures.collectives), MIB, 1),
     ];
-    for (what, figure, unit, digits) in figures {
-        table.add_row(row(what, figure(ours), jax.map(figure), unit, digits));
-    }
+    let rows = figures.map(|(what, figure, unit, digits)| row(what, figure(ours), jax.map(figure), unit, digits));
     let theirs = (!other.is_empty()).then(|| median(other));
-    table.add_row(row("step (median), s", median(own), theirs, 1.0, 3));
+    let rows: Vec<_> = rows.into_iter().chain([row("step (median), s", median(own), theirs, 1.0, 3)]).collect();
+    let table = Table::of(&rows)
+        .text("", |[what, ..]| what)
+        .number("meshloom", |[_, ours, ..]| ours)
+        .number("JAX", |[_, _, theirs, _]| theirs)
+        .number("ratio", |[.., ratio]| ratio);
     println!("{table}");
 }
 
@@ -313,16 +303,16 @@ fn print_collectives(ours: &Figures, jax: Option<&Figures>) {
     let mut labels: Vec<String> = sides.iter().flat_map(|side| side.entries.iter().map(label)).collect();
     labels.sort();
     labels.dedup();
-    let mut table = table_of(&["moved MiB (in loops + outside, executed)", "meshloom", "JAX"], 1..3);
-    for wanted in labels {
-        let cells = sides.iter().map(|side| {
-            let entries: Vec<_> = side.entries.iter().filter(|entry| label(entry) == wanted).collect();
-            let in_loops = entries.iter().filter(|entry| entry.loop_depth > 0).count();
-            let executed: u64 = entries.iter().filter_map(|entry| entry.executions.bound()).sum();
-            let bytes: u64 = entries.iter().filter_map(|entry| entry.total_moved_bytes().bound()).sum();
-            format!("{:.2} ({in_loops} + {}, {executed})", bytes as f64 / MIB, entries.len() - in_loops)
-        });
-        table.add_row(std::iter::once(wanted.clone()).chain(cells));
+    let cell = |wanted: &str, side: &ModuleCollectives| {
+        let entries: Vec<_> = side.entries.iter().filter(|entry| label(entry) == wanted).collect();
+        let in_loops = entries.iter().filter(|entry| entry.loop_depth > 0).count();
+        let executed: u64 = entries.iter().filter_map(|entry| entry.executions.bound()).sum();
+        let bytes: u64 = entries.iter().filter_map(|entry| entry.total_moved_bytes().bound()).sum();
+        format!("{:.2} ({in_loops} + {}, {executed})", bytes as f64 / MIB, entries.len() - in_loops)
+    };
+    let mut table = Table::of(&labels).text("moved MiB (in loops + outside, executed)", |wanted| *wanted);
+    for (number, name) in ["meshloom", "JAX"].into_iter().enumerate() {
+        table = table.number(name, |wanted| sides.get(number).map(|side| cell(wanted, side)).unwrap_or_default());
     }
     println!("{table}");
 }

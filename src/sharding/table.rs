@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use comfy_table::{CellAlignment, Table, presets};
 use indexmap::IndexMap;
+use meshloom_hlo::table::Table;
 
 use super::{Mesh, Role, RuleSets, Spec};
 use crate::ir::{AxisNames, Origin, TensorType};
@@ -128,21 +128,19 @@ impl ShardingTable {
 
 impl fmt::Display for ShardingTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new();
-        table.load_style(presets::ASCII_MARKDOWN);
-        table.set_header(["tensor", "type", "logical axes", "spec", "bytes per device", "source", "rules", "times"]);
-        for number in [4, 7] {
-            if let Some(column) = table.column_mut(number) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
         // What is named the same way several times at one place, as keys and values are, is one row.
         let mut counts: IndexMap<[String; 7], usize> = IndexMap::new();
         self.rows.iter().for_each(|row| *counts.entry(self.cells(row)).or_default() += 1);
-        for (cells, count) in counts {
-            table.add_row(cells.into_iter().chain([count.to_string()]));
-        }
-        writeln!(f, "mesh {}\n{table}", self.mesh)?;
+        let table = Table::of(&counts)
+            .text("tensor", |(cells, _)| &cells[0])
+            .text("type", |(cells, _)| &cells[1])
+            .text("logical axes", |(cells, _)| &cells[2])
+            .text("spec", |(cells, _)| &cells[3])
+            .number("bytes per device", |(cells, _)| &cells[4])
+            .text("source", |(cells, _)| &cells[5])
+            .text("rules", |(cells, _)| &cells[6])
+            .number("times", |(_, count)| *count);
+        writeln!(f, "mesh {}\n{}", self.mesh, table.markdown())?;
         let bytes = |role| self.input_bytes_per_device(role);
         write!(
             f,

@@ -34,6 +34,15 @@ pub struct Input {
     pub reading: Reading,
 }
 
+impl Input {
+    /// The same with more overrides of a run config.
+    pub fn with(&self, overrides: &[String]) -> Input {
+        let mut input = self.clone();
+        input.reading.set.extend_from_slice(overrides);
+        input
+    }
+}
+
 /// How to read an input.
 #[derive(Args, Clone)]
 pub struct Reading {

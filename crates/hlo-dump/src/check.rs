@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::Outcome;
 use crate::arguments::Check;
-use crate::collectives::{self, axes_text, may_cross, where_from};
-use crate::input::{Described, Loaded, load};
+use crate::collectives::{self, axes_text, keep_over, where_from};
+use crate::input::{Loaded, load};
 use crate::memory;
 use crate::output::{self, BAD, BOLD, GOOD, line, paint};
 use crate::replication;
@@ -39,8 +39,6 @@ struct Verdict {
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     passed: bool,
     checks: &'a [Verdict],
 }
@@ -49,8 +47,8 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let denied: Vec<(String, Denied)> =
         arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
-    let over = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    if denied.is_empty() && limits.iter().all(Option::is_none) && over.iter().all(|limits| limits.is_empty()) {
+    let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
+    if denied.is_empty() && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
              --max-collectives-over or --deny"
@@ -66,11 +64,11 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         checks.push(at_most("--max-collectives ", most, found.executions(), output::thousands));
     }
     for (axis, most) in &arguments.max_bytes_over {
-        let found = over_axis("--max-bytes-over", axis, &found, &loaded)?.moved_bytes();
+        let found = over("--max-bytes-over", Some(axis), &found, &loaded)?.moved_bytes();
         checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
     }
     for (axis, most) in &arguments.max_collectives_over {
-        let found = over_axis("--max-collectives-over", axis, &found, &loaded)?.executions();
+        let found = over("--max-collectives-over", Some(axis), &found, &loaded)?.executions();
         checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
     }
     if let Some(most) = arguments.max_memory {
@@ -82,7 +80,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
-        output::json("check", &Answer { input: loaded.describe(), passed, checks: &checks })?;
+        output::json("check", &loaded.found(&Answer { passed, checks: &checks }))?;
     } else {
         line(&paint(BOLD, &loaded.title()));
         checks.iter().for_each(print);
@@ -123,19 +121,17 @@ fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Ve
     }
 }
 
-/// The collectives that cross an axis. What does not say which devices take part might cross any.
-fn over_axis(option: &str, axis: &str, found: &ModuleCollectives, loaded: &Loaded) -> Result<ModuleCollectives> {
-    let axes = collectives::axes_of(option, &[axis.to_owned()], loaded)?;
+/// The collectives that cross an axis, if one is named.
+fn over(option: &str, axis: Option<&String>, found: &ModuleCollectives, loaded: &Loaded) -> Result<ModuleCollectives> {
     let mut found = found.clone();
-    found.entries.retain(|entry| axes.iter().all(|axis| may_cross(entry, axis, loaded)));
+    keep_over(&mut found, option, axis.map(std::slice::from_ref).unwrap_or_default(), loaded)?;
     Ok(found)
 }
 
 fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least: u64) -> Result<Vec<String>> {
     let listed = |axis: Option<&String>, is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Result<Vec<String>> {
-        let axes = collectives::axes_of("--deny", &axis.cloned().into_iter().collect::<Vec<_>>(), loaded)?;
-        let crosses = |entry: &&ModuleCollective| axes.iter().all(|axis| may_cross(entry, axis, loaded));
-        Ok(found.entries.iter().filter(crosses).filter(|entry| is_wrong(entry)).map(describe).collect())
+        let found = over("--deny", axis, found, loaded)?;
+        Ok(found.entries.iter().filter(|entry| is_wrong(entry)).map(describe).collect())
     };
     match denied {
         Denied::Replication => Ok(replication::found(loaded, least)),

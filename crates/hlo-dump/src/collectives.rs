@@ -8,31 +8,48 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
 };
+use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BOLD, Column, DIM, Table, amount, amount_of_bytes, line, paint};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, DIM, amount, amount_of_bytes, line, paint};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     collectives: &'a [ModuleCollective],
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
 }
 
-/// The sums of a selection. Where branches differ, the most; and the least.
+/// What collectives come to. Where branches differ, the most; and the least.
 #[derive(Serialize)]
-pub struct Totals {
-    executions: Amount,
-    moved_bytes: Amount,
+pub struct Moved {
+    pub executions: Amount,
+    pub moved_bytes: Amount,
     executions_least: u64,
     moved_bytes_least: u64,
+}
+
+impl Moved {
+    pub fn of(executions: Bounds, moved: Bounds) -> Moved {
+        Moved {
+            executions: executions.amount(),
+            moved_bytes: moved.amount(),
+            executions_least: executions.least,
+            moved_bytes_least: moved.least,
+        }
+    }
+}
+
+/// The sums of a selection.
+#[derive(Serialize)]
+pub struct Totals {
+    #[serde(flatten)]
+    all: Moved,
     /// Train steps in one execution of the program.
     steps: u64,
     moved_bytes_per_step: Option<f64>,
@@ -40,12 +57,9 @@ pub struct Totals {
 
 impl Totals {
     pub fn of(found: &ModuleCollectives, steps: u64) -> Totals {
-        let (executions, moved) = (found.execution_bounds(), found.moved_bounds());
+        let moved = found.moved_bounds();
         Totals {
-            executions: executions.amount(),
-            moved_bytes: moved.amount(),
-            executions_least: executions.least,
-            moved_bytes_least: moved.least,
+            all: Moved::of(found.execution_bounds(), moved),
             steps,
             moved_bytes_per_step: moved.most.map(|most| most as f64 / steps as f64),
         }
@@ -53,9 +67,7 @@ impl Totals {
 }
 
 #[derive(Serialize)]
-struct Grouped<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
+struct Grouped {
     groups: Vec<Sum>,
 }
 
@@ -76,21 +88,25 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     sort(&mut found.entries, arguments.by);
     if let Some(by) = arguments.group {
         let groups = sums(&found, by);
-        return if json {
-            output::json("collectives", &Grouped { input: loaded.describe(), groups })
-        } else {
-            line(&paint(BOLD, &loaded.title()));
-            print_sums(&groups, arguments.limit);
-            conditionals::print(&found);
-            print_total(&found, all);
-            Ok(())
-        };
+        if json {
+            return output::json("collectives", &loaded.found(&Grouped { groups }));
+        }
+        line(&paint(BOLD, &loaded.title()));
+        let table = Table::of(&groups)
+            .flexible("", |sum| &sum.name)
+            .number("collectives", |sum| sum.collectives)
+            .number("times", |sum| amount(sum.executions))
+            .number("moved in all", |sum| amount_of_bytes(sum.moved_bytes));
+        output::table(table, arguments.limit);
+        conditionals::print(&found);
+        print_total(&found, all);
+        return Ok(());
     }
     let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
     if json {
         let (totals, conditionals) = (Totals::of(&found, steps), conditionals::sums(&found));
-        let answer = Answer { input: loaded.describe(), collectives: &found.entries, totals, conditionals };
-        return output::json("collectives", &answer);
+        let answer = Answer { collectives: &found.entries, totals, conditionals };
+        return output::json("collectives", &loaded.found(&answer));
     }
     line(&paint(BOLD, &loaded.title()));
     print(&found.entries, &found.conditionals, arguments.limit);
@@ -100,7 +116,7 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
     if found.merged {
         output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
     }
-    if loaded.mesh.is_none() && loaded.device_count() > 1 && !found.entries.is_empty() {
+    if loaded.is_nameless() && !found.entries.is_empty() {
         output::note("the module names no mesh; --mesh data=2,fsdp=4 would name the axes");
     }
     Ok(())
@@ -154,23 +170,21 @@ fn devices_text(entry: &ModuleCollective) -> String {
     }
 }
 
-/// The axes, or parts of axes, of an input's mesh that an option names.
-pub fn axes_of(option: &str, names: &[String], loaded: &Loaded) -> Result<Vec<AxisPart>> {
-    let Some(first) = names.first() else { return Ok(Vec::new()) };
+/// Keeps what crosses all axes, or parts of axes, that an option names. What does not say which devices take part may
+/// cross any.
+pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], loaded: &Loaded) -> Result<()> {
+    let Some(first) = names.first() else { return Ok(()) };
     let Some(mesh) = &loaded.mesh else {
         bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
     };
-    names.iter().map(|name| Ok(AxisPart::parse(name, mesh)?)).collect()
-}
-
-/// Whether a collective crosses an axis. What does not say which devices take part may cross any.
-pub fn may_cross(entry: &ModuleCollective, axis: &AxisPart, loaded: &Loaded) -> bool {
-    loaded.mesh.as_ref().is_none_or(|mesh| entry.crosses(axis, mesh).unwrap_or(true))
+    let axes: Vec<AxisPart> = names.iter().map(|name| AxisPart::parse(name, mesh)).collect::<Result<_, _>>()?;
+    found.entries.retain(|entry| axes.iter().all(|axis| entry.crosses(axis, mesh).unwrap_or(true)));
+    Ok(())
 }
 
 /// Keeps what is asked for.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
-    let over = axes_of("--over", &select.over, loaded)?;
+    keep_over(found, "--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
@@ -178,8 +192,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
         bail!("--kind {kind}: unknown collective; known are {all}");
     }
     found.entries.retain(|entry| {
-        over.iter().all(|axis| may_cross(entry, axis, loaded))
-            && select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
+        select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // An unknown amount may be large.
             && select.min_bytes.is_none_or(|least| entry.total_moved_bytes().bound().is_none_or(|bytes| bytes >= least))
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
@@ -206,38 +219,23 @@ fn sort(entries: &mut [ModuleCollective], by: CollectiveColumn) {
 
 /// The source line and the scope; the instruction where the module says neither.
 pub fn where_from(entry: &ModuleCollective) -> String {
-    let op = entry.op_name.as_str();
-    match (&entry.source, op) {
-        (Some(source), "") => source.clone(),
-        (Some(source), op) => format!("{source} {op}"),
-        (None, "") => format!("%{} in {}", entry.name, entry.computation),
-        (None, op) => op.to_owned(),
+    match output::whence(entry.source.as_deref(), &entry.op_name) {
+        nowhere if nowhere.is_empty() => format!("%{} in {}", entry.name, entry.computation),
+        from => from,
     }
 }
 
 /// Prints a table. What is alike in everything that is shown is one row, with how many there are.
 pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: usize) {
-    const HEADER: [(&str, Column); 9] = [
-        ("collective", Column::Text),
-        ("axes", Column::Text),
-        ("devices", Column::Optional),
-        ("bytes", Column::Number),
-        ("times", Column::Number),
-        ("moved in all", Column::Number),
-        ("loops", Column::Optional),
-        ("branch", Column::Text),
-        ("where from", Column::Flexible),
-    ];
-    let mut table = Table::new(&HEADER);
-    let mut rows: IndexMap<Vec<String>, (usize, Amount, Amount)> = IndexMap::new();
+    let mut rows: IndexMap<[String; 8], (usize, Amount, Amount)> = IndexMap::new();
     for entry in entries {
-        let name =
-            if entry.asynchronous { format!("{} (async)", entry.kind.name()) } else { entry.kind.name().to_owned() };
-        let key = vec![
-            name,
+        let halves = if entry.asynchronous { " (async)" } else { "" };
+        let key = [
+            format!("{}{halves}", entry.kind.name()),
             axes_text(entry),
             entry.group_size.map_or(String::new(), |size| size.to_string()),
-            entry.bytes.map_or("?".to_owned(), output::bytes),
+            output::known_bytes(entry.bytes),
+            // In the key too: what runs now and then is no row with what always runs.
             amount(entry.executions),
             if entry.loop_depth == 0 { String::new() } else { entry.loop_depth.to_string() },
             conditionals::branch_text(conditionals, entry),
@@ -246,15 +244,20 @@ pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: 
         let row = rows.entry(key).or_insert((0, Amount::Exactly(0), Amount::Exactly(0)));
         *row = (row.0 + 1, row.1.plus(entry.executions), row.2.plus(entry.total_moved_bytes()));
     }
-    for (mut cells, (count, executions, moved)) in rows {
-        if count > 1 {
-            cells[0] = format!("{} x{count}", cells[0]);
-            cells[4] = amount(executions);
-        }
-        cells.insert(5, amount_of_bytes(moved));
-        table.row(cells);
-    }
-    table.limit(limit).print();
+    let table = Table::of(&rows)
+        .text("collective", |(key, (count, ..))| match count {
+            1 => key[0].clone(),
+            count => format!("{} x{count}", key[0]),
+        })
+        .text("axes", |(key, _)| &key[1])
+        .optional("devices", |(key, _)| &key[2])
+        .number("bytes", |(key, _)| &key[3])
+        .number("times", |(_, (_, executions, _))| amount(*executions))
+        .number("moved in all", |(_, (.., moved))| amount_of_bytes(*moved))
+        .optional("loops", |(key, _)| &key[5])
+        .text("branch", |(key, _)| &key[6])
+        .flexible("where from", |(key, _)| &key[7]);
+    output::table(table, limit);
 }
 
 pub fn print_total(found: &ModuleCollectives, all: usize) {
@@ -319,23 +322,4 @@ fn scope_of(entry: &ModuleCollective) -> String {
         Some((scope, _)) => scope.to_owned(),
         None => "no scope".to_owned(),
     }
-}
-
-fn print_sums(groups: &[Sum], limit: usize) {
-    let header = [
-        ("", Column::Flexible),
-        ("collectives", Column::Number),
-        ("times", Column::Number),
-        ("moved in all", Column::Number),
-    ];
-    let mut table = Table::new(&header);
-    for sum in groups {
-        table.row(vec![
-            sum.name.clone(),
-            sum.collectives.to_string(),
-            amount(sum.executions),
-            amount_of_bytes(sum.moved_bytes),
-        ]);
-    }
-    table.limit(limit).print();
 }

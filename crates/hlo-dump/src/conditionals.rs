@@ -1,10 +1,12 @@
 //! What is in the branches of conditionals: of each conditional, one branch runs.
 
 use meshloom_hlo::analysis::{Conditional, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds, Branch, sum};
 use serde::Serialize;
 
-use crate::output::{self, Column, Table, line};
+use crate::collectives::Moved;
+use crate::output::{self, line};
 
 /// A conditional with collectives in its branches.
 #[derive(Serialize)]
@@ -25,10 +27,8 @@ struct BranchSum<'a> {
     /// `true`, `false`, or the value of the selector.
     when: &'a str,
     collectives: usize,
-    executions: Amount,
-    moved_bytes: Amount,
-    executions_least: u64,
-    moved_bytes_least: u64,
+    #[serde(flatten)]
+    all: Moved,
 }
 
 /// The conditionals that have any of these collectives in them.
@@ -66,15 +66,8 @@ fn branch_sum<'a>(when: &'a str, inside: &[(&ModuleCollective, &[Branch])]) -> B
     let total = |of: fn(&ModuleCollective) -> Amount| -> Bounds {
         sum(inside.iter().map(|(entry, beyond)| (*beyond, taken(of(entry)))))
     };
-    let (executions, moved) = (total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
-    BranchSum {
-        when,
-        collectives: inside.len(),
-        executions: executions.amount(),
-        moved_bytes: moved.amount(),
-        executions_least: executions.least,
-        moved_bytes_least: moved.least,
-    }
+    let all = Moved::of(total(|entry| entry.executions), total(ModuleCollective::total_moved_bytes));
+    BranchSum { when, collectives: inside.len(), all }
 }
 
 /// `true`, `1 of 3`, and `true > 1 of 3` for one in another.
@@ -95,28 +88,18 @@ pub fn print(found: &ModuleCollectives) {
     if conditionals.is_empty() {
         return;
     }
-    let mut table = Table::new(&[
-        ("one of these branches", Column::Text),
-        ("taken when", Column::Text),
-        ("collectives", Column::Number),
-        ("times", Column::Number),
-        ("sends", Column::Number),
-        ("where from", Column::Flexible),
-    ]);
-    for it in &conditionals {
-        for (index, branch) in it.branches.iter().enumerate() {
-            let first = |text: String| if index == 0 { text } else { String::new() };
-            table.row(vec![
-                first(format!("%{} in {}", it.name, it.computation)),
-                branch.when.to_owned(),
-                branch.collectives.to_string(),
-                output::amount(branch.executions),
-                output::amount_of_bytes(branch.moved_bytes),
-                first(format!("{} {}", it.source.unwrap_or_default(), it.op_name).trim().to_owned()),
-            ]);
-        }
-    }
+    let rows = conditionals.iter().flat_map(|it| it.branches.iter().enumerate().map(move |row| (it, row)));
+    let first = |number: usize, text: String| if number == 0 { text } else { String::new() };
+    let table = Table::of(rows)
+        .text("one of these branches", |(it, (number, _))| {
+            first(*number, format!("%{} in {}", it.name, it.computation))
+        })
+        .text("taken when", |(_, (_, branch))| branch.when)
+        .number("collectives", |(_, (_, branch))| branch.collectives)
+        .number("times", |(_, (_, branch))| output::amount(branch.all.executions))
+        .number("sends", |(_, (_, branch))| output::amount_of_bytes(branch.all.moved_bytes))
+        .flexible("where from", |(it, (number, _))| first(*number, output::whence(it.source, it.op_name)));
     line("");
-    table.print();
+    output::table(table, 0);
     line("");
 }

@@ -5,18 +5,17 @@ use std::cmp::Reverse;
 use anyhow::Result;
 use indexmap::IndexMap;
 use meshloom_hlo::Amount;
-use meshloom_hlo::analysis::cost::{Assumptions, Roofline, Seconds};
+use meshloom_hlo::analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
 use meshloom_hlo::analysis::{Chip, CostOptions, ModuleCost, Work, cost};
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
 use crate::arguments::{Cost, CostBy};
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BOLD, Column, DIM, Table, line, paint, seconds};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, DIM, line, or_no_scope, paint, seconds, whence};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     chip: Option<&'a str>,
     #[serde(flatten)]
     cost: &'a ModuleCost,
@@ -31,10 +30,7 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
         cost.scopes.retain(|it| it.scope.contains(scope.as_str()));
     }
     if json {
-        return output::json(
-            "cost",
-            &Answer { input: loaded.describe(), chip: chip.map(|chip| chip.name), cost: &cost },
-        );
+        return output::json("cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
     }
     line(&paint(BOLD, &loaded.title()));
     print_rows(&rows(&cost, arguments.by), chip.is_some(), arguments.limit);
@@ -61,32 +57,51 @@ struct Row {
     from: String,
 }
 
+impl Row {
+    /// The sum of nothing.
+    fn empty(name: &str, executions: u64) -> Row {
+        let executions = Some(Amount::Exactly(executions));
+        Row { name: name.to_owned(), executions, total: Work::default(), seconds: None, from: String::new() }
+    }
+
+    fn add(&mut self, total: Work, seconds: Option<Seconds>) {
+        self.total = self.total.plus(total);
+        self.seconds = Seconds::combine(self.seconds, seconds, |a, b| a + b);
+    }
+}
+
 fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
     let mut rows: Vec<Row> = match by {
         CostBy::Loop => loops(cost),
-        CostBy::Scope => cost
-            .scopes
-            .iter()
-            .map(|scope| Row {
-                name: if scope.scope.is_empty() { "(no scope)".to_owned() } else { scope.scope.clone() },
+        CostBy::Scope => {
+            let row = |it: &ScopeCost| Row {
+                name: or_no_scope(&it.scope).to_owned(),
                 executions: None,
-                total: scope.total,
-                seconds: scope.seconds,
+                total: it.total,
+                seconds: it.seconds,
                 from: String::new(),
-            })
-            .collect(),
-        CostBy::Op => cost
-            .instructions
-            .iter()
-            .map(|it| Row {
+            };
+            cost.scopes.iter().map(row).collect()
+        }
+        CostBy::Op => {
+            let row = |it: &InstructionCost| Row {
                 name: format!("{} %{}", it.op, it.name),
                 executions: Some(it.executions),
                 total: it.total,
                 seconds: it.seconds,
-                from: [it.source.clone().unwrap_or_default(), it.op_name.clone()].join(" ").trim().to_owned(),
-            })
-            .collect(),
-        CostBy::Opcode => opcodes(cost),
+                from: whence(it.source.as_deref(), &it.op_name),
+            };
+            cost.instructions.iter().map(row).collect()
+        }
+        CostBy::Opcode => {
+            let mut rows: IndexMap<&str, Row> = IndexMap::new();
+            for it in &cost.instructions {
+                let row = rows.entry(&it.op).or_insert_with(|| Row::empty(&it.op, 0));
+                row.executions = row.executions.map(|executions| executions.plus(it.executions));
+                row.add(it.total, it.seconds);
+            }
+            rows.into_values().collect()
+        }
     };
     let time = |row: &Row| row.seconds.map_or(0.0, |seconds| seconds.serial);
     // Without a chip, by what takes longest on most.
@@ -98,91 +113,38 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
 
 /// The loops, and what is outside of all of them.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
-    let mut rows: Vec<Row> = cost
-        .loops
-        .iter()
-        .map(|it| {
-            let times = it.trip_count.map_or("? times".to_owned(), |count| format!("{count} times"));
-            Row {
-                name: format!("{}%{}, {times}", "  ".repeat(it.depth.saturating_sub(1)), it.name),
-                executions: Some(it.executions),
-                total: it.total,
-                seconds: it.seconds,
-                from: it.source.clone().unwrap_or_default(),
-            }
-        })
-        .collect();
-    let outside = cost.instructions.iter().filter(|it| it.loop_depth == 0);
-    let zero = Row {
-        name: "outside of loops".to_owned(),
-        executions: Some(Amount::Exactly(1)),
-        total: Work::default(),
-        seconds: None,
-        from: String::new(),
+    let row = |it: &LoopCost| {
+        let times = it.trip_count.map_or("? times".to_owned(), |count| format!("{count} times"));
+        Row {
+            name: format!("{}%{}, {times}", "  ".repeat(it.depth.saturating_sub(1)), it.name),
+            executions: Some(it.executions),
+            total: it.total,
+            seconds: it.seconds,
+            from: it.source.clone().unwrap_or_default(),
+        }
     };
-    rows.push(outside.fold(zero, |row, it| Row {
-        total: row.total.plus(it.total),
-        seconds: sum(row.seconds, it.seconds),
-        ..row
-    }));
-    rows
-}
-
-fn opcodes(cost: &ModuleCost) -> Vec<Row> {
-    let mut rows: IndexMap<&str, Row> = IndexMap::new();
-    for it in &cost.instructions {
-        let empty = || Row {
-            name: it.op.clone(),
-            executions: Some(Amount::Exactly(0)),
-            total: Work::default(),
-            seconds: None,
-            from: String::new(),
-        };
-        let row = rows.entry(&it.op).or_insert_with(empty);
-        row.executions = row.executions.map(|executions| executions.plus(it.executions));
-        row.total = row.total.plus(it.total);
-        row.seconds = sum(row.seconds, it.seconds);
-    }
-    rows.into_values().collect()
-}
-
-fn sum(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
-    Seconds::combine(a, b, |a, b| a + b)
+    let mut outside = Row::empty("outside of loops", 1);
+    cost.instructions.iter().filter(|it| it.loop_depth == 0).for_each(|it| outside.add(it.total, it.seconds));
+    cost.loops.iter().map(row).chain([outside]).collect()
 }
 
 fn print_rows(rows: &[Row], timed: bool, limit: usize) {
-    let mut header = vec![
-        ("", Column::Flexible),
-        ("times", Column::Number),
-        ("operations", Column::Number),
-        ("bytes", Column::Number),
-        ("op/byte", Column::Optional),
-        ("sent", Column::Optional),
-    ];
+    let operations =
+        |total: &Work| format!("{}{}", output::human_count(total.flops as f64), if total.unknown { "+?" } else { "" });
+    let sent = |bytes: u64| if bytes == 0 { String::new() } else { output::human_bytes(bytes) };
+    let mut table = Table::of(rows)
+        .flexible("", |row| &row.name)
+        .number("times", |row| row.executions.map(output::amount).unwrap_or_default())
+        .number("operations", |row| operations(&row.total))
+        .number("bytes", |row| output::human_bytes(row.total.bytes()))
+        .optional("op/byte", |row| row.total.intensity().map_or(String::new(), |intensity| format!("{intensity:.1}")))
+        .optional("sent", |row| sent(row.total.link_bytes));
     if timed {
-        header.extend([("time", Column::Number), ("bound by", Column::Text)]);
+        table = table
+            .number("time", |row| row.seconds.map_or(String::new(), |it| seconds(it.serial)))
+            .text("bound by", |row| row.seconds.map_or(String::new(), |it| it.bound().to_string()));
     }
-    header.push(("where from", Column::Flexible));
-    let mut table = Table::new(&header);
-    for row in rows {
-        let total = &row.total;
-        let unknown = if total.unknown { "+?" } else { "" };
-        let mut cells = vec![
-            row.name.clone(),
-            row.executions.map(output::amount).unwrap_or_default(),
-            format!("{}{unknown}", output::human_count(total.flops as f64)),
-            output::human_bytes(total.bytes()),
-            total.intensity().map_or(String::new(), |intensity| format!("{intensity:.1}")),
-            if total.link_bytes == 0 { String::new() } else { output::human_bytes(total.link_bytes) },
-        ];
-        if timed {
-            cells.push(row.seconds.map_or(String::new(), |it| seconds(it.serial)));
-            cells.push(row.seconds.map_or(String::new(), |it| it.bound().to_string()));
-        }
-        cells.push(row.from.clone());
-        table.row(cells);
-    }
-    table.limit(limit).print();
+    output::table(table.flexible("where from", |row| &row.from), limit);
 }
 
 fn print_total(cost: &ModuleCost) {

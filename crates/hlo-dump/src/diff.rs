@@ -1,7 +1,10 @@
 //! `hlo-dump diff`: what changed between two programs, by meaning.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::{CostOptions, ModuleDiff, Occurrence, cost, diff};
+use meshloom_hlo::analysis::{
+    CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff,
+};
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -9,7 +12,7 @@ use crate::arguments::{Diff, Reading};
 use crate::collectives;
 use crate::input::{Described, Loaded, load_path};
 use crate::memory;
-use crate::output::{self, BOLD, Column, Table, line, paint};
+use crate::output::{self, BOLD, line, paint};
 
 /// A figure of both programs.
 #[derive(Serialize)]
@@ -68,46 +71,30 @@ fn figures(before: &Loaded, after: &Loaded) -> Result<Vec<Figure>> {
     let cost_of = |loaded: &Loaded| cost(&loaded.module, &CostOptions::devices(loaded.devices)).total;
     let (cost_before, cost_after) = (cost_of(before), cost_of(after));
     let (memory_before, memory_after) = (memory::of(before)?, memory::of(after)?);
-    let count = |loaded: &Loaded| {
-        loaded.module.computations.iter().map(|computation| computation.instructions.len() as u64).sum::<u64>()
-    };
     let operations = |flops: u64| output::count(flops as f64);
+    let figure = |name, text, before, after| Figure { name, before, after, text };
+    let memory = |name, of: fn(&ModuleMemory) -> u64| {
+        figure(name, output::bytes as fn(u64) -> String, of(&memory_before), of(&memory_after))
+    };
     Ok(vec![
-        Figure { name: "instructions", before: count(before), after: count(after), text: output::thousands },
-        Figure { name: "operations", before: cost_before.flops, after: cost_after.flops, text: operations },
-        Figure { name: "bytes accessed", before: cost_before.bytes(), after: cost_after.bytes(), text: output::bytes },
-        Figure {
-            name: "bytes sent",
-            before: cost_before.link_bytes,
-            after: cost_after.link_bytes,
-            text: output::bytes,
-        },
-        Figure {
-            name: "arguments",
-            before: memory_before.arguments,
-            after: memory_after.arguments,
-            text: output::bytes,
-        },
-        Figure { name: "outputs", before: memory_before.outputs, after: memory_after.outputs, text: output::bytes },
-        Figure {
-            name: "temporaries",
-            before: memory_before.temporaries,
-            after: memory_after.temporaries,
-            text: output::bytes,
-        },
-        Figure { name: "peak memory", before: memory_before.peak, after: memory_after.peak, text: output::bytes },
+        figure("instructions", output::thousands, before.instruction_count(), after.instruction_count()),
+        figure("operations", operations, cost_before.flops, cost_after.flops),
+        figure("bytes accessed", output::bytes, cost_before.bytes(), cost_after.bytes()),
+        figure("bytes sent", output::bytes, cost_before.link_bytes, cost_after.link_bytes),
+        memory("arguments", |it| it.arguments),
+        memory("outputs", |it| it.outputs),
+        memory("temporaries", |it| it.temporaries),
+        memory("peak memory", |it| it.peak),
     ])
 }
 
 fn print_figures(figures: &[Figure]) {
-    let header =
-        [("", Column::Text), ("before", Column::Number), ("after", Column::Number), ("change", Column::Number)];
-    let mut table = Table::new(&header);
-    for figure in figures {
-        let Figure { name, before, after, text } = figure;
-        table.row(vec![(*name).to_owned(), text(*before), text(*after), change(*before, *after)]);
-    }
-    table.print();
+    let table = Table::of(figures)
+        .text("", |figure| figure.name)
+        .number("before", |figure| (figure.text)(figure.before))
+        .number("after", |figure| (figure.text)(figure.after))
+        .number("change", |figure| change(figure.before, figure.after));
+    output::table(table, 0);
 }
 
 /// `+12.5 %`.
@@ -126,68 +113,45 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
         count if it.executions == count as u64 => count.to_string(),
         count => format!("{count} ({} times)", output::amount(it.executions)),
     };
-    if !changes.collectives.is_empty() {
-        heading("collectives");
-        let header = [
-            ("", Column::Text),
-            ("axes", Column::Flexible),
-            ("bytes", Column::Number),
-            ("before", Column::Number),
-            ("after", Column::Number),
-            ("where from", Column::Flexible),
-        ];
-        let mut table = Table::new(&header);
-        for it in &changes.collectives {
-            let text = |bytes: Option<u64>| bytes.map_or("?".to_owned(), output::bytes);
-            let bytes = match it.new_bytes {
-                Some(new) => format!("{} -> {}", text(it.bytes), output::bytes(new)),
-                None => text(it.bytes),
-            };
-            let name = format!("{} {}", sign(it.before, it.after), it.kind);
-            table.row(vec![name, it.axes.clone(), bytes, count(it.before), count(it.after), it.from.clone()]);
-        }
-        table.limit(limit).print();
-    }
-    if !changes.operations.is_empty() {
-        heading("operations");
-        let header = [
-            ("", Column::Text),
-            ("shapes", Column::Flexible),
-            ("before", Column::Number),
-            ("after", Column::Number),
-            ("where from", Column::Flexible),
-        ];
-        let mut table = Table::new(&header);
-        for it in &changes.operations {
-            let name = format!("{} {}", sign(it.before, it.after), it.opcode);
-            let shape = match &it.new_shape {
-                Some(new) => format!("{} -> {new}", it.shape),
-                None if it.before == it.after => format!("{}, other attributes", it.shape),
-                None => it.shape.clone(),
-            };
-            table.row(vec![name, shape, count(it.before), count(it.after), it.from.clone()]);
-        }
-        table.limit(limit).print();
-    }
-    if !changes.names.is_empty() {
-        heading("moved names");
-        let header = [
-            ("", Column::Text),
-            ("before", Column::Flexible),
-            ("after", Column::Flexible),
-            ("operations", Column::Number),
-        ];
-        let mut table = Table::new(&header);
-        for it in &changes.names {
-            table.row(vec![it.opcode.clone(), it.before.clone(), it.after.clone(), it.count.to_string()]);
-        }
-        table.limit(limit).print();
-    }
+    let bytes = |it: &CollectiveChange| match it.new_bytes {
+        Some(new) => format!("{} -> {}", output::known_bytes(it.bytes), output::bytes(new)),
+        None => output::known_bytes(it.bytes),
+    };
+    let collectives = Table::of(&changes.collectives)
+        .text("", |it| format!("{} {}", sign(it.before, it.after), it.kind))
+        .flexible("axes", |it| &it.axes)
+        .number("bytes", |it| bytes(it))
+        .number("before", |it| count(it.before))
+        .number("after", |it| count(it.after))
+        .flexible("where from", |it| &it.from);
+    print("collectives", collectives, limit);
+    let shape = |it: &OpChange| match &it.new_shape {
+        Some(new) => format!("{} -> {new}", it.shape),
+        None if it.before == it.after => format!("{}, other attributes", it.shape),
+        None => it.shape.clone(),
+    };
+    let operations = Table::of(&changes.operations)
+        .text("", |it| format!("{} {}", sign(it.before, it.after), it.opcode))
+        .flexible("shapes", |it| shape(it))
+        .number("before", |it| count(it.before))
+        .number("after", |it| count(it.after))
+        .flexible("where from", |it| &it.from);
+    print("operations", operations, limit);
+    let names = Table::of(&changes.names)
+        .text("", |it| &it.opcode)
+        .flexible("before", |it| &it.before)
+        .flexible("after", |it| &it.after)
+        .number("operations", |it| it.count);
+    print("moved names", names, limit);
 }
 
-fn heading(text: &str) {
-    line("");
-    line(&paint(BOLD, text));
+/// A table under a heading, if it has rows.
+fn print<R>(heading: &str, table: Table<R>, limit: usize) {
+    if table.columns.iter().any(|column| !column.cells.is_empty()) {
+        line("");
+        line(&paint(BOLD, heading));
+        output::table(table, limit);
+    }
 }
 
 /// `+` for new or more, `-` for gone or fewer, `~` for as many but different.

@@ -6,8 +6,8 @@ use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
 use serde::Serialize;
 
 use crate::arguments::Explain;
-use crate::configs::run::{Explanation, Run};
-use crate::input::{Described, Loaded, load};
+use crate::configs::run::Explanation;
+use crate::input::{Loaded, Run, load};
 use crate::output::{self, BOLD, DIM, line, paint};
 
 /// More tensors than this share a name only where the name says nothing.
@@ -15,8 +15,6 @@ const MOST: usize = 8;
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     tensor: &'a str,
     /// From a run config: the chain of origins.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,11 +31,11 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     let loaded = load(&input)?;
     let tensor = arguments.tensor.as_str();
     let (explanations, stated) = match &loaded.run {
-        Some(run) => (Some(explained(run, tensor)?), None),
+        Some(run) => (Some(explained(run.as_ref(), tensor)?), None),
         None => (None, Some(traced(&loaded, tensor)?)),
     };
     if json {
-        return output::json("explain", &Answer { input: loaded.describe(), tensor, explanations, stated });
+        return output::json("explain", &loaded.found(&Answer { tensor, explanations, stated }));
     }
     line(&paint(BOLD, &loaded.title()));
     for explanation in explanations.iter().flatten() {
@@ -51,7 +49,7 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn explained(run: &Run, tensor: &str) -> Result<Vec<Explanation>> {
+fn explained(run: &dyn Run, tensor: &str) -> Result<Vec<Explanation>> {
     let mut found = run.explain(tensor)?;
     // A layer that is written out several times says the same several times.
     found.dedup();
@@ -77,8 +75,8 @@ fn print_stated(stated: &StatedFrom) {
     for (depth, step) in stated.steps.iter().enumerate() {
         let TracedStep { name, opcode, shape, sharding, op_name, source } = step;
         let indent = "  ".repeat(depth);
-        let from = [source.as_deref().unwrap_or_default(), op_name].join(" ");
-        line(&format!("{indent}{}  {opcode} {shape}  {}", paint(BOLD, &format!("%{name}")), paint(DIM, from.trim())));
+        let from = output::whence(source.as_deref(), op_name);
+        line(&format!("{indent}{}  {opcode} {shape}  {}", paint(BOLD, &format!("%{name}")), paint(DIM, &from)));
         match sharding {
             Some(sharding) => line(&format!("{indent}  states {sharding}")),
             None if depth == last => line(&format!("{indent}  nothing near it states a sharding")),

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use maud::Markup;
 use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Devices, device_count, mesh_of};
 use meshloom_hlo::mesh::Mesh;
@@ -12,9 +13,11 @@ use meshloom_hlo::read::{self, Form, ReadError};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
-use crate::configs::run::{Diloco, Run, is_config};
+use crate::configs::run::{self, Explanation};
 use crate::folder;
 use crate::output::Busy;
+use crate::report::shardings::ShardingRow;
+use crate::traffic::Diloco;
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -29,7 +32,46 @@ pub struct Loaded {
     pub form: &'static str,
     pub stage: Option<Stage>,
     /// Where it comes from a run config.
-    pub run: Option<Run>,
+    pub run: Option<Box<dyn Run>>,
+}
+
+/// What a run config knows of its program.
+pub trait Run {
+    #[cfg(feature = "configs")]
+    fn config(&self) -> &meshloom_train::config::RunConfig;
+
+    /// The mesh of the program: of one replica, if the program is.
+    fn mesh(&self) -> Option<&Mesh>;
+
+    /// Train steps in one execution of the program.
+    fn steps_per_call(&self) -> u64;
+
+    /// When replicas sync, if the config has them do it now and then.
+    fn diloco(&self) -> Result<Option<Diloco>>;
+
+    /// Why the tensors of a name are sharded so.
+    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>>;
+
+    /// meshloom's own graph, as text.
+    fn graph_text(&self) -> String;
+
+    /// Values that our partitioner had to gather for an op, each as a sentence.
+    fn gathered_for_ops(&self) -> Vec<String>;
+
+    /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
+    fn shardings(&self) -> Option<Vec<ShardingRow>>;
+
+    /// The schedule of the config's pipeline, as a section of the report's page.
+    fn pipeline_section(&self) -> Result<Option<Markup>>;
+}
+
+/// JSON of an input: what it is, and what a command found.
+#[derive(Serialize)]
+pub struct Found<'a, T> {
+    #[serde(flatten)]
+    input: Described<'a>,
+    #[serde(flatten)]
+    answer: &'a T,
 }
 
 /// What JSON says of an input.
@@ -55,18 +97,26 @@ impl Loaded {
         }
     }
 
+    pub fn found<'a, T>(&'a self, answer: &'a T) -> Found<'a, T> {
+        Found { input: self.describe(), answer }
+    }
+
     pub fn device_count(&self) -> u64 {
         self.devices.replicas.saturating_mul(self.devices.partitions)
     }
 
-    /// Train steps in one execution of the program.
-    pub fn steps_per_execution(&self) -> u64 {
-        self.run.as_ref().map_or(1, Run::steps_per_call)
+    pub fn instruction_count(&self) -> u64 {
+        self.module.computations.iter().map(|computation| computation.instructions.len() as u64).sum()
     }
 
-    /// Of a run config with DiLoCo: when replicas sync, and how.
-    pub fn diloco(&self) -> Result<Option<Diloco>> {
-        self.run.as_ref().map_or(Ok(None), Run::diloco)
+    /// Whether there are devices that no mesh names.
+    pub fn is_nameless(&self) -> bool {
+        self.mesh.is_none() && self.device_count() > 1
+    }
+
+    /// Train steps in one execution of the program.
+    pub fn steps_per_execution(&self) -> u64 {
+        self.run.as_ref().map_or(1, |run| run.steps_per_call())
     }
 
     /// `jit_step (HLO text, 8 devices, data=2,fsdp=4)`.
@@ -131,7 +181,7 @@ fn read_all(path: &Path) -> Result<Vec<u8>> {
 fn as_config(path: &Path, bytes: &[u8], error: &ReadError) -> Option<String> {
     let text = std::str::from_utf8(bytes).ok()?;
     let named = path.extension().is_some_and(|extension| extension == "toml");
-    let plausible = matches!(error, ReadError::OtherText { .. }) && is_config(text);
+    let plausible = matches!(error, ReadError::OtherText { .. }) && run::is_config(text);
     (named || plausible).then(|| text.to_owned())
 }
 
@@ -200,7 +250,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = Run::read(text, name, stage, &reading.set)?;
+    let (run, program) = run::read(text, name, stage, &reading.set)?;
     let mesh = run.mesh().cloned();
     Ok(Loaded {
         name: name.to_owned(),

@@ -1,18 +1,17 @@
 //! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::memory::{BufferKind, LiveBuffer, MemoryForm, memory_of_assignment};
+use meshloom_hlo::analysis::memory::{MemoryForm, memory_of_assignment};
 use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
 use crate::arguments::Memory;
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BAD, BOLD, Column, DIM, GOOD, Table, line, paint};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, DIM, line, paint};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     #[serde(flatten)]
     memory: &'a ModuleMemory,
     chip: Option<&'a str>,
@@ -30,19 +29,23 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
     let chip_bytes = chip.and_then(Chip::device_memory);
     if json {
         let chip = chip.map(|chip| chip.name);
-        return output::json("memory", &Answer { input: loaded.describe(), memory: &found, chip, chip_bytes });
+        return output::json("memory", &loaded.found(&Answer { memory: &found, chip, chip_bytes }));
     }
     line(&paint(BOLD, &loaded.title()));
     print_sums(&found);
     if let Some(there_is) = chip_bytes {
-        let part = 100.0 * found.peak as f64 / there_is as f64;
-        let (style, verdict) = if found.peak <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
-        line(&paint(style, &format!("{verdict}: {part:.1} % of a device's {}", output::bytes(there_is))));
+        line(&output::verdict(found.peak, there_is, &format!("a device's {}", output::bytes(there_is))));
     } else if let Some(chip) = chip {
         bail!("how much memory {} has is not known", chip.name);
     }
     line("");
-    print_buffers(&found.live_at_peak, arguments.limit);
+    let buffers = Table::of(&found.live_at_peak)
+        .flexible("live at the peak", |buffer| format!("%{}", buffer.name))
+        .text("", |buffer| buffer.kind.name())
+        .number("bytes", |buffer| output::bytes(buffer.bytes))
+        .flexible("shape", |buffer| &buffer.shape)
+        .flexible("where from", |buffer| output::whence(buffer.source.as_deref(), &buffer.op_name));
+    output::table(buffers, arguments.limit);
     Ok(())
 }
 
@@ -69,36 +72,5 @@ fn print_sums(found: &ModuleMemory) {
         ("temporaries", found.temporaries),
         ("peak", found.peak),
     ];
-    let mut table = Table::new(&[("", Column::Text), ("bytes", Column::Number)]);
-    for (name, bytes) in rows {
-        table.row(vec![name.to_owned(), output::bytes(bytes)]);
-    }
-    table.print();
-}
-
-fn print_buffers(buffers: &[LiveBuffer], limit: usize) {
-    let header = [
-        ("live at the peak", Column::Flexible),
-        ("", Column::Text),
-        ("bytes", Column::Number),
-        ("shape", Column::Flexible),
-        ("where from", Column::Flexible),
-    ];
-    let mut table = Table::new(&header);
-    for buffer in buffers {
-        let kind = match buffer.kind {
-            BufferKind::Argument => "argument",
-            BufferKind::Output => "output",
-            BufferKind::Temporary => "temporary",
-        };
-        let from = [buffer.source.clone().unwrap_or_default(), buffer.op_name.clone()].join(" ");
-        table.row(vec![
-            format!("%{}", buffer.name),
-            kind.to_owned(),
-            output::bytes(buffer.bytes),
-            buffer.shape.clone(),
-            from.trim().to_owned(),
-        ]);
-    }
-    table.limit(limit).print();
+    output::table(Table::of(rows).text("", |(name, _)| *name).number("bytes", |(_, bytes)| output::bytes(*bytes)), 0);
 }

@@ -1,12 +1,13 @@
 //! What is printed: tables that fit a terminal, bytes in words and to the byte, colours where somebody sees them.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
-use anyhow::Result;
-use comfy_table::{CellAlignment, Table as Grid, presets};
+use anyhow::{Context, Result};
+use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
@@ -45,6 +46,11 @@ pub fn line(text: &str) {
     if writeln!(anstream::stdout(), "{text}").is_err() {
         std::process::exit(0);
     }
+}
+
+/// Writes a whole file.
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Something worth knowing, beside the result.
@@ -94,6 +100,11 @@ pub fn bytes(count: u64) -> String {
         Units::Both if count < 1024 => human_bytes(count),
         Units::Both => format!("{} ({})", human_bytes(count), thousands(count)),
     }
+}
+
+/// Bytes that may not be known.
+pub fn known_bytes(count: Option<u64>) -> String {
+    count.map_or("?".to_owned(), bytes)
 }
 
 fn units() -> Units {
@@ -168,6 +179,25 @@ pub fn plural(count: usize, what: &str) -> String {
     format!("{} {what}{}", thousands(count as u64), if count == 1 { "" } else { "s" })
 }
 
+/// Whether what is needed fits, and how much of what there is it takes.
+pub fn verdict(needed: u64, there_is: u64, of: &str) -> String {
+    let part = 100.0 * needed as f64 / there_is as f64;
+    let (style, verdict) = if needed <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
+    paint(style, &format!("{verdict}: {part:.1} % of {of}"))
+}
+
+/// The source line, and the scopes and the op.
+pub fn whence(source: Option<&str>, op_name: &str) -> String {
+    [source.unwrap_or_default(), op_name].join(" ").trim().to_owned()
+}
+
+/// What the scope is called that has no name.
+pub const NO_SCOPE: &str = "(no scope)";
+
+pub fn or_no_scope(scope: &str) -> &str {
+    if scope.is_empty() { NO_SCOPE } else { scope }
+}
+
 /// `once`, `32 times`.
 pub fn times(executions: Amount) -> String {
     match executions {
@@ -186,17 +216,18 @@ pub fn bounds_of_times(bounds: Bounds) -> String {
 
 /// `3`, `0 to 3`.
 pub fn bounds_of_count(bounds: Bounds) -> String {
-    match (bounds.amount(), bounds.most) {
-        (Amount::AtMost(_), Some(most)) => format!("{} to {}", thousands(bounds.least), thousands(most)),
-        (exact, _) => amount(exact),
-    }
+    with_bounds(bounds, thousands)
 }
 
 /// `0 B to 1.20 MiB (1,258,291)`.
 pub fn bounds_of_bytes(bounds: Bounds) -> String {
-    match (bounds.amount(), bounds.most) {
-        (Amount::AtMost(_), Some(most)) => format!("{} to {}", bytes(bounds.least), bytes(most)),
-        (amount, _) => amount_of_bytes(amount),
+    with_bounds(bounds, bytes)
+}
+
+fn with_bounds(bounds: Bounds, text: fn(u64) -> String) -> String {
+    match bounds.amount() {
+        Amount::AtMost(most) => format!("{} to {}", text(bounds.least), text(most)),
+        amount => with_bound(amount, text),
     }
 }
 
@@ -218,131 +249,51 @@ fn with_bound(amount: Amount, text: impl Fn(u64) -> String) -> String {
     }
 }
 
-/// A column of a table.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Column {
-    /// Text, as wide as it is.
-    Text,
-    /// A number, to the right.
-    Number,
-    /// A number that is left out when the terminal is narrow.
-    Optional,
-    /// Text that gives way when the terminal is narrow: its middle is left out.
-    Flexible,
-}
-
-/// A table, with one line for each row.
-pub struct Table {
-    header: Vec<(&'static str, Column)>,
-    rows: Vec<Vec<String>>,
-    /// Rows that are not shown.
-    left_out: usize,
-}
-
-impl Table {
-    pub fn new(header: &[(&'static str, Column)]) -> Table {
-        Table { header: header.to_vec(), rows: Vec::new(), left_out: 0 }
+/// Prints the first rows of a table, or all for a limit of 0, without empty columns and as wide as the terminal.
+pub fn table<R>(mut table: Table<R>, limit: usize) {
+    let columns = &mut table.columns;
+    let count = columns.first().map_or(0, |column| column.cells.len());
+    let shown = if limit == 0 { count } else { count.min(limit) };
+    columns.iter_mut().for_each(|column| column.cells.truncate(shown));
+    columns.retain(|column| shown == 0 || column.cells.iter().any(|cell| !cell.is_empty()));
+    if let Some(terminal) = terminal_width() {
+        fit(columns, terminal);
     }
-
-    pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+    for (index, text) in table.plain().lines().enumerate() {
+        let text = text.trim_end();
+        line(&if index == 0 { paint(BOLD, text) } else { text.to_owned() });
     }
-
-    /// Keeps the first rows; 0 for all.
-    pub fn limit(mut self, rows: usize) -> Table {
-        if rows > 0 && self.rows.len() > rows {
-            self.left_out = self.rows.len() - rows;
-            self.rows.truncate(rows);
-        }
-        self
-    }
-
-    pub fn print(&self) {
-        self.fitted().print_all();
-    }
-
-    /// The table without its empty columns, and without as many optional columns as necessary to make it fit, the last
-    /// first.
-    fn fitted(&self) -> Table {
-        let mut header = self.header.clone();
-        let mut rows = self.rows.clone();
-        for index in (0..header.len()).rev() {
-            if !rows.is_empty() && rows.iter().all(|row| row[index].is_empty()) {
-                header.remove(index);
-                rows.iter_mut().for_each(|row| drop(row.remove(index)));
-            }
-        }
-        while let Some(terminal) = terminal_width() {
-            let width = |index: usize| match header[index].1 {
-                Column::Flexible => NARROWEST,
-                _ => natural_width(&header, &rows, index),
-            };
-            let needed: usize = (0..header.len()).map(|index| width(index) + 2).sum();
-            let optional = header.iter().rposition(|(_, column)| *column == Column::Optional);
-            let Some(index) = optional.filter(|_| needed > terminal + 2) else { break };
-            header.remove(index);
-            rows.iter_mut().for_each(|row| drop(row.remove(index)));
-        }
-        Table { header, rows, left_out: self.left_out }
-    }
-
-    fn print_all(&self) {
-        let mut grid = Grid::new();
-        grid.load_style(presets::NOTHING);
-        let widths = self.widths();
-        let clip = |cells: Vec<String>| -> Vec<String> {
-            cells.into_iter().zip(&widths).map(|(cell, width)| clipped(&cell, *width)).collect()
-        };
-        grid.set_header(self.header.iter().map(|(name, _)| (*name).to_owned()));
-        for row in &self.rows {
-            grid.add_row(clip(row.clone()));
-        }
-        for (index, (_, column)) in self.header.iter().enumerate() {
-            if let Some(grid_column) = grid.column_mut(index) {
-                // One space between columns is too few to tell numbers apart.
-                grid_column.set_padding((0, 2));
-                if matches!(column, Column::Number | Column::Optional) {
-                    grid_column.set_cell_alignment(CellAlignment::Right);
-                }
-            }
-        }
-        for (index, text) in grid.to_string().lines().enumerate() {
-            let text = text.trim_end();
-            line(&if index == 0 { paint(BOLD, text) } else { text.to_owned() });
-        }
-        if self.left_out > 0 {
-            line(&paint(DIM, &format!("... and {} more; --limit 0 shows all", self.left_out)));
-        }
-    }
-
-    /// How wide each column may be. On a terminal, flexible ones share what the others leave.
-    fn widths(&self) -> Vec<usize> {
-        let natural: Vec<usize> =
-            (0..self.header.len()).map(|index| natural_width(&self.header, &self.rows, index)).collect();
-        let Some(terminal) = terminal_width() else { return natural };
-        let flexible = |index: usize| self.header[index].1 == Column::Flexible;
-        let fixed: usize = (0..natural.len()).filter(|&index| !flexible(index)).map(|index| natural[index] + 2).sum();
-        let mut order: Vec<usize> = (0..natural.len()).filter(|&index| flexible(index)).collect();
-        // The narrow columns first: the others share what these leave.
-        order.sort_by_key(|&index| natural[index]);
-        let mut left = terminal.saturating_sub(fixed);
-        let mut widths = natural.clone();
-        let count = order.len();
-        for (done, index) in order.into_iter().enumerate() {
-            let share = (left / (count - done)).saturating_sub(2).max(NARROWEST);
-            widths[index] = natural[index].min(share);
-            left = left.saturating_sub(widths[index] + 2);
-        }
-        widths
+    if shown < count {
+        line(&paint(DIM, &format!("... and {} more; --limit 0 shows all", count - shown)));
     }
 }
 
-/// The least width of a flexible column.
-const NARROWEST: usize = 12;
-
-fn natural_width(header: &[(&str, Column)], rows: &[Vec<String>], index: usize) -> usize {
-    let cells = rows.iter().map(|row| row[index].chars().count());
-    cells.chain([header[index].0.chars().count()]).max().unwrap_or(0)
+/// Leaves out as many optional columns as necessary, the last first. Flexible ones share what the others leave.
+fn fit(columns: &mut Vec<Column>, terminal: usize) {
+    /// The least width of a flexible column.
+    const NARROWEST: usize = 12;
+    let natural = |column: &Column| {
+        let cells = column.cells.iter().map(|cell| cell.chars().count());
+        cells.chain([column.name.chars().count()]).max().unwrap_or(0)
+    };
+    let least = |column: &Column| if column.kind == Kind::Flexible { NARROWEST } else { natural(column) };
+    let needed = |columns: &[Column]| columns.iter().map(|column| least(column) + 2).sum::<usize>();
+    while needed(columns) > terminal + 2
+        && let Some(optional) = columns.iter().rposition(|column| column.kind == Kind::Optional)
+    {
+        columns.remove(optional);
+    }
+    let (mut flexible, fixed): (Vec<_>, Vec<_>) = columns.iter_mut().partition(|column| column.kind == Kind::Flexible);
+    let mut left = terminal.saturating_sub(fixed.iter().map(|column| natural(column) + 2).sum());
+    // The narrow columns first: the others share what these leave.
+    flexible.sort_by_key(|column| natural(column));
+    let count = flexible.len();
+    for (done, column) in flexible.into_iter().enumerate() {
+        let share = (left / (count - done)).saturating_sub(2).max(NARROWEST);
+        let width = natural(column).min(share);
+        left = left.saturating_sub(width + 2);
+        column.cells.iter_mut().for_each(|cell| *cell = clipped(cell, width));
+    }
 }
 
 fn terminal_width() -> Option<usize> {

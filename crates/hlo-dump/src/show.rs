@@ -16,7 +16,7 @@ use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::{Emit, Show};
-use crate::input::{Described, Loaded, load};
+use crate::input::{Loaded, load};
 use crate::output;
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
@@ -30,8 +30,8 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Json => match file {
-            None => output::json("show", &described(&loaded)),
-            Some(_) => write(file, serde_json::to_string_pretty(&described(&loaded))?.as_bytes()),
+            None => output::json("show", &loaded.found(&described(&loaded))),
+            Some(_) => write(file, serde_json::to_string_pretty(&loaded.found(&described(&loaded)))?.as_bytes()),
         },
         Emit::Dot => write(file, drawing::dot(&loaded, arguments)?.as_bytes()),
         Emit::Svg => write(file, drawing::svg(&loaded, arguments)?.as_bytes()),
@@ -83,7 +83,7 @@ fn graph(loaded: &Loaded) -> Result<String> {
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
     match file {
-        Some(path) => std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display())),
+        Some(path) => output::write(path, bytes),
         None => {
             let written = std::io::stdout().write_all(bytes).and_then(|()| std::io::stdout().flush());
             match written {
@@ -97,8 +97,6 @@ fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     entry: &'a str,
     computations: Vec<ComputationAnswer<'a>>,
 }
@@ -139,7 +137,7 @@ fn described(loaded: &Loaded) -> Answer<'_> {
     let names: BTreeMap<i64, &str> = module.computations.iter().map(|it| (it.id, it.name.as_str())).collect();
     let entry = names.get(&module.entry_computation_id).copied().unwrap_or(&module.entry_computation_name);
     let of = |computation| computation_answer(module, computation, &names, &executions);
-    Answer { input: loaded.describe(), entry, computations: module.computations.iter().map(of).collect() }
+    Answer { entry, computations: module.computations.iter().map(of).collect() }
 }
 
 fn computation_answer<'a>(

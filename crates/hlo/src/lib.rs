@@ -20,6 +20,7 @@ mod small_float;
 mod stage;
 pub mod suggest;
 mod syntax;
+pub mod table;
 pub mod text;
 mod types;
 mod wire;

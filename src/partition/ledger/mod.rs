@@ -31,11 +31,11 @@ mod walk;
 use std::fmt;
 use std::sync::Arc;
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 pub use select::LedgerError;
 
+use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Branch, CollectiveKind};
 
 use crate::ir::Phase;
@@ -122,27 +122,16 @@ impl fmt::Display for Ledger {
             Ok(entries) => entries,
             Err(error) => return write!(f, "{error}"),
         };
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["collective", "axes", "devices", "bytes", "moved", "times", "loops", "phase", "source"]);
-        for entry in entries {
-            table.add_row([
-                entry.name.clone(),
-                entry.axes.join(","),
-                entry.group_size.to_string(),
-                entry.bytes.to_string(),
-                entry.moved_bytes.to_string(),
-                entry.executions.to_string(),
-                entry.loop_depth.to_string(),
-                format!("{:?}", entry.phase).to_lowercase(),
-                entry.source.clone().unwrap_or_default(),
-            ]);
-        }
-        for column in 2..=6 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        let table = Table::of(entries)
+            .text("collective", |entry| &entry.name)
+            .text("axes", |entry| entry.axes.join(","))
+            .number("devices", |entry| entry.group_size)
+            .number("bytes", |entry| entry.bytes)
+            .number("moved", |entry| entry.moved_bytes)
+            .number("times", |entry| entry.executions)
+            .number("loops", |entry| entry.loop_depth)
+            .text("phase", |entry| format!("{:?}", entry.phase).to_lowercase())
+            .text("source", |entry| entry.source.as_deref().unwrap_or_default());
         write!(f, "{table}")
     }
 }

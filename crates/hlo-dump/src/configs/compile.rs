@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
@@ -11,7 +11,8 @@ use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOption
 use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
 use meshloom_hlo::parse::make_names_unique;
-use meshloom_hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::proto::HloModuleProtoWithConfig;
+use meshloom_hlo::table::Table;
 use meshloom_hlo::text::{TextOptions, print_with_config};
 use prost::Message;
 use serde::Serialize;
@@ -20,8 +21,8 @@ use super::ahead::{Compiled, announce, of_run, optimized};
 use crate::arguments::Input;
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BAD, BOLD, Column, GOOD, Table, line, paint};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, line, paint};
 use crate::{collectives, conditionals, cost};
 
 #[derive(Args)]
@@ -50,8 +51,6 @@ pub struct Compile {
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
     target: String,
     device_kind: &'a str,
     target_devices: usize,
@@ -59,7 +58,7 @@ struct Answer<'a> {
     memory: Option<MemoryStats>,
     memory_limit: Option<i64>,
     cost: Option<CostAnalysis>,
-    instructions: usize,
+    instructions: u64,
     #[serde(flatten)]
     collectives: &'a ModuleCollectives,
     #[serde(flatten)]
@@ -84,7 +83,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
-        Some(run) => of_run(&run.config, &settings),
+        Some(run) => of_run(run.config(), &settings),
         None => of_module(&loaded, &topology, &settings, arguments.shardy),
     };
     waiting.finish_and_clear();
@@ -121,25 +120,16 @@ fn target_overrides(topology: &Topology, given: &[String]) -> Option<String> {
 
 /// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
 fn topology(text: &str) -> Result<Topology> {
-    let platform = |text: &str| match text {
-        "tpu" => Some("tpu"),
-        "gpu" | "cuda" => Some("cuda"),
-        _ => None,
+    let platforms = [("tpu:", "tpu"), ("gpu:", "cuda"), ("cuda:", "cuda")];
+    let Some((before, platform)) = platforms.into_iter().find(|(before, _)| text.starts_with(before)) else {
+        return Ok(Topology::parse(text)?);
     };
-    let Some((before, rest)) = text.split_once(':') else { return Ok(Topology::parse(text)?) };
-    match platform(before) {
-        None => Ok(Topology::parse(text)?),
-        Some(platform) => {
-            let topology = Topology::parse(rest)?;
-            if topology.platform() != platform {
-                bail!(
-                    "--target {text}: {rest} is compiled by the {} plugin; leave \"{before}:\" out",
-                    topology.platform()
-                );
-            }
-            Ok(topology)
-        }
+    let rest = &text[before.len()..];
+    let topology = Topology::parse(rest)?;
+    if topology.platform() != platform {
+        bail!("--target {text}: {rest} is compiled by the {} plugin; leave \"{before}\" out", topology.platform());
     }
+    Ok(topology)
 }
 
 fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: Option<bool>) -> Result<Compiled> {
@@ -184,13 +174,12 @@ fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
         true => print_with_config(module, &TextOptions::parseable()).into_bytes(),
         false => module.encode_to_vec(),
     };
-    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    output::write(path, bytes)
 }
 
 fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Result<()> {
     let ahead = &compiled.ahead;
     let answer = Answer {
-        input: after.describe(),
         target: ahead.topology.to_string(),
         device_kind: compiled.devices.first().map_or("", |device| &device.kind),
         target_devices: compiled.devices.len(),
@@ -198,16 +187,12 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
         memory: ahead.memory_stats().ok(),
         memory_limit: compiled.devices.first().and_then(DeviceDescription::memory_limit),
         cost: ahead.cost_analysis().ok().cloned(),
-        instructions: instruction_count(&after.module),
+        instructions: after.instruction_count(),
         collectives: found,
         totals: Totals::of(found, after.steps_per_execution()),
         conditionals: conditionals::sums(found),
     };
-    output::json("compile", &answer)
-}
-
-fn instruction_count(module: &HloModuleProto) -> usize {
-    module.computations.iter().map(|computation| computation.instructions.len()).sum()
+    output::json("compile", &after.found(&answer))
 }
 
 fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: usize) {
@@ -219,7 +204,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
         ahead.topology,
         compiled.devices.len(),
         output::seconds(ahead.compile_time.as_secs_f64()),
-        output::thousands(instruction_count(&after.module) as u64),
+        output::thousands(after.instruction_count()),
     ));
     line("");
     let limit_bytes = compiled.devices.first().and_then(DeviceDescription::memory_limit);
@@ -238,25 +223,22 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
-    let bytes = |count: i64| output::bytes(u64::try_from(count).unwrap_or(0));
-    let mut table = Table::new(&[("memory of each device", Column::Text), ("bytes", Column::Number)]);
+    let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+    let total = stats.arguments + stats.outputs - stats.aliased + stats.temporary;
     let rows = [
         ("arguments", stats.arguments),
         ("outputs", stats.outputs),
         ("  of them in arguments", stats.aliased),
         ("temporaries", stats.temporary),
         ("code", stats.generated_code),
+        ("all but code", total),
     ];
-    for (name, count) in rows {
-        table.row(vec![name.to_owned(), bytes(count)]);
-    }
-    let total = stats.arguments + stats.outputs - stats.aliased + stats.temporary;
-    table.row(vec!["all but code".to_owned(), bytes(total)]);
-    table.print();
-    if let Some(limit) = limit.filter(|&limit| limit > 0) {
-        let part = 100.0 * total as f64 / limit as f64;
-        let (style, verdict) = if total <= limit { (GOOD, "fits") } else { (BAD, "does not fit") };
-        line(&paint(style, &format!("{verdict}: {part:.1} % of the chip's {}", bytes(limit))));
+    let table = Table::of(rows)
+        .text("memory of each device", |(name, _)| *name)
+        .number("bytes", |(_, count)| output::bytes(bytes(*count)));
+    output::table(table, 0);
+    if let Some(limit) = limit.filter(|&limit| limit > 0).map(bytes) {
+        line(&output::verdict(bytes(total), limit, &format!("the chip's {}", output::bytes(limit))));
     }
 }
 
@@ -269,9 +251,6 @@ fn of_compiled(after: &Loaded, topology: &Topology) -> ModuleCost {
 
 /// Our count and XLA's.
 fn print_cost(ours: &ModuleCost, theirs: Option<&CostAnalysis>) {
-    let mut table =
-        Table::new(&[("cost", Column::Text), ("loops multiplied", Column::Number), ("XLA's own", Column::Number)]);
-    let said = |value: Option<String>| value.unwrap_or_else(|| "not said".to_owned());
     let time = ours.roofline.as_ref().map(|roofline| output::seconds(roofline.overlapped_seconds));
     // Some plugins say less than nothing, which is to say that they do not know.
     let their_time = theirs.and_then(CostAnalysis::optimal_seconds).filter(|&time| time > 0.0).map(output::seconds);
@@ -284,8 +263,9 @@ fn print_cost(ours: &ModuleCost, theirs: Option<&CostAnalysis>) {
         ),
         ("time at best", time.unwrap_or_else(|| "not known".to_owned()), their_time),
     ];
-    for (name, ours, theirs) in rows {
-        table.row(vec![name.to_owned(), ours, said(theirs)]);
-    }
-    table.print();
+    let table = Table::of(&rows)
+        .text("cost", |(name, ..)| *name)
+        .number("loops multiplied", |(_, ours, _)| ours)
+        .number("XLA's own", |(.., theirs)| theirs.as_deref().unwrap_or("not said"));
+    output::table(table, 0);
 }

@@ -9,12 +9,13 @@ use indexmap::IndexMap;
 use meshloom::partition::{CollectiveKind, Ledger, Memory};
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 use meshloom_hlo::analysis::Chip;
+use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
 use super::run::on_topology;
-use crate::output::{self, BAD, BOLD, Column, DIM, GOOD, Table, line, paint};
+use crate::output::{self, BOLD, DIM, line, paint};
 
 #[derive(Args)]
 pub struct Plan {
@@ -189,39 +190,22 @@ fn print_plans<'a>(
     plans: impl Iterator<Item = &'a Alternative>,
     there_is: Option<u64>,
 ) -> Result<()> {
-    let header = [
-        ("", Column::Text),
-        (title, Column::Text),
-        ("schedule", Column::Text),
-        ("repeats", Column::Number),
-        ("layers", Column::Number),
-        ("bubbles", Column::Number),
-        ("sent over", Column::Flexible),
-        ("peak", Column::Number),
-        ("", Column::Text),
-    ];
-    let mut table = Table::new(&header);
-    let mut any = false;
-    for it in plans {
-        any = true;
-        let row = row(it, there_is)?;
-        let Row { configured, schedule, repeats, layers_per_stage, weights, keep_gathered, peak, fits, .. } = row;
-        table.row(vec![
-            if configured { "*" } else { "" }.to_owned(),
-            format!("{weights}{}", if keep_gathered { ", kept" } else { "" }),
-            schedule.to_owned(),
-            repeats.to_string(),
-            layers_per_stage.to_string(),
-            format!("{:.1} %", 100.0 * row.counts.bubble_fraction),
-            sent(&row.traffic),
-            output::human_bytes(peak),
-            fits.map_or("", |fits| if fits { "fits" } else { "does not fit" }).to_owned(),
-        ]);
+    let rows: Vec<Row<'_>> = plans.map(|it| row(it, there_is)).collect::<Result<_>>()?;
+    if rows.is_empty() {
+        return Ok(());
     }
-    if any {
-        line("");
-        table.print();
-    }
+    let table = Table::of(&rows)
+        .text("", |row| if row.configured { "*" } else { "" })
+        .text(title, |row| format!("{}{}", row.weights, if row.keep_gathered { ", kept" } else { "" }))
+        .text("schedule", |row| row.schedule)
+        .number("repeats", |row| row.repeats)
+        .number("layers", |row| row.layers_per_stage)
+        .number("bubbles", |row| format!("{:.1} %", 100.0 * row.counts.bubble_fraction))
+        .flexible("sent over", |row| sent(&row.traffic))
+        .number("peak", |row| output::human_bytes(row.peak))
+        .text("", |row| row.fits.map_or("", |fits| if fits { "fits" } else { "does not fit" }));
+    line("");
+    output::table(table, 0);
     Ok(())
 }
 
@@ -239,16 +223,16 @@ fn print_memory(memory: &Memory, chip: Option<(&str, u64)>) {
     const SHOWN: usize = 6;
     let rows =
         [("arguments: state and batch", memory.arguments), ("temporaries", memory.temporaries), ("peak", memory.peak)];
-    line("");
-    let mut table = Table::new(&[("memory of a device", Column::Text), ("bytes", Column::Number)]);
-    rows.iter().for_each(|(name, bytes)| table.row(vec![(*name).to_owned(), output::bytes(*bytes)]));
+    let rows = rows.map(|(name, bytes)| (name.to_owned(), bytes)).into_iter();
     let largest = memory.live_at_peak.iter().take(SHOWN);
-    largest.for_each(|it| table.row(vec![format!("  at the peak: {}", it.name), output::bytes(it.bytes)]));
-    table.print();
+    let table = Table::of(rows.chain(largest.map(|it| (format!("  at the peak: {}", it.name), it.bytes))))
+        .text("memory of a device", |(name, _)| name.clone())
+        .number("bytes", |(_, bytes)| output::bytes(*bytes));
+    line("");
+    output::table(table, 0);
     if let Some((name, there_is)) = chip {
-        let part = 100.0 * memory.peak as f64 / there_is as f64;
-        let (style, verdict) = if memory.peak <= there_is { (GOOD, "fits") } else { (BAD, "does not fit") };
-        line(&paint(style, &format!("{verdict}: {part:.1} % of the {} of a {name}", output::bytes(there_is))));
+        let of = format!("the {} of a {name}", output::bytes(there_is));
+        line(&output::verdict(memory.peak, there_is, &of));
     }
 }
 

@@ -2,11 +2,12 @@
 
 use anstyle::{AnsiColor, Style};
 use anyhow::{Result, bail};
+use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
 use meshloom::pjrt::Topology;
 use meshloom::sharding::{self, ExplainedStep};
-use meshloom::transform::diloco::{Fragment, Schedule};
+use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_hlo::Stage;
 use meshloom_hlo::mesh::Mesh;
@@ -15,14 +16,16 @@ use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
 use super::{ahead, timeline};
+use crate::input::Run;
 use crate::output::{BOLD, DIM, line, paint};
-use crate::report::sharding_row::ShardingRow;
+use crate::report::shardings::ShardingRow;
+use crate::traffic::Diloco;
 
 const WARN: Style = AnsiColor::Yellow.on_default();
 
 /// A run config, and its program.
-pub struct Run {
-    pub config: RunConfig,
+struct Lowering {
+    config: RunConfig,
     lowered: Lowered,
 }
 
@@ -39,39 +42,54 @@ pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
     }
 }
 
-impl Run {
-    /// The config of a text with overrides, and its program at a stage.
-    pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Run, HloModuleProtoWithConfig)> {
-        let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
-        let lowered = config.at_stage(stage)?;
-        for warning in lowered.warnings() {
-            anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
-        }
-        let module = match stage {
-            Stage::Compiled => ahead::of_config(&config, &lowered)?,
-            _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()), config: None },
-        };
-        Ok((Run { config, lowered }, module))
+/// The config of a text with overrides, and its program at a stage.
+pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
+    let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
+    let lowered = config.at_stage(stage)?;
+    for warning in lowered.warnings() {
+        anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
+    }
+    let module = match stage {
+        Stage::Compiled => ahead::of_config(&config, &lowered)?,
+        _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()), config: None },
+    };
+    Ok((Box::new(Lowering { config, lowered }), module))
+}
+
+impl Run for Lowering {
+    fn config(&self) -> &RunConfig {
+        &self.config
     }
 
-    /// The mesh of the program: of one replica, if the program is.
-    pub fn mesh(&self) -> Option<&Mesh> {
+    fn mesh(&self) -> Option<&Mesh> {
         self.lowered.emitted_mesh()
     }
 
-    /// Train steps in one execution of the program.
-    pub fn steps_per_call(&self) -> u64 {
+    fn steps_per_call(&self) -> u64 {
         self.config.train.steps_per_call as u64
     }
 
-    /// When replicas sync, if the config has them do it now and then.
-    pub fn diloco(&self) -> Result<Option<Diloco>> {
+    fn diloco(&self) -> Result<Option<Diloco>> {
         let Some(options) = self.config.diloco_options() else { return Ok(None) };
-        Ok(Some(Diloco { schedule: options.schedule()?, transport: options.transport.name() }))
+        let schedule = options.schedule()?;
+        let name_of = |fragment| match fragment {
+            Fragment::Whole => "all".to_owned(),
+            Fragment::Part(number) => format!("fragment {number}"),
+        };
+        Ok(Some(Diloco {
+            period: schedule.period(),
+            steps_between_syncs: schedule.every(),
+            fragments: schedule.fragment_count(),
+            overlap_steps: schedule.overlap(),
+            transport: options.transport.name(),
+            after_step: Box::new(move |step| {
+                let event = schedule.after_step(step);
+                (event.sent.map(name_of), event.applied.map(name_of))
+            }),
+        }))
     }
 
-    /// Why the tensors of a name are sharded so.
-    pub fn explain(&self, tensor: &str) -> Result<Vec<Explanation>> {
+    fn explain(&self, tensor: &str) -> Result<Vec<Explanation>> {
         if self.lowered.mesh().is_none() {
             bail!(
                 "the config's mesh is one device: nothing is sharded; --set mesh.axes=data=2,fsdp=4 makes it several"
@@ -80,19 +98,16 @@ impl Run {
         Ok(self.lowered.explain(tensor, usize::MAX)?.into_iter().map(Explanation).collect())
     }
 
-    /// meshloom's own graph, as text.
-    pub fn graph_text(&self) -> String {
+    fn graph_text(&self) -> String {
         self.lowered.emitted().to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() })
     }
 
-    /// Values that our partitioner had to gather for an op, each as a sentence.
-    pub fn gathered_for_ops(&self) -> Vec<String> {
+    fn gathered_for_ops(&self) -> Vec<String> {
         let partitioned = self.lowered.partitioned().into_iter();
         partitioned.flat_map(|it| &it.fallbacks).map(ToString::to_string).collect()
     }
 
-    /// How values are sharded by the rules; none if XLA is to decide, or there is one device.
-    pub fn shardings(&self) -> Option<Vec<ShardingRow>> {
+    fn shardings(&self) -> Option<Vec<ShardingRow>> {
         let table = &self.lowered.sharded()?.table;
         let row = |row: &sharding::ShardingRow| ShardingRow {
             value: row.name(),
@@ -109,52 +124,8 @@ impl Run {
         Some(table.rows.iter().map(row).collect())
     }
 
-    /// The schedule of the config's pipeline, as a section of the report's page.
-    pub fn pipeline_section(&self) -> Result<Option<String>> {
+    fn pipeline_section(&self) -> Result<Option<Markup>> {
         Ok(self.config.pipeline_options()?.map(|options| timeline::render(&Timeline::of(&options))))
-    }
-}
-
-/// When replicas send what they learned, and how.
-pub struct Diloco {
-    schedule: Schedule,
-    transport: &'static str,
-}
-
-impl Diloco {
-    /// Steps until all repeats.
-    pub fn period(&self) -> usize {
-        self.schedule.period()
-    }
-
-    /// Steps from one sync, of whatever fragment, to the next.
-    pub fn steps_between_syncs(&self) -> usize {
-        self.schedule.every()
-    }
-
-    /// In how many parts parameters are sent.
-    pub fn fragments(&self) -> usize {
-        self.schedule.fragment_count()
-    }
-
-    /// Steps from sending to use.
-    pub fn overlap_steps(&self) -> usize {
-        self.schedule.overlap()
-    }
-
-    /// In which form values are sent.
-    pub fn transport(&self) -> &'static str {
-        self.transport
-    }
-
-    /// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
-    pub fn after_step(&self, step: usize) -> (Option<String>, Option<String>) {
-        let name_of = |fragment| match fragment {
-            Fragment::Whole => "all".to_owned(),
-            Fragment::Part(number) => format!("fragment {number}"),
-        };
-        let event = self.schedule.after_step(step);
-        (event.sent.map(name_of), event.applied.map(name_of))
     }
 }
 

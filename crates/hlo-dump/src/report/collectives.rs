@@ -1,75 +1,68 @@
 //! What moves: bars by mesh axes and kind, and a table of every collective.
 
-use std::fmt::Write;
+use std::cmp::Reverse;
 
 use indexmap::IndexMap;
+use maud::{Markup, html};
+use meshloom_hlo::Amount;
+use meshloom_hlo::analysis::ModuleCollective;
 
-use super::html::{Cell, escape, section, table};
-use super::{MOST_ROWS, Report};
-use crate::output::{human_bytes, thousands};
+use super::html::{Cell, section, table};
+use super::{Report, axes_text};
+use crate::output::{amount, human_bytes, thousands, times};
 
-/// One collective.
-#[derive(Clone, Debug, Default)]
-pub struct CollectiveRow {
-    /// What it does.
-    pub kind: String,
-    /// The mesh axes, joined by `,`; or what else is known of its devices.
-    pub axes: String,
-    /// Bytes of its operands on one device, in one execution.
-    pub bytes: Option<u64>,
-    /// How often it runs, in words.
-    pub executions: String,
-    /// The same as a number: its bound, 1 where nothing is known.
-    pub execution_count: u64,
+/// A collective, with what bars and table both need.
+struct Row<'a> {
+    entry: &'a ModuleCollective,
+    kind: String,
+    axes: String,
     /// Bytes that one device sends in all executions; `None` where that is not known.
-    pub total: Option<u64>,
-    /// Whether it is in two halves.
-    pub asynchronous: bool,
-    /// Name of the instruction.
-    pub name: String,
-    /// Scope and op.
-    pub op_name: String,
-    /// The source line.
-    pub source: String,
+    total: Option<u64>,
+    /// The bound of its executions, 1 where nothing is known.
+    executions: u64,
 }
 
-pub fn render(report: &Report) -> String {
-    let mut rows: Vec<&CollectiveRow> = report.collectives.iter().collect();
-    rows.sort_by_key(|row| std::cmp::Reverse(row.total));
-    let body = if rows.is_empty() {
-        "<p class=\"empty\">This program has no collective: its devices do not communicate.</p>".to_owned()
-    } else {
-        let largest = largest(&rows);
-        let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(|row| cells(report, row, largest)).collect();
-        let columns = ["kind", "axes", "operands", "runs", "sent in all", "instruction", "scope", "source"];
-        bars(report, &rows) + &table("collective-rows", &columns, &cells, rows.len())
+impl Row<'_> {
+    fn of(entry: &ModuleCollective) -> Row<'_> {
+        Row {
+            entry,
+            kind: format!("{}{}", entry.kind.name(), entry.shift.map_or(String::new(), |shift| format!(" {shift:+}"))),
+            axes: axes_text(entry),
+            total: entry.total_moved_bytes().bound(),
+            executions: entry.executions.bound().unwrap_or(1),
+        }
+    }
+}
+
+pub fn render(report: &Report) -> Markup {
+    let mut rows: Vec<Row<'_>> = report.collectives.entries.iter().map(Row::of).collect();
+    rows.sort_by_key(|row| Reverse(row.total));
+    let largest = rows.iter().filter_map(|row| row.total).max().unwrap_or(0).max(1) as f64;
+    let columns = ["kind", "axes", "operands", "runs", "sent in all", "instruction", "scope", "source"];
+    let body = html! {
+        @if rows.is_empty() {
+            p.empty { "This program has no collective: its devices do not communicate." }
+        } @else {
+            (bars(report, &rows))
+            (table("collective-rows", columns, &rows, |row| {
+                let Row { entry, kind, axes, total, executions } = row;
+                let share = total.unwrap_or(0) as f64 / largest;
+                [
+                    Cell::text(if entry.asynchronous { format!("{kind} (async)") } else { kind.clone() }),
+                    Cell::text(axes),
+                    Cell::bytes(entry.bytes),
+                    Cell::number(*executions as f64, amount(entry.executions)),
+                    Cell::bytes(*total).with_bar(share, report.axes_color(axes)),
+                    Cell::code(&entry.name),
+                    Cell::code(&entry.op_name),
+                    Cell::code(entry.source.clone().unwrap_or_default()),
+                ]
+            }))
+        }
     };
-    let lead = "Bytes that one device sends in one step, along a ring; loops multiplied. An asynchronous collective (start and \
-                done) is one.";
-    section("collectives", "What moves", lead, &body)
-}
-
-fn largest(rows: &[&CollectiveRow]) -> u64 {
-    rows.iter().filter_map(|row| row.total).max().unwrap_or(0)
-}
-
-fn cells(report: &Report, row: &CollectiveRow, largest: u64) -> Vec<Cell> {
-    let bytes = |bytes: Option<u64>| match bytes {
-        Some(bytes) => Cell::number(bytes as f64, human_bytes(bytes)),
-        None => Cell::number(-1.0, "?"),
-    };
-    let share = row.total.unwrap_or(0) as f64 / largest.max(1) as f64;
-    let kind = if row.asynchronous { format!("{} (async)", row.kind) } else { row.kind.clone() };
-    vec![
-        Cell::text(kind),
-        Cell::text(&row.axes),
-        bytes(row.bytes),
-        Cell::number(row.execution_count as f64, &row.executions),
-        bytes(row.total).with_bar(share, &report.axes_color(&row.axes)),
-        Cell::code(&row.name),
-        Cell::code(&row.op_name),
-        Cell::code(&row.source),
-    ]
+    let lead = "Bytes that one device sends in one step, along a ring; loops multiplied. An asynchronous collective \
+                (start and done) is one.";
+    section("collectives", "What moves", lead, body)
 }
 
 /// Collectives that are alike in axes and kind.
@@ -82,52 +75,48 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, row: &CollectiveRow) {
+    fn add(&mut self, row: &Row<'_>) {
         self.total = self.total.saturating_add(row.total.unwrap_or(0));
         self.instructions += 1;
-        self.executions = self.executions.saturating_add(row.execution_count);
+        self.executions = self.executions.saturating_add(row.executions);
         self.unknown |= row.total.is_none();
     }
 }
 
 /// For each combination of axes a bar, and under it those of the kinds.
-fn bars(report: &Report, rows: &[&CollectiveRow]) -> String {
+fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
     let mut by_axes: IndexMap<&str, (Sum, IndexMap<&str, Sum>)> = IndexMap::new();
     for row in rows {
         let (sum, kinds) = by_axes.entry(&row.axes).or_default();
         sum.add(row);
         kinds.entry(&row.kind).or_default().add(row);
     }
-    by_axes.sort_by(|_, a, _, b| b.0.total.cmp(&a.0.total));
-    let all: u64 = by_axes.values().map(|(sum, _)| sum.total).fold(0, u64::saturating_add);
-    let mut text = String::from("<div class=\"bars\">");
-    for (axes, (sum, kinds)) in by_axes.iter_mut().map(|(axes, sums)| (*axes, sums)) {
-        let color = report.axes_color(axes);
-        let name = if axes.is_empty() { "no axis" } else { axes };
-        bar(&mut text, "axes", name, sum, all, &color);
-        kinds.sort_by(|_, a, _, b| b.total.cmp(&a.total));
-        kinds.iter().for_each(|(kind, sum)| bar(&mut text, "kind", kind, sum, all, &color));
-    }
-    text.push_str("</div>\n");
-    text
-}
-
-fn bar(text: &mut String, class: &str, name: &str, sum: &Sum, all: u64, color: &str) {
-    let share = 100.0 * sum.total as f64 / all.max(1) as f64;
-    let more = if sum.unknown { " or more" } else { "" };
-    let runs = if sum.executions == 1 { "once".to_owned() } else { format!("{} times", thousands(sum.executions)) };
-    let detail = match class {
-        "axes" => format!("{share:.1} %"),
-        _ => format!("{} in the program, run {runs}", thousands(sum.instructions as u64)),
+    by_axes.sort_by_key(|_, (sum, _)| Reverse(sum.total));
+    by_axes.values_mut().for_each(|(_, kinds)| kinds.sort_by_key(|_, sum| Reverse(sum.total)));
+    let all = by_axes.values().map(|(sum, _)| sum.total).fold(0, u64::saturating_add);
+    let share = |sum: &Sum| 100.0 * sum.total as f64 / all.max(1) as f64;
+    let bar = |name: &str, sum: &Sum, color: &str, detail: &str| {
+        html! {
+            span.name { (name) }
+            span.track { i style=(format!("width:{:.2}%;background:{color}", share(sum))) {} }
+            span.value title={ (thousands(sum.total)) " bytes" } {
+                (human_bytes(sum.total)) @if sum.unknown { " or more" }
+            }
+            span.detail { (detail) }
+        }
     };
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        text,
-        "<div class=\"row {class}\"><span class=\"name\">{}</span><span class=\"track\"><i style=\"width:{share:.2}%;background:{color}\"></i>\
-         </span><span class=\"value\" title=\"{} bytes\">{}{more}</span><span class=\"detail\">{}</span></div>",
-        escape(name),
-        thousands(sum.total),
-        human_bytes(sum.total),
-        escape(&detail),
-    );
+    html! {
+        div.bars {
+            @for (axes, (sum, kinds)) in &by_axes {
+                @let color = report.axes_color(axes);
+                @let name = if axes.is_empty() { "no axis" } else { axes };
+                div.row.axes { (bar(name, sum, &color, &format!("{:.1} %", share(sum)))) }
+                @for (kind, sum) in kinds {
+                    @let instructions = thousands(sum.instructions as u64);
+                    @let runs = times(Amount::Exactly(sum.executions));
+                    div.row.kind { (bar(kind, sum, &color, &format!("{instructions} in the program, run {runs}"))) }
+                }
+            }
+        }
+    }
 }

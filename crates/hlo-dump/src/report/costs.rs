@@ -1,118 +1,76 @@
 //! What the program costs, by scope: a treemap of where the time goes, and a table.
 
-use std::fmt::Write;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::cost::{Bound, ScopeCost};
 
-use super::html::{Cell, escape, fitting, section, table};
-use super::{MOST_ROWS, Report};
-use crate::output::{human_bytes, human_count, seconds};
+use super::chart::{Area, WIDTH, at, drawing, fitting, text};
+use super::html::{Cell, legend, section, table};
+use super::{Report, bound_color};
+use crate::output::{human_bytes, human_count, or_no_scope, seconds};
 
-/// What a scope is limited by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Limit {
-    Compute,
-    Memory,
-    Link,
-    /// No chip is given whose rates are known.
-    #[default]
-    Unknown,
-}
-
-impl Limit {
-    pub fn name(self) -> &'static str {
-        match self {
-            Limit::Compute => "compute",
-            Limit::Memory => "memory",
-            Limit::Link => "link",
-            Limit::Unknown => "",
-        }
-    }
-}
-
-/// The cost of the instructions of a scope, without those of scopes in it, in all executions.
-#[derive(Clone, Debug, Default)]
-pub struct CostRow {
-    /// Names of nested scopes, joined by `/`.
-    pub scope: String,
-    pub flops: f64,
-    /// Bytes read and written.
-    pub memory_bytes: u64,
-    /// Bytes sent to other devices.
-    pub link_bytes: u64,
-    /// One instruction after the other, at the chip's peak rates.
-    pub seconds: Option<f64>,
-    pub limit: Limit,
-}
-
-const WIDTH: f64 = 1120.0;
 const HEIGHT: f64 = 300.0;
 /// Smaller ones are one tile together.
 const MOST_TILES: usize = 60;
 
-pub fn render(report: &Report) -> String {
-    if report.costs.is_empty() {
-        return String::new();
+/// What decides how large a tile is: time, or operations where no chip is known.
+struct Weights {
+    timed: bool,
+    all: f64,
+}
+
+impl Weights {
+    fn of(&self, row: &ScopeCost) -> f64 {
+        if self.timed { row.seconds.map_or(0.0, |seconds| seconds.serial) } else { row.total.flops as f64 }
     }
-    let timed = report.costs.iter().any(|row| row.seconds.is_some());
-    let weight = |row: &CostRow| if timed { row.seconds.unwrap_or(0.0) } else { row.flops };
-    let mut rows: Vec<&CostRow> = report.costs.iter().collect();
-    rows.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
-    let all: f64 = rows.iter().map(|row| weight(row)).sum();
-    let prefix = common_scopes(&rows);
-    let tiles: Vec<(&CostRow, f64)> = rows.iter().map(|row| (*row, weight(row))).collect();
-    let mut body = if all > 0.0 { treemap(&tiles, all, prefix, timed) } else { String::new() };
-    let cells = |row: &&CostRow| {
-        let intensity = row.flops / row.memory_bytes.max(1) as f64;
-        let share = weight(row) / if all > 0.0 { all } else { 1.0 };
-        let time = row.seconds.map_or(Cell::number(-1.0, ""), |time| Cell::number(time, seconds(time)));
-        vec![
-            Cell::code(if row.scope.is_empty() { "(no scope)" } else { &row.scope }),
-            time,
-            Cell::number(share, format!("{:.1} %", share * 100.0)).with_bar(share, limit_color(row.limit)),
-            Cell::text(row.limit.name()),
-            Cell::number(row.flops, human_count(row.flops)),
-            Cell::number(row.memory_bytes as f64, human_bytes(row.memory_bytes)),
-            Cell::number(intensity, format!("{intensity:.2}")),
-            Cell::number(row.link_bytes as f64, human_bytes(row.link_bytes)),
-        ]
-    };
-    let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
+}
+
+pub fn render(report: &Report) -> Option<Markup> {
+    let mut rows: Vec<&ScopeCost> = report.cost.scopes.iter().collect();
+    let mut weights = Weights { timed: rows.iter().any(|row| row.seconds.is_some()), all: 0.0 };
+    rows.sort_by(|a, b| weights.of(b).total_cmp(&weights.of(a)));
+    weights.all = rows.iter().map(|row| weights.of(row)).sum();
     let columns = ["scope", "time", "share", "limited by", "operations", "memory traffic", "ops per byte", "sent"];
-    body.push_str(&table("cost-rows", &columns, &cells, rows.len()));
-    let lead = if timed {
+    let table = table("cost-rows", columns, &rows, |row| {
+        let ScopeCost { scope, total, seconds: time } = row;
+        let bound = time.map(|time| time.bound());
+        let intensity = total.flops as f64 / total.bytes().max(1) as f64;
+        let share = weights.of(row) / if weights.all > 0.0 { weights.all } else { 1.0 };
+        [
+            Cell::code(or_no_scope(scope)),
+            time.map_or(Cell::number(-1.0, ""), |time| Cell::number(time.serial, seconds(time.serial))),
+            Cell::number(share, format!("{:.1} %", share * 100.0)).with_bar(share, bound_color(bound)),
+            Cell::text(bound.map_or(String::new(), |bound| bound.to_string())),
+            Cell::number(total.flops as f64, human_count(total.flops as f64)),
+            Cell::number(total.bytes() as f64, human_bytes(total.bytes())),
+            Cell::number(intensity, format!("{intensity:.2}")),
+            Cell::number(total.link_bytes as f64, human_bytes(total.link_bytes)),
+        ]
+    });
+    let lead = if weights.timed {
         "Where the time goes if every instruction runs alone at the chip's peak rates. A tile is a scope; its color, what limits it."
     } else {
         "Where the operations are. A tile is a scope. Times need a chip whose rates are known."
     };
-    section("cost", "Cost by scope", lead, &body)
+    let key = [Bound::Compute, Bound::Memory, Bound::Link].map(|it| (bound_color(Some(it)), format!("{it} bound")));
+    let body = html! {
+        @if weights.all > 0.0 {
+            @if weights.timed { (legend(key)) }
+            (treemap(&rows, &weights))
+        }
+        (table)
+    };
+    (!rows.is_empty()).then(|| section("cost", "Cost by scope", lead, body))
 }
 
-fn limit_color(limit: Limit) -> &'static str {
-    match limit {
-        Limit::Compute => "var(--compute)",
-        Limit::Memory => "var(--memory)",
-        Limit::Link => "var(--link-bound)",
-        Limit::Unknown => "var(--bar)",
-    }
-}
-
-/// The scopes that all rows begin with, with the last slash.
-fn common_scopes<'a>(rows: &[&'a CostRow]) -> &'a str {
-    let mut scopes = rows.iter().map(|row| row.scope.as_str()).filter(|scope| !scope.is_empty());
+/// The scopes that all begin with, with the last slash.
+fn common_scopes<'a>(scopes: impl IntoIterator<Item = &'a str>) -> &'a str {
+    let mut scopes = scopes.into_iter().filter(|scope| !scope.is_empty());
     let Some(first) = scopes.next() else { return "" };
     let mut length = first.len();
     for scope in scopes {
         length = first.bytes().zip(scope.bytes()).take(length).take_while(|(a, b)| a == b).count();
     }
     first.get(..length).and_then(|text| text.rfind('/')).map_or("", |at| &first[..=at])
-}
-
-/// A place in the drawing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Area {
-    x: f64,
-    y: f64,
-    width: f64,
-    height: f64,
 }
 
 /// Areas in proportion to weights, largest first, as square as they can be (Bruls, Huizing and van Wijk, "Squarified
@@ -154,60 +112,46 @@ fn squarified(weights: &[f64], whole: Area) -> Vec<Area> {
     areas
 }
 
-fn treemap(rows: &[(&CostRow, f64)], all: f64, prefix: &str, timed: bool) -> String {
-    // What cannot be seen is left to the table.
-    let shown: Vec<_> = rows.iter().take(MOST_TILES).filter(|(_, weight)| weight / all > 0.0005).collect();
-    let mut weights: Vec<f64> = shown.iter().map(|(_, weight)| *weight).collect();
-    let others = all - weights.iter().sum::<f64>();
-    if others / all > 0.0005 {
-        weights.push(others);
+fn treemap(rows: &[&ScopeCost], weights: &Weights) -> Markup {
+    /// A smaller share cannot be seen, and is left to the table.
+    const LEAST: f64 = 0.0005;
+    let prefix = common_scopes(rows.iter().map(|row| row.scope.as_str()));
+    let tiles = rows.iter().take(MOST_TILES).map(|row| (Some(*row), weights.of(row)));
+    let mut tiles: Vec<(Option<&ScopeCost>, f64)> = tiles.filter(|(_, size)| size / weights.all > LEAST).collect();
+    let others = weights.all - tiles.iter().map(|(_, size)| size).sum::<f64>();
+    if others / weights.all > LEAST {
+        tiles.push((None, others));
     }
-    let areas = squarified(&weights, Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT });
-    let mut svg = format!(
-        "<svg class=\"chart\" id=\"treemap\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"cost by scope\">\n"
-    );
-    for (index, area) in areas.iter().enumerate() {
-        let row = shown.get(index).map(|(row, _)| *row);
-        let name = row.map_or("all others", |row| row.scope.strip_prefix(prefix).unwrap_or(&row.scope));
-        let amount = if timed { seconds(weights[index]) } else { human_count(weights[index]) };
-        let amount = format!("{amount}, {:.1} %", 100.0 * weights[index] / all);
-        let color = limit_color(row.map_or(Limit::Unknown, |row| row.limit));
-        tile(&mut svg, area, if name.is_empty() { "(no scope)" } else { name }, &amount, color);
-    }
-    svg.push_str("</svg>\n");
-    let key = [Limit::Compute, Limit::Memory, Limit::Link]
-        .map(|limit| format!("<li><i style=\"background:{}\"></i>{} bound</li>", limit_color(limit), limit.name()));
-    let key = if timed { format!("<ul class=\"legend\">{}</ul>\n", key.concat()) } else { String::new() };
-    key + &svg
+    let sizes: Vec<f64> = tiles.iter().map(|(_, size)| *size).collect();
+    let areas = squarified(&sizes, Area { x: 0.0, y: 0.0, width: WIDTH, height: HEIGHT });
+    let content = html! {
+        @for ((row, size), area) in tiles.iter().zip(areas) {
+            @let name = row.map_or("all others", |row| row.scope.strip_prefix(prefix).unwrap_or(&row.scope));
+            @let amount = if weights.timed { seconds(*size) } else { human_count(*size) };
+            @let color = bound_color(row.and_then(|row| row.seconds).map(|seconds| seconds.bound()));
+            (tile(area, or_no_scope(name), &amount, 100.0 * size / weights.all, &color))
+        }
+    };
+    drawing("", Some("treemap"), HEIGHT, "cost by scope", content)
 }
 
-fn tile(svg: &mut String, area: &Area, name: &str, amount: &str, color: &str) {
-    let Area { x, y, width, height } = *area;
-    // Writing to a string does not fail.
-    let _ = write!(
-        svg,
-        "<g class=\"tile\"><title>{}\n{amount}</title><rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"3\" \
-         style=\"fill:{color}\"/>",
-        escape(name),
-        x + 1.0,
-        y + 1.0,
-        (width - 2.0).max(0.0),
-        (height - 2.0).max(0.0)
-    );
+fn tile(area: Area, name: &str, amount: &str, percent: f64, color: &str) -> Markup {
     /// Width of a letter.
     const LETTER: f64 = 7.3;
-    let letters = ((width - 16.0) / LETTER).max(0.0) as usize;
-    if letters >= 6 && height > 22.0 {
-        let text = fitting(name, letters);
-        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 8.0, y + 18.0, escape(&text));
-        if height > 40.0 {
-            // The time, and the share of it where there is room.
-            let short = amount.split_once(',').map_or(amount, |(amount, _)| amount);
-            let amount = if amount.chars().count() <= letters + 2 { amount } else { short };
-            let _ = write!(svg, "<text class=\"amount\" x=\"{:.1}\" y=\"{:.1}\">{amount}</text>", x + 8.0, y + 34.0);
+    let letters = ((area.width - 16.0) / LETTER).max(0.0) as usize;
+    let whole = format!("{amount}, {percent:.1} %");
+    // The share stands where there is room.
+    let shown = if whole.chars().count() <= letters + 2 { &whole } else { amount };
+    html! {
+        g.tile {
+            title { (name) "\n" (whole) }
+            (area.inset().rectangle(None, 3, Some(format!("fill:{color}"))))
+            @if letters >= 6 && area.height > 22.0 {
+                text x=(at(area.x + 8.0)) y=(at(area.y + 18.0)) { (fitting(name, letters)) }
+                @if area.height > 40.0 { (text("amount", (area.x + 8.0, area.y + 34.0), shown)) }
+            }
         }
     }
-    svg.push_str("</g>\n");
 }
 
 #[cfg(test)]
@@ -232,11 +176,8 @@ mod tests {
 
     #[test]
     fn scopes_in_common() {
-        let row = |scope: &str| CostRow { scope: scope.to_owned(), ..CostRow::default() };
-        let check = |scopes: &[&str], expected: &str| {
-            let rows: Vec<CostRow> = scopes.iter().map(|scope| row(scope)).collect();
-            assert_eq!(common_scopes(&rows.iter().collect::<Vec<_>>()), expected);
-        };
+        let check =
+            |scopes: &[&'static str], expected: &str| assert_eq!(common_scopes(scopes.iter().copied()), expected);
         check(&["a/b/c", "a/b/d", ""], "a/b/");
         check(&["a/bc", "a/bd"], "a/");
         check(&["é/x", "è/x"], "");

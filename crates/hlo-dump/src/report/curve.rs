@@ -1,48 +1,14 @@
 //! What fills memory: the bytes that are live along the schedule, and the buffers at the peak.
 
-use std::fmt::Write;
-
+use maud::{Markup, html};
+use meshloom_hlo::analysis::{BufferKind, LiveBuffer, ModuleMemory};
 use serde::Serialize;
 
-use super::html::{Cell, escape, json, section, shortened, table, ticks};
-use super::{MOST_ROWS, Report};
+use super::Report;
+use super::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
+use super::html::{Cell, json, section, table};
 use crate::output::{human_bytes, thousands};
 
-/// A buffer that is live at the peak.
-#[derive(Clone, Debug, Default)]
-pub struct LiveBuffer {
-    /// Path of an argument, or name of the instruction.
-    pub name: String,
-    /// Argument, output, temporary.
-    pub kind: String,
-    pub bytes: u64,
-    /// Type and dimensions.
-    pub shape: String,
-    /// The source line, or the scope.
-    pub source: String,
-}
-
-/// Bytes that are live along the schedule.
-#[derive(Clone, Debug, Default)]
-pub struct Curve {
-    /// Live bytes at each step of the schedule, or the most in several steps: arguments and outputs included.
-    pub live: Vec<u64>,
-    /// Instructions of the schedule.
-    pub steps: u64,
-    /// What runs at each position; or nothing, where that is not known.
-    pub names: Vec<String>,
-    /// Bytes that are live all along: arguments, and outputs in their own buffers.
-    pub resident: u64,
-    pub peak: u64,
-    /// Where the peak is.
-    pub peak_position: usize,
-    /// Bytes of the chip's memory, and its name.
-    pub limit: Option<(u64, String)>,
-    /// Those at the peak, largest first.
-    pub buffers: Vec<LiveBuffer>,
-}
-
-const WIDTH: f64 = 1120.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 78.0;
 const TOP: f64 = 26.0;
@@ -50,26 +16,25 @@ const BOTTOM: f64 = 28.0;
 /// No screen shows more points.
 const MOST_POINTS: usize = 1100;
 
-pub fn render(report: &Report) -> String {
-    let Some(curve) = report.memory.as_ref().filter(|curve| !curve.live.is_empty()) else { return String::new() };
-    let mut body = drawing(curve);
-    let largest = curve.buffers.iter().map(|buffer| buffer.bytes).max().unwrap_or(0).max(1) as f64;
-    let cells = |buffer: &LiveBuffer| {
-        let share = buffer.bytes as f64 / largest;
-        vec![
-            Cell::code(&buffer.name),
-            Cell::text(&buffer.kind),
-            Cell::number(buffer.bytes as f64, human_bytes(buffer.bytes)).with_bar(share, "var(--bar)"),
+pub fn render(report: &Report) -> Option<Markup> {
+    let memory = report.memory.as_ref().ok().filter(|memory| !memory.curve.is_empty())?;
+    let largest = memory.live_at_peak.iter().map(|buffer| buffer.bytes).max().unwrap_or(0).max(1) as f64;
+    let columns = ["buffer", "kind", "bytes", "shape", "source"];
+    let rows = table("live-rows", columns, &memory.live_at_peak, |buffer: &LiveBuffer| {
+        let LiveBuffer { name, kind, bytes, shape, op_name, source, .. } = buffer;
+        let is_path = *kind == BufferKind::Argument && !op_name.is_empty();
+        [
+            Cell::code(if is_path { op_name } else { name }),
+            Cell::text(kind.name()),
+            Cell::bytes(Some(*bytes)).with_bar(*bytes as f64 / largest, "var(--bar)"),
             // Tuples may be of hundreds of parts.
-            Cell::code(shortened(&buffer.shape, 48)),
-            Cell::code(&buffer.source),
+            Cell::code(shortened(shape, 48)),
+            Cell::code(source.as_ref().unwrap_or(op_name)),
         ]
-    };
-    let cells: Vec<Vec<Cell>> = curve.buffers.iter().take(MOST_ROWS).map(cells).collect();
-    let _ = writeln!(body, "<h3>Live at the peak: {}</h3>", human_bytes(curve.peak));
-    body.push_str(&table("live-rows", &["buffer", "kind", "bytes", "shape", "source"], &cells, curve.buffers.len()));
+    });
+    let body = html! { (curve(report, memory)) h3 { "Live at the peak: " (human_bytes(memory.peak)) } (rows) };
     let lead = "What one device holds along the schedule: arguments and outputs below, temporaries above them.";
-    section("memory", "Memory", lead, &body)
+    Some(section("memory", "Memory", lead, body))
 }
 
 /// A point of the drawing, for the script that reads it off.
@@ -81,112 +46,73 @@ struct Point<'a> {
     name: &'a str,
 }
 
+/// The first of the points with most bytes, by number.
+fn most(live: &[u64]) -> usize {
+    (0..live.len()).max_by_key(|&at| (live[at], std::cmp::Reverse(at))).unwrap_or(0)
+}
+
 /// Of each run of positions that share a pixel, the one with most.
-fn points(curve: &Curve) -> Vec<usize> {
-    let chunk = curve.live.len().div_ceil(MOST_POINTS).max(1);
-    let most = |(index, chunk_of): (usize, &[u64])| {
-        let at = (0..chunk_of.len()).max_by_key(|&at| (chunk_of[at], std::cmp::Reverse(at))).unwrap_or(0);
-        index * chunk + at
-    };
-    curve.live.chunks(chunk).enumerate().map(most).collect()
+fn points(live: &[u64]) -> Vec<usize> {
+    let chunk = live.len().div_ceil(MOST_POINTS).max(1);
+    live.chunks(chunk).enumerate().map(|(index, part)| index * chunk + most(part)).collect()
 }
 
-fn drawing(curve: &Curve) -> String {
-    let most = curve.peak.max(curve.live.iter().copied().max().unwrap_or(0)).max(1) as f64;
+fn curve(report: &Report, memory: &ModuleMemory) -> Markup {
+    let live: Vec<u64> = memory.curve.iter().map(|point| point.bytes).collect();
+    let peak_at = most(&live);
+    let resident = memory.arguments.saturating_add(memory.outputs).saturating_sub(memory.aliased);
+    let largest = memory.peak.max(live[peak_at]).max(1) as f64;
     // A limit far above the curve would flatten it; then it is only said.
-    let limit = curve.limit.as_ref().filter(|(bytes, _)| (*bytes as f64) < most * 2.5);
-    let top = most.max(limit.map_or(0.0, |(bytes, _)| *bytes as f64)) * 1.06;
-    let x = |at: usize| LEFT + (WIDTH - LEFT) * at as f64 / (curve.live.len().max(2) - 1) as f64;
-    let y = |bytes: f64| TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - bytes / top);
-    let mut svg = format!(
-        "<svg class=\"chart\" id=\"memory-curve\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
-         aria-label=\"live bytes along the schedule\">\n"
-    );
-    // Writing to a string does not fail.
-    for tick in ticks(top, 5, true) {
-        let (at, label) = (y(tick), human_bytes(tick as u64));
-        let _ = writeln!(
-            svg,
-            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"tick end\" x=\"{}\" \
-             y=\"{:.1}\">{label}</text>",
-            LEFT - 8.0,
-            at + 4.0
-        );
-    }
-    let chosen = points(curve);
-    let mut line = String::new();
-    let mut last = None;
-    for &at in &chosen {
-        let (x, y) = (x(at), y(curve.live[at] as f64));
-        // A buffer is there from one instruction to another: steps, not slopes.
-        match last {
-            None => _ = write!(line, "M{x:.1},{y:.1}"),
-            Some(_) => _ = write!(line, "H{x:.1}V{y:.1}"),
+    let limit = report.chip.device_memory().filter(|&bytes| (bytes as f64) < largest * 2.5);
+    let top = largest.max(limit.unwrap_or(0) as f64) * 1.06;
+    let x = |index: usize| LEFT + (WIDTH - LEFT) * index as f64 / (live.len().max(2) - 1) as f64;
+    let y = |bytes: u64| TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - bytes as f64 / top);
+    let point = |&index: &usize| Point {
+        x: at(x(index)),
+        y: at(y(live[index])),
+        bytes: human_bytes(live[index]),
+        name: &memory.curve[index].instruction,
+    };
+    let points: Vec<Point<'_>> = points(&live).iter().map(point).collect();
+    // A buffer is there from one instruction to another: steps, not slopes.
+    let steps: String = points.iter().skip(1).map(|point| format!("H{}V{}", point.x, point.y)).collect();
+    let line = format!("M{},{}{steps}", points[0].x, points[0].y);
+    let below = Area { x: LEFT, y: y(resident), width: WIDTH - LEFT, height: y(0) - y(resident) };
+    let content = html! {
+        @for tick in byte_ticks(top, 5).into_iter().map(|tick| tick as u64) {
+            (rule("grid", (LEFT, y(tick)), (WIDTH, y(tick))))
+            (text("tick end", (LEFT - 8.0, y(tick) + 4.0), human_bytes(tick)))
         }
-        last = Some(x);
+        path class="area" d={ (line) "V" (at(y(0))) "H" (LEFT) "Z" } {}
+        (below.rectangle(Some("resident"), 0, None))
+        path class="line" d=(line) {}
+        @if below.height > 18.0 {
+            @let label = format!("arguments and outputs {}", human_bytes(resident));
+            (text("inside", (LEFT + 10.0, below.y + below.height / 2.0 + 4.0), label))
+        }
+        @if let Some(bytes) = limit {
+            @let label = format!("memory of {}: {}", report.chip.name, human_bytes(bytes));
+            (rule("limit", (LEFT, y(bytes)), (WIDTH, y(bytes))))
+            (text("limit", (LEFT + 10.0, y(bytes) - 5.0), label))
+        }
+        (peak_mark(memory, &memory.curve[peak_at].instruction, x(peak_at), y(memory.peak)))
+        @let steps = memory.curve.last().map_or(0, |point| point.position);
+        (text("tick", (LEFT, HEIGHT - 8.0), format!("first of {} instructions", thousands(steps))))
+        (text("tick end", (WIDTH, HEIGHT - 8.0), "last"))
+        g id="memory-cursor" {}
+    };
+    html! {
+        (drawing("", Some("memory-curve"), HEIGHT, "live bytes along the schedule", content))
+        (json("memory-data", &points))
     }
-    let (zero, resident) = (y(0.0), y(curve.resident as f64));
-    let _ = writeln!(svg, "<path class=\"area\" d=\"{line}V{zero:.1}H{LEFT}Z\"/>");
-    let _ = writeln!(
-        svg,
-        "<rect class=\"resident\" x=\"{LEFT}\" y=\"{resident:.1}\" width=\"{}\" height=\"{:.1}\"/>",
-        WIDTH - LEFT,
-        zero - resident
-    );
-    let _ = writeln!(svg, "<path class=\"line\" d=\"{line}\"/>");
-    if zero - resident > 18.0 {
-        let _ = writeln!(
-            svg,
-            "<text class=\"inside\" x=\"{}\" y=\"{:.1}\">arguments and outputs {}</text>",
-            LEFT + 10.0,
-            (zero + resident) / 2.0 + 4.0,
-            human_bytes(curve.resident)
-        );
-    }
-    if let Some((bytes, name)) = limit {
-        let at = y(*bytes as f64);
-        let _ = writeln!(
-            svg,
-            "<line class=\"limit\" x1=\"{LEFT}\" x2=\"{WIDTH}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"limit\" x=\"{}\" y=\"{:.1}\">\
-             memory of {}: {}</text>",
-            LEFT + 10.0,
-            at - 5.0,
-            escape(name),
-            human_bytes(*bytes)
-        );
-    }
-    svg.push_str(&peak_mark(curve, x(curve.peak_position), y(curve.peak as f64)));
-    let _ = writeln!(
-        svg,
-        "<text class=\"tick\" x=\"{LEFT}\" y=\"{}\">first of {} instructions</text><text class=\"tick end\" x=\"{WIDTH}\" y=\"{}\">last</text>",
-        HEIGHT - 8.0,
-        thousands(curve.steps),
-        HEIGHT - 8.0
-    );
-    svg.push_str("<g id=\"memory-cursor\"></g></svg>\n");
-    let name = |at: usize| curve.names.get(at).map_or("", String::as_str);
-    let data: Vec<Point<'_>> = chosen
-        .iter()
-        .map(|&at| Point {
-            x: (x(at) * 10.0).round() / 10.0,
-            y: (y(curve.live[at] as f64) * 10.0).round() / 10.0,
-            bytes: human_bytes(curve.live[at]),
-            name: name(at),
-        })
-        .collect();
-    svg + &json("memory-data", &data)
 }
 
-fn peak_mark(curve: &Curve, x: f64, y: f64) -> String {
+fn peak_mark(memory: &ModuleMemory, name: &str, x: f64, y: f64) -> Markup {
     let (anchor, shift) = if x > WIDTH * 0.6 { ("end", -10.0) } else { ("start", 10.0) };
-    let name = curve.names.get(curve.peak_position).filter(|name| !name.is_empty());
-    let at = name.map_or(String::new(), |name| format!(" at {}", shortened(name, 60)));
-    format!(
-        "<circle class=\"peak\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4.5\"/><text class=\"peak\" text-anchor=\"{anchor}\" x=\"{:.1}\" \
-         y=\"{:.1}\">peak {}{}</text>\n",
-        x + shift,
-        y - 8.0,
-        human_bytes(curve.peak),
-        escape(&at)
-    )
+    html! {
+        circle class="peak" cx=(at(x)) cy=(at(y)) r="4.5" {}
+        text class="peak" text-anchor=(anchor) x=(at(x + shift)) y=(at(y - 8.0)) {
+            "peak " (human_bytes(memory.peak)) @if !name.is_empty() { " at " (shortened(name, 60)) }
+        }
+    }
 }

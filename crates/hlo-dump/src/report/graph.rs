@@ -1,71 +1,342 @@
-//! The program as nested boxes of scopes, which open when they are clicked. The script draws it.
+//! The program as nested boxes of scopes, which open when they are clicked, with what flows between those of one
+//! parent. The script draws it.
+//!
+//! An unrolled program has thousands of scopes, and nobody opens so many boxes. So scopes that differ only in numbers
+//! become one (`layer_*`), and if that is not enough, deep scopes join those around them.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use indexmap::IndexMap;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::scopes::levels;
+use meshloom_hlo::analysis::{ModuleCost, ScopeGraph, Walk, Work, scope_graph};
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Report;
 use super::html::{json, section};
-use crate::output::thousands;
+use crate::output::{NO_SCOPE, thousands};
 
 /// A scope, with all that is in it.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Scope {
+struct Scope {
     /// Its own name; several, joined by `/`, where nothing else is in between.
-    pub name: String,
+    name: String,
     /// The scope around it; none for the root.
-    pub parent: Option<usize>,
+    parent: Option<usize>,
     /// Instructions, a fusion as one.
-    pub instructions: usize,
+    instructions: usize,
     /// Operations in all executions.
-    pub flops: f64,
+    flops: f64,
     /// Bytes that one device sends in all executions.
-    pub sent: u64,
+    sent: u64,
     /// Estimated time of all executions.
-    pub seconds: Option<f64>,
+    seconds: Option<f64>,
     /// The most frequent opcodes: `dot 2, fusion 5`.
-    pub opcodes: String,
+    opcodes: String,
 }
 
 /// What flows between two scopes of the same parent, from anything in one to anything in the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Edge {
-    pub from: usize,
-    pub to: usize,
+struct Edge {
+    from: usize,
+    to: usize,
     /// Values.
-    pub values: usize,
+    values: usize,
     /// Their bytes on one device.
-    pub bytes: u64,
+    bytes: u64,
 }
 
 /// The scopes of a program.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct ScopeTree {
+struct ScopeTree {
     /// The root first, each scope after its parent; those of one parent in the order of the program.
-    pub scopes: Vec<Scope>,
-    pub edges: Vec<Edge>,
+    scopes: Vec<Scope>,
+    edges: Vec<Edge>,
     /// How many scopes are not apart, being too many.
-    pub left_out: usize,
+    left_out: usize,
 }
 
-pub fn render(report: &Report) -> String {
-    if report.scopes.scopes.len() < 2 {
-        return String::new();
-    }
-    let more = match report.scopes.left_out {
-        0 => String::new(),
-        count => format!(
-            "<p class=\"note\">There are {} scopes more than are drawn: those that differ in numbers alone are one (layer_*), or part of \
-             the one around them.</p>",
-            thousands(count as u64)
-        ),
+pub fn render(report: &Report) -> Option<Markup> {
+    let tree = tree(&report.loaded.module.name, report.walk, &report.cost);
+    let body = html! {
+        div.tools {
+            button type="button" data-levels="1" { "close all" }
+            button type="button" data-levels="99" { "open all" }
+            span.count id="graph-count" {}
+        }
+        div.scroll.tall {
+            svg id="scope-graph" class="graph" role="img" aria-label="scopes and what flows between them" {}
+        }
+        @if tree.left_out > 0 {
+            p.note {
+                "There are " (thousands(tree.left_out as u64)) " scopes more than are drawn: those that differ in \
+                 numbers alone are one (layer_*), or part of the one around them."
+            }
+        }
+        (json("graph-data", &tree))
     };
-    let body = format!(
-        "<div class=\"tools\"><button type=\"button\" data-levels=\"1\">close all</button>\
-         <button type=\"button\" data-levels=\"99\">open all</button><span class=\"count\" id=\"graph-count\"></span></div>\n\
-         <div class=\"scroll tall\"><svg id=\"scope-graph\" class=\"graph\" role=\"img\" aria-label=\"scopes and what flows between them\"></svg></div>\n\
-         {more}{}",
-        json("graph-data", &report.scopes)
-    );
     let lead = "Instructions by the scopes of their names. Click a box to open or close it; arrows are values, thicker for more bytes; \
                 a stronger tint takes more of the step.";
-    section("graph", "Graph by scope", lead, &body)
+    (tree.scopes.len() > 1).then(|| section("graph", "Graph by scope", lead, body))
+}
+
+/// More than this nobody opens.
+const MOST_SCOPES: usize = 1000;
+/// Deeper than any name.
+const DEEPEST: usize = 24;
+
+/// What is in a scope beside the scopes in it.
+const OWN: &str = "(ops here)";
+
+fn tree(name: &str, walk: &Walk<'_>, cost: &ModuleCost) -> ScopeTree {
+    let all = scope_graph(walk, 0);
+    let cut = Cut::of(&all);
+    let mut builder = Builder::of(name, &all, cut);
+    for scope in &cost.scopes {
+        builder.add_cost(&cut.path(&scope.scope), &scope.total, scope.seconds.map(|seconds| seconds.serial));
+    }
+    let edges = builder.edges(&all);
+    let left_out = all.nodes.len() - builder.leaves.len();
+    ScopeTree { left_out, ..collapsed(builder.scopes, edges) }
+}
+
+/// What of a path is kept apart.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Whether numbers are.
+    numbers: bool,
+    /// So many levels; all if 0.
+    depth: usize,
+}
+
+impl Cut {
+    /// As little as leaves few enough scopes.
+    fn of(graph: &ScopeGraph) -> Cut {
+        let count = |cut: Cut| {
+            let paths = graph.nodes.iter().map(|node| cut.path(&node.path));
+            paths.collect::<FxHashSet<_>>().len()
+        };
+        let whole = [Cut { numbers: true, depth: 0 }, Cut { numbers: false, depth: 0 }];
+        let cuts = whole.into_iter().chain((1..DEEPEST).rev().map(|depth| Cut { numbers: false, depth }));
+        cuts.into_iter().find(|&cut| count(cut) <= MOST_SCOPES).unwrap_or(Cut { numbers: false, depth: 1 })
+    }
+
+    fn path<'p>(&self, path: &'p str) -> Cow<'p, str> {
+        let path = levels(path, self.depth);
+        if self.numbers || !path.bytes().any(|byte| byte.is_ascii_digit()) {
+            return path.into();
+        }
+        let mut text = String::with_capacity(path.len());
+        for character in path.chars() {
+            match character {
+                '0'..='9' if text.ends_with('*') => {}
+                '0'..='9' => text.push('*'),
+                other => text.push(other),
+            }
+        }
+        text.into()
+    }
+}
+
+/// The tree, before chains become one.
+struct Builder {
+    scopes: Vec<Scope>,
+    depths: Vec<usize>,
+    /// The leaf of each path that has instructions.
+    leaves: IndexMap<String, usize>,
+    /// The leaf of each node of the graph.
+    places: Vec<usize>,
+}
+
+impl Builder {
+    fn of(name: &str, graph: &ScopeGraph, cut: Cut) -> Builder {
+        let root = Scope { name: name.to_owned(), ..Scope::default() };
+        let mut builder = Builder { scopes: vec![root], depths: vec![0], leaves: IndexMap::new(), places: Vec::new() };
+        let mut inner: FxHashMap<String, usize> = FxHashMap::default();
+        let mut opcodes: IndexMap<usize, BTreeMap<&str, usize>> = IndexMap::new();
+        for node in &graph.nodes {
+            let path = cut.path(&node.path);
+            let known = builder.leaves.get(&*path).copied();
+            let leaf = known.unwrap_or_else(|| builder.leaf(&path, &mut inner));
+            builder.leaves.insert(path.into_owned(), leaf);
+            builder.places.push(leaf);
+            builder.add(leaf, |scope| scope.instructions += node.instructions);
+            let sums = opcodes.entry(leaf).or_default();
+            node.opcodes.iter().for_each(|(opcode, count)| *sums.entry(opcode).or_default() += count);
+        }
+        for (leaf, opcodes) in opcodes {
+            let mut opcodes: Vec<(&str, usize)> = opcodes.into_iter().collect();
+            opcodes.sort_by_key(|&(_, count)| std::cmp::Reverse(count));
+            let text = |(name, count): &(&str, usize)| format!("{name} {count}");
+            builder.scopes[leaf].opcodes = opcodes.iter().take(8).map(text).collect::<Vec<_>>().join(", ");
+        }
+        builder
+    }
+
+    /// The leaf of a path: a box of its own within the scope, which may have other scopes in it.
+    fn leaf(&mut self, path: &str, inner: &mut FxHashMap<String, usize>) -> usize {
+        if path.is_empty() {
+            return self.push(0, NO_SCOPE);
+        }
+        let mut parent = 0;
+        for (depth, end) in path.match_indices('/').map(|(at, _)| at).chain([path.len()]).enumerate() {
+            // Deeper ones are in the deepest that is shown.
+            if depth >= DEEPEST {
+                break;
+            }
+            parent = match inner.get(&path[..end]) {
+                Some(&scope) => scope,
+                None => {
+                    let name = path[..end].rsplit('/').next().unwrap_or_default();
+                    let scope = self.push(parent, if name.is_empty() { "·" } else { name });
+                    inner.insert(path[..end].to_owned(), scope);
+                    scope
+                }
+            };
+        }
+        self.push(parent, OWN)
+    }
+
+    fn push(&mut self, parent: usize, name: &str) -> usize {
+        self.scopes.push(Scope { name: name.to_owned(), parent: Some(parent), ..Scope::default() });
+        self.depths.push(self.depths[parent] + 1);
+        self.scopes.len() - 1
+    }
+
+    /// Adds something to a scope and to all around it.
+    fn add(&mut self, scope: usize, add: impl Fn(&mut Scope)) {
+        let mut next = Some(scope);
+        while let Some(scope) = next {
+            add(&mut self.scopes[scope]);
+            next = self.scopes[scope].parent;
+        }
+    }
+
+    fn add_cost(&mut self, path: &str, work: &Work, seconds: Option<f64>) {
+        // What only carries values has no box, and next to no cost; it is in the sums of the whole.
+        let leaf = self.leaves.get(path).copied().unwrap_or(0);
+        self.add(leaf, |scope| {
+            scope.flops += work.flops as f64;
+            scope.sent = scope.sent.saturating_add(work.link_bytes);
+            if let Some(seconds) = seconds {
+                scope.seconds = Some(scope.seconds.unwrap_or(0.0) + seconds);
+            }
+        });
+    }
+
+    /// What flows between leaves, between those scopes around them that have the same parent.
+    fn edges(&self, graph: &ScopeGraph) -> Vec<Edge> {
+        let mut sums: IndexMap<(usize, usize), Edge> = IndexMap::new();
+        for edge in &graph.edges {
+            let (mut from, mut to) = (self.places[edge.from], self.places[edge.to]);
+            let up = |scope: usize| self.scopes[scope].parent.unwrap_or(0);
+            while self.depths[from] > self.depths[to] {
+                from = up(from);
+            }
+            while self.depths[to] > self.depths[from] {
+                to = up(to);
+            }
+            if from == to {
+                continue;
+            }
+            while up(from) != up(to) {
+                (from, to) = (up(from), up(to));
+            }
+            let sum = sums.entry((from, to)).or_insert(Edge { from, to, ..Edge::default() });
+            sum.values += edge.values;
+            sum.bytes = sum.bytes.saturating_add(edge.bytes);
+        }
+        sums.into_values().collect()
+    }
+}
+
+/// A scope with nothing but one scope in it is one with it.
+fn collapsed(scopes: Vec<Scope>, edges: Vec<Edge>) -> ScopeTree {
+    let mut children = vec![0; scopes.len()];
+    for parent in scopes.iter().filter_map(|scope| scope.parent) {
+        children[parent] += 1;
+    }
+    let mut tree = ScopeTree::default();
+    // Where each scope is now.
+    let mut places: Vec<usize> = Vec::with_capacity(scopes.len());
+    for scope in scopes {
+        let parent = scope.parent;
+        // The root stays, so that there is always a box to open.
+        match parent.filter(|&parent| parent != 0 && children[parent] == 1) {
+            Some(parent) => {
+                let place = places[parent];
+                let around = &mut tree.scopes[place];
+                if scope.name != OWN {
+                    around.name = format!("{}/{}", around.name, scope.name);
+                }
+                if around.opcodes.is_empty() {
+                    around.opcodes = scope.opcodes;
+                }
+                places.push(place);
+            }
+            None => {
+                places.push(tree.scopes.len());
+                tree.scopes.push(Scope { parent: parent.map(|parent| places[parent]), ..scope });
+            }
+        }
+    }
+    tree.edges = edges.into_iter().map(|edge| Edge { from: places[edge.from], to: places[edge.to], ..edge }).collect();
+    tree
+}
+
+#[cfg(test)]
+mod tests {
+    use meshloom_hlo::analysis::{ScopeEdge, ScopeNode};
+
+    use super::*;
+
+    fn graph(paths: &[String], edges: &[(usize, usize)]) -> ScopeGraph {
+        let node =
+            |path: &String| ScopeNode { path: path.clone(), instructions: 2, opcodes: [("dot".to_owned(), 2)].into() };
+        let edge = |&(from, to): &(usize, usize)| ScopeEdge { from, to, values: 1, bytes: 8 };
+        ScopeGraph { nodes: paths.iter().map(node).collect(), edges: edges.iter().map(edge).collect() }
+    }
+
+    fn tree_of(graph: &ScopeGraph) -> ScopeTree {
+        let builder = Builder::of("m", graph, Cut::of(graph));
+        let edges = builder.edges(graph);
+        collapsed(builder.scopes, edges)
+    }
+
+    fn names(tree: &ScopeTree) -> Vec<(&str, Option<usize>, usize)> {
+        tree.scopes.iter().map(|scope| (scope.name.as_str(), scope.parent, scope.instructions)).collect()
+    }
+
+    #[test]
+    fn scopes_nest_and_chains_are_one() {
+        let paths = ["a/b/x", "a/b/y/z", "a/b", ""].map(str::to_owned);
+        let tree = tree_of(&graph(&paths, &[(0, 1), (1, 3), (2, 0)]));
+        let expected = [
+            ("m", None, 8),
+            ("a/b", Some(0), 6),
+            ("x", Some(1), 2),
+            ("y/z", Some(1), 2),
+            (OWN, Some(1), 2),
+            (NO_SCOPE, Some(0), 2),
+        ];
+        assert_eq!(names(&tree), expected);
+        let edges: Vec<_> = tree.edges.iter().map(|edge| (edge.from, edge.to, edge.bytes)).collect();
+        // What leaves `a/b` does so from all of it.
+        assert_eq!(edges, [(2, 3, 8), (1, 5, 8), (4, 2, 8)]);
+    }
+
+    #[test]
+    fn too_many_scopes_are_merged() {
+        let layers: Vec<String> = (0..5000).map(|layer| format!("step/layer_{layer}/mlp{}", layer % 2)).collect();
+        let edges: Vec<(usize, usize)> = (1..5000).map(|layer| (layer - 1, layer)).collect();
+        let tree = tree_of(&graph(&layers, &edges));
+        assert_eq!(names(&tree), [("m", None, 10_000), ("step/layer_*/mlp*", Some(0), 10_000)]);
+        let letters = |number: usize| {
+            format!("{:05}", number).bytes().map(|digit| (digit - b'0' + b'a') as char).collect::<String>()
+        };
+        let paths: Vec<String> = (0..5000).map(|layer| format!("step{}/{}", layer % 3, letters(layer))).collect();
+        assert_eq!(names(&tree_of(&graph(&paths, &[]))), [("m", None, 10_000), ("step*", Some(0), 10_000)]);
+    }
 }

@@ -1,9 +1,11 @@
 //! One step by estimated time: a lane for what a device computes, and one for what it sends along each mesh axis.
 
-use std::fmt::Write;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::cost::Bound;
 
-use super::html::{escape, fitting, section, shortened, ticks};
-use super::{Limit, Report};
+use super::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
+use super::html::{legend, section};
+use super::{Report, bound_color};
 use crate::output::{seconds, thousands};
 
 /// Something that takes time.
@@ -17,7 +19,7 @@ pub struct Span {
     pub label: String,
     /// All that is known of it.
     pub detail: String,
-    pub limit: Limit,
+    pub limit: Option<Bound>,
     /// The part of its time that nothing happens, where it is several drawn as one.
     pub idle: f64,
 }
@@ -55,15 +57,12 @@ pub struct LoopSpan {
 pub struct StepLanes {
     /// What the step takes.
     pub seconds: f64,
-    /// The chip it is estimated for.
-    pub chip: String,
     pub lanes: Vec<Lane>,
     pub loops: Vec<LoopSpan>,
     /// Seconds in which a device waits for what it sends and receives, computing nothing.
     pub exposed: f64,
 }
 
-const WIDTH: f64 = 1120.0;
 const LEFT: f64 = 118.0;
 const RIGHT: f64 = 62.0;
 const LANE: f64 = 34.0;
@@ -72,92 +71,71 @@ const BRACKET: f64 = 20.0;
 /// The narrowest mark that can be seen.
 const NARROWEST: f64 = 0.7;
 
-pub fn render(report: &Report) -> String {
-    let Some(step) = report.lanes.as_ref().filter(|step| step.seconds > 0.0) else { return String::new() };
-    let share = 100.0 * step.exposed / step.seconds;
-    let facts = format!(
-        "<p class=\"facts\"><b>{}</b> a step on {}, estimated; <b>{}</b> of it ({share:.1} %) waits for communication.</p>\n",
-        seconds(step.seconds),
-        escape(&step.chip),
-        seconds(step.exposed),
-    );
-    let key = format!(
-        "<ul class=\"legend\">{}</ul>\n",
-        [("--compute", "computes, compute bound"), ("--memory", "computes, memory bound")]
-            .map(|(color, text)| format!("<li><i style=\"background:var({color})\"></i>{text}</li>"))
-            .concat()
-    );
+pub fn render(report: &Report) -> Option<Markup> {
+    let step = report.step.as_ref().filter(|step| step.seconds > 0.0)?;
+    let key =
+        [Bound::Compute, Bound::Memory].map(|bound| (bound_color(Some(bound)), format!("computes, {bound} bound")));
+    let body = html! {
+        p.facts {
+            b { (seconds(step.seconds)) } " a step on " (report.chip.name) ", estimated; " b { (seconds(step.exposed)) }
+            " of it (" (format!("{:.1}", 100.0 * step.exposed / step.seconds)) " %) waits for communication."
+        }
+        (legend(key))
+        (lanes(report, step))
+    };
     let lead = "Estimated at the chip's peak rates: nothing is faster than this, and real steps are slower. A loop is drawn once, as \
                 wide as all its iterations. Collectives that are not in two halves let nothing overlap.";
-    section("step", "One step, by estimated time", lead, &(facts + &key + &drawing(report, step)))
+    Some(section("step", "One step, by estimated time", lead, body))
 }
 
-fn drawing(report: &Report, step: &StepLanes) -> String {
+fn lanes(report: &Report, step: &StepLanes) -> Markup {
     let depth = step.loops.iter().map(|it| it.depth + 1).max().unwrap_or(0);
     let top = 8.0 + depth as f64 * BRACKET;
     let bottom = top + step.lanes.len() as f64 * (LANE + GAP);
-    let height = bottom + 26.0;
     let x = |time: f64| LEFT + (WIDTH - LEFT - RIGHT) * time / step.seconds;
-    let mut svg = format!(
-        "<svg class=\"chart\" id=\"lanes\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"one step by estimated time\">\n"
-    );
-    // Writing to a string does not fail.
-    for tick in ticks(step.seconds, 8, false) {
-        let _ = writeln!(
-            svg,
-            "<line class=\"grid\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{top}\" y2=\"{bottom}\"/><text class=\"tick middle\" x=\"{0:.1}\" \
-             y=\"{1}\">{2}</text>",
-            x(tick),
-            bottom + 16.0,
-            seconds(tick)
-        );
-    }
-    for found in &step.loops {
-        bracket(&mut svg, found, x(found.start), x(found.end), bottom);
-    }
-    for (number, lane) in step.lanes.iter().enumerate() {
-        let y = top + number as f64 * (LANE + GAP) + GAP / 2.0;
-        let color = if lane.sends { report.axes_color(&lane.name) } else { "var(--compute)".to_owned() };
-        let _ = writeln!(
-            svg,
-            "<text class=\"lane\" x=\"0\" y=\"{text:.1}\">{name}</text><line class=\"base\" x1=\"{LEFT}\" x2=\"{end}\" y1=\"{base:.1}\" \
-             y2=\"{base:.1}\"/><text class=\"tick end\" x=\"{WIDTH}\" y=\"{text:.1}\">{busy:.0} %</text>",
-            text = y + LANE / 2.0 + 4.0,
-            name = escape(&shortened(&lane.name, 17)),
-            end = WIDTH - RIGHT,
-            base = y + LANE,
-            busy = 100.0 * lane.busy / step.seconds,
-        );
-        for span in visible(&lane.spans, step.seconds) {
-            let fill = if !lane.sends && span.limit == Limit::Memory { "var(--memory)" } else { &color };
-            mark(&mut svg, &span, x(span.start), x(span.end), y, fill);
+    let content = html! {
+        @for tick in ticks(step.seconds, 8) {
+            (rule("grid", (x(tick), top), (x(tick), bottom)))
+            (text("tick middle", (x(tick), bottom + 16.0), seconds(tick)))
         }
-    }
-    svg.push_str("</svg>\n");
-    svg
+        @for found in &step.loops { (bracket(found, x(found.start), x(found.end), bottom)) }
+        @for (number, lane) in step.lanes.iter().enumerate() {
+            @let y = top + number as f64 * (LANE + GAP) + GAP / 2.0;
+            (text("lane", (0.0, y + LANE / 2.0 + 4.0), shortened(&lane.name, 17)))
+            (rule("base", (LEFT, y + LANE), (WIDTH - RIGHT, y + LANE)))
+            (text("tick end", (WIDTH, y + LANE / 2.0 + 4.0), format!("{:.0} %", 100.0 * lane.busy / step.seconds)))
+            @let color = lane.sends.then(|| report.axes_color(&lane.name));
+            @for span in visible(&lane.spans, step.seconds) {
+                @let limit = span.limit.filter(|limit| *limit == Bound::Memory).unwrap_or(Bound::Compute);
+                (mark(&span, x(span.start), x(span.end), y, color.clone().unwrap_or_else(|| bound_color(Some(limit)))))
+            }
+        }
+    };
+    drawing("", Some("lanes"), bottom + 26.0, "one step by estimated time", content)
+}
+
+/// How many letters are in a space.
+fn letters(width: f64) -> usize {
+    (width / 6.4).max(0.0) as usize
 }
 
 /// A loop: a bracket above the lanes, and a background behind them.
-fn bracket(svg: &mut String, found: &LoopSpan, start: f64, end: f64, bottom: f64) {
+fn bracket(found: &LoopSpan, start: f64, end: f64, bottom: f64) -> Markup {
     let y = 8.0 + found.depth as f64 * BRACKET;
     let width = (end - start).max(NARROWEST);
     let times = found.iterations.map_or("× ?".to_owned(), |count| format!("× {}", thousands(count)));
-    let name = format!("{times}  {}  {}", found.name, found.path);
-    let letters = ((width - 12.0) / 6.4).max(0.0) as usize;
-    let texts = [name.clone(), format!("{times}  {}", found.name), times];
-    let text = texts.iter().find(|text| text.chars().count() <= letters).map_or(String::new(), |text| escape(text));
-    let _ = writeln!(
-        svg,
-        "<g class=\"loop\"><title>{}</title><rect class=\"back\" x=\"{start:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>\
-         <path d=\"M{start:.1},{:.1}V{:.1}H{end:.1}V{:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\">{text}</text></g>",
-        escape(&name),
-        bottom - y,
-        y + BRACKET - 3.0,
-        y + 1.0,
-        y + BRACKET - 3.0,
-        start + 6.0,
-        y + 14.0,
-    );
+    let texts = [format!("{times}  {}  {}", found.name, found.path), format!("{times}  {}", found.name), times];
+    let [left, right, low, high] = [start, end, y + BRACKET - 3.0, y + 1.0].map(at);
+    html! {
+        g.loop {
+            title { (texts[0]) }
+            (Area { x: start, y, width, height: bottom - y }.rectangle(Some("back"), 0, None))
+            path d=(format!("M{left},{low}V{high}H{right}V{low}")) {}
+            @if let Some(text) = texts.iter().find(|text| text.chars().count() <= letters(width - 12.0)) {
+                text x=(at(start + 6.0)) y=(at(y + 14.0)) { (text) }
+            }
+        }
+    }
 }
 
 /// Neighbours of the same scope, and those too narrow to be seen, become one mark.
@@ -215,28 +193,24 @@ impl Merged {
     }
 }
 
-fn mark(svg: &mut String, span: &Span, start: f64, end: f64, y: f64, fill: &str) {
+fn mark(span: &Span, start: f64, end: f64, y: f64, fill: String) -> Markup {
     let width = (end - start).max(NARROWEST);
     // A line of paper between neighbours.
-    let drawn = if width > 3.0 { width - 1.0 } else { width };
-    let _ = write!(
-        svg,
-        "<g class=\"span\"><title>{}\n{}</title><rect x=\"{start:.2}\" y=\"{y:.1}\" width=\"{drawn:.2}\" height=\"{LANE}\" rx=\"{}\" \
-         style=\"fill:{fill};opacity:{:.2}\"/>",
-        escape(&span.label),
-        escape(&span.detail),
-        if width > 8.0 { 3 } else { 0 },
-        // An alternation too fast to draw is shaded by how busy it is.
-        1.0 - 0.75 * span.idle,
-    );
-    let letters = ((width - 10.0) / 6.4).max(0.0) as usize;
+    let drawn = Area { x: start, y, width: if width > 3.0 { width - 1.0 } else { width }, height: LANE };
+    // An alternation too fast to draw is shaded by how busy it is.
+    let style = format!("fill:{fill};opacity:{:.2}", 1.0 - 0.75 * span.idle);
+    let letters = letters(width - 10.0);
     let text = fitting(&span.label, letters);
-    // A few letters of a name say nothing.
-    if !text.ends_with('…') || letters >= 9 {
-        let text = escape(&text);
-        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{text}</text>", start + 5.0, y + LANE / 2.0 + 4.0);
+    html! {
+        g.span {
+            title { (span.label) "\n" (span.detail) }
+            (drawn.rectangle(None, if width > 8.0 { 3 } else { 0 }, Some(style)))
+            // A few letters of a name say nothing.
+            @if !text.ends_with('…') || letters >= 9 {
+                text x=(at(start + 5.0)) y=(at(y + LANE / 2.0 + 4.0)) { (text) }
+            }
+        }
     }
-    svg.push_str("</g>\n");
 }
 
 #[cfg(test)]

@@ -1,40 +1,36 @@
 //! `hlo-dump report`: one page that shows a program, and needs nothing but a browser.
 //!
-//! A [`Report`] is plain data that `gather` reads from a module by `meshloom_hlo::analysis`; [`render`] turns it into
+//! A [`Report`] has what `meshloom_hlo::analysis` finds in a module; each section is a file that turns some of it into
 //! HTML and inline SVG. The page contains its tables and charts. The script sorts, filters, lays out the graph of
 //! scopes and reads values off the memory curve; without it the page is static.
 //!
 //! The size of the page is bounded: tables have their largest rows, and charts no more marks than pixels.
 
+pub mod chart;
 mod collectives;
 mod costs;
 mod curve;
-mod gather;
+mod figures;
 mod graph;
 pub mod html;
 mod lanes;
 mod pipeline;
-pub mod sharding_row;
-mod shardings;
+pub mod schedule;
+pub mod shardings;
+mod step;
 
-use std::fmt::Write;
-
-use anyhow::{Context, Result};
-use meshloom_hlo::analysis::Chip;
+use anyhow::Result;
+use maud::{Markup, PreEscaped, html};
+use meshloom_hlo::analysis::cost::Bound;
+use meshloom_hlo::analysis::{
+    Chip, CostOptions, ModuleCollective, ModuleCollectives, ModuleCost, ModuleMemory, Sources, Walk,
+    collectives_of_walk, cost_of_walk,
+};
 use serde::Serialize;
 
-use self::html::escape;
 use crate::arguments;
-use crate::input::{Described, load};
+use crate::input::{Loaded, load};
 use crate::output;
-
-pub use self::collectives::CollectiveRow;
-pub use self::costs::{CostRow, Limit};
-pub use self::curve::{Curve, LiveBuffer};
-pub use self::graph::{Edge, Scope, ScopeTree};
-pub use self::lanes::{Lane, LoopSpan, Span, StepLanes};
-pub use self::pipeline::{Pipeline, PipelineLoop};
-pub use self::sharding_row::ShardingRow;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
@@ -42,52 +38,24 @@ const SCRIPT: &str = include_str!("script.js");
 /// The most rows of a table.
 const MOST_ROWS: usize = 400;
 
-/// A figure at the top of the page.
-#[derive(Clone, Debug, Default)]
-pub struct Figure {
-    /// What it is.
-    pub label: &'static str,
-    /// In words: `4.2 MiB`.
-    pub value: String,
-    /// What to know about it: the exact number, what it is the sum of.
-    pub detail: String,
-}
-
 /// All that the page shows.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Name of the program.
-    pub title: String,
-    /// Where it comes from, and on what it runs.
-    pub subtitle: String,
-    /// The mesh axes with their sizes, major to minor; their order is that of their colors.
-    pub mesh: Vec<(String, usize)>,
-    /// Figures at the top.
-    pub figures: Vec<Figure>,
-    /// The section of the pipeline, where the input says its schedule.
-    pub timeline: Option<String>,
-    /// Pipelines that the program's loops look like.
-    pub pipelines: Vec<Pipeline>,
-    /// One step by estimated time; none without a chip whose rates are known.
-    pub lanes: Option<StepLanes>,
-    /// What moves, in any order.
-    pub collectives: Vec<CollectiveRow>,
-    /// What fills memory.
-    pub memory: Option<Curve>,
-    /// What it costs, by scope.
-    pub costs: Vec<CostRow>,
-    /// The scopes, and what flows between them.
-    pub scopes: ScopeTree,
-    /// How values are sharded.
-    pub shardings: Vec<ShardingRow>,
-    /// What the figures take for granted.
-    pub notes: Vec<String>,
+pub struct Report<'a> {
+    loaded: &'a Loaded,
+    /// The chip that times are for.
+    chip: &'a Chip,
+    walk: &'a Walk<'a>,
+    cost: ModuleCost,
+    collectives: ModuleCollectives,
+    /// What fills memory, or why that cannot be computed.
+    memory: Result<ModuleMemory>,
+    /// One step by estimated time; none for a chip whose rates are not known.
+    step: Option<lanes::StepLanes>,
+    /// Where no mesh is named, the groups of devices that have a color, in the order of the program.
+    groups: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
+struct Answer {
     output: String,
     bytes: usize,
 }
@@ -96,116 +64,117 @@ struct Answer<'a> {
 pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let chip = Chip::parse(&arguments.chip)?;
     let loaded = load(&arguments.input)?;
-    let page = render(&gather::report(&loaded, chip)?);
+    let page = html::document(Report::of(&loaded, chip, &Walk::of(&loaded.module)).page()?);
     let name = arguments.output.display().to_string();
-    std::fs::write(&arguments.output, &page).with_context(|| format!("cannot write {name}"))?;
+    output::write(&arguments.output, &page)?;
     if json {
-        return output::json("report", &Answer { input: loaded.describe(), output: name, bytes: page.len() });
+        return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len() }));
     }
     output::line(&format!("{name}: {}", output::bytes(page.len() as u64)));
     Ok(())
 }
 
-/// The page.
-pub fn render(report: &Report) -> String {
-    let parts = [
-        pipeline::render(report),
-        lanes::render(report),
-        collectives::render(report),
-        curve::render(report),
-        costs::render(report),
-        graph::render(report),
-        shardings::render(report),
-    ];
-    let parts: Vec<(&str, &str, String)> =
-        PARTS.iter().zip(parts).map(|(&(id, title), body)| (id, title, body)).collect();
-    let mut page = String::with_capacity(parts.iter().map(|part| part.2.len()).sum::<usize>() + 32_000);
-    // Writing to a string does not fail.
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
-         <title>{title} - hlo-dump</title>\n<style>\n{STYLE}</style></head>\n<body>\n<header><div><h1>{title}</h1><p>{subtitle}</p></div>{legend}</header>\n",
-        title = escape(&report.title),
-        subtitle = escape(&report.subtitle),
-        legend = mesh_legend(report),
-    );
-    page.push_str("<nav>");
-    for (id, title, _) in parts.iter().filter(|part| !part.2.is_empty()) {
-        let _ = write!(page, "<a href=\"#{id}\">{title}</a>");
+impl<'a> Report<'a> {
+    fn of(loaded: &'a Loaded, chip: &'a Chip, walk: &'a Walk<'a>) -> Report<'a> {
+        let sources = Sources::of(&loaded.module);
+        let cost = cost_of_walk(walk, sources, &CostOptions::devices(loaded.devices).on(chip));
+        let found = collectives_of_walk(walk, sources, loaded.devices);
+        let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
+        let step = step::lanes(walk, &cost, &collectives);
+        let mut groups: Vec<String> = Vec::new();
+        for axes in collectives.entries.iter().map(axes_text) {
+            if groups.len() < COLORS && !groups.contains(&axes) {
+                groups.push(axes);
+            }
+        }
+        Report { loaded, chip, walk, cost, collectives, memory: crate::memory::of(loaded), step, groups }
     }
-    page.push_str("</nav>\n<main>\n");
-    page.push_str(&figures(report));
-    parts.iter().for_each(|part| page.push_str(&part.2));
-    page.push_str(&notes(report));
-    let _ = write!(page, "</main>\n<script>\n{SCRIPT}</script>\n</body></html>\n");
-    page
-}
 
-/// The sections in their order: id and title.
-const PARTS: [(&str, &str); 7] = [
-    ("pipeline", "Pipeline"),
-    ("step", "One step"),
-    ("collectives", "What moves"),
-    ("memory", "Memory"),
-    ("cost", "Cost"),
-    ("graph", "Graph"),
-    ("shardings", "Shardings"),
-];
-
-fn figures(report: &Report) -> String {
-    let mut text = String::from("<div class=\"figures\">");
-    for figure in &report.figures {
-        let (value, detail) = (escape(&figure.value), escape(&figure.detail));
-        let _ = write!(
-            text,
-            "<div class=\"figure\"><span>{}</span><strong>{value}</strong><small>{detail}</small></div>",
-            figure.label
-        );
+    fn page(&self) -> Result<Markup> {
+        let name = &self.loaded.module.name;
+        let sections: [(&str, &str, Option<Markup>); 7] = [
+            ("pipeline", "Pipeline", pipeline::render(self)?),
+            ("step", "One step", lanes::render(self)),
+            ("collectives", "What moves", Some(collectives::render(self))),
+            ("memory", "Memory", curve::render(self)),
+            ("cost", "Cost", costs::render(self)),
+            ("graph", "Graph", graph::render(self)),
+            ("shardings", "Shardings", Some(shardings::render(self))),
+        ];
+        // The colors of axes are the same all over the page.
+        let axes = self.loaded.mesh.iter().flat_map(|mesh| mesh.axes().map(|axis| (mesh.name(axis), mesh.size(axis))));
+        let axes =
+            axes.enumerate().map(|(number, (name, size))| (axis_color(number), html! { (name) " " b { (size) } }));
+        Ok(html! {
+            (html::DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width";
+                    meta http-equiv="Content-Security-Policy"
+                        content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+                    title { (name) " - hlo-dump" }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    header {
+                        div { h1 { (name) } p { (self.loaded.name) ": " (self.loaded.title()) } }
+                        (html::legend(axes))
+                    }
+                    nav {
+                        @for (id, title, section) in &sections {
+                            @if section.is_some() { a href={ "#" (id) } { (title) } }
+                        }
+                    }
+                    main {
+                        (figures::figures(self))
+                        @for section in sections.iter().filter_map(|(.., section)| section.as_ref()) { (section) }
+                        (figures::notes(self))
+                    }
+                    script { (PreEscaped(SCRIPT)) }
+                }
+            }
+        })
     }
-    text.push_str("</div>\n");
-    text
-}
 
-/// The axes of the mesh with their colors, which are the same all over the page.
-fn mesh_legend(report: &Report) -> String {
-    let mut text = String::from("<ul class=\"legend\">");
-    for (number, (name, size)) in report.mesh.iter().enumerate() {
-        let color = html::axis_color(number);
-        let _ = write!(text, "<li><i style=\"background:{color}\"></i>{} <b>{size}</b></li>", escape(name));
-    }
-    text.push_str("</ul>");
-    text
-}
-
-fn notes(report: &Report) -> String {
-    if report.notes.is_empty() {
-        return String::new();
-    }
-    let mut text = String::from("<section id=\"notes\"><h2>What these figures take for granted</h2><ul>");
-    report.notes.iter().for_each(|note| text.push_str(&format!("<li>{}</li>", escape(note))));
-    text.push_str("</ul></section>\n");
-    text
-}
-
-impl Report {
     /// The color of what is over these axes: the axis's own, or one for all that is over several or over none that is
     /// known.
     fn axes_color(&self, axes: &str) -> String {
-        let number = if self.mesh.is_empty() {
-            // Then what there is of groups, in the order of the program.
-            let mut seen: Vec<&str> = Vec::new();
-            self.collectives.iter().map(|row| row.axes.as_str()).for_each(|axes| {
-                if seen.len() < 8 && !seen.contains(&axes) {
-                    seen.push(axes);
-                }
-            });
-            seen.iter().position(|known| *known == axes)
-        } else {
+        let number = match &self.loaded.mesh {
+            None => self.groups.iter().position(|known| known == axes),
             // A part of an axis has the axis's color: `fsdp:(1)2`.
-            let name = axes.split(':').next().unwrap_or(axes);
-            self.mesh.iter().position(|(axis, _)| axis == name)
+            Some(mesh) => {
+                let name = axes.split(':').next().unwrap_or(axes);
+                mesh.axes().position(|axis| mesh.name(axis) == name)
+            }
         };
-        number.map_or("var(--several)".to_owned(), html::axis_color)
+        number.map_or("var(--several)".to_owned(), axis_color)
+    }
+}
+
+/// Colors of axes that the sheet knows.
+const COLORS: usize = 8;
+
+fn axis_color(number: usize) -> String {
+    format!("var(--c{})", number % COLORS)
+}
+
+/// The color of what is limited by this; of what nobody knows.
+fn bound_color(bound: Option<Bound>) -> String {
+    let name = match bound {
+        Some(Bound::Compute) => "compute",
+        Some(Bound::Memory) => "memory",
+        Some(Bound::Link) => "link-bound",
+        None => "bar",
+    };
+    format!("var(--{name})")
+}
+
+/// `fsdp`, `data,fsdp`; for devices that do not lie along axes of a mesh, how many there are in a group.
+fn axes_text(entry: &ModuleCollective) -> String {
+    match (&entry.axes, entry.group_size) {
+        (Some(axes), _) => axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        (None, Some(size)) => format!("groups of {size}"),
+        (None, None) => "pairs".to_owned(),
     }
 }

@@ -1,35 +1,63 @@
 //! Pipelines: which stage works on which microbatch in each iteration of a loop, as its ring of permutes suggests.
 
-use std::fmt::Write;
+use anyhow::Result;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, Via, Walk};
+use meshloom_hlo::proto::{HloComputationProto, ShapeProto};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Report;
-use super::html::{escape, section};
+use super::html::section;
+use super::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 use crate::output::human_bytes;
 
+pub fn render(report: &Report) -> Result<Option<Markup>> {
+    // Nothing needs to be inferred of what is known.
+    if let Some(section) = report.loaded.run.as_ref().map_or(Ok(None), |run| run.pipeline_section())? {
+        return Ok(Some(section));
+    }
+    let pipelines = pipelines(report.walk, &report.collectives);
+    if pipelines.is_empty() {
+        return Ok(None);
+    }
+    let lead = html! {
+        b { "Inferred." }
+        " A loop that hands values to the next device of one mesh axis in every iteration is read as a pipeline that \
+         fills and drains: stage " i { "s" } " works on microbatch " i { "t - s" } " in iteration " i { "t" } ". The \
+         program says who sends to whom and how often, not which microbatch it is."
+    };
+    let body = html! { @for pipeline in &pipelines { (pipeline.render()) } };
+    Ok(Some(section("pipeline", "Pipeline", lead, body)))
+}
+
 /// A loop that hands values on from stage to stage.
-#[derive(Clone, Debug, Default)]
-pub struct PipelineLoop {
+#[derive(Default)]
+struct PipelineLoop {
     /// Name of the loop.
-    pub name: String,
+    name: String,
     /// How often it goes around.
-    pub iterations: usize,
+    iterations: usize,
     /// Whether values go to the stage before: a backward pass does that.
-    pub backward: bool,
+    backward: bool,
     /// Bytes that a device hands on in one iteration.
-    pub bytes: Option<u64>,
+    bytes: Option<u64>,
     /// The source line of the permute.
-    pub source: String,
+    source: String,
 }
 
 impl PipelineLoop {
+    fn direction(&self) -> &'static str {
+        if self.backward { "backward" } else { "forward" }
+    }
+
     /// Microbatches, if each iteration begins one until all have begun and the last ends at the last stage.
-    pub fn microbatches(&self, stages: usize) -> usize {
+    fn microbatches(&self, stages: usize) -> usize {
         (self.iterations + 1).saturating_sub(stages)
     }
 
     /// The microbatch at a stage in an iteration, both counted from 0; none where the stage waits. What goes backward
     /// begins at the last stage with the last microbatch.
-    pub fn microbatch(&self, stages: usize, stage: usize, iteration: usize) -> Option<usize> {
+    fn microbatch(&self, stages: usize, stage: usize, iteration: usize) -> Option<usize> {
         let count = self.microbatches(stages);
         let late = if self.backward { (stages - 1).checked_sub(stage)? } else { stage };
         let number = iteration.checked_sub(late).filter(|&number| number < count)?;
@@ -38,16 +66,15 @@ impl PipelineLoop {
 }
 
 /// Loops that hand values on along one mesh axis, in the order of the program.
-#[derive(Clone, Debug, Default)]
-pub struct Pipeline {
-    pub axis: String,
-    pub stages: usize,
-    pub loops: Vec<PipelineLoop>,
+struct Pipeline {
+    axis: String,
+    stages: usize,
+    loops: Vec<PipelineLoop>,
 }
 
 impl Pipeline {
     /// The part of all iterations of all stages in which a stage has no microbatch.
-    pub fn bubble(&self) -> f64 {
+    fn bubble(&self) -> f64 {
         let slots: usize = self.loops.iter().map(|it| it.iterations * self.stages).sum();
         let used: usize = self.loops.iter().map(|it| it.microbatches(self.stages) * self.stages).sum();
         1.0 - used as f64 / slots.max(1) as f64
@@ -61,155 +88,185 @@ impl Pipeline {
     }
 }
 
-const WIDTH: f64 = 1120.0;
-const LEFT: f64 = 82.0;
-const TOP: f64 = 40.0;
-/// Larger schedules are cut off: nobody reads more cells.
-const MOST_COLUMNS: usize = 256;
-const MOST_ROWS: usize = 64;
-
-pub fn render(report: &Report) -> String {
-    // Nothing needs to be inferred of what is known.
-    if let Some(section) = &report.timeline {
-        return section.clone();
-    }
-    if report.pipelines.is_empty() {
-        return String::new();
-    }
-    let mut body = String::new();
-    for pipeline in &report.pipelines {
-        // Writing to a string does not fail.
-        let _ = writeln!(
-            body,
-            "<p class=\"facts\"><b>{} stages</b> over <b>{}</b>, <b>{} microbatches</b>; bubbles are <b>{:.1} %</b> of all stage slots.</p>",
-            pipeline.stages,
-            escape(&pipeline.axis),
-            pipeline.microbatches(),
-            100.0 * pipeline.bubble()
-        );
-        body.push_str(&legend(pipeline));
-        body.push_str(&grid(pipeline));
-        pipeline.loops.iter().for_each(|found| body.push_str(&describe(pipeline, found)));
-    }
-    let lead = "<b>Inferred.</b> A loop that hands values to the next device of one mesh axis in every iteration is read as a pipeline that \
-                fills and drains: stage <i>s</i> works on microbatch <i>t - s</i> in iteration <i>t</i>. The program says who sends to whom \
-                and how often, not which microbatch it is.";
-    section("pipeline", "Pipeline", lead, &body)
-}
-
-fn legend(pipeline: &Pipeline) -> String {
-    let mut items = Vec::new();
-    if pipeline.loops.iter().any(|it| !it.backward) {
-        items.push(("forward", "hands on to the next stage"));
-    }
-    if pipeline.loops.iter().any(|it| it.backward) {
-        items.push(("backward", "hands back to the stage before"));
-    }
-    items.push(("bubble", "bubble"));
-    let item = |(class, text): (&str, &str)| format!("<li><i class=\"{class}\"></i>{text}</li>");
-    format!("<ul class=\"legend\">{}</ul>\n", items.into_iter().map(item).collect::<String>())
-}
-
-fn describe(pipeline: &Pipeline, found: &PipelineLoop) -> String {
-    let way = if found.backward { "backward" } else { "forward" };
-    let bytes = found.bytes.map_or("?".to_owned(), human_bytes);
-    let at = if found.source.is_empty() { String::new() } else { format!(" <code>{}</code>", escape(&found.source)) };
-    format!(
-        "<p class=\"note\"><code>{}</code>: {way}, {} iterations = {} microbatches + {} to fill and drain; {bytes} handed on in each.{at}</p>\n",
-        escape(&found.name),
-        found.iterations,
-        found.microbatches(pipeline.stages),
-        pipeline.stages - 1,
-    )
-}
-
-/// Stages below each other, iterations side by side, loop after loop.
-fn grid(pipeline: &Pipeline) -> String {
-    const BETWEEN: f64 = 18.0;
-    let rows = pipeline.stages.min(MOST_ROWS);
-    let shown = |found: &PipelineLoop| found.iterations.min(MOST_COLUMNS);
-    let columns: usize = pipeline.loops.iter().map(shown).sum();
-    let space = WIDTH - LEFT - BETWEEN * (pipeline.loops.len() - 1) as f64;
-    let width = (space / columns.max(1) as f64).min(56.0);
-    let tall = if rows > 16 { 18.0 } else { 34.0 };
-    let height = TOP + rows as f64 * tall + 8.0;
-    let mut svg = format!(
-        "<svg class=\"chart pipeline\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"microbatches by stage and iteration\">\n\
-         <defs><pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
-         <line x1=\"0\" y1=\"0\" x2=\"0\" y2=\"7\"/></pattern></defs>\n"
-    );
-    for stage in 0..rows {
-        let y = TOP + (stage as f64 + 0.5) * tall + 4.0;
-        let _ = writeln!(svg, "<text class=\"lane\" x=\"0\" y=\"{y:.1}\">{} {stage}</text>", escape(&pipeline.axis));
-    }
-    let mut x = LEFT;
-    for found in &pipeline.loops {
-        let _ = writeln!(
-            svg,
-            "<text class=\"title\" x=\"{x:.1}\" y=\"13\">{}</text>",
-            if found.backward { "backward" } else { "forward" }
-        );
-        for iteration in 0..shown(found) {
-            column(&mut svg, pipeline, found, iteration, (x, width, tall), rows);
-            x += width;
+impl Pipeline {
+    fn render(&self) -> Markup {
+        let has = |backward: bool| self.loops.iter().any(|it| it.backward == backward);
+        let mut key = vec![("bubble", "bubble")];
+        if has(true) {
+            key.insert(0, ("backward", "hands back to the stage before"));
         }
-        x += BETWEEN;
+        if has(false) {
+            key.insert(0, ("forward", "hands on to the next stage"));
+        }
+        html! {
+            p.facts {
+                b { (self.stages) " stages" } " over " b { (self.axis) } ", "
+                b { (self.microbatches()) " microbatches" } "; bubbles are "
+                b { (format!("{:.1} %", 100.0 * self.bubble())) } " of all stage slots."
+            }
+            (legend(&key))
+            (self.schedule().render())
+            @if self.loops.iter().any(|it| it.iterations > MOST_COLUMNS) || self.stages > MOST_ROWS {
+                p.note { "Only the first " (MOST_COLUMNS) " iterations and " (MOST_ROWS) " stages are drawn." }
+            }
+            @for found in &self.loops {
+                p.note {
+                    code { (found.name) } ": " (found.direction()) ", " (found.iterations) " iterations = "
+                    (found.microbatches(self.stages)) " microbatches + " (self.stages - 1) " to fill and drain; "
+                    (found.bytes.map_or("?".to_owned(), human_bytes)) " handed on in each."
+                    @if !found.source.is_empty() { " " code { (found.source) } }
+                }
+            }
+        }
     }
-    svg.push_str("</svg>\n");
-    let cut = pipeline.loops.iter().any(|it| it.iterations > MOST_COLUMNS) || pipeline.stages > MOST_ROWS;
-    if cut {
-        let _ = writeln!(
-            svg,
-            "<p class=\"note\">Only the first {MOST_COLUMNS} iterations and {MOST_ROWS} stages are drawn.</p>"
-        );
-    }
-    svg
-}
 
-fn column(
-    svg: &mut String,
-    pipeline: &Pipeline,
-    found: &PipelineLoop,
-    iteration: usize,
-    (x, width, tall): (f64, f64, f64),
-    rows: usize,
-) {
-    let numbered = width >= 18.0 && tall >= 18.0;
-    let every = if numbered { 1 } else { (30.0 / width).ceil() as usize };
-    if iteration.is_multiple_of(every) {
-        let _ = writeln!(svg, "<text class=\"tick middle\" x=\"{:.1}\" y=\"32\">{iteration}</text>", x + width / 2.0);
-    }
-    let count = found.microbatches(pipeline.stages).max(2);
-    for stage in 0..rows {
-        let y = TOP + stage as f64 * tall;
-        let microbatch = found.microbatch(pipeline.stages, stage, iteration);
-        let class = match microbatch {
-            None => "bubble",
-            Some(_) if found.backward => "backward",
-            Some(_) => "forward",
+    fn schedule(&self) -> Schedule {
+        let column = |found: &PipelineLoop, iteration: usize| {
+            let task = |stage| found.microbatch(self.stages, stage, iteration);
+            let task = |stage| task(stage).map(|microbatch| Task { microbatch, repeat: None });
+            let tasks = (0..self.stages.min(MOST_ROWS)).map(task).collect();
+            Column { iteration, sides: vec![Side { class: found.direction(), name: "", tasks }] }
         };
-        // Later microbatches are stronger, so that the eye can follow one.
-        let strength = microbatch.map_or(1.0, |number| 0.7 + 0.3 * number as f64 / (count - 1) as f64);
-        let what = microbatch.map_or("bubble".to_owned(), |number| format!("microbatch {number}"));
-        let _ = write!(
-            svg,
-            "<g><title>stage {stage}, iteration {iteration}: {what}</title><rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
-             height=\"{:.1}\" rx=\"3\" style=\"opacity:{strength:.2}\"/>",
-            x + 1.0,
-            y + 1.0,
-            (width - 2.0).max(0.5),
-            tall - 2.0
-        );
-        if let Some(number) = microbatch.filter(|_| numbered) {
-            let _ = write!(
-                svg,
-                "<text class=\"number\" x=\"{:.1}\" y=\"{:.1}\">{number}</text>",
-                x + width / 2.0,
-                y + tall / 2.0 + 4.5
-            );
+        let mut passes: Vec<Pass> = Vec::new();
+        for found in &self.loops {
+            passes.push(Pass {
+                title: found.direction(),
+                microbatches: found.microbatches(self.stages),
+                start: passes.iter().map(|pass| pass.columns.len()).sum(),
+                columns: (0..found.iterations.min(MOST_COLUMNS)).map(|at| column(found, at)).collect(),
+            });
         }
-        svg.push_str("</g>\n");
+        Schedule { row: self.axis.clone(), stages: self.stages, passes, bars: Vec::new() }
     }
+}
+
+/// Loops in whose body a permute goes one step along one axis, and what it brings is for the next iteration. Those of
+/// the same axis that follow each other are one pipeline.
+fn pipelines(walk: &Walk<'_>, collectives: &ModuleCollectives) -> Vec<Pipeline> {
+    let mut found: Vec<Pipeline> = Vec::new();
+    let mut seen: FxHashSet<(&str, bool)> = FxHashSet::default();
+    for entry in &collectives.entries {
+        let Some(line) = single_axis(entry).and_then(|_| Line::of(&entry.pairs)) else { continue };
+        let Some((name, iterations)) = loop_of(walk, entry) else { continue };
+        // A ring that turns once for each of its devices hands every part to every device: that is a gather in steps,
+        // not a pipeline. If a loop sends several values the same way, the first represents all.
+        if iterations <= line.stages || !seen.insert((name, line.backward)) {
+            continue;
+        }
+        let next = PipelineLoop {
+            name: name.to_owned(),
+            iterations,
+            backward: line.backward,
+            bytes: entry.bytes,
+            source: entry.source.clone().unwrap_or_default(),
+        };
+        let axis = single_axis(entry).unwrap_or_default();
+        match found.last_mut().filter(|last| last.axis == axis && last.stages == line.stages) {
+            Some(last) => last.loops.push(next),
+            None => found.push(Pipeline { axis: axis.to_owned(), stages: line.stages, loops: vec![next] }),
+        }
+    }
+    found
+}
+
+/// The axis along which a permute goes, by name; `device` where no mesh says it.
+fn single_axis(entry: &ModuleCollective) -> Option<&str> {
+    match entry.axes.as_deref() {
+        Some([axis]) if axis.part.is_none() => Some(&axis.name),
+        None if !entry.pairs.is_empty() => Some("device"),
+        _ => None,
+    }
+}
+
+/// Devices that hand on one to the next.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    stages: usize,
+    /// Whether to the one of a lower number.
+    backward: bool,
+}
+
+impl Line {
+    /// The lines that pairs of source and target make up, which must all be alike: as long as each other, the same
+    /// number between neighbours, closed to rings or open.
+    fn of(pairs: &[(u64, u64)]) -> Option<Line> {
+        let next: FxHashMap<u64, u64> = pairs.iter().copied().collect();
+        let targets: FxHashSet<u64> = next.values().copied().collect();
+        if next.len() != pairs.len() || targets.len() != pairs.len() {
+            return None;
+        }
+        // Most pairs go one way; the one that closes a ring goes the other.
+        let rising = pairs.iter().filter(|(source, target)| target > source).count();
+        let backward = 2 * rising < pairs.len();
+        let goes_on = |&(source, target): &(u64, u64)| (target < source) == backward && source != target;
+        let step = pairs.iter().find(|pair| goes_on(pair)).map(|(source, target)| source.abs_diff(*target))?;
+        let mut stages = None;
+        // A line begins where nothing comes from, but for what closes a ring.
+        let onwards: FxHashMap<u64, u64> = pairs.iter().copied().filter(goes_on).collect();
+        let reached: FxHashSet<u64> = onwards.values().copied().collect();
+        for first in onwards.keys().filter(|device| !reached.contains(device)) {
+            let (mut device, mut length) = (*first, 1);
+            while let Some(&target) = onwards.get(&device) {
+                if target.abs_diff(device) != step {
+                    return None;
+                }
+                (device, length) = (target, length + 1);
+            }
+            if stages.replace(length).is_some_and(|other| other != length) {
+                return None;
+            }
+            if next.get(&device).is_some_and(|back| back != first) {
+                return None;
+            }
+        }
+        stages.map(|stages| Line { stages, backward })
+    }
+}
+
+/// The loop whose body a collective is in, by name, and how often it goes around.
+fn loop_of<'a>(walk: &Walk<'a>, entry: &ModuleCollective) -> Option<(&'a str, usize)> {
+    let places = walk.places();
+    let place = places.iter().find(|place| place.computation.name == entry.computation)?;
+    if !is_carried(place.computation, &entry.name) {
+        return None;
+    }
+    let number = place.innermost_loop?;
+    let caller = places.get(number)?.caller.filter(|caller| caller.via == Via::LoopBody)?;
+    let iterations = usize::try_from(walk.trip_count(number)?).ok()?;
+    Some((&caller.instruction.name, iterations))
+}
+
+/// Whether what a permute gives leaves its computation, as it is or after operations on single elements. What
+/// neighbours exchange for an operation that works across the border between them is put beside other elements first.
+fn is_carried(computation: &HloComputationProto, name: &str) -> bool {
+    const CARRIES: [&str; 11] = [
+        "bitcast",
+        "collective-permute-done",
+        "convert",
+        "copy",
+        "copy-done",
+        "copy-start",
+        "get-tuple-element",
+        "optimization-barrier",
+        "reshape",
+        "transpose",
+        "tuple",
+    ];
+    let Some(permute) = computation.instructions.iter().find(|instruction| instruction.name == name) else {
+        return false;
+    };
+    // The start of one in two halves gives a tuple of what it reads and what it will give.
+    let given = |shape: &ShapeProto| shape.tuple_shapes.get(1).unwrap_or(shape).dimensions.clone();
+    let dims = permute.shape.as_ref().map(given);
+    let mut carried: FxHashSet<i64> = std::iter::once(permute.id).collect();
+    for instruction in &computation.instructions {
+        let alike = instruction.shape.as_ref().map(|shape| &shape.dimensions) == dims.as_ref();
+        let carries = alike || CARRIES.contains(&instruction.opcode.as_str());
+        if carries && instruction.operand_ids.iter().any(|id| carried.contains(id)) {
+            carried.insert(instruction.id);
+        }
+    }
+    carried.contains(&computation.root_id)
 }
 
 #[cfg(test)]
@@ -229,5 +286,27 @@ mod tests {
         let found = PipelineLoop { iterations: 9, ..PipelineLoop::default() };
         let pipeline = Pipeline { axis: "stage".into(), stages: 4, loops: vec![found] };
         assert!((pipeline.bubble() - 3.0 / 9.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn lines_are_told_from_other_permutes() {
+        let line = |stages, backward| Some(Line { stages, backward });
+        type Case = (&'static [(u64, u64)], Option<Line>);
+        let cases: [Case; 10] = [
+            (&[(0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4)], line(4, false)),
+            (&[(1, 0), (2, 1), (3, 2), (0, 3)], line(4, true)),
+            (&[(0, 1), (1, 2), (2, 3)], line(4, false)),
+            (&[(0, 2), (2, 4), (4, 6), (1, 3), (3, 5), (5, 7)], line(4, false)),
+            (&[(3, 2), (2, 1), (1, 0), (7, 6), (6, 5), (5, 4)], line(4, true)),
+            (&[(0, 1), (1, 0)], line(2, false)),
+            // One line shorter than the other, a jump, two that send to the same, nothing at all.
+            (&[(0, 1), (1, 2), (4, 5)], None),
+            (&[(0, 1), (1, 3)], None),
+            (&[(0, 1), (2, 1)], None),
+            (&[], None),
+        ];
+        for (pairs, expected) in cases {
+            assert_eq!(Line::of(pairs), expected, "{pairs:?}");
+        }
     }
 }

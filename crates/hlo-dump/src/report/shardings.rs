@@ -1,41 +1,85 @@
-//! How values are sharded, and why.
+//! How values are sharded, and why: of a run config by its rules, of other modules as they say it.
+
+use std::cmp::Reverse;
 
 use indexmap::IndexMap;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::{AxisPart, ShardedValue, ValueKind, shardings};
 
+use super::Report;
 use super::html::{Cell, section, table};
-use super::sharding_row::ShardingRow;
-use super::{MOST_ROWS, Report};
-use crate::output::human_bytes;
 
-pub fn render(report: &Report) -> String {
-    if report.shardings.is_empty() {
-        let body = "<p class=\"empty\">No value of this program says how it is sharded.</p>";
-        return section("shardings", "Shardings", "What a device holds of a value.", body);
-    }
+/// A value that says how it is sharded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ShardingRow {
+    /// Its name in the program, or the path of an argument.
+    pub value: String,
+    /// Type and dimensions.
+    pub shape: String,
+    /// Axes of each dimension, as the program says it.
+    pub sharding: String,
+    /// What a device holds of it.
+    pub device_bytes: Option<u64>,
+    /// What the whole value has, where that is another number.
+    pub whole_bytes: Option<u64>,
+    /// Why: a rule, an annotation, an op; or where it is written.
+    pub origin: String,
+}
+
+pub fn render(report: &Report) -> Markup {
+    let loaded = report.loaded;
+    let stated = || shardings(&loaded.module, loaded.mesh.as_ref()).iter().map(of_module).collect();
     // What is named the same way several times at one place, as keys and values are, is one row.
-    let mut counts: IndexMap<&ShardingRow, usize> = IndexMap::new();
-    report.shardings.iter().for_each(|row| *counts.entry(row).or_default() += 1);
-    let mut rows: Vec<(&ShardingRow, usize)> = counts.into_iter().collect();
-    rows.sort_by_key(|(row, _)| std::cmp::Reverse(row.device_bytes));
-    let largest = rows.first().and_then(|(row, _)| row.device_bytes).unwrap_or(0).max(1) as f64;
-    let bytes = |bytes: Option<u64>| match bytes {
-        Some(bytes) => Cell::number(bytes as f64, human_bytes(bytes)),
-        None => Cell::number(-1.0, "?"),
+    let mut counts: IndexMap<ShardingRow, usize> = IndexMap::new();
+    for row in loaded.run.as_ref().and_then(|run| run.shardings()).unwrap_or_else(stated) {
+        *counts.entry(row).or_default() += 1;
+    }
+    counts.sort_by_key(|row, _| Reverse(row.device_bytes));
+    let rows: Vec<(ShardingRow, usize)> = counts.into_iter().collect();
+    let Some((first, _)) = rows.first() else {
+        let body = html! { p.empty { "No value of this program says how it is sharded." } };
+        return section("shardings", "Shardings", "What a device holds of a value.", body);
     };
-    let cells = |&(row, count): &(&ShardingRow, usize)| {
-        let share = row.device_bytes.unwrap_or(0) as f64 / largest;
-        vec![
+    let largest = first.device_bytes.unwrap_or(0).max(1) as f64;
+    let columns = ["value", "shape", "sharding", "on a device", "whole", "times", "origin"];
+    let body = table("sharding-rows", columns, &rows, |(row, count)| {
+        [
             Cell::code(&row.value),
             Cell::code(&row.shape),
             Cell::code(&row.sharding),
-            bytes(row.device_bytes).with_bar(share, "var(--bar)"),
-            bytes(row.whole_bytes),
-            Cell::number(count as f64, count.to_string()),
+            Cell::bytes(row.device_bytes).with_bar(row.device_bytes.unwrap_or(0) as f64 / largest, "var(--bar)"),
+            Cell::bytes(row.whole_bytes),
+            Cell::number(*count as f64, count.to_string()),
             Cell::text(&row.origin),
         ]
-    };
-    let cells: Vec<Vec<Cell>> = rows.iter().take(MOST_ROWS).map(cells).collect();
-    let columns = ["value", "shape", "sharding", "on a device", "whole", "times", "origin"];
+    });
     let lead = "Values that say how they are sharded, those that take most of a device first.";
-    section("shardings", "Shardings", lead, &table("sharding-rows", &columns, &cells, rows.len()))
+    section("shardings", "Shardings", lead, body)
+}
+
+fn of_module(value: &ShardedValue) -> ShardingRow {
+    let kind = match value.kind {
+        ValueKind::Parameter => "argument",
+        ValueKind::Result => "result",
+        ValueKind::Annotated => "annotated",
+    };
+    let is_path = value.kind == ValueKind::Parameter && !value.op_name.is_empty();
+    ShardingRow {
+        value: if is_path { value.op_name.clone() } else { value.name.clone() },
+        shape: value.shape.clone(),
+        sharding: value.axes.as_ref().map_or_else(|| value.sharding.clone(), |axes| spec(axes)),
+        device_bytes: value.device_bytes,
+        whole_bytes: value.bytes,
+        origin: value.source.as_ref().map_or(kind.to_owned(), |source| format!("{kind} at {source}")),
+    }
+}
+
+/// As specs print: `[fsdp, _]`.
+fn spec(axes: &[Vec<AxisPart>]) -> String {
+    let dimension = |axes: &Vec<AxisPart>| match axes.as_slice() {
+        [] => "_".to_owned(),
+        [axis] => axis.to_string(),
+        several => format!("({})", several.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")),
+    };
+    format!("[{}]", axes.iter().map(dimension).collect::<Vec<_>>().join(", "))
 }

@@ -9,7 +9,7 @@ use meshloom_hlo::text::{Layouts, print_shape};
 
 use crate::arguments::Show;
 use crate::input::Loaded;
-use crate::output::{human_bytes, plural};
+use crate::output::{human_bytes, or_no_scope, plural};
 use crate::show::no_computation;
 
 /// More than this is neither drawn in a reasonable time nor read by anybody.
@@ -119,12 +119,11 @@ fn draw(loaded: &Loaded, arguments: &Show) -> Result<Drawing> {
 fn scopes(walk: &Walk<'_>, depth: usize) -> Drawing {
     let graph = scope_graph(walk, depth);
     let label = |node: &ScopeNode| {
-        let path = if node.path.is_empty() { "(no scope)" } else { &node.path };
         let mut notable: Vec<_> = node.opcodes.iter().filter(|(opcode, _)| Look::of(opcode) != Look::Plain).collect();
         notable.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let notable: Vec<_> = notable.iter().take(4).map(|(opcode, count)| format!("{count} {opcode}")).collect();
         let counts = plural(node.instructions, "instruction");
-        [path.to_owned(), counts, notable.join(", ")]
+        [or_no_scope(&node.path).to_owned(), counts, notable.join(", ")]
             .into_iter()
             .filter(|line| !line.is_empty())
             .collect::<Vec<_>>()

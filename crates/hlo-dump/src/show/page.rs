@@ -1,33 +1,37 @@
 //! HLO text as a page: names lead to where they are defined, and light up wherever they are.
 
 use std::collections::HashSet;
-use std::fmt::Write;
 
+use maud::{Markup, PreEscaped, html};
 use meshloom_hlo::analysis::communication;
 
-use crate::report::html::escape;
+use crate::report::html;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
+/// What gives an empty line its height.
+const SPACE: PreEscaped<&str> = PreEscaped("&nbsp;");
 
 pub fn render(title: &str, text: &str) -> String {
-    let mut page = String::with_capacity(3 * text.len());
-    let title = escape(title);
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n<style>{STYLE}</style></head>\n\
-         <body><header><h1>{title}</h1><input id=\"find\" type=\"search\" placeholder=\"show lines with ...\"></header>\n<main>"
-    );
-    for block in text.split("\n\n") {
-        let names = Names::of(block);
-        for line in block.lines() {
-            let class = if is_collective(line) { " class=\"moves\"" } else { "" };
-            let _ = write!(page, "<div{class}>{}</div>", names.linked(line));
+    html::document(html! {
+        (html::DOCTYPE)
+        html lang="en" {
+            head { meta charset="utf-8"; title { (title) } style { (PreEscaped(STYLE)) } }
+            body {
+                header { h1 { (title) } input id="find" type="search" placeholder="show lines with ..."; }
+                main {
+                    @for block in text.split("\n\n") {
+                        @let names = Names::of(block);
+                        @for line in block.lines() {
+                            div class=[is_collective(line).then_some("moves")] { (names.linked(line)) }
+                        }
+                        div { (SPACE) }
+                    }
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
         }
-        page.push_str("<div>&nbsp;</div>");
-    }
-    let _ = write!(page, "</main>\n<script>{SCRIPT}</script></body></html>\n");
-    page
+    })
 }
 
 /// Whether the opcode before a line's first operand is that of a collective.
@@ -50,28 +54,23 @@ impl<'a> Names<'a> {
     }
 
     /// A line in which the name that it defines is an anchor, and other names lead to theirs.
-    fn linked(&self, line: &str) -> String {
-        let mut out = String::with_capacity(2 * line.len());
+    fn linked(&self, line: &str) -> Markup {
         let own = defined(line, " =").or_else(|| defined(line, " ("));
-        let (mut rest, mut is_first) = (line, true);
-        while let Some(at) = rest.find('%') {
-            out.push_str(&escape(&rest[..at]));
-            let (name, after) = name_at(&rest[at + 1..]);
-            let key = match self.instructions.contains(name) {
-                true => escape(&format!("{}/{name}", self.computation)),
-                false => escape(name),
-            };
-            let shown = escape(name);
-            let _ = match name {
-                "" => write!(out, "%"),
-                name if is_first && own == Some(name) => write!(out, "<a id=\"{key}\" class=\"def\">%{shown}</a>"),
-                _ => write!(out, "<a href=\"#{key}\">%{shown}</a>"),
-            };
-            is_first = false;
-            rest = after;
+        let mut parts = line.split('%');
+        let start = parts.next().unwrap_or_default();
+        html! {
+            @if line.is_empty() { (SPACE) }
+            (start)
+            @for (index, part) in parts.enumerate() {
+                @let (name, after) = name_at(part);
+                @let inside = self.instructions.contains(name).then(|| format!("{}/", self.computation));
+                @let key = inside.unwrap_or_default() + name;
+                @if name.is_empty() { "%" }
+                @else if index == 0 && own == Some(name) { a id=(key) class="def" { "%" (name) } }
+                @else { a href={ "#" (key) } { "%" (name) } }
+                (after)
+            }
         }
-        out.push_str(&escape(rest));
-        if out.is_empty() { "&nbsp;".to_owned() } else { out }
     }
 }
 

@@ -6,20 +6,20 @@
 mod picture;
 mod series;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use meshloom_hlo::analysis::AxisPart;
+use meshloom_hlo::table::Table;
 use serde::Serialize;
 
+pub use self::series::Diloco;
 use self::series::{Row, Series};
-use crate::arguments::{Input, Reading, Traffic};
-use crate::input::{Described, Loaded, load};
-use crate::output::{self, BOLD, Column, DIM, Table, line, paint};
+use crate::arguments::{Input, Traffic};
+use crate::input::{Loaded, load};
+use crate::output::{self, BOLD, DIM, line, paint};
 
 #[derive(Serialize)]
 struct Answer<'a> {
-    #[serde(flatten)]
-    input: Described<'a>,
-    axis: &'a str,
+    axis: String,
     /// Bits that a device sends in a second, if the model was asked for.
     bits_per_second: Option<f64>,
     series: &'a [Series],
@@ -30,16 +30,12 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     let axis = axis(arguments, &first)?;
     let series = series::all(arguments, &first, &axis)?;
     if let Some(path) = &arguments.svg {
-        let drawing = picture::svg(&series, &axis.to_string());
-        std::fs::write(path, drawing).with_context(|| format!("cannot write {}", path.display()))?;
+        output::write(path, picture::svg(&series, &axis.to_string()))?;
     }
     if json {
         let bits_per_second = arguments.gbps.map(|gbps| gbps * 1e9);
-        let axis = axis.to_string();
-        return output::json(
-            "traffic",
-            &Answer { input: first.describe(), axis: &axis, bits_per_second, series: &series },
-        );
+        let answer = Answer { axis: axis.to_string(), bits_per_second, series: &series };
+        return output::json("traffic", &first.found(&answer));
     }
     line(&paint(BOLD, &first.title()));
     line(&format!("what each device sends over {axis}, by step"));
@@ -55,9 +51,7 @@ fn by_step(input: &Input) -> Result<Loaded> {
     if loaded.steps_per_execution() == 1 {
         return Ok(loaded);
     }
-    let one = std::iter::once("train.steps_per_call=1".to_owned());
-    let reading = Reading { set: input.reading.set.iter().cloned().chain(one).collect(), ..input.reading.clone() };
-    load(&Input { path: input.path.clone(), reading })
+    load(&input.with(&["train.steps_per_call=1".to_owned()]))
 }
 
 /// The axis that was asked for; else the one over which replicas are spread.
@@ -94,30 +88,19 @@ fn bar(bytes: u64, most: u64) -> String {
 fn print(series: &Series, most: u64) {
     line("");
     line(&paint(BOLD, &series.title()));
-    let mut table = Table::new(&[
-        ("step", Column::Number),
-        ("after it", Column::Text),
-        ("collectives", Column::Number),
-        ("sends", Column::Number),
-        ("", Column::Text),
-        ("in loops", Column::Number),
-        ("on the link*", Column::Number),
-        ("spread over the overlap*", Column::Number),
-    ]);
     let rows = folded(&series.rows);
-    for (steps, row) in &rows {
-        table.row(vec![
-            steps.clone(),
-            row.event(),
-            output::bounds_of_count(row.executions()),
-            output::bounds_of_bytes(row.moved_bytes()),
-            bar(row.most().unwrap_or(0), most),
-            row.in_loops().filter(|it| it.most != Some(0)).map(output::bounds_of_bytes).unwrap_or_default(),
-            row.seconds.map(output::seconds).unwrap_or_default(),
-            row.spread_bytes.map(|bytes| output::human_bytes(bytes.round() as u64)).unwrap_or_default(),
-        ]);
-    }
-    table.print();
+    let in_loops = |row: &Row| row.in_loops().filter(|it| it.most != Some(0)).map(output::bounds_of_bytes);
+    let spread = |row: &Row| row.spread_bytes.map(|bytes| output::human_bytes(bytes.round() as u64));
+    let table = Table::of(&rows)
+        .number("step", |(steps, _)| steps)
+        .text("after it", |(_, row)| row.event())
+        .number("collectives", |(_, row)| output::bounds_of_count(row.executions()))
+        .number("sends", |(_, row)| output::bounds_of_bytes(row.moved_bytes()))
+        .text("", |(_, row)| bar(row.most().unwrap_or(0), most))
+        .number("in loops", |(_, row)| in_loops(row).unwrap_or_default())
+        .number("on the link*", |(_, row)| row.seconds.map(output::seconds).unwrap_or_default())
+        .number("spread over the overlap*", |(_, row)| spread(row).unwrap_or_default());
+    output::table(table, 0);
     line(&series.summary());
     if rows.iter().any(|(_, row)| row.seconds.is_some()) {
         line(&paint(DIM, series::TIME_MODEL));
@@ -143,28 +126,18 @@ fn folded(rows: &[Row]) -> Vec<(String, &Row)> {
 /// The series beside one another: peaks and totals.
 fn print_comparison(series: &[Series]) {
     let [first, _, ..] = series else { return };
-    let mut table = Table::new(&[
-        ("compared", Column::Text),
-        ("most in a step", Column::Number),
-        ("of the first", Column::Number),
-        ("in all steps", Column::Number),
-        ("of the first", Column::Number),
-    ]);
     let share = |part: Option<u64>, whole: Option<u64>| match (part, whole) {
         (Some(part), Some(whole)) if whole > 0 => format!("{:.3}", part as f64 / whole as f64),
         _ => String::new(),
     };
-    for it in series {
-        table.row(vec![
-            it.name.clone(),
-            it.peak_bytes.map_or("?".to_owned(), output::bytes),
-            share(it.peak_bytes, first.peak_bytes),
-            it.total_bytes.map_or("?".to_owned(), output::bytes),
-            share(it.total_bytes, first.total_bytes),
-        ]);
-    }
+    let table = Table::of(series)
+        .text("compared", |it| &it.name)
+        .number("most in a step", |it| output::known_bytes(it.peak_bytes))
+        .number("of the first", |it| share(it.peak_bytes, first.peak_bytes))
+        .number("in all steps", |it| output::known_bytes(it.total_bytes))
+        .number("of the first", |it| share(it.total_bytes, first.total_bytes));
     line("");
-    table.print();
+    output::table(table, 0);
 }
 
 #[cfg(test)]

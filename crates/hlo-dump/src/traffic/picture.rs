@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::series::{Row, Series};
 use crate::output::human_bytes;
+use crate::report::chart::byte_ticks;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 86.0;
@@ -73,12 +74,6 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// A round number of bytes, of which three to six fit below the largest value.
-fn apart(most: f64) -> f64 {
-    let power = 2f64.powf((most / 3.0).log2().floor());
-    power.max(1.0)
-}
-
 struct Chart {
     top: f64,
     steps: usize,
@@ -105,8 +100,7 @@ impl Chart {
 
     fn axes(&self, svg: &mut String) {
         let right = WIDTH - RIGHT;
-        let apart = apart(self.most);
-        for bytes in (0..).map(|line| f64::from(line) * apart).take_while(|&bytes| bytes <= self.most) {
+        for bytes in byte_ticks(self.most, 6) {
             let y = self.y(bytes);
             let _ = writeln!(
                 svg,

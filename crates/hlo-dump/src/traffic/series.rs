@@ -6,8 +6,7 @@ use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, step_input
 use serde::Serialize;
 
 use super::by_step;
-use crate::arguments::{Input, Reading, Traffic};
-use crate::configs::run::Diloco;
+use crate::arguments::Traffic;
 use crate::input::Loaded;
 use crate::output;
 
@@ -25,7 +24,7 @@ pub struct Series {
     /// The overrides by which its config differs from the one given.
     overrides: Vec<String>,
     /// Of DiLoCo: its schedule.
-    schedule: Option<ScheduleForm>,
+    schedule: Option<Diloco>,
     /// Inputs of the program that count steps, by number.
     step_inputs: Vec<i64>,
     /// Collectives over the axis, all branches together.
@@ -38,26 +37,25 @@ pub struct Series {
     pub total_bytes: Option<u64>,
 }
 
-#[derive(Clone, Copy, Serialize)]
-struct ScheduleForm {
-    period: usize,
-    steps_between_syncs: usize,
-    fragments: usize,
-    overlap_steps: usize,
-    transport: &'static str,
+/// When the replicas of DiLoCo send what they learned, and how.
+#[derive(Serialize)]
+pub struct Diloco {
+    /// Steps until all repeats.
+    pub period: usize,
+    /// Steps from one sync, of whatever fragment, to the next.
+    pub steps_between_syncs: usize,
+    /// In how many parts parameters are sent.
+    pub fragments: usize,
+    /// Steps from sending to use.
+    pub overlap_steps: usize,
+    /// In which form values are sent.
+    pub transport: &'static str,
+    #[serde(skip)]
+    pub after_step: Box<dyn Fn(usize) -> Event>,
 }
 
-impl ScheduleForm {
-    fn of(diloco: &Diloco) -> ScheduleForm {
-        ScheduleForm {
-            period: diloco.period(),
-            steps_between_syncs: diloco.steps_between_syncs(),
-            fragments: diloco.fragments(),
-            overlap_steps: diloco.overlap_steps(),
-            transport: diloco.transport(),
-        }
-    }
-}
+/// The fragment that is sent after a step, and the one that comes in: `all`, or its number.
+pub type Event = (Option<String>, Option<String>);
 
 /// A step. The first is step 1, before which none was done.
 #[derive(Serialize)]
@@ -78,7 +76,7 @@ pub struct Row {
 }
 
 impl Row {
-    fn of(found: &StepTraffic, (sent, applied): (Option<String>, Option<String>)) -> Row {
+    fn of(found: &StepTraffic, (sent, applied): Event) -> Row {
         let StepTraffic { counter, executions, moved_bytes, moved_in_loops } = found;
         Row {
             step: counter + 1,
@@ -128,28 +126,31 @@ impl Row {
 impl Series {
     /// `streaming: 3 fragments, one every 2 steps, used 1 step later, f32`.
     pub fn title(&self) -> String {
-        let Some(form) = self.schedule else { return self.name.clone() };
-        let ScheduleForm { period, steps_between_syncs, fragments, overlap_steps, transport } = form;
+        let Some(form) = &self.schedule else { return self.name.clone() };
+        let Diloco { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
         let late = match overlap_steps {
             0 => String::new(),
-            steps => format!(", used {} later", output::plural(steps, "step")),
+            steps => format!(", used {} later", output::plural(*steps, "step")),
         };
         match fragments {
             1 => format!("{}: all every {period} steps{late}, {transport}", self.name),
             count => format!(
                 "{}: {count} fragments, one every {}{late}, {transport}",
                 self.name,
-                output::plural(steps_between_syncs, "step")
+                output::plural(*steps_between_syncs, "step")
             ),
         }
     }
 
     pub fn summary(&self) -> String {
-        let bytes = |count: Option<u64>| count.map_or("?".to_owned(), output::bytes);
         match self.rows.len() {
-            1 => format!("every step sends {}", bytes(self.total_bytes)),
+            1 => format!("every step sends {}", output::known_bytes(self.total_bytes)),
             steps => {
-                format!("at most {} in a step, {} in {steps} steps", bytes(self.peak_bytes), bytes(self.total_bytes))
+                format!(
+                    "at most {} in a step, {} in {steps} steps",
+                    output::known_bytes(self.peak_bytes),
+                    output::known_bytes(self.total_bytes)
+                )
             }
         }
     }
@@ -176,10 +177,7 @@ pub fn all(arguments: &Traffic, first: &Loaded, axis: &AxisPart) -> Result<Vec<S
     }
     let each = arguments.compare.iter().map(|name| {
         let overrides = overrides(name)?;
-        let Input { path, reading } = &arguments.input;
-        let set = reading.set.iter().chain(&overrides).cloned().collect();
-        let input = Input { path: path.clone(), reading: Reading { set, ..reading.clone() } };
-        let loaded = by_step(&input)?;
+        let loaded = by_step(&arguments.input.with(&overrides))?;
         series(arguments, &loaded, axis, (name, overrides))
     });
     each.collect()
@@ -212,24 +210,24 @@ fn series(
     (name, overrides): (&str, Vec<String>),
 ) -> Result<Series> {
     let Some(mesh) = &loaded.mesh else { bail!("the module names no mesh") };
-    let diloco = loaded.diloco()?;
+    let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.diloco())?;
     let inputs = step_inputs(&loaded.module, arguments.step_input.as_deref());
     if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
         bail!("--step-input {name}: no input of whole numbers has this name");
     }
-    let period = diloco.as_ref().map_or(1, |diloco| diloco.period() as u64);
+    let period = diloco.as_ref().map_or(1, |diloco| diloco.period as u64);
     let steps = arguments.steps.unwrap_or(period);
     let Found { collectives, steps: found } = traffic(&loaded.module, loaded.devices, (mesh, axis), &inputs, 0..steps);
     let event = |step: u64| {
         let at = usize::try_from(step).unwrap_or(usize::MAX);
-        diloco.as_ref().map(|diloco| diloco.after_step(at)).unwrap_or_default()
+        diloco.as_ref().map(|diloco| (diloco.after_step)(at)).unwrap_or_default()
     };
     let mut rows: Vec<Row> = found.iter().map(|found| Row::of(found, event(found.counter + 1))).collect();
     if let Some(gbps) = arguments.gbps {
         rows.iter_mut().for_each(|row| row.seconds = row.moved_bytes.map(|bytes| bytes as f64 * 8.0 / (gbps * 1e9)));
     }
     if let Some(diloco) = &diloco {
-        spread(&mut rows, diloco.overlap_steps(), diloco.period());
+        spread(&mut rows, diloco.overlap_steps, diloco.period);
     }
     let bytes = rows.iter().map(Row::most);
     let peak_bytes = bytes.clone().try_fold(0, |most: u64, it| Some(most.max(it?)));
@@ -237,7 +235,7 @@ fn series(
     Ok(Series {
         name: name.to_owned(),
         overrides,
-        schedule: diloco.as_ref().map(ScheduleForm::of),
+        schedule: diloco,
         step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
         collectives: collectives.len(),
         rows,

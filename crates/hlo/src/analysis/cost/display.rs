@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use comfy_table::{CellAlignment, Table, presets};
-
 use super::{InstructionCost, ModuleCost};
+use crate::table::Table;
 
 /// Rows of the table; the rest is small.
 const SHOWN: usize = 20;
@@ -31,25 +30,14 @@ impl fmt::Display for ModuleCost {
         let mut entries: Vec<&InstructionCost> = self.instructions.iter().collect();
         let weight = |entry: &InstructionCost| entry.seconds.map_or(entry.total.flops as f64, |seconds| seconds.serial);
         entries.sort_by(|a, b| weight(b).total_cmp(&weight(a)));
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["instruction", "flops", "bytes", "sent", "times", "bound", "source"]);
-        for entry in entries.into_iter().take(SHOWN) {
-            table.add_row([
-                entry.name.clone(),
-                entry.work.flops.to_string(),
-                entry.work.bytes().to_string(),
-                entry.work.link_bytes.to_string(),
-                entry.executions.to_string(),
-                entry.bound.map(|bound| bound.to_string()).unwrap_or_default(),
-                entry.source.clone().unwrap_or_default(),
-            ]);
-        }
-        for column in 1..=4 {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
+        let table = Table::of(entries.into_iter().take(SHOWN))
+            .text("instruction", |entry| &entry.name)
+            .number("flops", |entry| entry.work.flops)
+            .number("bytes", |entry| entry.work.bytes())
+            .number("sent", |entry| entry.work.link_bytes)
+            .number("times", |entry| entry.executions)
+            .text("bound", |entry| entry.bound.map(|bound| bound.to_string()).unwrap_or_default())
+            .text("source", |entry| entry.source.as_deref().unwrap_or_default());
         write!(f, "{table}")
     }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use comfy_table::{CellAlignment, Table, presets};
-
 use super::ModuleMemory;
+use crate::table::Table;
 
 /// Rows of the table; the rest is small.
 const SHOWN: usize = 20;
@@ -18,15 +17,10 @@ impl fmt::Display for ModuleMemory {
             "arguments {arguments}, outputs {outputs} ({aliased} of them in arguments), temporaries {temporaries}"
         )?;
         writeln!(f, "peak {peak}, of which the largest:")?;
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["value", "bytes", "source"]);
-        for value in self.live_at_peak.iter().take(SHOWN) {
-            table.add_row([value.name.clone(), value.bytes.to_string(), value.source.clone().unwrap_or_default()]);
-        }
-        if let Some(column) = table.column_mut(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let table = Table::of(self.live_at_peak.iter().take(SHOWN))
+            .text("value", |value| &value.name)
+            .number("bytes", |value| value.bytes)
+            .text("source", |value| value.source.as_deref().unwrap_or_default());
         write!(f, "{table}")
     }
 }

@@ -74,6 +74,17 @@ pub enum BufferKind {
     Temporary,
 }
 
+impl BufferKind {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            BufferKind::Argument => "argument",
+            BufferKind::Output => "output",
+            BufferKind::Temporary => "temporary",
+        }
+    }
+}
+
 /// A value that is in memory when most is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveBuffer {

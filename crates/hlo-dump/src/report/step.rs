@@ -6,18 +6,18 @@
 
 use meshloom_hlo::analysis::cost::InstructionCost;
 use meshloom_hlo::analysis::source::op_name;
-use meshloom_hlo::analysis::{Chip, ModuleCollective, ModuleCollectives, ModuleCost, Via, Walk};
+use meshloom_hlo::analysis::{ModuleCollective, ModuleCollectives, ModuleCost, Via, Walk};
 use meshloom_hlo::proto::HloInstructionProto;
 use rustc_hash::FxHashMap;
 
-use super::{axes_text, limit};
+use super::axes_text;
+use super::lanes::{Lane, LoopSpan, Span, StepLanes};
 use crate::output::{human_bytes, human_count, seconds};
-use crate::report::{Lane, LoopSpan, Span, StepLanes};
 
 /// Deeper nests of loops and calls than any compiler makes.
 const DEEPEST: usize = 64;
 
-pub fn lanes(chip: &Chip, walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives) -> Option<StepLanes> {
+pub fn lanes(walk: &Walk<'_>, cost: &ModuleCost, collectives: &ModuleCollectives) -> Option<StepLanes> {
     cost.roofline.as_ref()?;
     let planner = Planner::of(walk, cost, collectives);
     let plan = planner.place(0, 0);
@@ -28,7 +28,7 @@ pub fn lanes(chip: &Chip, walk: &Walk<'_>, cost: &ModuleCost, collectives: &Modu
         lanes[lane].spans.push(span);
     }
     let exposed = (plan.seconds - lanes[0].busy).max(0.0);
-    Some(StepLanes { seconds: plan.seconds, chip: chip.name.to_owned(), lanes, loops: plan.loops, exposed })
+    Some(StepLanes { seconds: plan.seconds, lanes, loops: plan.loops, exposed })
 }
 
 /// A schedule of a computation, from 0.
@@ -188,7 +188,7 @@ fn compute_span(cost: &InstructionCost, executions: f64) -> Span {
             human_bytes(work.bytes()),
             cost.op_name
         ),
-        limit: cost.bound.map(limit).unwrap_or_default(),
+        limit: cost.bound,
         ..Span::default()
     }
 }

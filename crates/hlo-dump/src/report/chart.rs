@@ -1,0 +1,117 @@
+//! What the drawings of the page have in common: their frame, marks, texts that fit, and ticks.
+
+use maud::{Markup, Render, html};
+
+/// How wide every drawing is, in units of its own.
+pub const WIDTH: f64 = 1120.0;
+
+/// A coordinate as it is written: nobody sees less than a tenth.
+pub fn at(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+/// A place in a drawing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Area {
+    pub x: f64,
+    pub y: f64,
+    pub width: f64,
+    pub height: f64,
+}
+
+impl Area {
+    /// A space between neighbours.
+    pub fn inset(self) -> Area {
+        let [width, height] = [self.width, self.height].map(|it| (it - 2.0).max(0.5));
+        Area { x: self.x + 1.0, y: self.y + 1.0, width, height }
+    }
+
+    pub fn rectangle(self, class: Option<&str>, rounding: u8, style: Option<String>) -> Markup {
+        let Area { x, y, width, height } = self;
+        let [x, y, width, height] = [x, y, width, height].map(at);
+        html! { rect class=[class] x=(x) y=(y) width=(width) height=(height) rx=(rounding) style=[style] {} }
+    }
+}
+
+pub fn drawing(class: &str, id: Option<&str>, height: f64, label: &str, content: impl Render) -> Markup {
+    let view = format!("0 0 {WIDTH} {height}");
+    html! { svg class={ "chart" (class) } id=[id] viewBox=(view) role="img" aria-label=(label) { (content) } }
+}
+
+pub fn text(class: &str, (x, y): (f64, f64), text: impl Render) -> Markup {
+    html! { text class=(class) x=(at(x)) y=(at(y)) { (text) } }
+}
+
+/// A line along an axis, or across the drawing.
+pub fn rule(class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) -> Markup {
+    html! { line class=(class) x1=(at(x1)) x2=(at(x2)) y1=(at(y1)) y2=(at(y2)) {} }
+}
+
+/// At most so many characters: the start and the end of a longer text.
+pub fn shortened(text: &str, most: usize) -> String {
+    let count = text.chars().count();
+    if count <= most {
+        return text.to_owned();
+    }
+    let head: String = text.chars().take(most / 2).collect();
+    let tail: String = text.chars().skip(count - (most - most / 2 - 1)).collect();
+    format!("{head}…{tail}")
+}
+
+/// A path as far as it fits into so many characters, its last parts first: they say most.
+pub fn fitting(path: &str, most: usize) -> String {
+    if path.chars().count() <= most {
+        return path.to_owned();
+    }
+    let ends = path.match_indices('/').map(|(at, _)| &path[at + 1..]);
+    match ends.filter(|end| !end.is_empty()).find(|end| end.chars().count() <= most) {
+        Some(end) => end.to_owned(),
+        None => {
+            let last = path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path);
+            last.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+        }
+    }
+}
+
+/// Round numbers for an axis from 0 to a largest value, about so many.
+pub fn ticks(most: f64, count: usize) -> Vec<f64> {
+    let rough = most / count.max(1) as f64;
+    let power = 10f64.powf(rough.log10().floor());
+    let leading = rough / power;
+    multiples(power * [1.0, 2.0, 5.0].into_iter().find(|&round| leading <= round).unwrap_or(10.0), most)
+}
+
+/// Round numbers of bytes likewise, which are powers of two apart.
+pub fn byte_ticks(most: f64, count: usize) -> Vec<f64> {
+    multiples((2.0 * most / count.max(1) as f64).log2().floor().exp2().max(1.0), most)
+}
+
+fn multiples(step: f64, most: f64) -> Vec<f64> {
+    if !most.is_finite() || most <= 0.0 {
+        return vec![0.0];
+    }
+    (0..).map(|index| f64::from(index) * step).take_while(|&value| value <= most * 1.0001).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_keep_both_ends() {
+        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
+        assert_eq!(shortened("abcdefghijk", 7), "abc…ijk");
+        assert_eq!(fitting("layer/attention/dot", 40), "layer/attention/dot");
+        assert_eq!(fitting("layer/attention/dot", 15), "attention/dot");
+        assert_eq!(fitting("layer/attention/dot_general", 6), "dot_g…");
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(ticks(9.0, 4), [0.0, 5.0]);
+        assert_eq!(ticks(1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+        assert_eq!(byte_ticks(1000.0, 4), [0.0, 256.0, 512.0, 768.0]);
+        assert_eq!(byte_ticks(0.0, 4), [0.0]);
+        assert_eq!(ticks(f64::NAN, 4), [0.0]);
+    }
+}

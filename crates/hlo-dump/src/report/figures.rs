@@ -1,0 +1,109 @@
+//! The figures at the top of the page, and at its end what they take for granted.
+
+use maud::{Markup, html};
+use meshloom_hlo::Amount;
+use meshloom_hlo::analysis::ModuleCost;
+use meshloom_hlo::analysis::memory::MemoryForm;
+use meshloom_hlo::mesh::Mesh;
+
+use super::Report;
+use crate::output::{amount, human_bytes, human_count, seconds, thousands};
+
+pub fn figures(report: &Report) -> Markup {
+    let Report { loaded, chip, cost, collectives, .. } = report;
+    let figure = |label: &str, value: String, detail: String| {
+        html! { div.figure { span { (label) } strong { (value) } small { (detail) } } }
+    };
+    let mesh = loaded.mesh.as_ref().map_or("no mesh is named".to_owned(), Mesh::to_string);
+    let computations = format!("in {} computations", thousands(loaded.module.computations.len() as u64));
+    let sent = match collectives.moved_bytes() {
+        Amount::Exactly(bytes) => human_bytes(bytes),
+        Amount::AtMost(bytes) => format!("≤ {}", human_bytes(bytes)),
+        Amount::Unknown => "unknown".to_owned(),
+    };
+    let flops = cost.total.flops;
+    html! {
+        div.figures {
+            (figure("devices", thousands(loaded.device_count()), mesh))
+            (figure("instructions", thousands(loaded.instruction_count()), computations))
+            (figure(
+                "operations",
+                format!("{}FLOP", human_count(flops as f64)),
+                format!("{} on each device", thousands(flops)),
+            ))
+            (figure("moved", sent, format!("sent by one device in {} runs", amount(collectives.executions()))))
+            @if let Ok(memory) = &report.memory {
+                @let share = chip.device_memory().map(|bytes| 100.0 * memory.peak as f64 / bytes as f64);
+                @let of = share.filter(|share| *share >= 0.1).map(|share| format!(", {share:.1} % of a {}", chip.name));
+                @let detail = format!("{} bytes{}", thousands(memory.peak), of.unwrap_or_default());
+                (figure("peak memory", human_bytes(memory.peak), detail))
+            }
+            @if let (Some(roofline), Some(step)) = (&cost.roofline, &report.step) {
+                @let (least, most) = (seconds(roofline.overlapped_seconds), seconds(roofline.serial_seconds));
+                (figure(
+                    "step, estimated",
+                    seconds(step.seconds),
+                    format!(
+                        "on {}, {} bound; {least} if all overlaps, {most} if nothing",
+                        roofline.chip, roofline.bound
+                    ),
+                ))
+            }
+        }
+    }
+}
+
+pub fn notes(report: &Report) -> Markup {
+    let mut notes = Vec::new();
+    if report.loaded.is_nameless() {
+        notes.push("The module names no mesh: --mesh data=2,fsdp=4 would name the axes.".to_owned());
+    }
+    notes.extend(of_cost(&report.cost));
+    notes.extend(of_memory(report));
+    html! {
+        @if !notes.is_empty() {
+            section id="notes" {
+                h2 { "What these figures take for granted" }
+                ul { @for note in &notes { li { (note) } } }
+            }
+        }
+    }
+}
+
+fn of_memory(report: &Report) -> Option<String> {
+    let form = match &report.memory {
+        Ok(memory) => memory.form,
+        Err(error) => return Some(format!("Memory is not shown: {error}.")),
+    };
+    let note = match form {
+        MemoryForm::Assignment => return None,
+        MemoryForm::Scheduled => "Memory is estimated from the schedule of the module.",
+        MemoryForm::Unscheduled => "Memory is estimated: the module has no schedule, and its order stands for one.",
+        MemoryForm::Uncompiled => "Memory is estimated: the module is not compiled, and what will be fused is guessed.",
+    };
+    Some(note.to_owned())
+}
+
+fn of_cost(cost: &ModuleCost) -> Vec<String> {
+    let assumed = &cost.assumptions;
+    let mut notes = Vec::new();
+    if !assumed.loops_counted_once.is_empty() {
+        let names = assumed.loops_counted_once.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        let count = assumed.loops_counted_once.len();
+        notes.push(format!("How often {count} loops run is not known; they count once: {names}."));
+    }
+    if assumed.branches {
+        notes.push("Of the branches of a conditional, the most expensive one counts.".to_owned());
+    }
+    if assumed.merged {
+        notes.push("Calls of calls can be reached in too many ways to keep apart: each computation is one.".to_owned());
+    }
+    for call in assumed.unknown_calls.iter().take(8) {
+        let times = if call.instructions == 1 { String::new() } else { format!(" ({} of them)", call.instructions) };
+        notes.push(format!(
+            "What custom call {}{times} computes is not known: its operations do not count.",
+            call.target
+        ));
+    }
+    notes
+}
