@@ -1,5 +1,6 @@
 //! The error of the crate, each variant of which says whose fault it is, and the errors of this module.
 
+use meshloom_hlo::analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
@@ -30,6 +31,9 @@ pub enum Error {
     /// The caller's fault: it asks a ledger for what the program does not have.
     #[error(transparent)]
     Ledger(#[from] crate::partition::LedgerError),
+    /// The program's fault: its memory cannot be estimated.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The machine's or the plugin's fault, or arguments that do not fit a program.
     #[error(transparent)]
     Pjrt(#[from] Box<crate::pjrt::PjrtError>),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, GraphBuilder, PortInfo, TensorType};
@@ -179,7 +180,7 @@ fn unknown_names_are_errors() {
     let expected = "XLA partitions this program: what it needs is known once it is compiled; use partition mode \
                     \"explicit\", or read the compiled module";
     check(&by_xla.collectives(), expected);
-    assert_eq!(by_xla.memory(), Err(LedgerError::PartitionedByXla));
+    assert!(matches!(by_xla.memory(), Err(Error::Ledger(LedgerError::PartitionedByXla))));
 }
 
 #[test]
@@ -224,11 +225,13 @@ fn memory_is_about_what_xla_plans() {
         let ratio = memory.temporaries as f64 / stats.temporary as f64;
         println!("{mesh} {remat}: temporaries {ratio:.2} of XLA's\n{memory}");
         assert_eq!(memory.arguments, stats.arguments as u64);
-        // XLA's outputs are one tuple, which has a pointer to each.
-        assert_eq!(memory.outputs + 8 * lowered.graph().outputs().len() as u64, stats.outputs as u64);
+        assert_eq!(memory.outputs, stats.outputs as u64);
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers otherwise; but not by a half.
         assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
-        assert_eq!(memory.live_at_peak.iter().map(|value| value.bytes).sum::<u64>(), memory.peak);
+        let live = memory.arguments + memory.outputs - memory.aliased + memory.live_temporaries;
+        assert_eq!(memory.live_at_peak.iter().map(|value| value.bytes).sum::<u64>(), live);
+        let labels: Vec<&str> = memory.live_at_peak.iter().map(|value| value.label()).collect();
+        assert!(labels.contains(&"batch.tokens") && labels.iter().any(|label| label.contains("layers/")), "{labels:?}");
     }
 }

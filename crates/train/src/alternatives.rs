@@ -2,7 +2,8 @@
 
 use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, RunConfig};
 use crate::Error;
-use meshloom::partition::{Ledger, Memory};
+use meshloom::hlo::analysis::ModuleMemory;
+use meshloom::partition::Ledger;
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
 
 /// A pipeline that a config could have.
@@ -17,7 +18,7 @@ pub struct Alternative {
     /// What the lowered train step moves.
     pub collectives: Ledger,
     /// What it needs.
-    pub memory: Memory,
+    pub memory: ModuleMemory,
 }
 
 /// A pipeline that a config cannot have.

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indexmap::IndexMap;
-use meshloom::partition::{CollectiveKind, Ledger, Memory};
+use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
-use meshloom_hlo::analysis::Chip;
+use meshloom_hlo::analysis::{Chip, ModuleMemory};
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
@@ -149,7 +149,7 @@ fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
 }
 
 fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
-    let &Memory { arguments, outputs, temporaries, peak, .. } = &it.memory;
+    let &ModuleMemory { arguments, outputs, temporaries, peak, .. } = &it.memory;
     Ok(Row {
         configured: it.configured,
         schedule: it.options.schedule.name(),
@@ -235,7 +235,7 @@ fn sent(traffic: &[Traffic]) -> String {
     by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
-fn print_memory(memory: &Memory, chip: Option<(&str, u64)>) {
+fn print_memory(memory: &ModuleMemory, chip: Option<(&str, u64)>) {
     const SHOWN: usize = 6;
     let rows =
         [("arguments: state and batch", memory.arguments), ("temporaries", memory.temporaries), ("peak", memory.peak)];
@@ -243,7 +243,7 @@ fn print_memory(memory: &Memory, chip: Option<(&str, u64)>) {
     let mut table = Table::new(&[("memory of a device", Column::Text), ("bytes", Column::Number)]);
     rows.iter().for_each(|(name, bytes)| table.row(vec![(*name).to_owned(), output::bytes(*bytes)]));
     let largest = memory.live_at_peak.iter().take(SHOWN);
-    largest.for_each(|it| table.row(vec![format!("  at the peak: {}", it.name), output::bytes(it.bytes)]));
+    largest.for_each(|it| table.row(vec![format!("  at the peak: {}", it.label()), output::bytes(it.bytes)]));
     table.print();
     if let Some((name, there_is)) = chip {
         let part = 100.0 * memory.peak as f64 / there_is as f64;

@@ -22,7 +22,11 @@ impl fmt::Display for ModuleMemory {
         table.load_style(presets::UTF8_HORIZONTAL_ONLY);
         table.set_header(["value", "bytes", "source"]);
         for value in self.live_at_peak.iter().take(SHOWN) {
-            table.add_row([value.name.clone(), value.bytes.to_string(), value.source.clone().unwrap_or_default()]);
+            table.add_row([
+                value.label().to_owned(),
+                value.bytes.to_string(),
+                value.source.clone().unwrap_or_default(),
+            ]);
         }
         if let Some(column) = table.column_mut(1) {
             column.set_cell_alignment(CellAlignment::Right);
