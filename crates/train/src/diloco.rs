@@ -1,6 +1,6 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
-use super::config::{DilocoConfig, DilocoTransport, RunConfig};
+use super::config::{DilocoConfig, RunConfig};
 use super::model::Model;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
@@ -10,7 +10,7 @@ use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
 use meshloom::transform::diloco::{
-    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
+    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, of_replicas,
 };
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
@@ -68,19 +68,13 @@ impl RunConfig {
             overlap_steps: config.overlap_steps,
             overlap_alpha: config.overlap_alpha,
         };
-        let transport = match config.transport {
-            DilocoTransport::F32 => Transport::F32,
-            DilocoTransport::Bf16 => Transport::Bf16,
-            DilocoTransport::F8 => Transport::F8,
-            DilocoTransport::Int4 => Transport::Int4,
-        };
         Some(DilocoOptions {
             replicas: config.replicas,
             sync_period: config.sync_period,
             outer_rate: config.outer_lr,
             outer_momentum: config.outer_momentum,
             streaming: config.streaming.then_some(streaming),
-            transport,
+            transport: config.transport,
             block: config.block,
         })
     }

@@ -2,31 +2,10 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::{Checked, axis_size, needs_section, positive};
-use super::{PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RunConfig};
+use super::{PipelineConfig, RematPolicy, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops;
-use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule, WeightPlan};
-
-impl From<PipelineWeights> for WeightPlan {
-    fn from(weights: PipelineWeights) -> WeightPlan {
-        match weights {
-            PipelineWeights::PerIteration => WeightPlan::PerIteration,
-            PipelineWeights::GatherOnce => WeightPlan::GatherOnce,
-            PipelineWeights::Bsw => WeightPlan::SlidingWindow,
-            PipelineWeights::BswSplit => WeightPlan::SplitSlidingWindow,
-        }
-    }
-}
-
-impl From<PipelineSchedule> for Schedule {
-    fn from(schedule: PipelineSchedule) -> Schedule {
-        match schedule {
-            PipelineSchedule::Gpipe => Schedule::Gpipe,
-            PipelineSchedule::Circular => Schedule::Circular,
-            PipelineSchedule::OneForwardOneBackward => Schedule::OneForwardOneBackward,
-        }
-    }
-}
+use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
 
 impl RunConfig {
     /// What `[remat]` says, as ops understand it.
@@ -60,8 +39,8 @@ impl RunConfig {
             repeats: pipeline.repeats,
             microbatches: pipeline.microbatches,
             layers_per_stage: pipeline.layers_per_stage,
-            weights: pipeline.weights.into(),
-            schedule: pipeline.schedule.into(),
+            weights: pipeline.weights,
+            schedule: pipeline.schedule,
             delay_forwarding: pipeline.delay_forwarding,
             scan_iterations: pipeline.scan_iterations,
             scan_repeats: pipeline.scan_repeats,

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
+use meshloom::transform::diloco::Transport;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
 /// Why a value was not taken.
 pub(super) enum Refusal {
@@ -25,13 +28,81 @@ pub(super) trait Value: Sized {
 
 /// One section while it is read.
 pub(super) struct Section<'a> {
-    pub name: &'a str,
-    pub table: Table,
+    name: &'a str,
+    table: Table,
     /// Where each key was written, for checks that come later.
-    pub places: &'a mut HashMap<String, Place>,
+    places: &'a mut HashMap<String, Place>,
 }
 
-impl Section<'_> {
+/// What a section is written as: every key with its value.
+pub(super) type Written = Vec<(&'static str, toml::Value)>;
+
+/// A section of the file.
+pub(super) trait Keys: Sized {
+    /// Its keys, in the order of the file.
+    const KEYS: &'static [&'static str];
+    /// What it is about.
+    const ABOUT: &'static str;
+
+    fn read(section: Section<'_>) -> Result<Self, ConfigError>;
+
+    /// None for a section that is absent.
+    fn write(&self) -> Option<Written>;
+
+    /// The section and the sections below it, each with its keys.
+    fn write_sections(&self, name: &'static str) -> Vec<(&'static str, Written)> {
+        self.write().into_iter().map(|keys| (name, keys)).collect()
+    }
+
+    /// Every key, without a value.
+    fn describe() -> Vec<KeyInfo>;
+}
+
+impl<S: Keys> Keys for Option<S> {
+    const KEYS: &'static [&'static str] = S::KEYS;
+    const ABOUT: &'static str = S::ABOUT;
+
+    fn read(section: Section<'_>) -> Result<Option<S>, ConfigError> {
+        S::read(section).map(Some)
+    }
+
+    fn write(&self) -> Option<Written> {
+        self.as_ref()?.write()
+    }
+
+    fn describe() -> Vec<KeyInfo> {
+        S::describe()
+    }
+}
+
+impl<'a> Section<'a> {
+    /// The section of this name; `expected` says what it must be.
+    pub(super) fn of(
+        name: &'a str,
+        entry: Entry,
+        places: &'a mut HashMap<String, Place>,
+        expected: &str,
+    ) -> Result<Section<'a>, ConfigError> {
+        match entry.node {
+            Node::Table(table) => Ok(Section { name, table, places }),
+            node => Err(error::wrong_type(&entry.place, name, &node, expected)),
+        }
+    }
+
+    /// A section below this one.
+    pub(super) fn below<'b>(
+        &'b mut self,
+        name: &'b str,
+        entry: Entry,
+        expected: &str,
+    ) -> Result<Section<'b>, ConfigError> {
+        Section::of(name, entry, self.places, expected)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.name
+    }
+
     /// The entries, after a check that their keys exist. `allowed` are the keys of the section.
     pub(super) fn entries(&mut self, allowed: &[&str]) -> Result<Vec<(String, Entry)>, ConfigError> {
         let entries = std::mem::take(&mut self.table).into_entries();
@@ -73,12 +144,12 @@ macro_rules! section {
             }
         }
 
-        impl $name {
-            /// The keys of the section, in the order of the file.
-            pub const KEYS: &[&str] = &[$(stringify!($key)),*];
+        impl $crate::config::value::Keys for $name {
+            const KEYS: &'static [&'static str] = &[$(stringify!($key)),*];
+            const ABOUT: &'static str = concat!($($about),*);
 
-            pub(super) fn read(
-                section: &mut $crate::config::value::Section<'_>,
+            fn read(
+                mut section: $crate::config::value::Section<'_>,
             ) -> Result<$name, $crate::config::ConfigError> {
                 let mut read = $name::default();
                 for (key, entry) in section.entries($name::KEYS)? {
@@ -91,14 +162,11 @@ macro_rules! section {
                 Ok(read)
             }
 
-            pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
-                vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*]
+            fn write(&self) -> Option<$crate::config::value::Written> {
+                Some(vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*])
             }
 
-            pub(super) const ABOUT: &str = concat!($($about),*);
-
-            /// Every key, without a value.
-            pub(super) fn describe() -> Vec<$crate::config::KeyInfo> {
+            fn describe() -> Vec<$crate::config::KeyInfo> {
                 use $crate::config::value::Value;
                 let defaults = $name::default();
                 vec![$($crate::config::KeyInfo {
@@ -136,25 +204,34 @@ macro_rules! choice {
             }
         }
 
+        $crate::config::value::named!($name);
+    };
+}
+
+/// Makes enums with `ALL` and `name()` values of keys: a variant is written as its name.
+macro_rules! named {
+    ($($name:ty),*) => {$(
         impl $crate::config::value::Value for $name {
             fn expected() -> String {
-                $crate::config::value::one_of($name::ALL.iter().map(|choice| choice.name()))
+                $crate::config::value::one_of(<$name>::ALL.iter().map(|choice| choice.name()))
             }
 
             fn read(value: &toml::Value) -> Result<$name, $crate::config::value::Refusal> {
-                let names = $name::ALL.iter().map(|choice| choice.name());
+                let names = <$name>::ALL.iter().map(|choice| choice.name());
                 let index = $crate::config::value::choose(value, names)?;
-                Ok($name::ALL[index])
+                Ok(<$name>::ALL[index])
             }
 
             fn write(&self) -> toml::Value {
                 toml::Value::String(self.name().to_owned())
             }
         }
-    };
+    )*};
 }
 
-pub(super) use {choice, section};
+pub(super) use {choice, named, section};
+
+named!(Schedule, Transport, WeightPlan);
 
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
