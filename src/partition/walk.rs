@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::context::Ports;
 use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
@@ -246,23 +247,15 @@ impl<'a, 'b> Walk<'a, 'b> {
         let ty = self.graph.ty(node.result());
         let outer = self.builder.origin();
         self.builder.set_origin(node.origin());
-        let mut context = PartitionContext {
-            builder: self.builder,
-            mesh: self.mesh,
+        let ports = Ports {
             operands: &[],
             operand_types: &[],
             operand_specs: &[],
             result_types: &[ty],
             result_specs: std::slice::from_ref(spec),
             result_dims: &[spec.local_dims(self.mesh, &ty.dims)?],
-            results: SmallVec::new(),
         };
-        primitive.partition(&mut context)?;
-        let &[made] = &context.results[..] else {
-            return Err(InternalError::new(node.op().name(), "one result of its partitioning rule")
-                .at(node.origin())
-                .into());
-        };
+        let made = PartitionContext::results(self.builder, self.mesh, primitive, ports)?[0];
         let made = self.on_first(made, spec.unreduced(), 0.0)?;
         self.builder.set_origin(outer);
         Ok(made)
@@ -280,6 +273,23 @@ impl<'a, 'b> Walk<'a, 'b> {
         let first = self.builder.broadcast(first, &dims, &[])?;
         let nothing = self.builder.splat_like(value, other);
         self.builder.push1(Select, &[first, value, nothing])
+    }
+
+    /// The spec in which a value is at hand; `otherwise` for one that is made where it is needed.
+    pub(super) fn spec_at_hand(&self, value: Value, otherwise: &Spec) -> Spec {
+        self.first(value).map_or(otherwise, |(_, spec)| spec).clone()
+    }
+
+    /// Enters the local results of a node, with their specs.
+    pub(super) fn set_results(
+        &mut self,
+        node: NodeRef<'_>,
+        locals: impl IntoIterator<Item = Value>,
+        specs: impl IntoIterator<Item = Spec>,
+    ) {
+        for ((result, local), spec) in node.results().zip(locals).zip(specs) {
+            self.set(result, local, spec);
+        }
     }
 
     /// Sets where nodes pushed from now on come from.
