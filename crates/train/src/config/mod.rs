@@ -9,7 +9,7 @@ mod describe;
 mod error;
 mod family;
 mod pipeline;
-mod rows;
+mod placement;
 mod rules;
 mod sections;
 mod supported;
@@ -22,13 +22,13 @@ use std::path::Path;
 
 pub use describe::{KeyInfo, SectionInfo};
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
     PipelineConfig, Platform, RematConfig, RematPolicy, Replication, TargetConfig, TrainConfig,
 };
 
-use meshloom::sharding::{Mesh, RuleSets};
 use tree::Table;
 use value::{Keys, Section, Written};
 
@@ -143,27 +143,5 @@ impl RunConfig {
             format!("[{name}]\n{}", lines.collect::<String>())
         };
         self.write_sections().iter().map(section).collect::<Vec<_>>().join("\n")
-    }
-
-    /// The device mesh that the config asks for.
-    pub fn mesh(&self) -> Result<Mesh, ConfigError> {
-        let MeshConfig { axes, dcn } = &self.mesh;
-        let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
-            let target = &self.target;
-            let hint = match target.topology.as_str() {
-                "" => format!("{error} (target.devices is {})", target.devices),
-                topology => {
-                    format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
-                }
-            };
-            let devices = target.topology.is_empty().then_some("target.devices");
-            error::invalid("mesh.axes", axes, &hint).because(devices)
-        })?;
-        mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
-    }
-
-    /// The axis rules that the config asks for.
-    pub fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
-        self.rules.rule_sets()
     }
 }

@@ -1,7 +1,7 @@
 //! The section `[pipeline]`: from its keys and the mesh to the form of a pipeline, or to an error that names the key.
 
 use super::error::{ConfigError, invalid};
-use super::validate::{Checked, axis_size, needs_section, positive};
+use super::validate::{Checked, needs_section, positive};
 use super::{PipelineConfig, RematPolicy, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops;
@@ -27,8 +27,16 @@ impl RunConfig {
     /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys
     /// of `[pipeline]` exclude each other.
     pub fn pipeline_options(&self) -> Result<Option<PipelineOptions>, ConfigError> {
+        match &self.pipeline {
+            None => Ok(None),
+            Some(_) => self.pipeline_of(self.placement()?.axis_size("stage")),
+        }
+    }
+
+    /// As [`RunConfig::pipeline_options`], with so many stages.
+    pub(crate) fn pipeline_of(&self, stages: usize) -> Result<Option<PipelineOptions>, ConfigError> {
         let Some(pipeline) = &self.pipeline else { return Ok(None) };
-        let options = self.unchecked_options(pipeline, axis_size(&self.mesh()?, "stage"));
+        let options = self.unchecked_options(pipeline, stages);
         options.validate().map_err(|error| refusal(pipeline, &error))?;
         Ok(Some(options))
     }
