@@ -4,7 +4,7 @@ use super::config::{DilocoConfig, RunConfig};
 use super::model::Model;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::ir::{DType, InternalError, Literal};
 use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, Role, RuleSets};
@@ -102,18 +102,13 @@ fn param_of_replicas(param: &Param, replicas: usize) -> Param {
     Param { spec: of_replicas(&param.spec, replicas), ..param.clone() }
 }
 
-/// The same value for each replica.
-fn for_each_replica(literal: &Literal, replicas: usize) -> Literal {
-    let mut dims = literal.ty().dims.clone();
-    dims.insert(0, replicas);
-    Literal::from_bytes(TensorType::new(literal.ty().dtype, &dims), literal.bytes().repeat(replicas))
-        .unwrap_or_else(|| literal.clone())
-}
-
 /// A parameter for each replica, spread as the one before was.
 pub(super) fn for_all_replicas(param: &Array, before: &Array, client: &Client) -> Result<Array, Error> {
-    let replicas = before.ty().dims.first().copied().unwrap_or(1);
-    Ok(Array::put(client, &for_each_replica(&param.get()?, replicas), before.layout())?)
+    let Some(&replicas) = before.ty().dims.first() else {
+        let defect = InternalError::new("a parameter of several replicas", "a dimension over them");
+        return Err(meshloom::Error::from(defect).into());
+    };
+    Ok(Array::put(client, &param.get()?.repeated(replicas), before.layout())?)
 }
 
 impl<M: Model> DilocoStep<M> {
@@ -139,10 +134,9 @@ impl<M: Model> DilocoStep<M> {
         let inner = self.step.initialize(seed);
         let params = inner.params.clone();
         let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
-        let zeros = |ty: &TensorType| Literal::from_bytes(ty.clone(), vec![0; ty.byte_count()]);
-        let momentum = declared.map(|_, param| zeros(&param.spec.ty).unwrap_or_else(|| Literal::scalar(0f32)));
+        let momentum = declared.map(|_, param| Literal::from_fn(param.spec.ty.clone(), |_| 0.0));
         DilocoState {
-            inner: inner.map(|_, literal| for_each_replica(literal, self.replicas())),
+            inner: inner.map(|_, literal| literal.repeated(self.replicas())),
             outer: OuterState { params, momentum },
             step: Literal::scalar(0i32),
         }
