@@ -26,7 +26,7 @@ pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
     CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, Platform, RematConfig, RematPolicy, Replication, TargetConfig, TrainConfig,
+    PipelineConfig, Platform, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;

@@ -2,21 +2,19 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::{Checked, needs_section, positive};
-use super::{PipelineConfig, RematPolicy, RunConfig};
+use super::{PipelineConfig, RunConfig};
 use meshloom::ir::Name;
-use meshloom::ops;
+use meshloom::ops::RematPolicy;
 use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
 
 impl RunConfig {
-    /// What `[remat]` says, as ops understand it.
-    pub fn remat_policy(&self) -> ops::RematPolicy {
+    /// What `[remat]` says: the policy with its names.
+    pub fn remat_policy(&self) -> RematPolicy {
         let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
-        match self.remat.policy {
-            RematPolicy::None => ops::RematPolicy::None,
-            RematPolicy::Full => ops::RematPolicy::Full,
-            RematPolicy::Dots => ops::RematPolicy::Dots,
-            RematPolicy::Save => ops::RematPolicy::Save(names()),
-            RematPolicy::Offload => ops::RematPolicy::Offload(names()),
+        match &self.remat.policy {
+            RematPolicy::Save(_) => RematPolicy::Save(names()),
+            RematPolicy::Offload(_) => RematPolicy::Offload(names()),
+            policy => policy.clone(),
         }
     }
 

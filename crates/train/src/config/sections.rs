@@ -2,6 +2,7 @@
 
 use super::value::{choice, section};
 use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -128,22 +129,6 @@ section! {
         axes: String = "data=2,fsdp=4".to_owned(),
         /// Axes, or factors of them, that cross slices: `diloco=2`.
         dcn: String = String::new(),
-    }
-}
-
-choice! {
-    /// What the backward pass recomputes.
-    RematPolicy {
-        /// Nothing: every value that the backward pass needs is kept.
-        None = "none",
-        /// Every layer, from its input.
-        Full = "full",
-        /// Everything but the results of matrix products.
-        Dots = "dots",
-        /// Everything but the values in `remat.names`.
-        Save = "save",
-        /// As `save`, with those values kept in the host's memory (on a CPU, that is where they are anyway).
-        Offload = "offload",
     }
 }
 

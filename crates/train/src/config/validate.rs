@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
-use super::{CheckpointConfig, DilocoConfig, RematPolicy, RuleSource, RunConfig};
+use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
 use meshloom::nn::Batch;
+use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
 use meshloom::trace::TensorSpec;
 
@@ -128,7 +129,7 @@ impl RunConfig {
                 return Err(invalid(&format!("{section}.{}", source.key()), path, reason));
             }
         }
-        let needs_names = matches!(self.remat.policy, RematPolicy::Save | RematPolicy::Offload);
+        let needs_names = matches!(self.remat.policy, RematPolicy::Save(_) | RematPolicy::Offload(_));
         match self.remat.names.is_empty() {
             true if needs_names => {
                 let reason = "it needs remat.names, the values to keep";

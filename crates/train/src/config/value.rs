@@ -7,6 +7,7 @@ use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -204,22 +205,21 @@ macro_rules! choice {
             }
         }
 
-        $crate::config::value::named!($name);
+        $crate::config::value::named!($name: <$name>::ALL.iter().copied());
     };
 }
 
-/// Makes enums with `ALL` and `name()` values of keys: a variant is written as its name.
+/// Makes types whose values have names, `name()`, values of keys. These are the choices.
 macro_rules! named {
-    ($($name:ty),*) => {$(
-        impl $crate::config::value::Value for $name {
+    ($($ty:ty: $choices:expr),* $(,)?) => {$(
+        impl $crate::config::value::Value for $ty {
             fn expected() -> String {
-                $crate::config::value::one_of(<$name>::ALL.iter().map(|choice| choice.name()))
+                $crate::config::value::one_of($choices.map(|choice| choice.name()))
             }
 
-            fn read(value: &toml::Value) -> Result<$name, $crate::config::value::Refusal> {
-                let names = <$name>::ALL.iter().map(|choice| choice.name());
-                let index = $crate::config::value::choose(value, names)?;
-                Ok(<$name>::ALL[index])
+            fn read(value: &toml::Value) -> Result<$ty, $crate::config::value::Refusal> {
+                let index = $crate::config::value::choose(value, $choices.map(|choice| choice.name()))?;
+                $choices.nth(index).ok_or($crate::config::value::Refusal::Type)
             }
 
             fn write(&self) -> toml::Value {
@@ -231,7 +231,13 @@ macro_rules! named {
 
 pub(super) use {choice, named, section};
 
-named!(Schedule, Transport, WeightPlan);
+named! {
+    DType: float_types(),
+    RematPolicy: policies(),
+    Schedule: Schedule::ALL.into_iter(),
+    Transport: Transport::ALL.into_iter(),
+    WeightPlan: WeightPlan::ALL.into_iter(),
+}
 
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
@@ -250,34 +256,27 @@ pub(super) fn choose<'a>(
         .ok_or_else(|| Refusal::Value(format!("it must be {}{}", one_of(names.clone()), did_you_mean(text, names))))
 }
 
-impl Value for usize {
-    fn expected() -> String {
-        "an integer of at least 0".to_owned()
-    }
+macro_rules! integers {
+    ($($integer:ty),*) => {$(
+        impl Value for $integer {
+            fn expected() -> String {
+                "an integer of at least 0".to_owned()
+            }
 
-    fn read(value: &toml::Value) -> Result<usize, Refusal> {
-        let number = value.as_integer().ok_or(Refusal::Type)?;
-        usize::try_from(number).map_err(|_| Refusal::Value(format!("it must be {}", usize::expected())))
-    }
+            fn read(value: &toml::Value) -> Result<$integer, Refusal> {
+                let number = value.as_integer().ok_or(Refusal::Type)?;
+                let refused = |_| Refusal::Value(format!("it must be {}", <$integer>::expected()));
+                <$integer>::try_from(number).map_err(refused)
+            }
 
-    fn write(&self) -> toml::Value {
-        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
-    }
+            fn write(&self) -> toml::Value {
+                toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
+            }
+        }
+    )*};
 }
 
-impl Value for u64 {
-    fn expected() -> String {
-        usize::expected()
-    }
-
-    fn read(value: &toml::Value) -> Result<u64, Refusal> {
-        usize::read(value).map(|number| number as u64)
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
-    }
-}
+integers!(u64, usize);
 
 impl Value for f64 {
     fn expected() -> String {
@@ -341,23 +340,13 @@ impl Value for Vec<String> {
     }
 }
 
-// Parameters and activations have gradients, so only the floating-point types are choices.
-impl Value for DType {
-    fn expected() -> String {
-        one_of(float_types().map(DType::name))
-    }
-
-    fn read(value: &toml::Value) -> Result<DType, Refusal> {
-        let index = choose(value, float_types().map(DType::name))?;
-        float_types().nth(index).ok_or(Refusal::Type)
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::String(self.name().to_owned())
-    }
+/// The policies that have no list, or one of the names in `remat.names`, which the value is without.
+fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
+    use RematPolicy::{Dots, Full, None, Offload, Save};
+    [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
 
-/// What parameters and computation can be in. The 8-bit types are for single products, not for a whole model.
+/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
 }
