@@ -4,6 +4,7 @@ use meshloom_hlo::analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
+use crate::partition::boxed;
 use crate::trace::{TraceError, TraceErrorKind};
 use crate::transform::diloco::DilocoError;
 
@@ -64,16 +65,6 @@ pub enum Error {
     },
 }
 
-macro_rules! boxed {
-    ($($variant:ident($error:ty)),*) => {$(
-        impl From<$error> for Error {
-            fn from(error: $error) -> Error {
-                Error::$variant(Box::new(error))
-            }
-        }
-    )*};
-}
-
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Error {
         match error.kind {
@@ -95,13 +86,13 @@ impl From<SpecError> for Error {
     }
 }
 
-boxed! {
+boxed!(Error {
     Arguments(ArgumentError),
     Op(OpError),
     Internal(InternalError),
     Sharding(crate::sharding::ShardingError),
-    Pjrt(crate::pjrt::PjrtError)
-}
+    Pjrt(crate::pjrt::PjrtError),
+});
 
 /// Why a program does not take its arguments.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

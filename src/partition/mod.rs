@@ -21,6 +21,7 @@ mod window;
 
 pub use context::PartitionContext;
 pub use error::PartitionError;
+pub(crate) use error::boxed;
 pub use fallback::Fallback;
 pub use ledger::{Collective, Ledger, LedgerError, collective_of};
 pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
