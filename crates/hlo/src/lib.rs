@@ -20,6 +20,7 @@ pub mod suggest;
 pub mod text;
 mod types;
 mod wire;
+mod words;
 
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;

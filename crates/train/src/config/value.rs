@@ -184,28 +184,13 @@ macro_rules! section {
 
 /// Defines an enum whose variants are named by strings in the config.
 macro_rules! choice {
-    ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$doc])* $variant,)* }
-
-        impl $name {
-            /// Every variant, in declaration order.
-            pub const ALL: &[$name] = &[$($name::$variant),*];
-
-            /// The name in the config.
-            pub const fn name(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
+    ($(#[$about:meta])* $name:ident { $($variants:tt)* }) => {
+        meshloom::hlo::words! {
+            $(#[$about])*
+            pub enum $name { $($variants)* }
         }
 
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        $crate::config::value::named!($name: <$name>::ALL.iter().copied());
+        $crate::config::value::named!($name: $name::ALL.into_iter());
     };
 }
 
