@@ -118,8 +118,8 @@ impl LoweredProgram {
         self.sharded().map(|sharded| &sharded.mesh)
     }
 
-    /// The mesh of the emitted program's collectives: [`LoweredProgram::mesh`], cut into sub-axes where meshloom partitioned
-    /// it.
+    /// The mesh of the emitted program's collectives: [`LoweredProgram::mesh`], cut into sub-axes where meshloom
+    /// partitioned it.
     pub fn emitted_mesh(&self) -> Option<&Mesh> {
         self.partitioned().map(|partitioned| &partitioned.mesh).or(self.mesh())
     }
