@@ -19,6 +19,9 @@ mod uneven;
 mod walk;
 mod window;
 
+use crate::ir::Axes;
+use meshloom_hlo::mesh::MeshAxis;
+
 pub use context::PartitionContext;
 pub use error::PartitionError;
 pub(crate) use error::boxed;
@@ -30,3 +33,13 @@ pub use reshard::reshard;
 pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
 pub use window::Stretch;
+
+/// Those of some axes that are among others.
+fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
+    axes.iter().copied().filter(|axis| others.contains(axis)).collect()
+}
+
+/// Those of some axes that are not among others.
+fn without(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
+    axes.iter().copied().filter(|axis| !others.contains(axis)).collect()
+}

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::context::Ports;
 use super::linear::{is_zero, linearity};
 use super::walk::Walk;
-use super::{Fallback, PartitionContext, PartitionError};
+use super::{Fallback, PartitionContext, PartitionError, without};
 use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, Primitive, ReduceKind};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
@@ -221,7 +221,7 @@ impl Walk<'_, '_> {
         let Some((_, have)) = self.first(value).cloned() else { return };
         for (dim, factors) in rule.operands[index].iter().enumerate() {
             let stuck = factors.iter().any(|&factor| rule.factors[factor as usize].kind == FactorKind::Replicated);
-            let lost: Axes = have.dim(dim).iter().copied().filter(|axis| !spec.dim(dim).contains(axis)).collect();
+            let lost = without(have.dim(dim), spec.dim(dim));
             if stuck && !lost.is_empty() {
                 let ty = self.graph.ty(value).clone();
                 let axes = self.mesh.names_of(&lost);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::PartitionError;
 use super::walk::{Version, Walk};
+use super::{PartitionError, shared, without};
 use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
 use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::Shardings;
@@ -93,15 +93,14 @@ impl<'a> Walk<'a, '_> {
         for (index, input) in inputs.iter_mut().enumerate().take(first_carry) {
             // What every iteration sees is used as it is.
             if let Some((_, spec)) = self.first(node.operands()[index]) {
-                *input = Spec::new(spec.dims().iter().cloned());
+                *input = spec.clone().with_unreduced([]);
             }
         }
         // A stacked gradient is scattered in each iteration, and stays partial over what no dimension takes: that is summed
         // once, after the loop.
         let stacked = |spec: &Spec, wanted: &Spec| {
-            let rest: Axes =
-                spec.unreduced().iter().copied().filter(|axis| !wanted.used_axes().any(|used| used == *axis)).collect();
-            wanted.clone().with_unreduced(rest)
+            let used: Axes = wanted.used_axes().collect();
+            wanted.clone().with_unreduced(without(spec.unreduced(), &used))
         };
         let wanted = |index: usize, found: &Spec, inputs: &[Spec]| {
             if index < scan.carry_count {
@@ -157,7 +156,7 @@ impl<'a> Walk<'a, '_> {
             let mut settled = true;
             for (index, axes) in carried.iter_mut().enumerate().filter(|(_, axes)| !axes.is_empty()) {
                 let left = trial.outputs[index].unreduced();
-                let kept: Axes = axes.iter().copied().filter(|axis| left.contains(axis)).collect();
+                let kept = shared(axes, left);
                 if kept.len() < axes.len() {
                     *axes = kept;
                     settled = false;

@@ -7,7 +7,7 @@ use super::context::Ports;
 use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
-use super::{Fallback, PartitionContext, PartitionError};
+use super::{Fallback, PartitionContext, PartitionError, shared, without};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Primitive, Select};
 use crate::sharding::Shardings;
@@ -102,9 +102,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                     let mut wanted = reshard.spec.clone();
                     if let (true, Some((_, found))) = (reshard.keeps_partial, self.first(operand)) {
                         let used: Axes = wanted.used_axes().collect();
-                        let free = |axis: &MeshAxis| !used.contains(axis);
-                        let partial: Axes = found.unreduced().iter().copied().filter(free).collect();
-                        wanted = wanted.with_unreduced(partial);
+                        wanted = wanted.with_unreduced(without(found.unreduced(), &used));
                     }
                     let value = self.get(operand, &wanted)?;
                     self.set(node.result(), value, wanted.clone());
@@ -160,10 +158,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             return Ok(local);
         }
         // What is no partial sum yet becomes one on the way, if that is asked for.
-        let asked = |from: &Spec| {
-            let kept: Axes = spec.unreduced().iter().copied().filter(|axis| from.unreduced().contains(axis)).collect();
-            Spec::new(spec.dims().iter().cloned()).with_unreduced(kept)
-        };
+        let asked = |from: &Spec| spec.clone().with_unreduced(shared(spec.unreduced(), from.unreduced()));
         let plans = self.versions[value.index()].iter().map(|(local, from)| {
             let target = asked(from);
             Ok((plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, &target)?, *local, target))
@@ -181,8 +176,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         let mut local = reshard(self.builder, self.mesh, local, &plan)?;
         self.builder.set_origin(outer);
-        let missing: Axes =
-            spec.unreduced().iter().copied().filter(|axis| !reached.unreduced().contains(axis)).collect();
+        let missing = without(spec.unreduced(), reached.unreduced());
         if !missing.is_empty() {
             local = self.on_first(local, &missing, 0.0)?;
         }

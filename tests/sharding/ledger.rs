@@ -229,9 +229,15 @@ fn memory_is_about_what_xla_plans() {
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers otherwise; but not by a half.
         assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
-        let live = memory.arguments + memory.outputs - memory.aliased + memory.live_temporaries;
-        assert_eq!(memory.live_at_peak.iter().map(|value| value.bytes).sum::<u64>(), live);
-        let labels: Vec<&str> = memory.live_at_peak.iter().map(|value| value.label()).collect();
-        assert!(labels.contains(&"batch.tokens") && labels.iter().any(|label| label.contains("layers/")), "{labels:?}");
+        // What is live makes up the peak, but for gaps between buffers and the pointers of tuples.
+        let live: u64 = memory.live_at_peak.iter().map(|value| value.bytes).sum();
+        assert!(
+            (0.99..=1.0).contains(&(live as f64 / memory.peak as f64)),
+            "{mesh} {remat}: {live} of {}",
+            memory.peak
+        );
+        // Arguments are called by their paths, other values by their scopes.
+        let is_called = |name: &str| memory.live_at_peak.iter().any(|value| value.label().starts_with(name));
+        assert!(is_called("state.params.") && is_called("layers/"), "{memory}");
     }
 }
