@@ -41,7 +41,7 @@
 //! | [`transform`] | Pipelines, gradient accumulation, and replicas that synchronize now and then. |
 //! | [`nn`] | Decoder parts. |
 //! | [`sharding`] | Rules from logical axes to specs, and propagation of specs. |
-//! | [`partition`] | The program of one device, with its collectives, their [`Ledger`](partition::Ledger), and memory. |
+//! | [`partition`] | The program of one device, with its collectives and their [`Ledger`](partition::Ledger). |
 //! | [`emit`] | From a graph to an `HloModuleProto`. |
 //! | [`compile`](mod@compile) | The order of the passes, and the way from a function to a program that runs. |
 //! | [`hlo`], [`pjrt`] | The crates `meshloom-hlo` and `meshloom-pjrt`: HLO modules and their analyses; plugins. |

@@ -1,8 +1,10 @@
 //! The error of the crate, each variant of which says whose fault it is, and the errors of this module.
 
+use meshloom_hlo::analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
+use crate::partition::boxed;
 use crate::trace::{TraceError, TraceErrorKind};
 use crate::transform::diloco::DilocoError;
 
@@ -30,6 +32,9 @@ pub enum Error {
     /// The caller's fault: it asks a ledger for what the program does not have.
     #[error(transparent)]
     Ledger(#[from] crate::partition::LedgerError),
+    /// The program's fault: its memory cannot be estimated.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The machine's or the plugin's fault, or arguments that do not fit a program.
     #[error(transparent)]
     Pjrt(#[from] Box<crate::pjrt::PjrtError>),
@@ -60,16 +65,6 @@ pub enum Error {
     },
 }
 
-macro_rules! boxed {
-    ($($variant:ident($error:ty)),*) => {$(
-        impl From<$error> for Error {
-            fn from(error: $error) -> Error {
-                Error::$variant(Box::new(error))
-            }
-        }
-    )*};
-}
-
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Error {
         match error.kind {
@@ -91,13 +86,13 @@ impl From<SpecError> for Error {
     }
 }
 
-boxed! {
+boxed!(Error {
     Arguments(ArgumentError),
     Op(OpError),
     Internal(InternalError),
     Sharding(crate::sharding::ShardingError),
-    Pjrt(crate::pjrt::PjrtError)
-}
+    Pjrt(crate::pjrt::PjrtError),
+});
 
 /// Why a program does not take its arguments.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -7,7 +7,7 @@ use meshloom_hlo::mesh::Mesh;
 use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
 use super::stages::{LoweredProgram, PassTiming, Ports};
 use super::{ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
-use crate::emit::{Annotation, EmitOptions, emit};
+use crate::emit::{EmitOptions, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
@@ -110,19 +110,13 @@ impl Lowering<'_> {
 
     fn emit(mut self, program: LoweredProgram) -> Result<Lowered, Error> {
         let options = self.options;
-        let (graph, mesh, annotation) = match &program {
-            LoweredProgram::OneDevice(graph) => (graph, None, Annotation::Tiles),
-            LoweredProgram::Annotated { sharded, annotation } => (&sharded.graph, Some(&sharded.mesh), *annotation),
-            LoweredProgram::Explicit { partitioned, .. } => {
-                (&partitioned.graph, Some(&partitioned.mesh), Annotation::Tiles)
-            }
-        };
+        let graph = program.emitted();
         let emit_options = EmitOptions {
-            mesh,
+            mesh: program.emitted_mesh(),
             aliases: &options.aliases,
             omit_metadata: options.omit_metadata,
-            partitioned: matches!(program, LoweredProgram::Explicit { .. }),
-            annotation,
+            partitioned: program.partitioned().is_some(),
+            annotation: program.annotation(),
             groups: options.groups,
             overlap_collectives: options.overlap_collectives,
             host_memory: options.host_memory,

@@ -1,7 +1,9 @@
 //! What is known about a lowered program: its collectives and its memory.
 
-use super::Lowered;
-use crate::partition::{Ledger, LedgerError, Memory};
+use meshloom_hlo::analysis::{ModuleMemory, memory};
+
+use super::{Error, Lowered};
+use crate::partition::{Ledger, LedgerError};
 use crate::sharding::{Explanation, Propagated, UnknownTensor, explain, propagate_with_sub_axes};
 
 impl Lowered {
@@ -19,15 +21,16 @@ impl Lowered {
         Ledger::of(self.emitted(), &self.emitted_mesh().cloned().unwrap_or_default())
     }
 
-    /// What the program needs of each device's memory; [`Memory`] says by which model.
+    /// What the program needs of each device's memory, estimated from the module:
+    /// [`analysis::memory`](mod@meshloom_hlo::analysis::memory) says by which model.
     ///
     /// # Errors
-    /// [`LedgerError::PartitionedByXla`] where XLA partitions the program.
-    pub fn memory(&self) -> Result<Memory, LedgerError> {
+    /// [`LedgerError::PartitionedByXla`] where XLA partitions the program; or the module is too large.
+    pub fn memory(&self) -> Result<ModuleMemory, Error> {
         if self.partitioned_by_xla() {
-            return Err(LedgerError::PartitionedByXla);
+            return Err(LedgerError::PartitionedByXla.into());
         }
-        Ok(Memory::of(self.emitted(), &self.aliases))
+        Ok(memory(&self.module.decode())?)
     }
 
     /// Why values have their shardings: see [`explain`]. If XLA partitions the program, this is what meshloom would do.

@@ -1,5 +1,6 @@
 //! What each stage leaves: a type of its own.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use meshloom_hlo::mesh::Mesh;
@@ -82,23 +83,10 @@ pub enum LoweredProgram {
     },
 }
 
-/// A program and the module that it became.
-#[derive(Clone, Debug)]
-pub struct Lowered {
-    /// The program.
-    pub program: LoweredProgram,
-    /// The module.
-    pub module: EmittedModule,
-    /// Pairs of (output, input) that share a buffer.
-    pub aliases: Vec<(usize, usize)>,
-    /// Time of each pass, in order.
-    pub timings: Vec<PassTiming>,
-}
-
-impl Lowered {
+impl LoweredProgram {
     /// The graph of global shapes, with specs on its ports where there is a mesh.
     pub fn graph(&self) -> &Graph {
-        match &self.program {
+        match self {
             LoweredProgram::OneDevice(graph) => graph,
             LoweredProgram::Annotated { sharded, .. } | LoweredProgram::Explicit { sharded, .. } => &sharded.graph,
         }
@@ -106,7 +94,7 @@ impl Lowered {
 
     /// The graph with its specs; `None` for one device.
     pub fn sharded(&self) -> Option<&Sharded> {
-        match &self.program {
+        match self {
             LoweredProgram::OneDevice(_) => None,
             LoweredProgram::Annotated { sharded, .. } | LoweredProgram::Explicit { sharded, .. } => Some(sharded),
         }
@@ -114,7 +102,7 @@ impl Lowered {
 
     /// The program of one device, where meshloom partitioned it.
     pub fn partitioned(&self) -> Option<&Partitioned> {
-        match &self.program {
+        match self {
             LoweredProgram::Explicit { partitioned, .. } => Some(partitioned),
             LoweredProgram::OneDevice(_) | LoweredProgram::Annotated { .. } => None,
         }
@@ -130,16 +118,16 @@ impl Lowered {
         self.sharded().map(|sharded| &sharded.mesh)
     }
 
-    /// The mesh of the emitted program's collectives: [`Lowered::mesh`], cut into sub-axes where meshloom partitioned
-    /// it.
+    /// The mesh of the emitted program's collectives: [`LoweredProgram::mesh`], cut into sub-axes where meshloom
+    /// partitioned it.
     pub fn emitted_mesh(&self) -> Option<&Mesh> {
         self.partitioned().map(|partitioned| &partitioned.mesh).or(self.mesh())
     }
 
     /// How the module says how values are sharded. A manual region is entered by tiles.
     pub fn annotation(&self) -> Annotation {
-        match self.program {
-            LoweredProgram::Annotated { annotation, .. } => annotation,
+        match self {
+            LoweredProgram::Annotated { annotation, .. } => *annotation,
             LoweredProgram::OneDevice(_) | LoweredProgram::Explicit { .. } => Annotation::Tiles,
         }
     }
@@ -149,5 +137,27 @@ impl Lowered {
         let rules = self.sharded().into_iter().flat_map(|sharded| &sharded.diagnostics).map(ToString::to_string);
         let fallbacks = self.partitioned().into_iter().flat_map(|partitioned| &partitioned.fallbacks);
         rules.chain(fallbacks.map(ToString::to_string))
+    }
+}
+
+/// A program and the module that it became.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// The program.
+    pub program: LoweredProgram,
+    /// The module.
+    pub module: EmittedModule,
+    /// Pairs of (output, input) that share a buffer.
+    pub aliases: Vec<(usize, usize)>,
+    /// Time of each pass, in order.
+    pub timings: Vec<PassTiming>,
+}
+
+/// What can be asked of the program can be asked of it with its module.
+impl Deref for Lowered {
+    type Target = LoweredProgram;
+
+    fn deref(&self) -> &LoweredProgram {
+        &self.program
     }
 }

@@ -175,6 +175,11 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// The user's line as `file:line`, if a user wrote it.
+    pub fn source(self) -> Option<String> {
+        self.location.map(|location| format!("{}:{}", location.file(), location.line()))
+    }
+
     /// The same place in another phase.
     pub fn in_phase(self, phase: Phase) -> Origin {
         Origin { phase, ..self }

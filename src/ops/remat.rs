@@ -30,39 +30,26 @@ pub enum RematPolicy {
 impl crate::ir::Attribute for RematPolicy {
     fn write(&self, out: &mut crate::ir::Printer<'_>) {
         match self {
-            RematPolicy::None => out.push("none"),
-            RematPolicy::Full => out.push("full"),
-            RematPolicy::Dots => out.push("dots"),
-            RematPolicy::DotsWithoutBatch => out.push("dots-without-batch"),
-            RematPolicy::Save(names) => out.call("save", names),
-            RematPolicy::Offload(names) => out.call("offload", names),
-            RematPolicy::SaveExcept(names) => out.call("save-except", names),
-            RematPolicy::Any(policies) => out.call("any", policies),
+            RematPolicy::None | RematPolicy::Full | RematPolicy::Dots | RematPolicy::DotsWithoutBatch => {
+                out.push(self.name());
+            }
+            RematPolicy::Save(names) | RematPolicy::Offload(names) | RematPolicy::SaveExcept(names) => {
+                out.call(self.name(), names);
+            }
+            RematPolicy::Any(policies) => out.call(self.name(), policies),
         }
     }
 
     fn read(reader: &mut crate::ir::Reader<'_>) -> Result<RematPolicy, crate::ir::GraphTextError> {
-        #[derive(Clone, Copy)]
-        enum Form {
-            Alone(fn() -> RematPolicy),
-            OfNames(fn(Vec<Name>) -> RematPolicy),
-            OfPolicies,
+        let mut policy = reader.one_of(RematPolicy::KINDS.into_iter().map(|kind| (kind.name(), kind)))?;
+        match &mut policy {
+            RematPolicy::None | RematPolicy::Full | RematPolicy::Dots | RematPolicy::DotsWithoutBatch => {}
+            RematPolicy::Save(names) | RematPolicy::Offload(names) | RematPolicy::SaveExcept(names) => {
+                *names = reader.list("(", ")", crate::ir::Attribute::read)?;
+            }
+            RematPolicy::Any(policies) => *policies = reader.list("(", ")", RematPolicy::read)?,
         }
-        let forms = [
-            ("none", Form::Alone(|| RematPolicy::None)),
-            ("full", Form::Alone(|| RematPolicy::Full)),
-            ("dots", Form::Alone(|| RematPolicy::Dots)),
-            ("dots-without-batch", Form::Alone(|| RematPolicy::DotsWithoutBatch)),
-            ("save", Form::OfNames(RematPolicy::Save)),
-            ("offload", Form::OfNames(RematPolicy::Offload)),
-            ("save-except", Form::OfNames(RematPolicy::SaveExcept)),
-            ("any", Form::OfPolicies),
-        ];
-        match reader.one_of(forms.into_iter())? {
-            Form::Alone(policy) => Ok(policy()),
-            Form::OfNames(policy) => reader.list("(", ")", crate::ir::Attribute::read).map(policy),
-            Form::OfPolicies => reader.list("(", ")", RematPolicy::read).map(RematPolicy::Any),
-        }
+        Ok(policy)
     }
 }
 
@@ -76,6 +63,32 @@ pub enum Memory {
 }
 
 impl RematPolicy {
+    /// One of each kind, with empty lists.
+    pub const KINDS: [RematPolicy; 8] = [
+        RematPolicy::None,
+        RematPolicy::Full,
+        RematPolicy::Dots,
+        RematPolicy::DotsWithoutBatch,
+        RematPolicy::Save(Vec::new()),
+        RematPolicy::Offload(Vec::new()),
+        RematPolicy::SaveExcept(Vec::new()),
+        RematPolicy::Any(Vec::new()),
+    ];
+
+    /// The name of its kind, as in graphs as text and in run configs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RematPolicy::None => "none",
+            RematPolicy::Full => "full",
+            RematPolicy::Dots => "dots",
+            RematPolicy::DotsWithoutBatch => "dots-without-batch",
+            RematPolicy::Save(_) => "save",
+            RematPolicy::Offload(_) => "offload",
+            RematPolicy::SaveExcept(_) => "save-except",
+            RematPolicy::Any(_) => "any",
+        }
+    }
+
     /// Whether everything is kept, so that there is nothing to compute again.
     pub fn keeps_all(&self) -> bool {
         match self {

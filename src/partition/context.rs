@@ -3,89 +3,82 @@
 use smallvec::SmallVec;
 
 use crate::ir::{Axes, DType, Dims, GraphBuilder, InternalError, OpError, Spec, TensorType, Value};
-use crate::ops::{AxisIndex, Direction, Group, Op, Select};
+use crate::ops::{AxisIndex, Direction, Group, Op, Primitive, Select};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// One node's operands on one device, as its [partitioning rule](crate::ops::Primitive::partition) sees them.
 pub struct PartitionContext<'a> {
     /// Where the rule pushes its nodes.
     pub builder: &'a mut GraphBuilder,
-    pub(super) mesh: &'a Mesh,
+    mesh: &'a Mesh,
+    ports: Ports<'a>,
+    results: SmallVec<[Value; 2]>,
+}
+
+/// What goes into an op and comes out of it, on one device and in all.
+#[derive(Clone, Copy)]
+pub(super) struct Ports<'a> {
+    /// This device's parts.
     pub(super) operands: &'a [Value],
     pub(super) operand_types: &'a [&'a TensorType],
     pub(super) operand_specs: &'a [Spec],
     pub(super) result_types: &'a [&'a TensorType],
     pub(super) result_specs: &'a [Spec],
+    /// The dimensions of this device's parts.
     pub(super) result_dims: &'a [Dims],
-    pub(super) results: SmallVec<[Value; 2]>,
 }
 
-impl PartitionContext<'_> {
-    /// The results of an op on operands of other sizes than the ones it was written for: the rule on a mesh of one device.
-    /// Operands and results are given with the types that it was written for, and specs that split nothing.
-    pub(crate) fn apply_on_one_device(
-        builder: &mut GraphBuilder,
-        op: &Op,
-        operands: &[Value],
-        (operand_types, operand_specs): (&[&TensorType], &[Spec]),
-        (result_types, result_specs): (&[&TensorType], &[Spec]),
-        result_dims: &[Dims],
+impl<'a> PartitionContext<'a> {
+    /// The results of an op on one device, by its partitioning rule.
+    pub(super) fn results(
+        builder: &'a mut GraphBuilder,
+        mesh: &'a Mesh,
+        primitive: &dyn Primitive,
+        ports: Ports<'a>,
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
-        let mesh = Mesh::default();
-        let mut context = PartitionContext {
-            builder,
-            mesh: &mesh,
-            operands,
-            operand_types,
-            operand_specs,
-            result_types,
-            result_specs,
-            result_dims,
-            results: SmallVec::new(),
-        };
-        if let Some(primitive) = op.as_primitive() {
-            primitive.partition(&mut context)?;
-        }
-        if context.results.len() != result_types.len() {
-            let expected = format!("{} results of its partitioning rule", result_types.len());
-            return Err(InternalError::new(op.name(), expected).at(context.builder.origin()).into());
+        let mut context = PartitionContext { builder, mesh, ports, results: SmallVec::new() };
+        primitive.partition(&mut context)?;
+        let (expected, found) = (ports.result_types.len(), context.results.len());
+        if found != expected {
+            let expected = format!("{expected} results of its partitioning rule, not {found}");
+            return Err(InternalError::new(primitive.name(), expected).at(context.builder.origin()).into());
         }
         Ok(context.results)
     }
 
     /// This device's part of an operand.
     pub fn operand(&self, index: usize) -> Value {
-        self.operands[index]
+        self.ports.operands[index]
     }
 
     /// The type of a whole operand.
     pub fn operand_type(&self, index: usize) -> &TensorType {
-        self.operand_types[index]
+        self.ports.operand_types[index]
     }
 
     /// The dimensions of this device's part of an operand.
     pub fn operand_dims(&self, index: usize) -> Dims {
-        self.builder.ty(self.operands[index]).dims.clone()
+        self.builder.ty(self.ports.operands[index]).dims.clone()
     }
 
     /// The mesh axes that a dimension of an operand is split over, major to minor.
     pub fn operand_axes(&self, index: usize, dim: usize) -> Axes {
-        self.operand_specs[index].dim(dim).into()
+        self.ports.operand_specs[index].dim(dim).into()
     }
 
     /// The type of a whole result.
     pub fn result_type(&self, index: usize) -> &TensorType {
-        self.result_types[index]
+        self.ports.result_types[index]
     }
 
     /// The dimensions of this device's part of a result.
     pub fn result_dims(&self, index: usize) -> &Dims {
-        &self.result_dims[index]
+        &self.ports.result_dims[index]
     }
 
     /// The mesh axes that a dimension of a result is split over, major to minor.
     pub fn result_axes(&self, index: usize, dim: usize) -> Axes {
-        self.result_specs[index].dim(dim).into()
+        self.ports.result_specs[index].dim(dim).into()
     }
 
     /// States as results those of `op`, applied to the parts of all operands.
@@ -93,14 +86,14 @@ impl PartitionContext<'_> {
     /// # Errors
     /// The op refuses the parts.
     pub fn apply(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
-        let results = self.builder.push(op, self.operands)?;
+        let results = self.builder.push(op, self.ports.operands)?;
         self.results.extend(results);
         Ok(())
     }
 
     /// Number of operands.
     pub fn operand_count(&self) -> usize {
-        self.operands.len()
+        self.ports.operands.len()
     }
 
     /// Whether a local value is known to be zero.

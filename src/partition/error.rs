@@ -24,26 +24,22 @@ pub enum PartitionError {
     Internal(#[from] Box<InternalError>),
 }
 
-impl From<OpError> for PartitionError {
-    fn from(error: OpError) -> PartitionError {
-        PartitionError::Op(Box::new(error))
-    }
+/// Makes an error of errors that it holds in boxes.
+macro_rules! boxed {
+    ($error:ident { $($variant:ident($source:ty)),* $(,)? }) => {$(
+        impl From<$source> for $error {
+            fn from(error: $source) -> $error {
+                $error::$variant(Box::new(error))
+            }
+        }
+    )*};
 }
+pub(crate) use boxed;
 
-impl From<ShardingError> for PartitionError {
-    fn from(error: ShardingError) -> PartitionError {
-        PartitionError::Sharding(Box::new(error))
-    }
-}
+boxed!(PartitionError { Op(OpError), Sharding(ShardingError), Internal(InternalError) });
 
 impl From<SpecError> for PartitionError {
     fn from(error: SpecError) -> PartitionError {
         ShardingError::from(error).into()
-    }
-}
-
-impl From<InternalError> for PartitionError {
-    fn from(error: InternalError) -> PartitionError {
-        PartitionError::Internal(Box::new(error))
     }
 }

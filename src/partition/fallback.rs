@@ -35,8 +35,8 @@ impl fmt::Display for Fallback {
         if !scope.is_empty() {
             write!(f, ", in scope `{scope}`")?;
         }
-        if let Some(location) = origin.location {
-            write!(f, ", at {}:{}", location.file(), location.line())?;
+        if let Some(source) = origin.source() {
+            write!(f, ", at {source}")?;
         }
         Ok(())
     }

@@ -11,7 +11,6 @@ mod error;
 mod fallback;
 mod ledger;
 mod linear;
-mod memory;
 mod plan;
 mod primitive;
 mod region;
@@ -20,14 +19,27 @@ mod uneven;
 mod walk;
 mod window;
 
+use crate::ir::Axes;
+use meshloom_hlo::mesh::MeshAxis;
+
 pub use context::PartitionContext;
 pub use error::PartitionError;
+pub(crate) use error::boxed;
 pub use fallback::Fallback;
 pub use ledger::{Collective, Ledger, LedgerError, collective_of};
-pub use memory::{LiveValue, Memory};
 pub use meshloom_hlo::{Amount, Bounds, Branch, CollectiveKind};
 pub use plan::{Plan, Step, plan};
 pub use reshard::reshard;
 pub use uneven::pad_uneven;
 pub use walk::{Partitioned, partition};
 pub use window::Stretch;
+
+/// Those of some axes that are among others.
+fn shared(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
+    axes.iter().copied().filter(|axis| others.contains(axis)).collect()
+}
+
+/// Those of some axes that are not among others.
+fn without(axes: &[MeshAxis], others: &[MeshAxis]) -> Axes {
+    axes.iter().copied().filter(|axis| !others.contains(axis)).collect()
+}

@@ -11,6 +11,7 @@ use std::collections::BinaryHeap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::without;
 use crate::ir::{Axes, InternalError, Spec};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -191,7 +192,7 @@ impl Search<'_> {
             spec.with_dim(dim, kept)
         };
         let reduce = |spec: Spec, axes: &Axes| {
-            let rest: Axes = spec.unreduced().iter().copied().filter(|axis| !axes.contains(axis)).collect();
+            let rest = without(spec.unreduced(), axes);
             spec.with_unreduced(rest)
         };
         let spec = spec.clone();
@@ -259,8 +260,8 @@ impl Search<'_> {
     /// Ways to add up partial sums that the goal does not leave: all at once, or those that no dimension wants.
     fn reductions(&self, spec: &Spec, moves: &mut Vec<Step>) {
         let goal: SmallVec<[MeshAxis; Mesh::MAX_AXES]> = self.goal.dims().iter().flatten().copied().collect();
-        let all: Axes = spec.unreduced().iter().copied().filter(|axis| !self.goal.unreduced().contains(axis)).collect();
-        let unwanted: Axes = all.iter().copied().filter(|axis| !goal.contains(axis)).collect();
+        let all = without(spec.unreduced(), self.goal.unreduced());
+        let unwanted = without(&all, &goal);
         for axes in [&unwanted, &all] {
             if !axes.is_empty() {
                 moves.push(Step::AllReduce { axes: axes.clone() });

@@ -2,10 +2,11 @@
 
 use smallvec::SmallVec;
 
+use super::context::Ports;
 use super::linear::{is_zero, linearity};
 use super::walk::Walk;
-use super::{Fallback, PartitionContext, PartitionError};
-use crate::ir::{Axes, DType, Dims, InternalError, NodeRef, OpError, Spec, TensorType, Value};
+use super::{Fallback, PartitionContext, PartitionError, without};
+use crate::ir::{Axes, DType, Dims, NodeRef, OpError, Spec, TensorType, Value};
 use crate::ops::{AllGather, AllReduce, FactorKind, FactorRule, Group, Linear, Op, Primitive, ReduceKind};
 use crate::sharding::{FactorAxes, is_made_anywhere, resolve, spec_of};
 use meshloom_hlo::mesh::MeshAxis;
@@ -57,23 +58,15 @@ impl Walk<'_, '_> {
         for (spec, ty) in result_specs.iter().zip(&results) {
             result_dims.push(spec.local_dims(self.mesh, &ty.dims)?);
         }
-        let mut context = PartitionContext {
-            builder: self.builder,
-            mesh: self.mesh,
+        let ports = Ports {
             operands: &locals,
             operand_types: &operands,
             operand_specs: &specs,
             result_types: &results,
             result_specs: &result_specs,
             result_dims: &result_dims,
-            results: SmallVec::new(),
         };
-        primitive.partition(&mut context)?;
-        let mut made = context.results;
-        if made.len() != results.len() {
-            let expected = format!("{} results of its partitioning rule, not {}", results.len(), made.len());
-            return Err(InternalError::new(node.op().name(), expected).at(node.origin()).into());
-        }
+        let mut made = PartitionContext::results(self.builder, self.mesh, primitive, ports)?;
         let mut unreduced: Axes = carried.map(|carried| carried.axes).unwrap_or_default();
         for (kind, over) in sums {
             if kind == ReduceKind::Sum {
@@ -87,9 +80,7 @@ impl Walk<'_, '_> {
         for spec in &mut result_specs {
             *spec = std::mem::take(spec).with_unreduced(unreduced.iter().copied());
         }
-        for ((result, local), spec) in node.results().zip(made).zip(result_specs) {
-            self.set(result, local, spec);
-        }
+        self.set_results(node, made, result_specs);
         Ok(())
     }
 
@@ -230,7 +221,7 @@ impl Walk<'_, '_> {
         let Some((_, have)) = self.first(value).cloned() else { return };
         for (dim, factors) in rule.operands[index].iter().enumerate() {
             let stuck = factors.iter().any(|&factor| rule.factors[factor as usize].kind == FactorKind::Replicated);
-            let lost: Axes = have.dim(dim).iter().copied().filter(|axis| !spec.dim(dim).contains(axis)).collect();
+            let lost = without(have.dim(dim), spec.dim(dim));
             if stuck && !lost.is_empty() {
                 let ty = self.graph.ty(value).clone();
                 let axes = self.mesh.names_of(&lost);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::PartitionError;
 use super::walk::{Version, Walk};
+use super::{PartitionError, shared, without};
 use crate::ir::{Axes, Graph, GraphBuilder, InternalError, NodeRef, PortInfo, Spec, TensorType, Value};
 use crate::ops::{Call, Cond, RegionKind, Scan, While};
 use crate::sharding::Shardings;
@@ -39,22 +39,18 @@ impl<'a> Walk<'a, '_> {
         let shardings = self.body_shardings(node, 0)?;
         let mut inputs = Vec::new();
         for (&operand, &input) in node.operands().iter().zip(body.inputs()) {
-            let spec = match self.first(operand) {
-                Some((_, spec)) => spec.clone(),
-                None => shardings.spec(input).clone(),
-            };
+            let spec = self.spec_at_hand(operand, shardings.spec(input));
             inputs.push((self.get(operand, &spec)?, spec));
         }
         let mut inner = Walk::new(self.mesh, body, shardings, self.builder, self.calls, self.fallbacks, &inputs);
         inner.nodes()?;
         let mut outputs: Vec<Version> = Vec::new();
         for &output in body.outputs() {
-            let spec = inner.first(output).map_or_else(|| shardings.spec(output).clone(), |(_, spec)| spec.clone());
+            let spec = inner.spec_at_hand(output, shardings.spec(output));
             outputs.push((inner.get(output, &spec)?, spec));
         }
-        for (result, (local, spec)) in node.results().zip(outputs) {
-            self.set(result, local, spec);
-        }
+        let (locals, specs): (Vec<Value>, Vec<Spec>) = outputs.into_iter().unzip();
+        self.set_results(node, locals, specs);
         Ok(())
     }
 
@@ -77,7 +73,7 @@ impl<'a> Walk<'a, '_> {
         inner.nodes()?;
         let (mut outputs, mut specs) = (Vec::new(), Vec::new());
         for (index, &output) in body.outputs().iter().enumerate() {
-            let found = inner.first(output).map_or_else(|| shardings.spec(output).clone(), |(_, spec)| spec.clone());
+            let found = inner.spec_at_hand(output, shardings.spec(output));
             let spec = demand(index, &found);
             outputs.push(inner.get(output, &spec)?);
             specs.push(spec);
@@ -97,15 +93,14 @@ impl<'a> Walk<'a, '_> {
         for (index, input) in inputs.iter_mut().enumerate().take(first_carry) {
             // What every iteration sees is used as it is.
             if let Some((_, spec)) = self.first(node.operands()[index]) {
-                *input = Spec::new(spec.dims().iter().cloned());
+                *input = spec.clone().with_unreduced([]);
             }
         }
         // A stacked gradient is scattered in each iteration, and stays partial over what no dimension takes: that is summed
         // once, after the loop.
         let stacked = |spec: &Spec, wanted: &Spec| {
-            let rest: Axes =
-                spec.unreduced().iter().copied().filter(|axis| !wanted.used_axes().any(|used| used == *axis)).collect();
-            wanted.clone().with_unreduced(rest)
+            let used: Axes = wanted.used_axes().collect();
+            wanted.clone().with_unreduced(without(spec.unreduced(), &used))
         };
         let wanted = |index: usize, found: &Spec, inputs: &[Spec]| {
             if index < scan.carry_count {
@@ -126,11 +121,9 @@ impl<'a> Walk<'a, '_> {
         }
         self.set_origin(node.origin());
         let results = self.builder.push(Scan { body: Arc::new(partitioned.graph), ..scan.clone() }, &operands)?;
-        for (index, (result, local)) in node.results().zip(results).enumerate() {
-            let spec = &partitioned.outputs[index];
-            let spec = if index < scan.carry_count { spec.clone() } else { with_loop_dim(spec) };
-            self.set(result, local, spec);
-        }
+        let specs = partitioned.outputs.into_iter().enumerate();
+        let specs = specs.map(|(index, spec)| if index < scan.carry_count { spec } else { with_loop_dim(&spec) });
+        self.set_results(node, results, specs);
         Ok(())
     }
 
@@ -163,7 +156,7 @@ impl<'a> Walk<'a, '_> {
             let mut settled = true;
             for (index, axes) in carried.iter_mut().enumerate().filter(|(_, axes)| !axes.is_empty()) {
                 let left = trial.outputs[index].unreduced();
-                let kept: Axes = axes.iter().copied().filter(|axis| left.contains(axis)).collect();
+                let kept = shared(axes, left);
                 if kept.len() < axes.len() {
                     *axes = kept;
                     settled = false;
@@ -184,7 +177,7 @@ impl<'a> Walk<'a, '_> {
         let mut specs = Vec::new();
         let mut operands = Vec::new();
         for (&operand, &input) in node.operands().iter().zip(function.inputs()) {
-            let spec = self.first(operand).map_or_else(|| shardings.spec(input).clone(), |(_, spec)| spec.clone());
+            let spec = self.spec_at_hand(operand, shardings.spec(input));
             operands.push(self.get(operand, &spec)?);
             specs.push(spec);
         }
@@ -200,9 +193,7 @@ impl<'a> Walk<'a, '_> {
         };
         self.set_origin(node.origin());
         let results = self.builder.push(Call { function: local }, &operands)?;
-        for ((result, local), spec) in node.results().zip(results).zip(outputs) {
-            self.set(result, local, spec);
-        }
+        self.set_results(node, results, outputs);
         Ok(())
     }
 
@@ -211,14 +202,11 @@ impl<'a> Walk<'a, '_> {
         let mut operands = vec![selector];
         let mut specs = Vec::new();
         for &operand in &node.operands()[1..] {
-            let spec =
-                self.first(operand).map_or_else(|| self.shardings.spec(operand).clone(), |(_, spec)| spec.clone());
-            let spec = Spec::new(spec.dims().iter().cloned());
+            let spec = self.spec_at_hand(operand, self.shardings.spec(operand)).with_unreduced([]);
             operands.push(self.get(operand, &spec)?);
             specs.push(spec);
         }
-        let results: Vec<Value> = node.results().collect();
-        let wanted: Vec<Spec> = results.iter().map(|&result| self.shardings.spec(result).clone()).collect();
+        let wanted: Vec<Spec> = node.results().map(|result| self.shardings.spec(result).clone()).collect();
         let mut branches = Vec::new();
         for (index, branch) in cond.branches.iter().enumerate() {
             let shardings = self.body_shardings(node, index)?;
@@ -227,9 +215,7 @@ impl<'a> Walk<'a, '_> {
         }
         self.set_origin(node.origin());
         let locals = self.builder.push(Cond { branches }, &operands)?;
-        for ((result, local), spec) in results.into_iter().zip(locals).zip(wanted) {
-            self.set(result, local, spec);
-        }
+        self.set_results(node, locals, wanted);
         Ok(())
     }
 
@@ -250,9 +236,7 @@ impl<'a> Walk<'a, '_> {
             invariant_count: op.invariant_count,
         };
         let results = self.builder.push(local, &operands)?;
-        for ((result, local), spec) in node.results().zip(results).zip(&specs[op.invariant_count..]) {
-            self.set(result, local, spec.clone());
-        }
+        self.set_results(node, results, specs.into_iter().skip(op.invariant_count));
         Ok(())
     }
 }

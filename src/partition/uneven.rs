@@ -17,8 +17,10 @@ use smallvec::SmallVec;
 use meshloom_hlo::mesh::Mesh;
 
 use super::PartitionContext;
+use super::context::Ports;
 use crate::ir::{
-    BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, Spec, TensorType, Value, ValueMap,
+    BodyCache, DType, Dims, Graph, GraphBuilder, GraphCopy, InternalError, NodeRef, OpError, Spec, TensorType, Value,
+    ValueMap,
 };
 use crate::ops::{
     BinaryKind, Direction, Edge, FactorKind, FactorRule, Iota, Op, Pad, PadDim, ReduceKind, Select, Slice, SliceDim,
@@ -264,22 +266,26 @@ impl Rewriter {
         if !grown.contains(&true) {
             return Ok(builder.push(node.op().clone(), &operands)?.into_iter().collect());
         }
-        let types = |values: &mut dyn Iterator<Item = Value>| -> SmallVec<[TensorType; 4]> {
-            values.map(|value| graph.ty(value).clone()).collect()
+        let Some(primitive) = node.op().as_primitive() else {
+            return Err(InternalError::new(node.op().name(), "a partitioning rule").at(node.origin()).into());
         };
-        let (operand_types, result_types) = (types(&mut node.operands().iter().copied()), types(&mut node.results()));
-        let whole = |ty: &TensorType| Spec::replicated(ty.rank());
+        let operand_types: SmallVec<[&TensorType; 4]> = node.operands().iter().map(|&value| graph.ty(value)).collect();
+        let result_types: SmallVec<[&TensorType; 2]> = node.results().map(|value| graph.ty(value)).collect();
+        let whole = |types: &[&TensorType]| -> SmallVec<[Spec; 4]> {
+            types.iter().map(|ty| Spec::replicated(ty.rank())).collect()
+        };
         let result_dims: SmallVec<[Dims; 2]> =
             node.results().zip(&rule.results).map(|(value, factors)| dims_of(value, factors)).collect();
         // On a mesh of one device, the partitioning rule gives the op other sizes.
-        PartitionContext::apply_on_one_device(
-            builder,
-            node.op(),
-            &operands,
-            (&operand_types.iter().collect::<Vec<_>>(), &operand_types.iter().map(whole).collect::<Vec<_>>()),
-            (&result_types.iter().collect::<Vec<_>>(), &result_types.iter().map(whole).collect::<Vec<_>>()),
-            &result_dims,
-        )
+        let ports = Ports {
+            operands: &operands,
+            operand_types: &operand_types,
+            operand_specs: &whole(&operand_types),
+            result_types: &result_types,
+            result_specs: &whole(&result_types),
+            result_dims: &result_dims,
+        };
+        PartitionContext::results(builder, &Mesh::default(), primitive, ports)
     }
 
     /// A node with bodies: what enters and leaves them is padded alike on both sides.

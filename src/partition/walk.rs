@@ -3,10 +3,11 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::context::Ports;
 use super::linear::{is_widening, is_zero};
 use super::plan::{Step, plan};
 use super::reshard::reshard;
-use super::{Fallback, PartitionContext, PartitionError};
+use super::{Fallback, PartitionContext, PartitionError, shared, without};
 use crate::ir::{Axes, DType, Graph, GraphBuilder, InternalError, NodeRef, OpError, Origin, Spec, TensorType, Value};
 use crate::ops::{AxisIndex, BroadcastInDim, Class, Direction, Group, Op, Primitive, Select};
 use crate::sharding::Shardings;
@@ -101,9 +102,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                     let mut wanted = reshard.spec.clone();
                     if let (true, Some((_, found))) = (reshard.keeps_partial, self.first(operand)) {
                         let used: Axes = wanted.used_axes().collect();
-                        let free = |axis: &MeshAxis| !used.contains(axis);
-                        let partial: Axes = found.unreduced().iter().copied().filter(free).collect();
-                        wanted = wanted.with_unreduced(partial);
+                        wanted = wanted.with_unreduced(without(found.unreduced(), &used));
                     }
                     let value = self.get(operand, &wanted)?;
                     self.set(node.result(), value, wanted.clone());
@@ -159,10 +158,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             return Ok(local);
         }
         // What is no partial sum yet becomes one on the way, if that is asked for.
-        let asked = |from: &Spec| {
-            let kept: Axes = spec.unreduced().iter().copied().filter(|axis| from.unreduced().contains(axis)).collect();
-            Spec::new(spec.dims().iter().cloned()).with_unreduced(kept)
-        };
+        let asked = |from: &Spec| spec.clone().with_unreduced(shared(spec.unreduced(), from.unreduced()));
         let plans = self.versions[value.index()].iter().map(|(local, from)| {
             let target = asked(from);
             Ok((plan(self.mesh, &ty.dims, ty.dtype.byte_count(), from, &target)?, *local, target))
@@ -180,8 +176,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         let mut local = reshard(self.builder, self.mesh, local, &plan)?;
         self.builder.set_origin(outer);
-        let missing: Axes =
-            spec.unreduced().iter().copied().filter(|axis| !reached.unreduced().contains(axis)).collect();
+        let missing = without(spec.unreduced(), reached.unreduced());
         if !missing.is_empty() {
             local = self.on_first(local, &missing, 0.0)?;
         }
@@ -246,23 +241,15 @@ impl<'a, 'b> Walk<'a, 'b> {
         let ty = self.graph.ty(node.result());
         let outer = self.builder.origin();
         self.builder.set_origin(node.origin());
-        let mut context = PartitionContext {
-            builder: self.builder,
-            mesh: self.mesh,
+        let ports = Ports {
             operands: &[],
             operand_types: &[],
             operand_specs: &[],
             result_types: &[ty],
             result_specs: std::slice::from_ref(spec),
             result_dims: &[spec.local_dims(self.mesh, &ty.dims)?],
-            results: SmallVec::new(),
         };
-        primitive.partition(&mut context)?;
-        let &[made] = &context.results[..] else {
-            return Err(InternalError::new(node.op().name(), "one result of its partitioning rule")
-                .at(node.origin())
-                .into());
-        };
+        let made = PartitionContext::results(self.builder, self.mesh, primitive, ports)?[0];
         let made = self.on_first(made, spec.unreduced(), 0.0)?;
         self.builder.set_origin(outer);
         Ok(made)
@@ -280,6 +267,23 @@ impl<'a, 'b> Walk<'a, 'b> {
         let first = self.builder.broadcast(first, &dims, &[])?;
         let nothing = self.builder.splat_like(value, other);
         self.builder.push1(Select, &[first, value, nothing])
+    }
+
+    /// The spec in which a value is at hand; `otherwise` for one that is made where it is needed.
+    pub(super) fn spec_at_hand(&self, value: Value, otherwise: &Spec) -> Spec {
+        self.first(value).map_or(otherwise, |(_, spec)| spec).clone()
+    }
+
+    /// Enters the local results of a node, with their specs.
+    pub(super) fn set_results(
+        &mut self,
+        node: NodeRef<'_>,
+        locals: impl IntoIterator<Item = Value>,
+        specs: impl IntoIterator<Item = Spec>,
+    ) {
+        for ((result, local), spec) in node.results().zip(locals).zip(specs) {
+            self.set(result, local, spec);
+        }
     }
 
     /// Sets where nodes pushed from now on come from.

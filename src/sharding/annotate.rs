@@ -138,8 +138,8 @@ impl Pass<'_> {
     fn named(&mut self, op: &WithAxes, ty: &TensorType, origin: Origin) -> Result<Spec, ShardingError> {
         let axes = &op.names;
         let mut tensor = format!("the value named in scope `{}`", origin.scope.path());
-        if let Some(location) = origin.location {
-            tensor = format!("{tensor} at {}:{}", location.file(), location.line());
+        if let Some(source) = origin.source() {
+            tensor = format!("{tensor} at {source}");
         }
         let names = texts(axes);
         let found = &mut self.diagnostics;

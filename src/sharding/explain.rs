@@ -139,7 +139,9 @@ impl<'a> Levels<'a> {
             let name = node_name(node);
             let in_scope = name == query || scope_name(node) == query || name.ends_with(&format!("/{query}"));
             in_scope
-                || source_of(node.origin())
+                || node
+                    .origin()
+                    .source()
                     .is_some_and(|source| source == query || source.ends_with(&format!("/{query}")))
         };
         let of_level = |(index, level): (usize, &Level<'a>)| {
@@ -203,7 +205,7 @@ impl<'a> Levels<'a> {
                 let node = graph.node(node);
                 let output = port(graph.outputs(), graph.output_info()).filter(|_| level == 0);
                 let name = output.map_or_else(|| node_name(&node), |path| format!("{path} ({})", node_name(&node)));
-                (name, source_of(node.origin()))
+                (name, node.origin().source())
             }
         }
     }
@@ -276,10 +278,10 @@ impl<'a> Levels<'a> {
     }
 
     fn constraint_reason(&self, node: NodeRef<'_>) -> String {
-        let place = |origin: Origin| (origin.scope, source_of(origin));
+        let place = |origin: Origin| (origin.scope, origin.source());
         let named = |kind: &RowKind| matches!(kind, RowKind::Named(origin) if place(*origin) == place(node.origin()));
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| named(&row.kind))?)));
-        let source = source_of(node.origin()).map(|source| format!(" at {source}")).unwrap_or_default();
+        let source = node.origin().source().map(|source| format!(" at {source}")).unwrap_or_default();
         match row {
             Some((table, row)) => format!("the constraint{source}: {}", rules_text(table, row)),
             None => format!("the constraint{source} states it"),
@@ -327,8 +329,4 @@ fn node_name(node: &NodeRef<'_>) -> String {
 fn scope_name(node: &NodeRef<'_>) -> String {
     let Origin { phase, scope, .. } = node.origin();
     format!("{}{}", phase.prefix(), scope.path())
-}
-
-fn source_of(origin: Origin) -> Option<String> {
-    origin.location.map(|location| format!("{}:{}", location.file(), location.line()))
 }

@@ -70,11 +70,10 @@ impl ShardingRow {
 
     /// `FILE:LINE` of the call that gave it its names; empty for an input.
     pub fn source(&self) -> String {
-        let location = match &self.kind {
-            RowKind::Input { .. } => None,
-            RowKind::Named(origin) => origin.location,
-        };
-        location.map(|location| format!("{}:{}", location.file(), location.line())).unwrap_or_default()
+        match &self.kind {
+            RowKind::Input { .. } => String::new(),
+            RowKind::Named(origin) => origin.source().unwrap_or_default(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The ledger of collectives and the memory of a program, against what can be counted by hand and what XLA says.
 
+use meshloom::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::emit::{EmitOptions, emit};
 use meshloom::ir::{DType, Graph, TensorType};
@@ -181,7 +182,7 @@ fn unknown_names_are_errors() {
     let expected = "XLA partitions this program: what it needs is known once it is compiled; use partition mode \
                     \"explicit\", or read the compiled module";
     check(&by_xla.collectives(), expected);
-    assert_eq!(by_xla.memory(), Err(LedgerError::PartitionedByXla));
+    assert!(matches!(by_xla.memory(), Err(Error::Ledger(LedgerError::PartitionedByXla))));
 }
 
 #[test]
@@ -226,11 +227,19 @@ fn memory_is_about_what_xla_plans() {
         let ratio = memory.temporaries as f64 / stats.temporary as f64;
         println!("{mesh} {remat}: temporaries {ratio:.2} of XLA's\n{memory}");
         assert_eq!(memory.arguments, stats.arguments as u64);
-        // XLA's outputs are one tuple, which has a pointer to each.
-        assert_eq!(memory.outputs + 8 * lowered.graph().outputs().len() as u64, stats.outputs as u64);
+        assert_eq!(memory.outputs, stats.outputs as u64);
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers otherwise; but not by a half.
         assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
-        assert_eq!(memory.live_at_peak.iter().map(|value| value.bytes).sum::<u64>(), memory.peak);
+        // What is live makes up the peak, but for gaps between buffers and the pointers of tuples.
+        let live: u64 = memory.live_at_peak.iter().map(|value| value.bytes).sum();
+        assert!(
+            (0.99..=1.0).contains(&(live as f64 / memory.peak as f64)),
+            "{mesh} {remat}: {live} of {}",
+            memory.peak
+        );
+        // Arguments are called by their paths, other values by their scopes.
+        let is_called = |name: &str| memory.live_at_peak.iter().any(|value| value.label().starts_with(name));
+        assert!(is_called("state.params.") && is_called("layers/"), "{memory}");
     }
 }

@@ -1,34 +1,28 @@
 //! The kinds of collectives, and what each sends.
 
-use std::fmt;
+use serde::Serialize;
 
-/// What a collective does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CollectiveKind {
-    /// Joins the parts of a group.
-    AllGather,
-    /// Combines the values of a group.
-    AllReduce,
-    /// Exchanges parts within a group.
-    AllToAll,
-    /// Sends values from device to device.
-    CollectivePermute,
-    /// Adds up the values of a group, and gives each device its part.
-    ReduceScatter,
+use crate::words;
+
+words! {
+    /// What a collective does. Its name is HLO's opcode.
+    #[derive(PartialOrd, Ord, Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum CollectiveKind {
+        /// Joins the parts of a group.
+        AllGather = "all-gather",
+        /// Combines the values of a group.
+        AllReduce = "all-reduce",
+        /// Exchanges parts within a group.
+        AllToAll = "all-to-all",
+        /// Sends values from device to device.
+        CollectivePermute = "collective-permute",
+        /// Adds up the values of a group, and gives each device its part.
+        ReduceScatter = "reduce-scatter",
+    }
 }
 
 impl CollectiveKind {
-    /// HLO's opcode.
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::AllToAll => "all-to-all",
-            CollectiveKind::CollectivePermute => "collective-permute",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-        }
-    }
-
     /// Bytes that one device sends in one execution along a ring, rounded up. `bytes` are those of the operands on one
     /// device, `size` is the number of devices in a group. Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms
     /// for clusters of workstations" (2009), show that no algorithm sends less.
@@ -43,11 +37,5 @@ impl CollectiveKind {
             CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => part(1),
             CollectiveKind::CollectivePermute => bytes,
         }
-    }
-}
-
-impl fmt::Display for CollectiveKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }

@@ -24,6 +24,7 @@ pub mod table;
 pub mod text;
 mod types;
 mod wire;
+mod words;
 
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;

@@ -80,6 +80,14 @@ impl Literal {
         Literal { ty, bytes: bytes.into() }
     }
 
+    /// Copies of it, along a new leading dimension.
+    #[must_use]
+    pub fn repeated(&self, count: usize) -> Literal {
+        let mut ty = self.ty.clone();
+        ty.dims.insert(0, count);
+        Literal { ty, bytes: self.bytes.repeat(count).into() }
+    }
+
     /// Element type and dimensions.
     pub fn ty(&self) -> &TensorType {
         &self.ty

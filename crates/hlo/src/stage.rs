@@ -1,48 +1,26 @@
 //! The stages of a program on its way to a plugin.
 
-use std::fmt;
 use std::str::FromStr;
 
 use crate::suggest::did_you_mean;
+use crate::words;
 
-/// A stage of a program. Each adds one thing to the stage before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
-    /// The forward pass, as the closure was recorded: of one replica, if there are several.
-    Traced,
-    /// Forward pass, backward pass and update.
-    Differentiated,
-    /// After the graph-to-graph passes.
-    Transformed,
-    /// Global shapes, with the specs of the rules as annotations.
-    Sharded,
-    /// The program of one device, with its collectives.
-    Partitioned,
-    /// What the plugin made of it.
-    Compiled,
-}
-
-impl Stage {
-    /// All of them, in order.
-    pub const ALL: [Stage; 6] =
-        [Stage::Traced, Stage::Differentiated, Stage::Transformed, Stage::Sharded, Stage::Partitioned, Stage::Compiled];
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Stage::Traced => "traced",
-            Stage::Differentiated => "differentiated",
-            Stage::Transformed => "transformed",
-            Stage::Sharded => "sharded",
-            Stage::Partitioned => "partitioned",
-            Stage::Compiled => "compiled",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+words! {
+    /// A stage of a program. Each adds one thing to the stage before.
+    #[derive(PartialOrd, Ord)]
+    pub enum Stage {
+        /// The forward pass, as the closure was recorded: of one replica, if there are several.
+        Traced = "traced",
+        /// Forward pass, backward pass and update.
+        Differentiated = "differentiated",
+        /// After the graph-to-graph passes.
+        Transformed = "transformed",
+        /// Global shapes, with the specs of the rules as annotations.
+        Sharded = "sharded",
+        /// The program of one device, with its collectives.
+        Partitioned = "partitioned",
+        /// What the plugin made of it.
+        Compiled = "compiled",
     }
 }
 

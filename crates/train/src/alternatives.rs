@@ -1,9 +1,10 @@
 //! Other pipelines for the same model, mesh and batch.
 
-use super::config::{ConfigError, PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, RunConfig};
+use super::config::{ConfigError, PartitionMode, PipelineConfig, RunConfig};
 use crate::Error;
-use meshloom::partition::{Ledger, Memory};
-use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
+use meshloom::hlo::analysis::ModuleMemory;
+use meshloom::partition::Ledger;
+use meshloom::transform::pipeline::{Counts, PipelineOptions, Schedule, Timeline, WeightPlan};
 
 /// A pipeline that a config could have.
 #[derive(Clone, Debug)]
@@ -17,7 +18,7 @@ pub struct Alternative {
     /// What the lowered train step moves.
     pub collectives: Ledger,
     /// What it needs.
-    pub memory: Memory,
+    pub memory: ModuleMemory,
 }
 
 /// A pipeline that a config cannot have.
@@ -30,9 +31,6 @@ pub struct RefusedAlternative {
     /// Why not.
     pub reason: ConfigError,
 }
-
-const WEIGHTS: [PipelineWeights; 4] =
-    [PipelineWeights::PerIteration, PipelineWeights::GatherOnce, PipelineWeights::Bsw, PipelineWeights::BswSplit];
 
 impl RunConfig {
     /// The pipelines that this config could have for its layers, mesh and batch: the configured one with every plan for
@@ -73,16 +71,15 @@ impl RunConfig {
 /// The same pipeline with every plan for its weights.
 fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
     let with = |weights, keep_gathered| PipelineConfig { weights, keep_gathered, ..own.clone() };
-    let keeps = |weights: PipelineWeights| {
+    let keeps = |weights: WeightPlan| {
         // If every iteration gathers, there is nothing to keep; if both passes share a loop, weights are kept anyway.
-        let never = weights == PipelineWeights::PerIteration && !own.keep_gathered;
-        let both = own.schedule != PipelineSchedule::OneForwardOneBackward && weights != PipelineWeights::PerIteration;
+        let never = weights == WeightPlan::PerIteration && !own.keep_gathered;
+        let both = own.schedule != Schedule::OneForwardOneBackward && weights != WeightPlan::PerIteration;
         if both { vec![false, true] } else { vec![own.keep_gathered && !never] }
     };
-    let goes = |weights: &PipelineWeights| {
-        own.schedule != PipelineSchedule::OneForwardOneBackward || *weights != PipelineWeights::PerIteration
-    };
-    WEIGHTS
+    let goes =
+        |weights: &WeightPlan| own.schedule != Schedule::OneForwardOneBackward || *weights != WeightPlan::PerIteration;
+    WeightPlan::ALL
         .into_iter()
         .filter(goes)
         .flat_map(|weights| keeps(weights).into_iter().map(move |keep| with(weights, keep)))
@@ -93,20 +90,20 @@ fn plans(own: &PipelineConfig) -> Vec<PipelineConfig> {
 fn splits(own: &PipelineConfig, layers_of_stage: usize) -> Vec<PipelineConfig> {
     let mut found = Vec::new();
     for repeats in (1..=layers_of_stage).filter(|repeats| layers_of_stage.is_multiple_of(*repeats)) {
-        let schedules: &[PipelineSchedule] = match repeats {
-            1 => &[PipelineSchedule::Gpipe, PipelineSchedule::OneForwardOneBackward],
-            _ => &[PipelineSchedule::Circular],
+        let schedules: &[Schedule] = match repeats {
+            1 => &[Schedule::Gpipe, Schedule::OneForwardOneBackward],
+            _ => &[Schedule::Circular],
         };
         for &schedule in schedules {
-            let same = |a: PipelineSchedule, b: PipelineSchedule| {
-                let one = PipelineSchedule::OneForwardOneBackward;
+            let same = |a: Schedule, b: Schedule| {
+                let one = Schedule::OneForwardOneBackward;
                 (a == one) == (b == one)
             };
             if repeats == own.repeats && same(schedule, own.schedule) {
                 continue;
             }
             let weights = match (schedule, own.weights) {
-                (PipelineSchedule::OneForwardOneBackward, PipelineWeights::PerIteration) => PipelineWeights::Bsw,
+                (Schedule::OneForwardOneBackward, WeightPlan::PerIteration) => WeightPlan::SlidingWindow,
                 (_, weights) => weights,
             };
             let layers_per_stage = layers_of_stage / repeats;

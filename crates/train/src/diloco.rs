@@ -1,16 +1,16 @@
 //! A run of several replicas: its state, its step, and what the config says of them.
 
-use super::config::{DilocoConfig, DilocoTransport, RunConfig};
+use super::config::{DilocoConfig, RunConfig};
 use super::model::Model;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::ir::{DType, InternalError, Literal};
 use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
 use meshloom::transform::diloco::{
-    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, Transport, of_replicas,
+    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, of_replicas,
 };
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
@@ -68,19 +68,13 @@ impl RunConfig {
             overlap_steps: config.overlap_steps,
             overlap_alpha: config.overlap_alpha,
         };
-        let transport = match config.transport {
-            DilocoTransport::F32 => Transport::F32,
-            DilocoTransport::Bf16 => Transport::Bf16,
-            DilocoTransport::F8 => Transport::F8,
-            DilocoTransport::Int4 => Transport::Int4,
-        };
         Some(DilocoOptions {
             replicas: config.replicas,
             sync_period: config.sync_period,
             outer_rate: config.outer_lr,
             outer_momentum: config.outer_momentum,
             streaming: config.streaming.then_some(streaming),
-            transport,
+            transport: config.transport,
             block: config.block,
         })
     }
@@ -108,18 +102,13 @@ fn param_of_replicas(param: &Param, replicas: usize) -> Param {
     Param { spec: of_replicas(&param.spec, replicas), ..param.clone() }
 }
 
-/// The same value for each replica.
-fn for_each_replica(literal: &Literal, replicas: usize) -> Literal {
-    let mut dims = literal.ty().dims.clone();
-    dims.insert(0, replicas);
-    Literal::from_bytes(TensorType::new(literal.ty().dtype, &dims), literal.bytes().repeat(replicas))
-        .unwrap_or_else(|| literal.clone())
-}
-
 /// A parameter for each replica, spread as the one before was.
 pub(super) fn for_all_replicas(param: &Array, before: &Array, client: &Client) -> Result<Array, Error> {
-    let replicas = before.ty().dims.first().copied().unwrap_or(1);
-    Ok(Array::put(client, &for_each_replica(&param.get()?, replicas), before.layout())?)
+    let Some(&replicas) = before.ty().dims.first() else {
+        let defect = InternalError::new("a parameter of several replicas", "a dimension over them");
+        return Err(meshloom::Error::from(defect).into());
+    };
+    Ok(Array::put(client, &param.get()?.repeated(replicas), before.layout())?)
 }
 
 impl<M: Model> DilocoStep<M> {
@@ -145,10 +134,9 @@ impl<M: Model> DilocoStep<M> {
         let inner = self.step.initialize(seed);
         let params = inner.params.clone();
         let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
-        let zeros = |ty: &TensorType| Literal::from_bytes(ty.clone(), vec![0; ty.byte_count()]);
-        let momentum = declared.map(|_, param| zeros(&param.spec.ty).unwrap_or_else(|| Literal::scalar(0f32)));
+        let momentum = declared.map(|_, param| Literal::from_fn(param.spec.ty.clone(), |_| 0.0));
         DilocoState {
-            inner: inner.map(|_, literal| for_each_replica(literal, self.replicas())),
+            inner: inner.map(|_, literal| literal.repeated(self.replicas())),
             outer: OuterState { params, momentum },
             step: Literal::scalar(0i32),
         }

@@ -1,6 +1,6 @@
 //! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
 
-use super::config::{self, ConfigError, RunConfig};
+use super::config::{self, ConfigError, Placement, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
@@ -38,7 +38,9 @@ impl RunConfig {
     /// # Errors
     /// The config asks for something that is not built yet, or its parts do not fit together.
     pub fn resolve(&self) -> Result<Run, Error> {
-        self.resolve_for(self.decoder()?)
+        self.check_supported()?;
+        let placement = self.placement()?;
+        self.resolve_on(self.decoder_on(&placement)?, placement)
     }
 
     /// The run of another model. Of the section `[model]` only `layers` (which a pipeline spreads over its stages),
@@ -48,13 +50,17 @@ impl RunConfig {
     /// As of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
         self.check_supported()?;
-        let (mesh, rules) = (self.mesh()?, self.rule_sets()?);
+        self.resolve_on(model, self.placement()?)
+    }
+
+    fn resolve_on<M: Model>(&self, model: M, placement: Placement) -> Result<Run<M>, Error> {
+        let dims = self.pipeline_of(placement.axis_size("stage"))?.map(|options| options.leading_dims());
+        let Placement { mesh, rules } = placement;
         let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step_of(model) };
         let step = match self.diloco_options() {
             None => RunStep::Single(Box::new(step)),
             Some(options) => {
                 let params = step.model.parameters();
-                let dims = self.pipeline_options()?.map(|options| options.leading_dims());
                 // Of the leading dimensions of stacked parameters, the one over the stages of a pipeline.
                 let stage_dim = dims.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
                 let diloco = Diloco::new(&options, &params, &layout_of(&params, (&mesh, &rules), stage_dim)?)?;
@@ -69,6 +75,10 @@ impl RunConfig {
     /// # Errors
     /// The mesh, the rules or the pipeline cannot be as the config says.
     pub fn decoder(&self) -> Result<DecoderConfig, ConfigError> {
+        self.decoder_on(&self.placement()?)
+    }
+
+    fn decoder_on(&self, placement: &Placement) -> Result<DecoderConfig, ConfigError> {
         let model = &self.model;
         Ok(DecoderConfig {
             layers: model.layers,
@@ -83,10 +93,10 @@ impl RunConfig {
             compute_dtype: model.compute_dtype,
             scan_layers: model.scan_layers,
             remat: self.remat_policy(),
-            pipeline: self.pipeline_options()?,
+            pipeline: self.pipeline_of(placement.axis_size("stage"))?,
             rope_theta: ROPE_THETA,
             norm_epsilon: NORM_EPSILON,
-            parts: self.layer_parts()?,
+            parts: self.layer_parts_on(placement),
         })
     }
 

@@ -31,7 +31,8 @@ mod walk;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::ser::{Serialize, SerializeStruct, Serializer};
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 
 pub use select::LedgerError;
 
@@ -49,8 +50,8 @@ pub fn collective_of(op: &Op) -> Option<(CollectiveKind, &Group)> {
     }
 }
 
-/// One collective of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One collective of a program. Serialized, an element of what `hlo-dump collectives --json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Collective {
     /// What it does.
     pub kind: CollectiveKind,
@@ -59,40 +60,30 @@ pub struct Collective {
     /// Devices of a group.
     pub group_size: usize,
     /// Values that it moves at once.
+    #[serde(skip)]
     pub operand_count: usize,
     /// Bytes of all operands on one device, in one execution.
     pub bytes: u64,
     /// Bytes that one device sends in one execution, by [`CollectiveKind::moved_bytes`].
+    #[serde(skip)]
     pub moved_bytes: u64,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
     /// The branches of conditionals that it is in, outermost first. `executions` is the number where all of them are taken.
+    #[serde(skip)]
     pub branches: Vec<Branch>,
     /// Loops around it.
     pub loop_depth: usize,
     /// The part of a training step for whose sake it runs: that of the op which reads its result or makes its operand.
+    #[serde(skip)]
     pub phase: Phase,
     /// Names of nested scopes, joined by `/`.
+    #[serde(skip)]
     pub scope: String,
-    /// The user's source line as `file:line`, if a user wrote it.
-    pub source: Option<String>,
     /// Name of the instruction in the emitted module.
     pub name: String,
-}
-
-impl Serialize for Collective {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_struct("Collective", 8)?;
-        object.serialize_field("kind", self.kind.name())?;
-        object.serialize_field("axes", &self.axes)?;
-        object.serialize_field("group_size", &self.group_size)?;
-        object.serialize_field("bytes", &self.bytes)?;
-        object.serialize_field("executions", &self.executions)?;
-        object.serialize_field("loop_depth", &self.loop_depth)?;
-        object.serialize_field("name", &self.name)?;
-        object.serialize_field("source", &self.source)?;
-        object.end()
-    }
+    /// The user's source line as `file:line`, if a user wrote it.
+    pub source: Option<String>,
 }
 
 /// The collectives of a program, or a selection of them: see the methods that filter.

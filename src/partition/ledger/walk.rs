@@ -141,7 +141,7 @@ impl Walk<'_> {
             loop_depth: around.loop_depth,
             phase: origin.phase,
             scope: origin.scope.path(),
-            source: origin.location.map(|location| format!("{}:{}", location.file(), location.line())),
+            source: origin.source(),
             name: format!("{}.{}", kind.name(), self.channels.next),
         };
         self.entries.push(Arc::new(entry));

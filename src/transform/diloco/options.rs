@@ -1,39 +1,20 @@
 //! The options of a DiLoCo run, and which combinations are possible.
 
-use std::fmt;
+use meshloom_hlo::words;
 
-/// How pseudo-gradients are sent between replicas.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// Full precision: one all-reduce.
-    #[default]
-    F32,
-    /// Brain floating point: 2 bytes a number.
-    Bf16,
-    /// 8-bit floating point (e4m3, without infinities) with a scale for each block: 1 byte a number.
-    F8,
-    /// 4-bit integers from -7 to 7 with a scale for each block, two in a byte.
-    Int4,
-}
-
-impl Transport {
-    /// All of them.
-    pub const ALL: [Transport; 4] = [Transport::F32, Transport::Bf16, Transport::F8, Transport::Int4];
-
-    /// The name, as in a run config.
-    pub fn name(self) -> &'static str {
-        match self {
-            Transport::F32 => "f32",
-            Transport::Bf16 => "bf16",
-            Transport::F8 => "f8",
-            Transport::Int4 => "int4",
-        }
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+words! {
+    /// How pseudo-gradients are sent between replicas.
+    #[derive(Default)]
+    pub enum Transport {
+        /// Full precision: one all-reduce.
+        #[default]
+        F32 = "f32",
+        /// Brain floating point: 2 bytes a number.
+        Bf16 = "bf16",
+        /// 8-bit floating point (e4m3, without infinities) with a scale for each block: 1 byte a number.
+        F8 = "f8",
+        /// 4-bit integers from -7 to 7 with a scale for each block, two in a byte.
+        Int4 = "int4",
     }
 }
 

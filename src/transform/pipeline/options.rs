@@ -1,82 +1,46 @@
 //! The options of a pipeline, and which combinations are possible.
 
-use std::fmt;
+use meshloom_hlo::words;
 
 use crate::ops::RematPolicy;
 use crate::trace::{TraceErrorKind, TransformError};
 
-/// The order in which stages work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Schedule {
-    /// All forward, then all backward; one repeat.
-    Gpipe,
-    /// As [`Schedule::Gpipe`], but a stage holds several parts of the layer stack, and microbatches go round several
-    /// times.
-    #[default]
-    Circular,
-    /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss is
-    /// part of the pipeline.
-    OneForwardOneBackward,
-}
-
-impl Schedule {
-    /// All of them.
-    pub const ALL: [Schedule; 3] = [Schedule::Gpipe, Schedule::Circular, Schedule::OneForwardOneBackward];
-
-    /// The name, as in a run config.
-    pub fn name(self) -> &'static str {
-        match self {
-            Schedule::Gpipe => "gpipe",
-            Schedule::Circular => "circular",
-            Schedule::OneForwardOneBackward => "1f1b",
-        }
+words! {
+    /// The order in which stages work.
+    #[derive(Default)]
+    pub enum Schedule {
+        /// All forward, then all backward; one repeat.
+        Gpipe = "gpipe",
+        /// As [`Schedule::Gpipe`], but a stage holds several parts of the layer stack, and microbatches go round
+        /// several times.
+        #[default]
+        Circular = "circular",
+        /// In every iteration the forward pass of one microbatch and the backward pass of another; one repeat. The loss
+        /// is part of the pipeline.
+        OneForwardOneBackward = "1f1b",
     }
 }
 
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+words! {
+    /// When weights that are split over `fsdp` (and its like) are gathered.
+    #[derive(Default)]
+    pub enum WeightPlan {
+        /// In every iteration, those of the repeats that stages work on.
+        PerIteration = "per-iteration",
+        /// All of them before the loop.
+        GatherOnce = "gather-once",
+        /// Those of a repeat once, ahead of use: a window over two repeats slides along.
+        #[default]
+        SlidingWindow = "bsw",
+        /// As [`WeightPlan::SlidingWindow`], with each repeat's gather in two halves, one after the other.
+        SplitSlidingWindow = "bsw-split",
     }
-}
-
-/// When weights that are split over `fsdp` (and its like) are gathered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum WeightPlan {
-    /// In every iteration, those of the repeats that stages work on.
-    PerIteration,
-    /// All of them before the loop.
-    GatherOnce,
-    /// Those of a repeat once, ahead of use: a window over two repeats slides along.
-    #[default]
-    SlidingWindow,
-    /// As [`WeightPlan::SlidingWindow`], with each repeat's gather in two halves, one after the other.
-    SplitSlidingWindow,
 }
 
 impl WeightPlan {
-    /// All of them.
-    pub const ALL: [WeightPlan; 4] =
-        [WeightPlan::PerIteration, WeightPlan::GatherOnce, WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow];
-
-    /// The name, as in a run config.
-    pub fn name(self) -> &'static str {
-        match self {
-            WeightPlan::PerIteration => "per-iteration",
-            WeightPlan::GatherOnce => "gather-once",
-            WeightPlan::SlidingWindow => "bsw",
-            WeightPlan::SplitSlidingWindow => "bsw-split",
-        }
-    }
-
     /// Whether weights are gathered repeat by repeat, ahead of use.
     pub fn slides(self) -> bool {
         matches!(self, WeightPlan::SlidingWindow | WeightPlan::SplitSlidingWindow)
-    }
-}
-
-impl fmt::Display for WeightPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

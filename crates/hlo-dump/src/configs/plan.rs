@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indexmap::IndexMap;
-use meshloom::partition::{CollectiveKind, Ledger, Memory};
+use meshloom::partition::{CollectiveKind, Ledger};
 use meshloom::transform::pipeline::{Counts, PipelineOptions, Timeline};
-use meshloom_hlo::analysis::Chip;
+use meshloom_hlo::analysis::{Chip, ModuleMemory};
 use meshloom_hlo::table::Table;
 use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
@@ -150,7 +150,7 @@ fn same_split(a: &PipelineOptions, b: &PipelineOptions) -> bool {
 }
 
 fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
-    let &Memory { arguments, outputs, temporaries, peak, .. } = &it.memory;
+    let &ModuleMemory { arguments, outputs, temporaries, peak, .. } = &it.memory;
     Ok(Row {
         configured: it.configured,
         schedule: it.options.schedule.name(),
@@ -219,13 +219,13 @@ fn sent(traffic: &[Traffic]) -> String {
     by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
-fn print_memory(memory: &Memory, chip: Option<(&str, u64)>) {
+fn print_memory(memory: &ModuleMemory, chip: Option<(&str, u64)>) {
     const SHOWN: usize = 6;
     let rows =
         [("arguments: state and batch", memory.arguments), ("temporaries", memory.temporaries), ("peak", memory.peak)];
     let rows = rows.map(|(name, bytes)| (name.to_owned(), bytes)).into_iter();
     let largest = memory.live_at_peak.iter().take(SHOWN);
-    let table = Table::of(rows.chain(largest.map(|it| (format!("  at the peak: {}", it.name), it.bytes))))
+    let table = Table::of(rows.chain(largest.map(|it| (format!("  at the peak: {}", it.label()), it.bytes))))
         .text("memory of a device", |(name, _)| name.clone())
         .number("bytes", |(_, bytes)| output::bytes(*bytes));
     line("");

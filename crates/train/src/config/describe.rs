@@ -1,8 +1,10 @@
 //! The run config as data: every key with its value, default and meaning, from the tables that define the sections.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
-use super::{RulesConfig, RunConfig, sections::*};
+use super::value::Keys;
 
 /// A section of the run config.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -32,37 +34,13 @@ pub struct KeyInfo {
     pub meaning: String,
 }
 
-impl RunConfig {
-    /// Every section with every key.
-    pub fn describe(&self) -> Vec<SectionInfo> {
-        let section = |name, about: &str, keys: Vec<KeyInfo>, values: Option<Vec<(&'static str, toml::Value)>>| {
-            let is_present = values.is_some();
-            let values = values.unwrap_or_default();
-            let with_value = |key: KeyInfo| {
-                let value = values.iter().find(|(name, _)| *name == key.name).map(|(_, value)| value.clone());
-                KeyInfo { value, ..key }
-            };
-            SectionInfo { name, meaning: text(about), is_present, keys: keys.into_iter().map(with_value).collect() }
-        };
-        macro_rules! sections {
-            ($($name:literal: $ty:ident of $value:expr,)*) => {
-                vec![$(section($name, $ty::ABOUT, $ty::describe(), $value.map(|section: &$ty| section.write())),)*]
-            };
-        }
-        sections! {
-            "model": ModelConfig of Some(&self.model),
-            "data": DataConfig of Some(&self.data),
-            "train": TrainConfig of Some(&self.train),
-            "checkpoint": CheckpointConfig of Some(&self.checkpoint),
-            "mesh": MeshConfig of Some(&self.mesh),
-            "rules": RulesConfig of Some(&self.rules),
-            "remat": RematConfig of Some(&self.remat),
-            "pipeline": PipelineConfig of self.pipeline.as_ref(),
-            "diloco": DilocoConfig of self.diloco.as_ref(),
-            "partition": PartitionConfig of Some(&self.partition),
-            "target": TargetConfig of Some(&self.target),
-        }
-    }
+/// A section with every key.
+pub(super) fn section<S: Keys>(name: &'static str, section: &S) -> SectionInfo {
+    let written = section.write();
+    let is_present = written.is_some();
+    let mut values: HashMap<&str, toml::Value> = written.into_iter().flatten().collect();
+    let keys = S::describe().into_iter().map(|key| KeyInfo { value: values.remove(key.name), ..key });
+    SectionInfo { name, meaning: text(S::ABOUT), is_present, keys: keys.collect() }
 }
 
 /// The text of a doc comment: without the name of the section in front, and its first letter a capital.

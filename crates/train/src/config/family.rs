@@ -2,9 +2,8 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::{Checked, positive, within};
-use super::{ModelFamily, RunConfig};
+use super::{ModelFamily, Placement, RunConfig};
 use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
-use meshloom::sharding::Mesh;
 
 /// The dimension along which groups of experts are spread over devices.
 const GROUPS: &str = "activation_exp";
@@ -18,6 +17,10 @@ impl RunConfig {
     /// # Errors
     /// The mesh or the rules cannot be read.
     pub fn layer_parts(&self) -> Result<LayerParts, ConfigError> {
+        Ok(self.layer_parts_on(&self.placement()?))
+    }
+
+    pub(crate) fn layer_parts_on(&self, placement: &Placement) -> LayerParts {
         let model = &self.model;
         let latent = (model.family == ModelFamily::Deepseek).then_some(LatentConfig {
             q_lora: model.q_lora,
@@ -26,20 +29,19 @@ impl RunConfig {
             rope_head_dim: model.rope_head_dim,
             v_head_dim: model.v_head_dim,
         });
-        let routed = if self.has_experts() { self.routed_experts()? } else { MoeConfig::default() };
-        Ok(LayerParts { latent, routed, batch_split: model.batch_split })
+        let routed = if self.has_experts() { self.routed_experts(placement) } else { MoeConfig::default() };
+        LayerParts { latent, routed, batch_split: model.batch_split }
     }
 
     fn has_experts(&self) -> bool {
         matches!(self.model.family, ModelFamily::Mixtral | ModelFamily::Deepseek)
     }
 
-    fn routed_experts(&self) -> Result<MoeConfig, ConfigError> {
+    fn routed_experts(&self, placement: &Placement) -> MoeConfig {
         let model = &self.model;
         let is_deepseek = model.family == ModelFamily::Deepseek;
-        let mesh = self.mesh()?;
-        let parts = self.axes_size(&mesh, PARTS)?;
-        Ok(MoeConfig {
+        let parts = placement.parts(PARTS);
+        MoeConfig {
             experts: model.experts,
             experts_per_token: model.experts_per_token,
             mlp: model.moe_mlp,
@@ -48,18 +50,10 @@ impl RunConfig {
             normalize_weights: true,
             weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
             load_balance_weight: model.load_balance_weight,
-            expert_groups: self.axes_size(&mesh, GROUPS)?,
+            expert_groups: placement.parts(GROUPS),
             // A sequence that does not divide is whole on every device.
             sequence_parts: if model.seq.is_multiple_of(parts) { parts } else { 1 },
-        })
-    }
-
-    /// Over how many devices the rules spread a dimension of this name.
-    fn axes_size(&self, mesh: &Mesh, name: &str) -> Result<usize, ConfigError> {
-        let rules = self.rule_sets()?;
-        let rule = rules.compute.rules().iter().find(|rule| rule.name == name);
-        let axes = rule.into_iter().flat_map(|rule| &rule.axes).filter_map(|axis| mesh.axis(axis));
-        Ok(axes.map(|axis| mesh.size(axis)).product())
+        }
     }
 
     pub(super) fn validate_family(&self) -> Checked {
@@ -103,13 +97,15 @@ impl RunConfig {
     }
 
     /// Checks that the mesh can hold equal groups of experts.
-    pub(super) fn validate_experts_on(&self, mesh: &Mesh) -> Checked {
-        let groups = self.axes_size(mesh, GROUPS)?;
+    pub(super) fn validate_experts(&self, placement: &Placement) -> Checked {
+        let groups = placement.parts(GROUPS);
         if !self.has_experts() || self.model.experts.is_multiple_of(groups) {
             return Ok(());
         }
-        let reason =
-            format!("it must be a multiple of {groups}: the rules spread experts over so many devices of {mesh}");
+        let reason = format!(
+            "it must be a multiple of {groups}: the rules spread experts over so many devices of {}",
+            placement.mesh
+        );
         Err(invalid("model.experts", self.model.experts, &reason))
     }
 }

@@ -9,7 +9,7 @@ mod describe;
 mod error;
 mod family;
 mod pipeline;
-mod rows;
+mod placement;
 mod rules;
 mod sections;
 mod supported;
@@ -22,58 +22,83 @@ use std::path::Path;
 
 pub use describe::{KeyInfo, SectionInfo};
 pub use error::{ConfigError, ConfigErrorKind, Place};
+pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    CheckpointConfig, DataConfig, DilocoConfig, DilocoTransport, MeshConfig, ModelConfig, ModelFamily, PartitionConfig,
-    PartitionMode, PipelineConfig, PipelineSchedule, PipelineWeights, Platform, RematConfig, RematPolicy, Replication,
-    TargetConfig, TrainConfig,
+    CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
+    PipelineConfig, Platform, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
-use meshloom::sharding::{Mesh, RuleSets};
-use tree::{Node, Table};
-use value::Section;
+use tree::Table;
+use value::{Keys, Section, Written};
 
-/// Everything about a run. Every key has a default that works; see `examples/configs/default.toml`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RunConfig {
-    /// `[model]`
-    pub model: ModelConfig,
-    /// `[data]`
-    pub data: DataConfig,
-    /// `[train]`
-    pub train: TrainConfig,
-    /// `[checkpoint]`
-    pub checkpoint: CheckpointConfig,
-    /// `[mesh]`
-    pub mesh: MeshConfig,
-    /// `[rules]`
-    pub rules: RulesConfig,
-    /// `[remat]`
-    pub remat: RematConfig,
-    /// `[pipeline]`, when there is one
-    pub pipeline: Option<PipelineConfig>,
-    /// `[diloco]`, when there is one
-    pub diloco: Option<DilocoConfig>,
-    /// `[partition]`
-    pub partition: PartitionConfig,
-    /// `[target]`
-    pub target: TargetConfig,
+/// Defines the run config from the table of its sections: the struct, and how it is read, written and described.
+macro_rules! run_config {
+    ($(#[$about:meta])* RunConfig { $($(#[$doc:meta])* $section:ident: $ty:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct RunConfig { $($(#[$doc])* pub $section: $ty,)* }
+
+        /// Every section with its keys, in the order of the file.
+        const SECTIONS: &[(&str, &[&str])] = &[$((stringify!($section), <$ty as Keys>::KEYS),)*];
+
+        impl RunConfig {
+            fn read(root: Table, places: &mut HashMap<String, Place>) -> Result<RunConfig, ConfigError> {
+                let mut config = RunConfig::default();
+                for (name, entry) in root.into_entries() {
+                    let expected = format!("a section, [{name}]");
+                    match name.as_str() {
+                        $(stringify!($section) => {
+                            config.$section = Keys::read(Section::of(&name, entry, places, &expected)?)?;
+                        })*
+                        _ => {
+                            let known = SECTIONS.iter().map(|(section, _)| *section);
+                            return Err(error::unknown_key(&entry.key_place, &name, known));
+                        }
+                    }
+                }
+                Ok(config)
+            }
+
+            fn write_sections(&self) -> Vec<(&'static str, Written)> {
+                [$(self.$section.write_sections(stringify!($section)),)*].concat()
+            }
+
+            /// Every section with every key.
+            pub fn describe(&self) -> Vec<SectionInfo> {
+                vec![$(describe::section(stringify!($section), &self.$section),)*]
+            }
+        }
+    };
 }
 
-/// Every section with its keys, in the order of the file.
-const SECTIONS: &[(&str, &[&str])] = &[
-    ("model", ModelConfig::KEYS),
-    ("data", DataConfig::KEYS),
-    ("train", TrainConfig::KEYS),
-    ("checkpoint", CheckpointConfig::KEYS),
-    ("mesh", MeshConfig::KEYS),
-    ("rules", RulesConfig::KEYS),
-    ("remat", RematConfig::KEYS),
-    ("pipeline", PipelineConfig::KEYS),
-    ("diloco", DilocoConfig::KEYS),
-    ("partition", PartitionConfig::KEYS),
-    ("target", TargetConfig::KEYS),
-];
+run_config! {
+    /// Everything about a run. Every key has a default that works; see `examples/configs/default.toml`.
+    RunConfig {
+        /// `[model]`
+        model: ModelConfig,
+        /// `[data]`
+        data: DataConfig,
+        /// `[train]`
+        train: TrainConfig,
+        /// `[checkpoint]`
+        checkpoint: CheckpointConfig,
+        /// `[mesh]`
+        mesh: MeshConfig,
+        /// `[rules]`
+        rules: RulesConfig,
+        /// `[remat]`
+        remat: RematConfig,
+        /// `[pipeline]`, when there is one
+        pipeline: Option<PipelineConfig>,
+        /// `[diloco]`, when there is one
+        diloco: Option<DilocoConfig>,
+        /// `[partition]`
+        partition: PartitionConfig,
+        /// `[target]`
+        target: TargetConfig,
+    }
+}
 
 impl RunConfig {
     /// Reads and checks a config file. Each override is `section.key=value` and wins over the file.
@@ -111,80 +136,12 @@ impl RunConfig {
         Ok(config)
     }
 
-    fn read(root: Table, places: &mut HashMap<String, Place>) -> Result<RunConfig, ConfigError> {
-        let mut config = RunConfig::default();
-        for (name, entry) in root.into_entries() {
-            if !SECTIONS.iter().any(|(section, _)| *section == name) {
-                return Err(error::unknown_key(&entry.key_place, &name, SECTIONS.iter().map(|(section, _)| *section)));
-            }
-            let Node::Table(table) = entry.node else {
-                return Err(error::wrong_type(&entry.place, &name, &entry.node, &format!("a section, [{name}]")));
-            };
-            let mut section = Section { name: &name, table, places };
-            match name.as_str() {
-                "model" => config.model = ModelConfig::read(&mut section)?,
-                "data" => config.data = DataConfig::read(&mut section)?,
-                "train" => config.train = TrainConfig::read(&mut section)?,
-                "checkpoint" => config.checkpoint = CheckpointConfig::read(&mut section)?,
-                "mesh" => config.mesh = MeshConfig::read(&mut section)?,
-                "rules" => config.rules = RulesConfig::read(&mut section)?,
-                "remat" => config.remat = RematConfig::read(&mut section)?,
-                "pipeline" => config.pipeline = Some(PipelineConfig::read(&mut section)?),
-                "diloco" => config.diloco = Some(DilocoConfig::read(&mut section)?),
-                "partition" => config.partition = PartitionConfig::read(&mut section)?,
-                _ => config.target = TargetConfig::read(&mut section)?,
-            }
-        }
-        Ok(config)
-    }
-
     /// The config as TOML, with every key. Reading it gives the same config.
     pub fn to_toml(&self) -> String {
-        let mut text = String::new();
-        let mut add = |name: &str, keys: Vec<(&'static str, toml::Value)>| {
-            text += if text.is_empty() { "" } else { "\n" };
-            text += &format!("[{name}]\n");
-            text.extend(keys.iter().map(|(key, value)| format!("{key} = {value}\n")));
+        let section = |(name, keys): &(&str, Written)| {
+            let lines = keys.iter().map(|(key, value)| format!("{key} = {value}\n"));
+            format!("[{name}]\n{}", lines.collect::<String>())
         };
-        add("model", self.model.write());
-        add("data", self.data.write());
-        add("train", self.train.write());
-        add("checkpoint", self.checkpoint.write());
-        add("mesh", self.mesh.write());
-        for (name, keys) in self.rules.write_sections() {
-            add(name, keys);
-        }
-        add("remat", self.remat.write());
-        if let Some(pipeline) = &self.pipeline {
-            add("pipeline", pipeline.write());
-        }
-        if let Some(diloco) = &self.diloco {
-            add("diloco", diloco.write());
-        }
-        add("partition", self.partition.write());
-        add("target", self.target.write());
-        text
-    }
-
-    /// The device mesh that the config asks for.
-    pub fn mesh(&self) -> Result<Mesh, ConfigError> {
-        let MeshConfig { axes, dcn } = &self.mesh;
-        let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
-            let target = &self.target;
-            let hint = match target.topology.as_str() {
-                "" => format!("{error} (target.devices is {})", target.devices),
-                topology => {
-                    format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
-                }
-            };
-            let devices = target.topology.is_empty().then_some("target.devices");
-            error::invalid("mesh.axes", axes, &hint).because(devices)
-        })?;
-        mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
-    }
-
-    /// The axis rules that the config asks for.
-    pub fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
-        self.rules.rule_sets()
+        self.write_sections().iter().map(section).collect::<Vec<_>>().join("\n")
     }
 }

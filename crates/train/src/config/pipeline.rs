@@ -1,43 +1,20 @@
 //! The section `[pipeline]`: from its keys and the mesh to the form of a pipeline, or to an error that names the key.
 
 use super::error::{ConfigError, invalid};
-use super::validate::{Checked, axis_size, needs_section, positive};
-use super::{PipelineConfig, PipelineSchedule, PipelineWeights, RematPolicy, RunConfig};
+use super::validate::{Checked, needs_section, positive};
+use super::{PipelineConfig, RunConfig};
 use meshloom::ir::Name;
-use meshloom::ops;
-use meshloom::transform::pipeline::{PipelineError, PipelineOptions, Schedule, WeightPlan};
-
-impl From<PipelineWeights> for WeightPlan {
-    fn from(weights: PipelineWeights) -> WeightPlan {
-        match weights {
-            PipelineWeights::PerIteration => WeightPlan::PerIteration,
-            PipelineWeights::GatherOnce => WeightPlan::GatherOnce,
-            PipelineWeights::Bsw => WeightPlan::SlidingWindow,
-            PipelineWeights::BswSplit => WeightPlan::SplitSlidingWindow,
-        }
-    }
-}
-
-impl From<PipelineSchedule> for Schedule {
-    fn from(schedule: PipelineSchedule) -> Schedule {
-        match schedule {
-            PipelineSchedule::Gpipe => Schedule::Gpipe,
-            PipelineSchedule::Circular => Schedule::Circular,
-            PipelineSchedule::OneForwardOneBackward => Schedule::OneForwardOneBackward,
-        }
-    }
-}
+use meshloom::ops::RematPolicy;
+use meshloom::transform::pipeline::{PipelineError, PipelineOptions};
 
 impl RunConfig {
-    /// What `[remat]` says, as ops understand it.
-    pub fn remat_policy(&self) -> ops::RematPolicy {
+    /// What `[remat]` says: the policy with its names.
+    pub fn remat_policy(&self) -> RematPolicy {
         let names = || self.remat.names.iter().map(|name| Name::new(name)).collect();
-        match self.remat.policy {
-            RematPolicy::None => ops::RematPolicy::None,
-            RematPolicy::Full => ops::RematPolicy::Full,
-            RematPolicy::Dots => ops::RematPolicy::Dots,
-            RematPolicy::Save => ops::RematPolicy::Save(names()),
-            RematPolicy::Offload => ops::RematPolicy::Offload(names()),
+        match &self.remat.policy {
+            RematPolicy::Save(_) => RematPolicy::Save(names()),
+            RematPolicy::Offload(_) => RematPolicy::Offload(names()),
+            policy => policy.clone(),
         }
     }
 
@@ -48,8 +25,16 @@ impl RunConfig {
     /// `mesh.axes` does not fit the devices (those of a topology are known to [`RunConfig::on_devices`]), or the keys
     /// of `[pipeline]` exclude each other.
     pub fn pipeline_options(&self) -> Result<Option<PipelineOptions>, ConfigError> {
+        match &self.pipeline {
+            None => Ok(None),
+            Some(_) => self.pipeline_of(self.placement()?.axis_size("stage")),
+        }
+    }
+
+    /// As [`RunConfig::pipeline_options`], with so many stages.
+    pub(crate) fn pipeline_of(&self, stages: usize) -> Result<Option<PipelineOptions>, ConfigError> {
         let Some(pipeline) = &self.pipeline else { return Ok(None) };
-        let options = self.unchecked_options(pipeline, axis_size(&self.mesh()?, "stage"));
+        let options = self.unchecked_options(pipeline, stages);
         options.validate().map_err(|error| refusal(pipeline, &error))?;
         Ok(Some(options))
     }
@@ -60,8 +45,8 @@ impl RunConfig {
             repeats: pipeline.repeats,
             microbatches: pipeline.microbatches,
             layers_per_stage: pipeline.layers_per_stage,
-            weights: pipeline.weights.into(),
-            schedule: pipeline.schedule.into(),
+            weights: pipeline.weights,
+            schedule: pipeline.schedule,
             delay_forwarding: pipeline.delay_forwarding,
             scan_iterations: pipeline.scan_iterations,
             scan_repeats: pipeline.scan_repeats,

@@ -3,7 +3,7 @@
 use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
-use super::value::{Refusal, Section, Value};
+use super::value::{Keys, Refusal, Section, Value, Written};
 use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
@@ -102,9 +102,8 @@ fn of_role() -> String {
     "a section with one of preset, file, list, or with override".to_owned()
 }
 
-impl RulesConfig {
-    /// The keys of the section.
-    pub const KEYS: &[&str] = &{
+impl Keys for RulesConfig {
+    const KEYS: &'static [&'static str] = &{
         let mut keys = [""; TABLE.len()];
         let mut index = 0;
         while index < TABLE.len() {
@@ -114,13 +113,12 @@ impl RulesConfig {
         keys
     };
 
-    pub(super) const ABOUT: &str = "`[rules]`: which mesh axes split which named dimension.";
+    const ABOUT: &'static str = "`[rules]`: which mesh axes split which named dimension.";
 
-    /// Every key, without a value.
-    pub(super) fn describe() -> Vec<KeyInfo> {
+    fn describe() -> Vec<KeyInfo> {
         let defaults = RulesConfig::default().own_keys();
         let default = |key: &str| defaults.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
-        let info = |(name, meaning, allowed): (&'static str, &str, fn() -> String)| KeyInfo {
+        let info = |(name, meaning, allowed): TableRow| KeyInfo {
             name,
             value: None,
             default: default(name),
@@ -130,7 +128,7 @@ impl RulesConfig {
         TABLE.into_iter().map(info).collect()
     }
 
-    pub(super) fn read(section: &mut Section<'_>) -> Result<RulesConfig, ConfigError> {
+    fn read(mut section: Section<'_>) -> Result<RulesConfig, ConfigError> {
         let mut read = RulesConfig::default();
         let mut own = Vec::new();
         for (key, entry) in section.entries(RulesConfig::KEYS)? {
@@ -152,22 +150,34 @@ impl RulesConfig {
                 }
             };
             let name = format!("rules.{key}");
-            let Node::Table(table) = entry.node else {
-                let expected = format!("a section, [{name}], with one of preset, file, list, or with override");
-                return Err(error::wrong_type(&entry.place, &name, &entry.node, &expected));
-            };
-            let mut section = Section { name: &name, table, places: section.places };
+            let expected = format!("a section, [{name}], with one of preset, file, list, or with override");
+            let mut section = section.below(&name, entry, &expected)?;
             let entries = section.entries(ROLE_KEYS)?;
             *role = read_role(&section, entries)?;
         }
-        let RoleRules { source, overrides } = read_role(section, own)?;
+        let RoleRules { source, overrides } = read_role(&section, own)?;
         read.overrides = overrides;
         read.source = source.unwrap_or_default();
         Ok(read)
     }
 
+    /// Roles that have rules of their own are tables.
+    fn write(&self) -> Option<Written> {
+        let table = |(name, keys): (&'static str, Written)| {
+            let table = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            (name.trim_start_matches("rules."), toml::Value::Table(table))
+        };
+        Some(self.own_keys().into_iter().chain(self.write_roles().map(table)).collect())
+    }
+
+    fn write_sections(&self, name: &'static str) -> Vec<(&'static str, Written)> {
+        std::iter::once((name, self.own_keys())).chain(self.write_roles()).collect()
+    }
+}
+
+impl RulesConfig {
     /// The keys of the section itself.
-    fn own_keys(&self) -> Vec<(&'static str, toml::Value)> {
+    fn own_keys(&self) -> Written {
         vec![
             write_source(&self.source),
             ("override", self.overrides.write()),
@@ -176,25 +186,13 @@ impl RulesConfig {
         ]
     }
 
-    /// All keys: roles that have rules of their own are tables.
-    pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
-        let table = |(name, keys): (&'static str, Vec<(&'static str, toml::Value)>)| {
-            let table = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-            (name.trim_start_matches("rules."), toml::Value::Table(table))
-        };
-        self.own_keys().into_iter().chain(self.write_sections().into_iter().skip(1).map(table)).collect()
-    }
-
-    /// The section and the sections below it, each with its keys.
-    pub(super) fn write_sections(&self) -> Vec<(&'static str, Vec<(&'static str, toml::Value)>)> {
-        let mut sections = vec![("rules", self.own_keys())];
-        for (_, name, role) in self.roles() {
-            let source = role.source.iter().map(write_source);
+    /// The sections of roles that have rules of their own.
+    fn write_roles(&self) -> impl Iterator<Item = (&'static str, Written)> {
+        let keys = |(_, name, role): (Role, &'static str, &RoleRules)| {
             let first = (!role.overrides.is_empty()).then(|| ("override", role.overrides.write()));
-            let keys: Vec<_> = source.chain(first).collect();
-            sections.extend((!keys.is_empty()).then_some((name, keys)));
-        }
-        sections
+            (name, role.source.iter().map(write_source).chain(first).collect())
+        };
+        self.roles().into_iter().map(keys).filter(|(_, keys): &(_, Written)| !keys.is_empty())
     }
 
     /// The rules themselves.
@@ -329,8 +327,9 @@ fn read_role(section: &Section<'_>, mut entries: Vec<(String, Entry)>) -> Result
 
 fn read_source(section: &Section<'_>, entries: Vec<(String, Entry)>) -> Result<Option<RuleSource>, ConfigError> {
     if let [(first, _), (second, entry), ..] = entries.as_slice() {
-        let key = format!("{}.{second}", section.name);
-        let reason = format!("{}.{first} is given too; rules come from one of preset, file, list", section.name);
+        let name = section.name();
+        let key = format!("{name}.{second}");
+        let reason = format!("{name}.{first} is given too; rules come from one of preset, file, list");
         let value = match &entry.node {
             Node::Value(value) => value.to_string(),
             Node::Table(Table { .. }) => "a table".to_owned(),

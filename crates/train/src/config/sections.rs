@@ -2,6 +2,9 @@
 
 use super::value::{choice, section};
 use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
+use meshloom::transform::diloco::Transport;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
 choice! {
     /// The model families.
@@ -129,22 +132,6 @@ section! {
     }
 }
 
-choice! {
-    /// What the backward pass recomputes.
-    RematPolicy {
-        /// Nothing: every value that the backward pass needs is kept.
-        None = "none",
-        /// Every layer, from its input.
-        Full = "full",
-        /// Everything but the results of matrix products.
-        Dots = "dots",
-        /// Everything but the values in `remat.names`.
-        Save = "save",
-        /// As `save`, with those values kept in the host's memory (on a CPU, that is where they are anyway).
-        Offload = "offload",
-    }
-}
-
 section! {
     /// `[remat]`: what the backward pass recomputes.
     RematConfig {
@@ -152,32 +139,6 @@ section! {
         policy: RematPolicy = RematPolicy::None,
         /// The values that `save` and `offload` keep.
         names: Vec<String> = Vec::new(),
-    }
-}
-
-choice! {
-    /// When a pipeline gathers its weights.
-    PipelineWeights {
-        /// In every iteration.
-        PerIteration = "per-iteration",
-        /// All of them before the loop.
-        GatherOnce = "gather-once",
-        /// Once per repeat, ahead of use: a sliding window over two repeats.
-        Bsw = "bsw",
-        /// As `bsw`, with each repeat's gather in two halves.
-        BswSplit = "bsw-split",
-    }
-}
-
-choice! {
-    /// The order in which a pipeline's stages work.
-    PipelineSchedule {
-        /// All forward, then all backward; one repeat.
-        Gpipe = "gpipe",
-        /// Each stage holds several parts of the layer stack, taken in turns.
-        Circular = "circular",
-        /// One forward, one backward.
-        OneForwardOneBackward = "1f1b",
     }
 }
 
@@ -192,9 +153,9 @@ section! {
         /// Layers that a stage holds per repeat.
         layers_per_stage: usize = 1,
         /// When weights are gathered.
-        weights: PipelineWeights = PipelineWeights::Bsw,
+        weights: WeightPlan = WeightPlan::SlidingWindow,
         /// The order of work.
-        schedule: PipelineSchedule = PipelineSchedule::Circular,
+        schedule: Schedule = Schedule::Circular,
         /// Whether activations are sent one iteration late, so that the transfer overlaps with compute.
         delay_forwarding: bool = false,
         /// Whether iterations are a loop, or each its own nodes.
@@ -203,20 +164,6 @@ section! {
         scan_repeats: bool = true,
         /// Whether the backward pass reuses gathered weights instead of gathering again.
         keep_gathered: bool = false,
-    }
-}
-
-choice! {
-    /// How pseudo-gradients are sent between replicas.
-    DilocoTransport {
-        /// Full precision.
-        F32 = "f32",
-        /// Brain floating point.
-        Bf16 = "bf16",
-        /// 8-bit floating point.
-        F8 = "f8",
-        /// 4-bit integers.
-        Int4 = "int4",
     }
 }
 
@@ -242,7 +189,7 @@ section! {
         /// Weight of the inner value when a fragment is merged.
         overlap_alpha: f64 = 0.0,
         /// How pseudo-gradients are sent.
-        transport: DilocoTransport = DilocoTransport::F32,
+        transport: Transport = Transport::F32,
         /// Numbers that share a scale when they are sent in 8 or 4 bits.
         block: usize = 64,
         /// Whether some fragments may hold one layer more than others.

@@ -7,25 +7,12 @@ impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking
     /// and converting configs need not.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
-        let quoted = |text: &str| format!("{text:?}");
-        let checks: [(&str, bool, String, &str); 2] = [
-            (
-                "model.family",
-                self.model.family == ModelFamily::Gemma2,
-                quoted(self.model.family.name()),
-                "use model.family = \"llama\", \"mixtral\" or \"deepseek\"",
-            ),
-            (
-                "target.platform",
-                self.target.platform != Platform::Cpu && self.target.topology.is_empty(),
-                quoted(self.target.platform.name()),
-                "use target.platform = \"cpu\"",
-            ),
-        ];
-        for (key, unsupported, value, instead) in checks {
-            if unsupported {
-                return Err(not_built(key, value, instead));
-            }
+        if self.model.family == ModelFamily::Gemma2 {
+            let instead = "use model.family = \"llama\", \"mixtral\" or \"deepseek\"";
+            return Err(not_built("model.family", self.model.family.name(), instead));
+        }
+        if self.target.platform != Platform::Cpu && self.target.topology.is_empty() {
+            return Err(not_built("target.platform", self.target.platform.name(), "use target.platform = \"cpu\""));
         }
         Ok(())
     }
@@ -42,6 +29,7 @@ impl RunConfig {
     }
 }
 
-fn not_built(key: &str, value: String, instead: &str) -> ConfigError {
-    ConfigErrorKind::NotBuilt { key: key.to_owned(), value, instead: instead.to_owned() }.into()
+fn not_built(key: &str, value: &str, instead: &str) -> ConfigError {
+    let (key, value, instead) = (key.to_owned(), format!("{value:?}"), instead.to_owned());
+    ConfigErrorKind::NotBuilt { key, value, instead }.into()
 }

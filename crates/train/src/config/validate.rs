@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
-use super::{CheckpointConfig, DilocoConfig, RematPolicy, RuleSource, RunConfig};
+use super::placement::{Placement, Split};
+use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
 use meshloom::nn::Batch;
+use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
-use meshloom::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 use meshloom::trace::TensorSpec;
 
 pub(super) type Checked = Result<(), ConfigError>;
@@ -53,12 +54,12 @@ impl RunConfig {
     }
 
     fn validate_on_mesh(&self) -> Checked {
-        let mesh = self.mesh()?;
-        self.validate_rules(&mesh)?;
-        self.validate_experts_on(&mesh)?;
-        self.validate_pipeline(axis_size(&mesh, "stage"))?;
-        self.validate_microbatch(&mesh)?;
-        self.validate_diloco(axis_size(&mesh, "diloco"))
+        let placement = self.placement()?;
+        self.validate_rules(&placement)?;
+        self.validate_experts(&placement)?;
+        self.validate_pipeline(placement.axis_size("stage"))?;
+        self.validate_microbatch(&placement)?;
+        self.validate_diloco(placement.axis_size("diloco"))
     }
 
     fn validate_model(&self) -> Checked {
@@ -128,7 +129,7 @@ impl RunConfig {
                 return Err(invalid(&format!("{section}.{}", source.key()), path, reason));
             }
         }
-        let needs_names = matches!(self.remat.policy, RematPolicy::Save | RematPolicy::Offload);
+        let needs_names = matches!(self.remat.policy, RematPolicy::Save(_) | RematPolicy::Offload(_));
         match self.remat.names.is_empty() {
             true if needs_names => {
                 let reason = "it needs remat.names, the values to keep";
@@ -142,30 +143,29 @@ impl RunConfig {
         }
     }
 
-    fn validate_rules(&self, mesh: &Mesh) -> Checked {
-        let rules = self.rule_sets()?;
-        if let Err(error) = rules.check_mesh(mesh) {
-            let (key, value) = self.rules.faulty_key(mesh, &error);
+    fn validate_rules(&self, placement: &Placement) -> Checked {
+        if let Err(error) = placement.rules.check_mesh(&placement.mesh) {
+            let (key, value) = self.rules.faulty_key(&placement.mesh, &error);
             return Err(invalid_described(&key, value, &error.to_string()));
         }
-        self.validate_batch(mesh, &rules)
+        self.validate_batch(placement)
     }
 
     /// Checks that the rules can split a batch, so that its keys are named rather than an input of the program.
-    fn validate_batch(&self, mesh: &Mesh, rules: &RuleSets) -> Checked {
+    fn validate_batch(&self, placement: &Placement) -> Checked {
         let names = match self.pipeline {
             Some(_) => Batch::<TensorSpec>::AXES_OF_PIPELINE.map(Some),
             None => Batch::<TensorSpec>::AXES.map(Some),
         };
         let sizes = [("train.batch", self.rows_at_once()), ("model.seq", self.model.seq)];
-        let resolved = rules.compute.resolve(mesh, "batch", &names, &sizes.map(|(_, size)| size), &mut Vec::new());
-        // What else there may be is reported with the program at hand.
-        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
-        let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return Ok(()) };
+        let Some((dim, split)) = placement.uneven_split("batch", &names, &sizes.map(|(_, size)| size)) else {
+            return Ok(());
+        };
         let (key, size) = sizes[dim];
         if dim == 0 && self.train.microbatches > 1 {
-            return Err(self.too_few_rows("train.microbatches", self.train.microbatches, size, (parts, &rule, &mesh)));
+            return Err(self.too_few_rows("train.microbatches", self.train.microbatches, size, &split));
         }
+        let Split { parts, rule, mesh } = split;
         let (value, of) = match (key, self.replicas()) {
             ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
             _ => (size, String::new()),
@@ -178,26 +178,20 @@ impl RunConfig {
     }
 
     /// Checks that the rules can split the rows of a pipeline's microbatch.
-    fn validate_microbatch(&self, mesh: &Mesh) -> Checked {
+    fn validate_microbatch(&self, placement: &Placement) -> Checked {
         let Some(pipeline) = &self.pipeline else { return Ok(()) };
-        let rules = self.rule_sets()?;
         let rows = self.rows_of_layer();
         let names = [Some("activation_stage"), Some("activation_batch")];
-        let dims = [axis_size(mesh, "stage"), rows];
-        let resolved = rules.compute.resolve(mesh, "microbatch", &names, &dims, &mut Vec::new());
-        let Err(ShardingError::Rule { problem }) = resolved else { return Ok(()) };
-        let RuleProblem::NotDivisible { dim: 1, parts, rule, mesh, .. } = *problem else { return Ok(()) };
-        Err(self.too_few_rows("pipeline.microbatches", pipeline.microbatches, rows, (parts, &rule, &mesh)))
+        let dims = [placement.axis_size("stage"), rows];
+        match placement.uneven_split("microbatch", &names, &dims) {
+            Some((1, split)) => Err(self.too_few_rows("pipeline.microbatches", pipeline.microbatches, rows, &split)),
+            _ => Ok(()),
+        }
     }
 
     /// A rule wants more rows of a microbatch than this number of them leaves.
-    fn too_few_rows(
-        &self,
-        key: &str,
-        microbatches: usize,
-        rows: usize,
-        (parts, rule, mesh): (usize, &str, &str),
-    ) -> ConfigError {
+    fn too_few_rows(&self, key: &str, microbatches: usize, rows: usize, split: &Split) -> ConfigError {
+        let Split { parts, rule, mesh } = split;
         let reason = format!(
             "a microbatch of train.batch = {} has {rows} rows then, which must be a multiple of {parts}: rule {rule} splits them over \
              the mesh {mesh:?}",
@@ -286,10 +280,6 @@ impl RunConfig {
 pub(super) fn needs_section(axes: &str, axis: &str, section: &str) -> ConfigError {
     let reason = format!("an axis \"{axis}\" needs {section} its devices to another axis");
     invalid("mesh.axes", axes, &reason)
-}
-
-pub(super) fn axis_size(mesh: &Mesh, name: &str) -> usize {
-    mesh.axis(name).map_or(1, |axis| mesh.size(axis))
 }
 
 pub(super) fn positive(key: &str, value: usize) -> Checked {

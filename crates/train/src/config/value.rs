@@ -2,10 +2,14 @@
 
 use std::collections::HashMap;
 
+use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
+use meshloom::ops::RematPolicy;
+use meshloom::transform::diloco::Transport;
+use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
 /// Why a value was not taken.
 pub(super) enum Refusal {
@@ -25,13 +29,81 @@ pub(super) trait Value: Sized {
 
 /// One section while it is read.
 pub(super) struct Section<'a> {
-    pub name: &'a str,
-    pub table: Table,
+    name: &'a str,
+    table: Table,
     /// Where each key was written, for checks that come later.
-    pub places: &'a mut HashMap<String, Place>,
+    places: &'a mut HashMap<String, Place>,
 }
 
-impl Section<'_> {
+/// What a section is written as: every key with its value.
+pub(super) type Written = Vec<(&'static str, toml::Value)>;
+
+/// A section of the file.
+pub(super) trait Keys: Sized {
+    /// Its keys, in the order of the file.
+    const KEYS: &'static [&'static str];
+    /// What it is about.
+    const ABOUT: &'static str;
+
+    fn read(section: Section<'_>) -> Result<Self, ConfigError>;
+
+    /// None for a section that is absent.
+    fn write(&self) -> Option<Written>;
+
+    /// The section and the sections below it, each with its keys.
+    fn write_sections(&self, name: &'static str) -> Vec<(&'static str, Written)> {
+        self.write().into_iter().map(|keys| (name, keys)).collect()
+    }
+
+    /// Every key, without a value.
+    fn describe() -> Vec<KeyInfo>;
+}
+
+impl<S: Keys> Keys for Option<S> {
+    const KEYS: &'static [&'static str] = S::KEYS;
+    const ABOUT: &'static str = S::ABOUT;
+
+    fn read(section: Section<'_>) -> Result<Option<S>, ConfigError> {
+        S::read(section).map(Some)
+    }
+
+    fn write(&self) -> Option<Written> {
+        self.as_ref()?.write()
+    }
+
+    fn describe() -> Vec<KeyInfo> {
+        S::describe()
+    }
+}
+
+impl<'a> Section<'a> {
+    /// The section of this name; `expected` says what it must be.
+    pub(super) fn of(
+        name: &'a str,
+        entry: Entry,
+        places: &'a mut HashMap<String, Place>,
+        expected: &str,
+    ) -> Result<Section<'a>, ConfigError> {
+        match entry.node {
+            Node::Table(table) => Ok(Section { name, table, places }),
+            node => Err(error::wrong_type(&entry.place, name, &node, expected)),
+        }
+    }
+
+    /// A section below this one.
+    pub(super) fn below<'b>(
+        &'b mut self,
+        name: &'b str,
+        entry: Entry,
+        expected: &str,
+    ) -> Result<Section<'b>, ConfigError> {
+        Section::of(name, entry, self.places, expected)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.name
+    }
+
     /// The entries, after a check that their keys exist. `allowed` are the keys of the section.
     pub(super) fn entries(&mut self, allowed: &[&str]) -> Result<Vec<(String, Entry)>, ConfigError> {
         let entries = std::mem::take(&mut self.table).into_entries();
@@ -73,12 +145,12 @@ macro_rules! section {
             }
         }
 
-        impl $name {
-            /// The keys of the section, in the order of the file.
-            pub const KEYS: &[&str] = &[$(stringify!($key)),*];
+        impl $crate::config::value::Keys for $name {
+            const KEYS: &'static [&'static str] = &[$(stringify!($key)),*];
+            const ABOUT: &'static str = concat!($($about),*);
 
-            pub(super) fn read(
-                section: &mut $crate::config::value::Section<'_>,
+            fn read(
+                mut section: $crate::config::value::Section<'_>,
             ) -> Result<$name, $crate::config::ConfigError> {
                 let mut read = $name::default();
                 for (key, entry) in section.entries($name::KEYS)? {
@@ -91,14 +163,11 @@ macro_rules! section {
                 Ok(read)
             }
 
-            pub(super) fn write(&self) -> Vec<(&'static str, toml::Value)> {
-                vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*]
+            fn write(&self) -> Option<$crate::config::value::Written> {
+                Some(vec![$((stringify!($key), $crate::config::value::Value::write(&self.$key)),)*])
             }
 
-            pub(super) const ABOUT: &str = concat!($($about),*);
-
-            /// Every key, without a value.
-            pub(super) fn describe() -> Vec<$crate::config::KeyInfo> {
+            fn describe() -> Vec<$crate::config::KeyInfo> {
                 use $crate::config::value::Value;
                 let defaults = $name::default();
                 vec![$($crate::config::KeyInfo {
@@ -115,46 +184,45 @@ macro_rules! section {
 
 /// Defines an enum whose variants are named by strings in the config.
 macro_rules! choice {
-    ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$attribute])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$doc])* $variant,)* }
-
-        impl $name {
-            /// Every variant, in declaration order.
-            pub const ALL: &[$name] = &[$($name::$variant),*];
-
-            /// The name in the config.
-            pub const fn name(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
+    ($(#[$about:meta])* $name:ident { $($variants:tt)* }) => {
+        meshloom::hlo::words! {
+            $(#[$about])*
+            pub enum $name { $($variants)* }
         }
 
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.name())
-            }
-        }
+        $crate::config::value::named!($name: $name::ALL.into_iter());
+    };
+}
 
-        impl $crate::config::value::Value for $name {
+/// Makes types whose values have names, `name()`, values of keys. These are the choices.
+macro_rules! named {
+    ($($ty:ty: $choices:expr),* $(,)?) => {$(
+        impl $crate::config::value::Value for $ty {
             fn expected() -> String {
-                $crate::config::value::one_of($name::ALL.iter().map(|choice| choice.name()))
+                $crate::config::value::one_of($choices.map(|choice| choice.name()))
             }
 
-            fn read(value: &toml::Value) -> Result<$name, $crate::config::value::Refusal> {
-                let names = $name::ALL.iter().map(|choice| choice.name());
-                let index = $crate::config::value::choose(value, names)?;
-                Ok($name::ALL[index])
+            fn read(value: &toml::Value) -> Result<$ty, $crate::config::value::Refusal> {
+                let index = $crate::config::value::choose(value, $choices.map(|choice| choice.name()))?;
+                $choices.nth(index).ok_or($crate::config::value::Refusal::Type)
             }
 
             fn write(&self) -> toml::Value {
                 toml::Value::String(self.name().to_owned())
             }
         }
-    };
+    )*};
 }
 
-pub(super) use {choice, section};
+pub(super) use {choice, named, section};
+
+named! {
+    DType: float_types(),
+    RematPolicy: policies(),
+    Schedule: Schedule::ALL.into_iter(),
+    Transport: Transport::ALL.into_iter(),
+    WeightPlan: WeightPlan::ALL.into_iter(),
+}
 
 pub(super) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("one of {}", names.into_iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "))
@@ -173,34 +241,27 @@ pub(super) fn choose<'a>(
         .ok_or_else(|| Refusal::Value(format!("it must be {}{}", one_of(names.clone()), did_you_mean(text, names))))
 }
 
-impl Value for usize {
-    fn expected() -> String {
-        "an integer of at least 0".to_owned()
-    }
+macro_rules! integers {
+    ($($integer:ty),*) => {$(
+        impl Value for $integer {
+            fn expected() -> String {
+                "an integer of at least 0".to_owned()
+            }
 
-    fn read(value: &toml::Value) -> Result<usize, Refusal> {
-        let number = value.as_integer().ok_or(Refusal::Type)?;
-        usize::try_from(number).map_err(|_| Refusal::Value(format!("it must be {}", usize::expected())))
-    }
+            fn read(value: &toml::Value) -> Result<$integer, Refusal> {
+                let number = value.as_integer().ok_or(Refusal::Type)?;
+                let refused = |_| Refusal::Value(format!("it must be {}", <$integer>::expected()));
+                <$integer>::try_from(number).map_err(refused)
+            }
 
-    fn write(&self) -> toml::Value {
-        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
-    }
+            fn write(&self) -> toml::Value {
+                toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
+            }
+        }
+    )*};
 }
 
-impl Value for u64 {
-    fn expected() -> String {
-        usize::expected()
-    }
-
-    fn read(value: &toml::Value) -> Result<u64, Refusal> {
-        usize::read(value).map(|number| number as u64)
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::Integer(i64::try_from(*self).unwrap_or(i64::MAX))
-    }
-}
+integers!(u64, usize);
 
 impl Value for f64 {
     fn expected() -> String {
@@ -264,23 +325,14 @@ impl Value for Vec<String> {
     }
 }
 
-// Parameters and activations have gradients, so only the floating-point types are choices.
-impl Value for DType {
-    fn expected() -> String {
-        one_of(float_types().map(DType::name))
-    }
-
-    fn read(value: &toml::Value) -> Result<DType, Refusal> {
-        let index = choose(value, float_types().map(DType::name))?;
-        float_types().nth(index).ok_or(Refusal::Type)
-    }
-
-    fn write(&self) -> toml::Value {
-        toml::Value::String(self.name().to_owned())
-    }
+/// The policies that have no list, or one of the names in `remat.names`, which the value is without.
+fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
+    use RematPolicy::{Dots, Full, None, Offload, Save};
+    [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
 
-/// What parameters and computation can be in. The 8-bit types are for single products, not for a whole model.
+/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are for
+/// single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
 }

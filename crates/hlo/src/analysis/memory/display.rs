@@ -18,7 +18,7 @@ impl fmt::Display for ModuleMemory {
         )?;
         writeln!(f, "peak {peak}, of which the largest:")?;
         let table = Table::of(self.live_at_peak.iter().take(SHOWN))
-            .text("value", |value| &value.name)
+            .text("value", |value| value.label())
             .number("bytes", |value| value.bytes)
             .text("source", |value| value.source.as_deref().unwrap_or_default());
         write!(f, "{table}")

@@ -1,8 +1,7 @@
 //! What a compiler will fuse into its readers, for a module that has not been compiled yet.
 //!
-//! The rules are those of meshloom's own memory estimate, applied to instructions. Elementwise instructions and
-//! data movement are computed inside their readers, if all readers are of these kinds or reductions, and if there is
-//! one reader or the instruction is cheap to repeat.
+//! Elementwise instructions and data movement are computed inside their readers, if all readers are of these kinds or
+//! reductions, and if there is one reader or the instruction is cheap to repeat.
 
 use super::dataflow::Flow;
 use crate::analysis::cost::is_by_element;

@@ -19,9 +19,9 @@
 //! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
 //! counted.
 //!
-//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`), the same as that of
-//! meshloom's own memory estimate, then says what the compiler will fuse; [`ModuleMemory::form`] says which form
-//! it was. A module that XLA has yet to partition has global shapes: it counts as if one device held everything.
+//! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then says what the
+//! compiler will fuse; [`ModuleMemory::form`] says which form it was. A module that XLA has yet to partition has global
+//! shapes: it counts as if one device held everything.
 //!
 //! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
 
@@ -102,6 +102,14 @@ pub struct LiveBuffer {
     pub op_name: String,
     /// The source line as `file:line`, if the module has it.
     pub source: Option<String>,
+}
+
+impl LiveBuffer {
+    /// The path of an argument or the scopes and op of a value; the name of the instruction where the module says
+    /// neither.
+    pub fn label(&self) -> &str {
+        if self.op_name.is_empty() { &self.name } else { &self.op_name }
+    }
 }
 
 /// How much is in memory at a time.

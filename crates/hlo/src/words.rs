@@ -1,0 +1,29 @@
+//! Enums whose values are words.
+
+/// Defines enums of which each value is written as a word: all values (`ALL`), the word of each (`name`), and
+/// [`Display`](std::fmt::Display).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! words {
+    ($($(#[$about:meta])* pub enum $name:ident { $($(#[$doc:meta])* $value:ident = $word:literal,)* })*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$doc])* $value,)* }
+
+        impl $name {
+            /// All of them, in order.
+            pub const ALL: [$name; [$($word),*].len()] = [$($name::$value),*];
+
+            /// Its word.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$value => $word,)* }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    )*};
+}

@@ -1,0 +1,89 @@
+//! What goes where: the mesh, the rules, and the rows of a batch.
+
+use super::error::{self, ConfigError};
+use super::{MeshConfig, RunConfig};
+use meshloom::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
+
+/// What `[mesh]` and `[rules]` say, read.
+pub(crate) struct Placement {
+    pub(crate) mesh: Mesh,
+    pub(crate) rules: RuleSets,
+}
+
+/// How a rule splits a dimension that it does not divide.
+pub(super) struct Split {
+    pub(super) parts: usize,
+    pub(super) rule: String,
+    pub(super) mesh: String,
+}
+
+impl Placement {
+    /// The devices along a mesh axis; 1 if there is no such axis.
+    pub(crate) fn axis_size(&self, name: &str) -> usize {
+        self.mesh.axis(name).map_or(1, |axis| self.mesh.size(axis))
+    }
+
+    /// Over how many devices the rules spread a dimension of this name.
+    pub(super) fn parts(&self, name: &str) -> usize {
+        let rule = self.rules.compute.rules().iter().find(|rule| rule.name == name);
+        rule.into_iter().flat_map(|rule| &rule.axes).map(|axis| self.axis_size(axis)).product()
+    }
+
+    /// The first dimension that the rules split into parts that do not divide it. What else may be wrong is reported
+    /// with the program at hand.
+    pub(super) fn uneven_split(&self, tensor: &str, names: &[Option<&str>], dims: &[usize]) -> Option<(usize, Split)> {
+        let resolved = self.rules.compute.resolve(&self.mesh, tensor, names, dims, &mut Vec::new());
+        let Err(ShardingError::Rule { problem }) = resolved else { return None };
+        let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return None };
+        Some((dim, Split { parts, rule, mesh }))
+    }
+}
+
+impl RunConfig {
+    /// Mesh and rules.
+    pub(crate) fn placement(&self) -> Result<Placement, ConfigError> {
+        Ok(Placement { mesh: self.mesh()?, rules: self.rule_sets()? })
+    }
+
+    /// The device mesh that the config asks for.
+    pub fn mesh(&self) -> Result<Mesh, ConfigError> {
+        let MeshConfig { axes, dcn } = &self.mesh;
+        let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
+            let target = &self.target;
+            let hint = match target.topology.as_str() {
+                "" => format!("{error} (target.devices is {})", target.devices),
+                topology => {
+                    format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
+                }
+            };
+            let devices = target.topology.is_empty().then_some("target.devices");
+            error::invalid("mesh.axes", axes, &hint).because(devices)
+        })?;
+        mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))
+    }
+
+    /// The axis rules that the config asks for.
+    pub fn rule_sets(&self) -> Result<RuleSets, ConfigError> {
+        self.rules.rule_sets()
+    }
+
+    /// Number of replicas that train on their own.
+    pub(crate) fn replicas(&self) -> usize {
+        self.diloco.as_ref().map_or(1, |diloco| diloco.replicas)
+    }
+
+    /// Rows of the batch that each replica trains on.
+    pub(crate) fn rows_of_replica(&self) -> usize {
+        self.train.batch / self.replicas().max(1)
+    }
+
+    /// Rows whose gradient is computed at once: a microbatch of `train.microbatches`.
+    pub(crate) fn rows_at_once(&self) -> usize {
+        self.rows_of_replica() / self.train.microbatches.max(1)
+    }
+
+    /// Rows that a layer works on at once: a microbatch of the pipeline, if there is one.
+    pub(crate) fn rows_of_layer(&self) -> usize {
+        self.rows_at_once() / self.pipeline.as_ref().map_or(1, |pipeline| pipeline.microbatches.max(1))
+    }
+}
