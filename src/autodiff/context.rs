@@ -51,6 +51,36 @@ impl VjpContext<'_> {
         }
     }
 
+    /// The rule of an op with one result that only the first operand has a gradient of: the operand's cotangent from the
+    /// result's, where there is one.
+    ///
+    /// # Errors
+    /// Those of the rule.
+    pub fn pull_back(
+        &mut self,
+        rule: impl FnOnce(&mut GraphBuilder, Value) -> Result<Value, OpError>,
+    ) -> Result<(), OpError> {
+        let Some(ct) = self.cotangents[0] else { return Ok(()) };
+        let gradient = rule(self.builder, ct)?;
+        self.set(0, gradient);
+        Ok(())
+    }
+
+    /// States the cotangent of an operand, which is made only if anybody asks for it.
+    ///
+    /// # Errors
+    /// Those of making it.
+    pub fn set_with(
+        &mut self,
+        index: usize,
+        gradient: impl FnOnce(&mut GraphBuilder) -> Result<Value, OpError>,
+    ) -> Result<(), OpError> {
+        if self.needs[index] {
+            self.gradients[index] = Some(gradient(self.builder)?);
+        }
+        Ok(())
+    }
+
     /// The error of an op without a gradient.
     pub fn not_differentiable(&self, op: &'static str) -> OpError {
         let operands = self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect();

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::forward_regions::{self, JvpCache};
-use crate::ir::{Graph, GraphBuilder, OpError, TensorType, TypeError, Value, ValueMap, Values};
-use crate::ops::Op;
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, TypeError, Value, ValueMap, Values};
+use crate::ops::{Linear, Op, Primitive};
 
 /// One node's operands, results and operand tangents, as its `jvp` rule sees them.
 pub struct JvpContext<'a> {
@@ -57,6 +57,21 @@ impl JvpContext<'_> {
             None => tangent,
         });
         Ok(())
+    }
+
+    /// The rule of an op that is linear in the operands that its [facts](crate::ops::Facts::linear) name.
+    ///
+    /// # Errors
+    /// The op refuses the tangents, which have the operands' types; or it is not linear.
+    pub fn linear(&mut self, op: &(impl Primitive + Clone + Into<Op>)) -> Result<(), OpError> {
+        let count = self.operands.len();
+        match op.facts().linear {
+            Linear::Together(operands) | Linear::OfFloats(operands) => self.linear_in(op.clone(), &operands.of(count)),
+            Linear::Each(operands) => {
+                operands.of(count).iter().try_for_each(|&operand| self.linear_in(op.clone(), &[operand]))
+            }
+            Linear::No => Err(InternalError::new(op.name(), "operands in which it is linear").into()),
+        }
     }
 
     /// The rule of an op that is linear in the operands listed, taken together, while the others are held fixed: the op

@@ -14,7 +14,7 @@ use super::keep::{self, NodeKept};
 use super::recorder::{Recorded, Recorder};
 use super::split::Residual;
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, RegionOp, Scan};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, OpName, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]

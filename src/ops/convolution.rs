@@ -5,16 +5,9 @@
 //! in the kernel one of the input with the cotangent; feature groups are moved into place by reshapes, so that the family is
 //! closed under differentiation and batching.
 
-use super::{
-    AxisList, FactorKind, FactorRule, Facts, Precision, Primitive, ReduceKind, ResultTypes, Reverse, expect_dtype,
-    expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{AxisList, Precision, ReduceKind, Reverse};
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// How the kernel moves along one dimension of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -205,10 +198,6 @@ impl Convolution {
 }
 
 impl Primitive for Convolution {
-    fn name(&self) -> &'static str {
-        "convolution"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let (input, kernel) = (operands[0], operands[1]);
@@ -266,10 +255,7 @@ impl Primitive for Convolution {
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])?;
-        context.linear_in(self.clone(), &[1])
-    }
+    rules!(jvp: linear);
 
     /// Space is not split: windows overlap.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {

@@ -1,12 +1,9 @@
 //! Calls of code that the plugin knows by name.
 
-use super::{Devices, Effect, FactorKind, FactorRule, Facts, Primitive, ResultTypes};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{Devices, Effect};
 use crate::hlo::{proto, shape};
-use crate::ir::{Name, OpError, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use crate::ir::Name;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,10 +55,6 @@ crate::ir::op_text!(CustomCall = "custom-call" {
 });
 
 impl Primitive for CustomCall {
-    fn name(&self) -> &'static str {
-        "custom-call"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         if self.target.is_none() {
             return Err(TypeError::Attribute("the target needs a name".to_owned()));
@@ -98,13 +91,7 @@ impl Primitive for CustomCall {
         Facts { devices: Devices::Unknown, effect, ..Facts::KERNEL }
     }
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
+    rules!(derivatives: refused);
 
     /// Nothing is known of the target, so every device calls it with whole operands.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -122,14 +109,7 @@ impl Primitive for CustomCall {
         rule
     }
 
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        let operands = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
-        Err(OpError::new(self.name(), TypeError::NotBatchable, operands, context.builder.origin()))
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(batch: refused, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operands = context.operand_ids();

@@ -6,17 +6,11 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    AxisList, FactorKind, FactorRule, Facts, Linear, Operands, Primitive, ReduceKind, ResultTypes, after_batch,
-    batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{AxisList, Linear, Operands, ReduceKind, after_batch, batched_dims, complement, to_i64, with_batch};
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, InternalError, OpError, TensorType, TypeError, Value};
+use crate::ir::InternalError;
 use crate::ops::BinaryKind;
-use crate::partition::PartitionContext;
 
 /// Which dimensions of operand, indices and window correspond.
 ///
@@ -283,18 +277,11 @@ pub struct Gather {
 crate::ir::op_text!(Gather = "gather" { slice_sizes: key("sizes"), dims: several, promise: several });
 
 impl Primitive for Gather {
-    fn name(&self) -> &'static str {
-        "gather"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let (operand, indices) = (operands[0], operands[1]);
         let batch = self.dims.check(operand, indices)?;
-        if self.slice_sizes.len() != operand.rank() {
-            let expected = self.slice_sizes.len().to_string();
-            return Err(TypeError::Rank { operand: 0, expected, found: operand.rank() });
-        }
+        expect_rank(0, operand, self.slice_sizes.len())?;
         for (dim, (&size, &available)) in self.slice_sizes.iter().zip(&operand.dims).enumerate() {
             let single = self.dims.collapsed_dims.contains(&dim) || self.dims.operand_batch_dims.contains(&dim);
             if size > available || (single && size != 1) {
@@ -330,9 +317,7 @@ impl Primitive for Gather {
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices) = (operands[0], operands[1]);
@@ -400,9 +385,7 @@ impl Primitive for Gather {
         let places = complement(&self.dims.offset_dims, dims.len());
         let inside = context.builder.broadcast(inside, &dims, &places)?;
         let nothing = context.builder.zeros_like(found);
-        let result = context.builder.push1(super::Select, &[inside, found, nothing])?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(super::Select, &[inside, found, nothing])
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -485,8 +468,12 @@ pub struct Scatter {
     pub promise: IndexPromise,
 }
 
-crate::ir::op_text!(Scatter = name of ScatterKind::ALL, |kind| Scatter {
-    dims: Box::default(), kind, promise: IndexPromise::default()
+crate::ir::op_text!(Scatter = ScatterKind {
+    Add = "scatter-add",
+    Max = "scatter-max",
+    Min = "scatter-min",
+    Multiply = "scatter-multiply",
+    Set = "scatter-set",
 } => { kind, dims: several, promise: several });
 
 impl Scatter {
@@ -524,16 +511,6 @@ impl Scatter {
 }
 
 impl Primitive for Scatter {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ScatterKind::Add => "scatter-add",
-            ScatterKind::Max => "scatter-max",
-            ScatterKind::Min => "scatter-min",
-            ScatterKind::Multiply => "scatter-multiply",
-            ScatterKind::Set => "scatter-set",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
         let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
@@ -579,11 +556,8 @@ impl Primitive for Scatter {
         match self.kind {
             ScatterKind::Add => {
                 context.set(0, ct);
-                if context.needs(2) {
-                    let gradient = self.gather(context.builder, ct, context.operand(1), context.operand(2))?;
-                    context.set(2, gradient);
-                }
-                Ok(())
+                let (indices, updates) = (context.operand(1), context.operand(2));
+                context.set_with(2, |builder| self.gather(builder, ct, indices, updates))
             }
             ScatterKind::Set => self.vjp_of_set(context, ct),
             ScatterKind::Multiply => self.vjp_of_multiply(context, ct),
@@ -660,9 +634,7 @@ impl Primitive for Scatter {
         // Indices of other devices' parts lie outside, where updates are dropped.
         let scatter = Scatter { promise: IndexPromise { in_bounds: false, ..self.promise }, ..self.clone() };
         let operands = [context.operand(0), shifted, context.operand(2)];
-        let result = context.builder.push1(scatter, &operands)?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(scatter, &operands)
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

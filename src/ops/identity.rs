@@ -1,14 +1,8 @@
 //! Ops whose results are their operands: they tell the compiler something.
 
-use super::{
-    AxisList, Effect, FactorKind, FactorRule, Facts, Linear, Memory, Op, Operands, Primitive, ResultTypes, Zeros,
-    expect_operands, one, pointwise,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{AxisNames, Name, OpError, Role, Spec, TensorType, TypeError, Value, Values};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{AxisList, Effect, Linear, Memory, Operands, Zeros};
+use crate::ir::{AxisNames, Name, Role, Spec};
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
 /// computation on the operands themselves (HLO's `opt-barrier`).
@@ -18,10 +12,6 @@ pub struct Barrier;
 crate::ir::op_text!(Barrier = "opt-barrier" {});
 
 impl Primitive for Barrier {
-    fn name(&self) -> &'static str {
-        "opt-barrier"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
@@ -76,9 +66,7 @@ impl Primitive for Barrier {
         Ok(())
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_barrier();
@@ -90,7 +78,10 @@ impl Primitive for Barrier {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
-crate::ir::op_text!(MoveTo = name of [Memory::Device, Memory::Host], |memory| MoveTo(memory) => { 0 });
+crate::ir::op_text!(MoveTo = Memory {
+    Device = "move-to-device",
+    Host = "move-to-host",
+} => { 0 });
 
 /// Gives a value a name that checkpoint policies refer to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -166,10 +157,6 @@ fn apply_to_cotangent(op: impl Into<Op>, context: &mut VjpContext<'_>) -> Result
 }
 
 impl Primitive for Named {
-    fn name(&self) -> &'static str {
-        "name"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         infer_identity(operands)
     }
@@ -192,7 +179,7 @@ impl Primitive for Named {
         Ok(())
     }
 
-    pointwise!();
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -200,13 +187,6 @@ impl Primitive for Named {
 }
 
 impl Primitive for MoveTo {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Memory::Device => "move-to-device",
-            Memory::Host => "move-to-host",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         infer_identity(operands)
     }
@@ -231,7 +211,7 @@ impl Primitive for MoveTo {
         Ok(())
     }
 
-    pointwise!();
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_move(self.0);
@@ -239,10 +219,6 @@ impl Primitive for MoveTo {
 }
 
 impl Primitive for WithAxes {
-    fn name(&self) -> &'static str {
-        "with-axes"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let types = infer_identity(operands)?;
         if self.names.len() != operands[0].rank() {
@@ -266,22 +242,14 @@ impl Primitive for WithAxes {
         apply_to_cotangent(self.clone(), context)
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
+    rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let names = std::iter::once(context.axis_name()).chain(self.names.iter().copied());
         context.all(WithAxes { names: names.collect(), ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -289,10 +257,6 @@ impl Primitive for WithAxes {
 }
 
 impl Primitive for Reshard {
-    fn name(&self) -> &'static str {
-        "reshard"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let types = infer_identity(operands)?;
         if self.spec.rank() != operands[0].rank() {
@@ -311,21 +275,13 @@ impl Primitive for Reshard {
         apply_to_cotangent(self.clone(), context)
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
+    rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Reshard { spec: self.spec.with_leading_dim(), ..*self })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_reshard(&self.spec);
@@ -333,10 +289,6 @@ impl Primitive for Reshard {
 }
 
 impl Primitive for StopGradient {
-    fn name(&self) -> &'static str {
-        "stop-gradient"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         infer_identity(operands)
     }
@@ -345,15 +297,7 @@ impl Primitive for StopGradient {
         Facts::IDENTITY
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    pointwise!();
+    rules!(derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();

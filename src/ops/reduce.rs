@@ -1,14 +1,7 @@
 //! Reductions.
 
-use super::{
-    AxisList, Binary, BinaryKind, Class, Direction, FactorKind, FactorRule, Facts, Primitive, ResultTypes, after_batch,
-    complement, expect_axes, expect_operands, one, to_i64,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{AxisList, Binary, BinaryKind, Class, Direction, after_batch, complement, to_i64};
 
 /// How [`Reduce`] combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,10 +62,14 @@ pub struct Reduce {
     pub axes: AxisList,
 }
 
-crate::ir::op_text!(Reduce = name of ReduceKind::ALL, |kind| Reduce { kind, axes: AxisList::new() } => {
-    kind,
-    axes: key("axes"),
-});
+crate::ir::op_text!(Reduce = ReduceKind {
+    And = "reduce-and",
+    Max = "reduce-max",
+    Min = "reduce-min",
+    Or = "reduce-or",
+    Prod = "reduce-prod",
+    Sum = "reduce-sum",
+} => { kind, axes: key("axes") });
 
 impl Reduce {
     /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in it.
@@ -107,17 +104,6 @@ impl Reduce {
 }
 
 impl Primitive for Reduce {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ReduceKind::And => "reduce-and",
-            ReduceKind::Max => "reduce-max",
-            ReduceKind::Min => "reduce-min",
-            ReduceKind::Or => "reduce-or",
-            ReduceKind::Prod => "reduce-prod",
-            ReduceKind::Sum => "reduce-sum",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
@@ -198,9 +184,7 @@ impl Primitive for Reduce {
         context.all(Reduce { kind: self.kind, axes: after_batch(&self.axes) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
@@ -237,19 +221,12 @@ pub struct ArgReduce {
     pub axis: usize,
 }
 
-crate::ir::op_text!(ArgReduce = name of ArgReduceKind::ALL, |kind| ArgReduce { kind, axis: 0 } => {
-    kind,
-    axis: key("axis"),
-});
+crate::ir::op_text!(ArgReduce = ArgReduceKind {
+    Max = "argmax",
+    Min = "argmin",
+} => { kind, axis: key("axis") });
 
 impl Primitive for ArgReduce {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ArgReduceKind::Max => "argmax",
-            ArgReduceKind::Min => "argmin",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let kind = match self.kind {
             ArgReduceKind::Max => ReduceKind::Max,
@@ -270,15 +247,7 @@ impl Primitive for ArgReduce {
         Facts { class: Class::Fold, ..Facts::KERNEL }
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no cotangent.
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no tangent.
-        Ok(())
-    }
+    rules!(derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -292,9 +261,7 @@ impl Primitive for ArgReduce {
         context.all(ArgReduce { axis: self.axis + 1, ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let positions = context.operand_type(0).with_dtype(DType::S32);

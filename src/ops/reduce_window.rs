@@ -1,15 +1,12 @@
 //! Reductions of windows that slide over a tensor: pooling.
 
+use super::rules::*;
+use super::shape::inverse;
 use super::{
-    ArgReduceKind, AxisList, Binary, Direction, FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Pad,
-    PadDim, Primitive, ReduceKind, ResultTypes, Scatter, ScatterKind, Select, expect_operands, one,
+    ArgReduceKind, AxisList, Binary, Direction, Gather, GatherDims, IndexPromise, Pad, PadDim, ReduceKind, Scatter,
+    ScatterKind, Select,
 };
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// A window along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,9 +87,7 @@ pub(super) fn window_proto(window: &[WindowDim]) -> proto::Window {
 
 /// The dimensions of the result.
 fn window_counts(window: &[WindowDim], operand: &TensorType) -> Result<Dims, TypeError> {
-    if window.len() != operand.rank() {
-        return Err(TypeError::Rank { operand: 0, expected: window.len().to_string(), found: operand.rank() });
-    }
+    expect_rank(0, operand, window.len())?;
     let count = |(dim, (window, &size)): (usize, (&WindowDim, &usize))| {
         window.count(size).ok_or_else(|| {
             TypeError::Attribute(format!("the window {window:?} does not fit dimension {dim} of size {size}"))
@@ -126,10 +121,14 @@ pub struct ReduceWindow {
     pub window: Box<[WindowDim]>,
 }
 
-crate::ir::op_text!(ReduceWindow = name of ReduceKind::ALL, |kind| ReduceWindow { kind, window: Box::default() } => {
-    kind,
-    window: key("window"),
-});
+crate::ir::op_text!(ReduceWindow = ReduceKind {
+    And = "reduce-window-and",
+    Max = "reduce-window-max",
+    Min = "reduce-window-min",
+    Or = "reduce-window-or",
+    Prod = "reduce-window-prod",
+    Sum = "reduce-window-sum",
+} => { kind, window: key("window") });
 
 impl ReduceWindow {
     /// The cotangent of a sum of windows: every element collects from the windows that it is in, which is a sum of windows
@@ -201,9 +200,7 @@ impl Positions {
     }
 
     fn restore(&self, builder: &mut GraphBuilder, value: Value) -> Result<Value, OpError> {
-        let mut inverse = AxisList::from_elem(0, self.order.len());
-        self.order.iter().enumerate().for_each(|(position, &axis)| inverse[axis] = position);
-        builder.transpose(value, &inverse)
+        builder.transpose(value, &inverse(&self.order))
     }
 
     /// Adds one element for each window to zeros of the operand's dimensions, at its position.
@@ -236,17 +233,6 @@ impl Positions {
 }
 
 impl Primitive for ReduceWindow {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ReduceKind::And => "reduce-window-and",
-            ReduceKind::Max => "reduce-window-max",
-            ReduceKind::Min => "reduce-window-min",
-            ReduceKind::Or => "reduce-window-or",
-            ReduceKind::Prod => "reduce-window-prod",
-            ReduceKind::Sum => "reduce-window-sum",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
@@ -297,9 +283,7 @@ impl Primitive for ReduceWindow {
         context.all(ReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
@@ -324,18 +308,12 @@ pub struct ArgReduceWindow {
     pub window: Box<[WindowDim]>,
 }
 
-crate::ir::op_text!(ArgReduceWindow = name of ArgReduceKind::ALL, |kind| ArgReduceWindow {
-    kind, window: Box::default()
+crate::ir::op_text!(ArgReduceWindow = ArgReduceKind {
+    Max = "argmax-window",
+    Min = "argmin-window",
 } => { kind, window: key("window") });
 
 impl Primitive for ArgReduceWindow {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ArgReduceKind::Max => "argmax-window",
-            ArgReduceKind::Min => "argmin-window",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         super::OperandClass::Numeric.check(0, operands[0])?;
@@ -352,15 +330,7 @@ impl Primitive for ArgReduceWindow {
         Facts::KERNEL
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no cotangent.
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no tangent.
-        Ok(())
-    }
+    rules!(derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         window_factors(&self.window, operands, results)
@@ -370,9 +340,7 @@ impl Primitive for ArgReduceWindow {
         context.all(ArgReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operand = context.operand_type(0).clone();

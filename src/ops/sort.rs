@@ -6,15 +6,9 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Iota, Operands, Primitive, ResultTypes, Scatter,
-    ScatterKind, Zeros, expect_dims, expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::{EmitContext, InstructionId, comparison_type};
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{Gather, GatherDims, IndexPromise, Iota, Operands, Scatter, ScatterKind, Zeros};
+use crate::emit::{InstructionId, comparison_type};
 
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
@@ -42,10 +36,6 @@ fn positions(builder: &mut GraphBuilder, dims: &[usize], axis: usize) -> Result<
 }
 
 impl Primitive for Sort {
-    fn name(&self) -> &'static str {
-        "sort"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let Some(first) = operands.first() else {
             return Err(TypeError::OperandCount { expected: self.key_count.max(1), found: 0 });
@@ -108,22 +98,16 @@ impl Primitive for Sort {
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (dim, &size) in operands[0].dims.iter().enumerate() {
-            let kind = if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel };
-            let everywhere: SmallVec<[(usize, usize); 4]> = (0..operands.len()).map(|index| (index, dim)).collect();
-            rule.add(size, kind, &everywhere, &everywhere);
-        }
-        rule
+        FactorRule::aligned(operands, results, |dim| {
+            if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel }
+        })
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Sort { axis: self.axis + 1, ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let types: Vec<TensorType> =
@@ -211,10 +195,6 @@ fn along_last(rank: usize) -> GatherDims {
 }
 
 impl Primitive for TopK {
-    fn name(&self) -> &'static str {
-        "topk"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let operand = operands[0];
@@ -273,13 +253,7 @@ impl Primitive for TopK {
         rule
     }
 
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(batch: unchanged, partition: unchanged);
 
     /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc` recognizes. XLA also
     /// has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU are untried.

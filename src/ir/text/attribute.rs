@@ -47,11 +47,20 @@ macro_rules! attributes {
 }
 pub(crate) use attributes;
 
-/// States an op's name and [`attributes`]. For an op of several kinds, `name of KINDS, |kind| op` stands in place of the
-/// name, where `op` is any op of that kind, and the first field is the one that holds the kind.
+/// States an op's name and [`attributes`]; the name alone, if the attributes take code of their own. For an op of several
+/// kinds, `Kind { Value = name, .. } =>` or `name of VALUES, |kind| name =>` stands in place of the name, and the first field
+/// is the one that holds the kind.
 macro_rules! op_text {
     ($op:ty = $name:literal { $($fields:tt)* }) => {
         $crate::ir::attributes!($op { $($fields)* });
+        $crate::ir::op_text!($op = $name);
+    };
+    ($op:ty = $name:literal) => {
+        impl $crate::ops::OpName for $op {
+            fn name(&self) -> &'static str {
+                $name
+            }
+        }
 
         impl $crate::ir::OpText for $op {
             fn names() -> impl Iterator<Item = &'static str> {
@@ -59,12 +68,24 @@ macro_rules! op_text {
             }
         }
     };
-    ($op:ty = name of $kinds:expr, |$kind:ident| $sample:expr => { $field:tt $($fields:tt)* }) => {
-        $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $sample.name()) $($fields)* });
+    ($op:ty = $kinds:ident { $($kind:ident = $name:literal),* $(,)? } => { $($fields:tt)* }) => {
+        $crate::ir::op_text!($op = name of [$($kinds::$kind),*], |kind| match kind {
+            $($kinds::$kind => $name,)*
+        } => { $($fields)* });
+    };
+    ($op:ty = name of $kinds:expr, |$kind:ident| $name:expr => { $field:tt $($fields:tt)* }) => {
+        $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $name) $($fields)* });
+
+        impl $crate::ops::OpName for $op {
+            fn name(&self) -> &'static str {
+                let $kind = self.$field;
+                $name
+            }
+        }
 
         impl $crate::ir::OpText for $op {
             fn names() -> impl Iterator<Item = &'static str> {
-                $kinds.iter().map(|&$kind| $sample.name())
+                $kinds.iter().map(|&$kind| $name)
             }
         }
     };
