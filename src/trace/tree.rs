@@ -90,6 +90,11 @@ pub trait Tree: Sized {
     }
 }
 
+/// A tree of tensors.
+pub trait TensorTree: Tree<Leaf = Tensor> {}
+
+impl<T: Tree<Leaf = Tensor>> TensorTree for T {}
+
 /// A tree whose leaves can be replaced by leaves of type `U`.
 pub trait MapTree<U>: Tree {
     /// The same structure over `U`.

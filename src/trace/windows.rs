@@ -12,8 +12,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumulative(self, kind: CumulativeKind, axis: i32, reverse: bool) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         apply(Cumulative { kind, axis, reverse }, &[self], place)
     }
 
