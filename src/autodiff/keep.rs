@@ -267,8 +267,7 @@ fn copy_body(
     copies: &Copies,
 ) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
-    let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
-    let mut map = ValueMap::for_inputs(body, &inputs);
+    let mut map = ValueMap::for_inputs(body, &builder.inputs_like(body));
     let kept = inside_body(&mut builder, index, kept);
     let nothing = Keeping::nothing();
     let plan = export.map_or(&nothing, |export| &*export.bodies[index]);

@@ -56,8 +56,7 @@ impl Joint {
         recorder: &dyn Recorder,
     ) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
-        let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
-        let map = ValueMap::for_inputs(body, &inputs);
+        let map = ValueMap::for_inputs(body, &builder.inputs_like(body));
         let kept = inside_body(&mut builder, index, kept);
         let forward_inputs = builder.graph().inputs().len();
         let tape = recorder.record(&mut builder, body, map, active, wanted, &kept)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{
     Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, RegionKind, Scan, Select, ValueFacts, While,
 };
@@ -143,14 +143,10 @@ fn batch_while(
     push(builder, While { condition, body, invariant_count: op.invariant_count }, &arguments, carries)
 }
 
-fn inputs_like(builder: &mut GraphBuilder, graph: &Graph) -> Vec<Value> {
-    graph.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect()
-}
-
 /// Whether a condition over a batch holds for any example.
 fn any_example(condition: &Graph) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(condition.name());
-    let inputs = inputs_like(&mut builder, condition);
+    let inputs = builder.inputs_like(condition);
     let outputs = builder.inline(condition, &inputs);
     let any = builder.reduce(ReduceKind::Or, &[0], outputs[0])?;
     Ok(builder.finish_body(vec![any]))
@@ -159,7 +155,7 @@ fn any_example(condition: &Graph) -> Result<Graph, OpError> {
 /// A body over a batch that leaves the carries of those examples alone for which the condition does not hold.
 fn guarded_body(condition: &Graph, body: &Graph, invariant_count: usize) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
-    let inputs = inputs_like(&mut builder, body);
+    let inputs = builder.inputs_like(body);
     let goes_on = builder.inline(condition, &inputs)[0];
     let next = builder.inline(body, &inputs);
     let carries = inputs[invariant_count..].iter().zip(next);

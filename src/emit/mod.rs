@@ -33,7 +33,7 @@ use self::writer::{Metadata, ModuleWriter};
 use crate::ir::{
     DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType, Values,
 };
-use crate::ops::{ArgReduceKind, Memory, ReduceKind, RegionKind};
+use crate::ops::{ArgReduceKind, Memory, RegionKind};
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]
@@ -659,12 +659,8 @@ impl EmitContext<'_> {
         describe: impl FnOnce(&mut HloInstructionProto),
     ) {
         let dtype = self.operand_type(0).dtype;
-        let identity = match kind {
-            ArgReduceKind::Max => ReduceKind::Max,
-            ArgReduceKind::Min => ReduceKind::Min,
-        };
         let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
-        let worst = self.number(dtype, identity.identity(dtype));
+        let worst = self.number(dtype, kind.reduction().identity(dtype));
         let start = self.number(DType::S32, start);
         let index_type = self.result_type(0).clone();
         let value_type = index_type.with_dtype(dtype);

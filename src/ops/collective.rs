@@ -134,12 +134,12 @@ macro_rules! partitioned_only {
 
 fn expect_divides(ty: &TensorType, dim: usize, group: &Group) -> Result<(), TypeError> {
     expect_axes(&[dim], ty.rank())?;
-    if group.size == 0 || !ty.dims[dim].is_multiple_of(group.size) {
-        return Err(TypeError::Attribute(format!(
-            "dimension {dim} of size {} cannot be cut into {} parts",
-            ty.dims[dim], group.size
-        )));
-    }
+    refuse_if!(
+        group.size == 0 || !ty.dims[dim].is_multiple_of(group.size),
+        "dimension {dim} of size {} cannot be cut into {} parts",
+        ty.dims[dim],
+        group.size
+    );
     Ok(())
 }
 
@@ -240,12 +240,11 @@ impl Primitive for CollectivePermute {
         expect_operands(operands, 1)?;
         for (index, &(source, target)) in self.pairs.iter().enumerate() {
             let repeated = self.pairs[..index].iter().any(|&(from, to)| from == source || to == target);
-            if source as usize >= self.group.size || target as usize >= self.group.size || repeated {
-                return Err(TypeError::Attribute(format!(
-                    "the pair {source} -> {target} repeats a rank, or names one beyond the group's {}",
-                    self.group.size
-                )));
-            }
+            refuse_if!(
+                source as usize >= self.group.size || target as usize >= self.group.size || repeated,
+                "the pair {source} -> {target} repeats a rank, or names one beyond the group's {}",
+                self.group.size
+            );
         }
         Ok(one(operands[0].clone()))
     }

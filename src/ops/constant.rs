@@ -122,9 +122,7 @@ impl Primitive for Iota {
         if self.axis >= self.ty.rank() {
             return Err(TypeError::Axis { axis: self.axis as i64, rank: self.ty.rank() });
         }
-        if self.ty.dtype == DType::Pred {
-            return Err(TypeError::Attribute("positions cannot be of type pred".to_owned()));
-        }
+        refuse_if!(self.ty.dtype == DType::Pred, "positions cannot be of type pred");
         Ok(one(self.ty.clone()))
     }
 

@@ -115,10 +115,10 @@ crate::ir::op_text!(Convolution = "convolution" {
 impl Convolution {
     fn check_windows(&self, input: &TensorType, kernel: &TensorType) -> Result<(), TypeError> {
         for (dim, window) in self.windows.iter().enumerate() {
-            if window.stride == 0 || window.input_dilation == 0 || window.kernel_dilation == 0 {
-                let message = format!("stride and dilations of dimension {dim} of space must be positive");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                window.stride == 0 || window.input_dilation == 0 || window.kernel_dilation == 0,
+                "stride and dilations of dimension {dim} of space must be positive"
+            );
             let (size, kernel) = (input.dims[dim + 2], kernel.dims[dim + 2]);
             let padded = dilated(size, window.input_dilation)
                 .saturating_add(window.padding_low)
@@ -133,10 +133,10 @@ impl Convolution {
                 return Err(TypeError::Attribute(message));
             }
             let extents = [dilated(kernel, window.kernel_dilation), padded, window.stride as i64];
-            if !small(window.padding_low) || !small(window.padding_high) || !extents.into_iter().all(small) {
-                let message = format!("dimension {dim} of space is larger than 2^31 once padded and dilated");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                !small(window.padding_low) || !small(window.padding_high) || !extents.into_iter().all(small),
+                "dimension {dim} of space is larger than 2^31 once padded and dilated"
+            );
         }
         Ok(())
     }
@@ -214,12 +214,12 @@ impl Primitive for Convolution {
             }
         }
         let groups = self.feature_groups;
-        if groups == 0 || !input.dims[1].is_multiple_of(groups) || !kernel.dims[0].is_multiple_of(groups) {
-            return Err(TypeError::Attribute(format!(
-                "{} input and {} output features cannot be divided into {groups} groups",
-                input.dims[1], kernel.dims[0]
-            )));
-        }
+        refuse_if!(
+            groups == 0 || !input.dims[1].is_multiple_of(groups) || !kernel.dims[0].is_multiple_of(groups),
+            "{} input and {} output features cannot be divided into {groups} groups",
+            input.dims[1],
+            kernel.dims[0]
+        );
         if kernel.dims[1] != input.dims[1] / groups {
             let (expected, found) = (input.dims[1] / groups, kernel.dims[1]);
             return Err(TypeError::Size { operand: 1, dim: 1, expected, found });

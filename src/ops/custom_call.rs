@@ -56,13 +56,8 @@ crate::ir::op_text!(CustomCall = "custom-call" {
 
 impl Primitive for CustomCall {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        if self.target.is_none() {
-            return Err(TypeError::Attribute("the target needs a name".to_owned()));
-        }
-        if self.results.is_empty() {
-            let message = "it needs a result; one that nobody reads will do".to_owned();
-            return Err(TypeError::Attribute(message));
-        }
+        refuse_if!(self.target.is_none(), "the target needs a name");
+        refuse_if!(self.results.is_empty(), "it needs a result; one that nobody reads will do");
         for (position, &(result, operand)) in self.aliases.iter().enumerate() {
             let types = (self.results.get(result), operands.get(operand).copied());
             let (Some(result_type), Some(operand_type)) = types else {
@@ -70,17 +65,16 @@ impl Primitive for CustomCall {
                     format!("the alias of result {result} and operand {operand} names one that does not exist");
                 return Err(TypeError::Attribute(message));
             };
-            if result_type != operand_type {
-                return Err(TypeError::Attribute(format!(
-                    "result {result} of type {result_type} cannot share the buffer of operand {operand} of type \
+            refuse_if!(
+                result_type != operand_type,
+                "result {result} of type {result_type} cannot share the buffer of operand {operand} of type \
                      {operand_type}"
-                )));
-            }
+            );
             let earlier = &self.aliases[..position];
-            if earlier.iter().any(|&(other, source)| other == result || source == operand) {
-                let message = format!("result {result} or operand {operand} is in two aliases");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                earlier.iter().any(|&(other, source)| other == result || source == operand),
+                "result {result} or operand {operand} is in two aliases"
+            );
         }
         Ok(self.results.iter().cloned().collect())
     }
@@ -93,23 +87,8 @@ impl Primitive for CustomCall {
 
     rules!(derivatives: refused);
 
-    /// Nothing is known of the target, so every device calls it with whole operands.
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (operand, ty) in operands.iter().enumerate() {
-            for (dim, &size) in ty.dims.iter().enumerate() {
-                rule.add(size, FactorKind::Replicated, &[(operand, dim)], &[]);
-            }
-        }
-        for (result, ty) in results.iter().enumerate() {
-            for (dim, &size) in ty.dims.iter().enumerate() {
-                rule.add(size, FactorKind::Replicated, &[], &[(result, dim)]);
-            }
-        }
-        rule
-    }
-
-    rules!(batch: refused, partition: unchanged);
+    // Nothing is known of the target, so every device calls it with whole operands.
+    rules!(factors: replicated, batch: refused, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operands = context.operand_ids();

@@ -166,9 +166,10 @@ impl Primitive for DotGeneral {
                 found: lhs.dtype,
             });
         }
-        if dims.lhs_batch.len() != dims.rhs_batch.len() || dims.lhs_contract.len() != dims.rhs_contract.len() {
-            return Err(TypeError::Attribute("each batch or contracted dimension needs a partner".to_owned()));
-        }
+        refuse_if!(
+            dims.lhs_batch.len() != dims.rhs_batch.len() || dims.lhs_contract.len() != dims.rhs_contract.len(),
+            "each batch or contracted dimension needs a partner"
+        );
         expect_axes(&[&dims.lhs_batch[..], &dims.lhs_contract[..]].concat(), lhs.rank())?;
         expect_axes(&[&dims.rhs_batch[..], &dims.rhs_contract[..]].concat(), rhs.rank())?;
         let pairs = dims.lhs_batch.iter().zip(&dims.rhs_batch);

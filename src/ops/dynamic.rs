@@ -22,11 +22,7 @@ fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<
 fn expect_fits(sizes: &[usize], operand: &TensorType) -> Result<(), TypeError> {
     expect_rank(0, operand, sizes.len())?;
     for (dim, (&size, &available)) in sizes.iter().zip(&operand.dims).enumerate() {
-        if size > available {
-            return Err(TypeError::Attribute(format!(
-                "a slice of {size} elements does not fit dimension {dim} of size {available}"
-            )));
-        }
+        refuse_if!(size > available, "a slice of {size} elements does not fit dimension {dim} of size {available}");
     }
     Ok(())
 }

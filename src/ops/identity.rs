@@ -142,44 +142,14 @@ pub struct StopGradient;
 
 crate::ir::op_text!(StopGradient = "stop-gradient" {});
 
-fn infer_identity(operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-    expect_operands(operands, 1)?;
-    Ok(one(operands[0].clone()))
-}
-
-/// The gradient of an op that asks of the cotangent what it asks of the value.
-fn apply_to_cotangent(op: impl Into<Op>, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-    if let Some(ct) = context.cotangent(0) {
-        let gradient = context.builder.push1(op, &[ct])?;
-        context.set(0, gradient);
-    }
-    Ok(())
-}
-
 impl Primitive for Named {
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
+    rules!(infer: identity);
 
     fn facts(&self) -> Facts<'_> {
         Facts::IDENTITY
     }
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        if let Some(ct) = context.cotangent(0) {
-            context.set(0, ct);
-        }
-        Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        if let Some(tangent) = context.tangent(0) {
-            context.set(0, tangent);
-        }
-        Ok(())
-    }
-
-    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
+    rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -187,31 +157,15 @@ impl Primitive for Named {
 }
 
 impl Primitive for MoveTo {
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
+    rules!(infer: identity);
 
     fn facts(&self) -> Facts<'_> {
         // Its result has a buffer of its own, in another memory.
         Facts { is_cheap: true, ..Facts::LINEAR }
     }
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // Only the value itself is moved: cotangents and tangents are used where they arise.
-        if let Some(ct) = context.cotangent(0) {
-            context.set(0, ct);
-        }
-        Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        if let Some(tangent) = context.tangent(0) {
-            context.set(0, tangent);
-        }
-        Ok(())
-    }
-
-    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
+    // Only the value itself is moved: cotangents and tangents are used where they arise.
+    rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_move(self.0);
@@ -220,18 +174,19 @@ impl Primitive for MoveTo {
 
 impl Primitive for WithAxes {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let types = infer_identity(operands)?;
+        expect_operands(operands, 1)?;
         if self.names.len() != operands[0].rank() {
             let names = &self.names;
             let expected = format!("{} (one for each of the axes {:?})", names.len(), names.as_slice());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
         for (dim, name) in self.names.iter().enumerate() {
-            if !name.is_none() && self.names[..dim].contains(name) {
-                return Err(TypeError::Attribute(format!("the axis name {name:?} is given to two dimensions")));
-            }
+            refuse_if!(
+                !name.is_none() && self.names[..dim].contains(name),
+                "the axis name {name:?} is given to two dimensions"
+            );
         }
-        Ok(types)
+        Ok(one(operands[0].clone()))
     }
 
     fn facts(&self) -> Facts<'_> {
@@ -239,7 +194,7 @@ impl Primitive for WithAxes {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        apply_to_cotangent(self.clone(), context)
+        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
     }
 
     rules!(jvp: linear, factors: pointwise);
@@ -258,12 +213,12 @@ impl Primitive for WithAxes {
 
 impl Primitive for Reshard {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let types = infer_identity(operands)?;
+        expect_operands(operands, 1)?;
         if self.spec.rank() != operands[0].rank() {
             let expected = format!("{} (one for each entry of the spec)", self.spec.rank());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
-        Ok(types)
+        Ok(one(operands[0].clone()))
     }
 
     fn facts(&self) -> Facts<'_> {
@@ -272,7 +227,7 @@ impl Primitive for Reshard {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        apply_to_cotangent(self.clone(), context)
+        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
     }
 
     rules!(jvp: linear, factors: pointwise);
@@ -289,9 +244,7 @@ impl Primitive for Reshard {
 }
 
 impl Primitive for StopGradient {
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
+    rules!(infer: identity);
 
     fn facts(&self) -> Facts<'_> {
         Facts::IDENTITY

@@ -210,6 +210,14 @@ pub enum ArgReduceKind {
 impl ArgReduceKind {
     /// Every kind.
     pub const ALL: [ArgReduceKind; 2] = [ArgReduceKind::Max, ArgReduceKind::Min];
+
+    /// The reduction that gives the element itself.
+    pub(crate) const fn reduction(self) -> ReduceKind {
+        match self {
+            ArgReduceKind::Max => ReduceKind::Max,
+            ArgReduceKind::Min => ReduceKind::Min,
+        }
+    }
 }
 
 /// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
@@ -228,18 +236,13 @@ crate::ir::op_text!(ArgReduce = ArgReduceKind {
 
 impl Primitive for ArgReduce {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let kind = match self.kind {
-            ArgReduceKind::Max => ReduceKind::Max,
-            ArgReduceKind::Min => ReduceKind::Min,
-        };
-        let axes = AxisList::from_slice(&[self.axis]);
-        let types = Reduce { kind, axes }.infer(operands)?;
-        if operands[0].dims[self.axis] == 0 {
-            return Err(TypeError::Attribute(format!("dimension {} is empty, so no element is extreme", self.axis)));
-        }
-        if i32::try_from(operands[0].dims[self.axis]).is_err() {
-            return Err(TypeError::Attribute(format!("dimension {} has more positions than s32 can count", self.axis)));
-        }
+        let types = Reduce { kind: self.kind.reduction(), axes: AxisList::from_slice(&[self.axis]) }.infer(operands)?;
+        refuse_if!(operands[0].dims[self.axis] == 0, "dimension {} is empty, so no element is extreme", self.axis);
+        refuse_if!(
+            i32::try_from(operands[0].dims[self.axis]).is_err(),
+            "dimension {} has more positions than s32 can count",
+            self.axis
+        );
         Ok(one(types[0].with_dtype(DType::S32)))
     }
 
@@ -265,8 +268,7 @@ impl Primitive for ArgReduce {
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let positions = context.operand_type(0).with_dtype(DType::S32);
-        context.begin_typed("iota", &positions, &[]).dimensions.push(self.axis as i64);
-        let positions = context.commit();
+        let positions = context.positions(&positions, self.axis);
         context.arg_reduce(self.kind, "reduce", positions, 0.0, |instruction| {
             instruction.dimensions.push(self.axis as i64);
         });

@@ -188,15 +188,7 @@ impl Positions {
     }
 
     fn dims(&self, builder: &GraphBuilder) -> Box<GatherDims> {
-        let (batch, rank) = (self.batch.len(), builder.ty(self.positions).rank());
-        Box::new(GatherDims {
-            collapsed_dims: AxisList::from_slice(&[batch]),
-            operand_batch_dims: (0..batch).collect(),
-            indices_batch_dims: (0..batch).collect(),
-            start_index_map: AxisList::from_slice(&[batch]),
-            index_vector_dim: rank,
-            ..GatherDims::default()
-        })
+        Box::new(GatherDims::along_last(self.batch.len(), builder.ty(self.positions).rank()))
     }
 
     fn restore(&self, builder: &mut GraphBuilder, value: Value) -> Result<Value, OpError> {
@@ -320,9 +312,7 @@ impl Primitive for ArgReduceWindow {
         let dims = window_counts(&self.window, operands[0])?;
         let windowed = operands[0].dims.iter().zip(&self.window).filter(|(_, window)| **window != WindowDim::ONE);
         let count = windowed.fold(1, |count: usize, (&size, _)| count.saturating_mul(size));
-        if i32::try_from(count).is_err() {
-            return Err(TypeError::Attribute(format!("there are {count} positions, more than s32 can count")));
-        }
+        refuse_if!(i32::try_from(count).is_err(), "there are {count} positions, more than s32 can count");
         Ok(one(TensorType { dtype: DType::S32, dims }))
     }
 
@@ -347,13 +337,9 @@ impl Primitive for ArgReduceWindow {
         let windowed: AxisList = (0..operand.rank()).filter(|&dim| self.window[dim] != WindowDim::ONE).collect();
         let sizes: Dims = windowed.iter().map(|&dim| operand.dims[dim]).collect();
         let flat = TensorType::new(DType::S32, &[sizes.iter().product()]);
-        context.begin_typed("iota", &flat, &[]).dimensions.push(0);
-        let mut positions = context.commit();
-        context.begin_typed("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
-        positions = context.commit();
-        let broadcast = context.begin_typed("broadcast", &operand.with_dtype(DType::S32), &[positions]);
-        broadcast.dimensions.extend(super::to_i64(&windowed));
-        positions = context.commit();
+        let positions = context.positions(&flat, 0);
+        let positions = context.instruction("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
+        let positions = context.broadcast(&operand.with_dtype(DType::S32), positions, &windowed);
         context.arg_reduce(self.kind, "reduce-window", positions, i32::MAX.into(), |instruction| {
             instruction.window = Some(window_proto(&self.window));
         });

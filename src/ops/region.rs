@@ -8,6 +8,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
+use super::rules::refuse_if;
 use super::{Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
 use crate::ir::{DType, Graph, TensorType, TypeError, Value};
 
@@ -243,30 +244,25 @@ impl RegionOp for Scan {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let (body, stacked_start) = (&*self.body, self.invariant_count.saturating_add(self.carry_count));
         expect_operands(operands, body.inputs().len())?;
-        if operands.len() < stacked_start {
-            return Err(TypeError::Attribute(format!(
-                "there are {} invariants and {} carries, but only {} operands",
-                self.invariant_count,
-                self.carry_count,
-                operands.len()
-            )));
-        }
-        if body.outputs().len() < self.carry_count {
-            return Err(TypeError::Attribute(format!(
-                "the body returns {} values, fewer than the {} carries",
-                body.outputs().len(),
-                self.carry_count
-            )));
-        }
-        if i32::try_from(self.length).is_err() {
-            return Err(TypeError::Attribute(format!(
-                "a loop of {} iterations is longer than s32 can count",
-                self.length
-            )));
-        }
-        if self.unroll == 0 {
-            return Err(TypeError::Attribute("the unroll factor must be at least 1, found 0".to_owned()));
-        }
+        refuse_if!(
+            operands.len() < stacked_start,
+            "there are {} invariants and {} carries, but only {} operands",
+            self.invariant_count,
+            self.carry_count,
+            operands.len()
+        );
+        refuse_if!(
+            body.outputs().len() < self.carry_count,
+            "the body returns {} values, fewer than the {} carries",
+            body.outputs().len(),
+            self.carry_count
+        );
+        refuse_if!(
+            i32::try_from(self.length).is_err(),
+            "a loop of {} iterations is longer than s32 can count",
+            self.length
+        );
+        refuse_if!(self.unroll == 0, "the unroll factor must be at least 1, found 0");
         for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
             expect_dtype(index, operand, input.dtype)?;
             if index < stacked_start {
@@ -314,15 +310,12 @@ impl RegionOp for While {
             )));
         };
         let types: Vec<&TensorType> = self.condition.output_types().collect();
-        if types != [&TensorType::scalar(DType::Pred)] {
-            return Err(TypeError::Attribute(format!("the condition must return a pred[], found {types:?}")));
-        }
-        if self.body.outputs().len() != carry_count {
-            return Err(TypeError::Attribute(format!(
-                "the body returns {} values for {carry_count} carries",
-                self.body.outputs().len()
-            )));
-        }
+        refuse_if!(types != [&TensorType::scalar(DType::Pred)], "the condition must return a pred[], found {types:?}");
+        refuse_if!(
+            self.body.outputs().len() != carry_count,
+            "the body returns {} values for {carry_count} carries",
+            self.body.outputs().len()
+        );
         expect_stable_carries(&self.body, self.invariant_count, carry_count)?;
         Ok(self.body.output_types().cloned().collect())
     }
@@ -457,29 +450,26 @@ impl RegionOp for CustomVjp {
         let outputs: ResultTypes = primal.output_types().cloned().collect();
         for (index, expected) in outputs.iter().enumerate() {
             let found = forward_types.next();
-            if found != Some(expected) {
-                return Err(TypeError::Attribute(format!(
-                    "output {index} of the forward rule must be {expected} as in the function itself, found {}",
-                    found.map_or("nothing".to_owned(), ToString::to_string)
-                )));
-            }
+            refuse_if!(
+                found != Some(expected),
+                "output {index} of the forward rule must be {expected} as in the function itself, found {}",
+                found.map_or("nothing".to_owned(), ToString::to_string)
+            );
         }
         let cotangents = primal.output_types().filter(|ty| ty.dtype.is_float());
         let expected_inputs: Vec<&TensorType> = forward_types.chain(cotangents).collect();
-        if !backward.input_types().eq(expected_inputs.iter().copied()) {
-            return Err(TypeError::Attribute(format!(
-                "the backward rule must take the residuals and the cotangents {expected_inputs:?}, found {:?}",
-                backward.input_types().collect::<Vec<_>>()
-            )));
-        }
+        refuse_if!(
+            !backward.input_types().eq(expected_inputs.iter().copied()),
+            "the backward rule must take the residuals and the cotangents {expected_inputs:?}, found {:?}",
+            backward.input_types().collect::<Vec<_>>()
+        );
         let expected_outputs: Vec<&TensorType> = operands.iter().copied().filter(|ty| ty.dtype.is_float()).collect();
-        if !backward.output_types().eq(expected_outputs.iter().copied()) {
-            return Err(TypeError::Attribute(format!(
-                "the backward rule must return one cotangent for each floating-point argument, {expected_outputs:?}, \
+        refuse_if!(
+            !backward.output_types().eq(expected_outputs.iter().copied()),
+            "the backward rule must return one cotangent for each floating-point argument, {expected_outputs:?}, \
                  found {:?}",
-                backward.output_types().collect::<Vec<_>>()
-            )));
-        }
+            backward.output_types().collect::<Vec<_>>()
+        );
         Ok(outputs)
     }
 

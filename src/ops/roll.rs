@@ -23,9 +23,7 @@ impl Primitive for Roll {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         expect_axes(&[self.axis], operands[0].rank())?;
-        if self.shift == i64::MIN {
-            return Err(TypeError::Attribute("the shift has no opposite".to_owned()));
-        }
+        refuse_if!(self.shift == i64::MIN, "the shift has no opposite");
         Ok(one(operands[0].clone()))
     }
 

@@ -94,13 +94,12 @@ impl Primitive for Reshape {
         expect_operands(operands, 1)?;
         let result = TensorType { dtype: operands[0].dtype, dims: self.dims.clone() };
         let (found, expected) = (operands[0].element_count(), result.element_count());
-        if found != expected {
-            return Err(TypeError::Attribute(format!(
-                "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
-                operands[0],
-                self.dims.as_slice()
-            )));
-        }
+        refuse_if!(
+            found != expected,
+            "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
+            operands[0],
+            self.dims.as_slice()
+        );
         Ok(one(result))
     }
 
@@ -299,12 +298,13 @@ impl Primitive for Slice {
         expect_rank(0, operand, self.ranges.len())?;
         for (dim, (range, &size)) in self.ranges.iter().zip(&operand.dims).enumerate() {
             let strides = 1..=i64::MAX as usize;
-            if range.start > range.limit || range.limit > size || !strides.contains(&range.stride) {
-                return Err(TypeError::Attribute(format!(
-                    "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
-                    range.start, range.limit, range.stride
-                )));
-            }
+            refuse_if!(
+                range.start > range.limit || range.limit > size || !strides.contains(&range.stride),
+                "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
+                range.start,
+                range.limit,
+                range.stride
+            );
         }
         let dims = self.ranges.iter().map(|range| range.size()).collect();
         Ok(one(TensorType { dtype: operand.dtype, dims }))

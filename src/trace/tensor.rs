@@ -447,14 +447,7 @@ impl Tensor {
             let expected = format!("indices with {} dimensions", self.rank().saturating_sub(1));
             return self.mismatch("take_along_last", expected, indices.ty().to_string(), place);
         }
-        let dims = GatherDims {
-            collapsed_dims: AxisList::from_slice(&[batch]),
-            operand_batch_dims: (0..batch).collect(),
-            indices_batch_dims: (0..batch).collect(),
-            start_index_map: AxisList::from_slice(&[batch]),
-            index_vector_dim: batch,
-            ..GatherDims::default()
-        };
+        let dims = GatherDims::along_last(batch, batch);
         let slice_sizes = Dims::from_elem(1, batch + 1);
         apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
     }

@@ -264,6 +264,26 @@ impl<U, A: MapTree<U>> MapTree<U> for Vec<A> {
     }
 }
 
+impl<A: Tree> Tree for Box<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        (**self).visit(path, f);
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        Box::new((**self).rebuild(next))
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Box<A> {
+    type Mapped = Box<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        Box::new((**self).map_with(path, f))
+    }
+}
+
 impl<A: Tree, const N: usize> Tree for [A; N] {
     type Leaf = A::Leaf;
 

@@ -286,6 +286,7 @@ impl<'t> GraphText<'t> {
                 origin: Origin::default(),
             });
         }
+        let has_side_effect = nodes.iter().any(|node| node.op.has_side_effect());
         let (inputs, input_info) = inputs.into_iter().map(|(value, info)| (places[&value], info)).unzip();
         let (outputs, output_info) = outputs.into_iter().map(|(value, info)| (places[&value], info)).unzip();
         Ok(Graph {
@@ -297,6 +298,7 @@ impl<'t> GraphText<'t> {
             input_info,
             outputs,
             output_info,
+            has_side_effect,
         })
     }
 }

@@ -17,9 +17,9 @@ use crate::ops::{BinaryKind, Op, UnaryKind};
 /// Applies the identities of [`algebra_rules`].
 pub(crate) const SIMPLIFY: Rewrite = Rewrite { algebra: Some(rules_of), ..Rewrite::NOTHING };
 
-/// Rows of rules, one table for each op: the name, the argument, then what a node becomes. `given PATTERN =>` confines a
-/// row to nodes with such an op, `made by PATTERN =>` to those whose first operand is the only result of such an op and
-/// such operands.
+/// Rows of rules, one table for each op: the name, the argument, then what a node becomes. `given PATTERN =>` confines
+/// a row to nodes with such an op, `made by PATTERN =>` to those whose first operand is the only result of such an op
+/// and such operands.
 macro_rules! rules {
     ($($table:ident { $(
         $name:literal, $argument:literal, $(given $op:pat_param =>)? $(made by $made:pat_param =>)?
