@@ -134,8 +134,7 @@ impl Primitive for Clamp {
                 return context.operand_id(index);
             }
             let bound = context.operand_id(index);
-            context.begin_typed("broadcast", &ty, &[bound]);
-            context.commit()
+            context.repeat(&ty, bound)
         });
         context.begin_with(self.name(), 0, &operands);
         context.finish();

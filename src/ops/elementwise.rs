@@ -4,6 +4,7 @@
 
 use super::rules::*;
 use super::{Linear, Operands, expect_same_types};
+use crate::emit::comparison_type;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -507,11 +508,7 @@ impl Primitive for Compare {
     rules!(derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let comparison_type = match context.operand_type(0).dtype {
-            dtype if dtype.is_float() => "FLOAT",
-            dtype if dtype.is_signed_integer() => "SIGNED",
-            _ => "UNSIGNED",
-        };
+        let comparison_type = comparison_type(context.operand_type(0).dtype);
         let instruction = context.begin(self.name());
         instruction.comparison_direction.push_str(self.0.name());
         instruction.comparison_type.push_str(comparison_type);

@@ -119,9 +119,7 @@ impl Loop {
                 }
             }
         }
-        body.nodes().for_each(|node| {
-            inside.node(node);
-        });
+        inside.all_nodes();
         let outputs = body.outputs().iter().copied();
         self.scan = Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..self.scan.clone() };
         self.operands = operands;
@@ -176,9 +174,7 @@ impl Loop {
             .chain((first_carry..body.inputs().len()).filter(|index| !is_unchanged(index)))
             .collect();
         let mut inside = GraphCopy::of_body(&body, order.iter().map(|&index| body.inputs()[index]));
-        body.nodes().for_each(|node| {
-            inside.node(node);
-        });
+        inside.all_nodes();
         let kept: Vec<usize> = (0..lifted.len()).filter(|&index| lifted[index].is_none()).collect();
         let outputs = kept.iter().map(|&index| body.outputs()[index]);
         let moved = unchanged.iter().filter(|&&unchanged| unchanged).count();

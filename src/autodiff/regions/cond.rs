@@ -69,8 +69,7 @@ pub(super) fn record(
 /// A forward half that returns its residuals in their slots.
 fn forward_branch(half: &Halves, slots: &[usize], slot_types: &[TensorType]) -> Graph {
     let mut builder = GraphBuilder::new(half.forward.name());
-    let inputs: Vec<Value> =
-        half.forward.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+    let inputs = builder.inputs_like(&half.forward);
     let mut outputs = builder.inline(&half.forward, &inputs).to_vec();
     let residuals = outputs.split_off(outputs.len() - slots.len());
     outputs.extend(spread(&mut builder, &residuals, slots, slot_types));

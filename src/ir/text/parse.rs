@@ -122,13 +122,7 @@ impl<'t> Parser<'t> {
         }
         let mut outputs = Vec::new();
         if !reader.sees("}") {
-            loop {
-                let value = read.operand(&mut reader)?;
-                outputs.push((value, read_port(&mut reader)?));
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            outputs = reader.one_or_more(|reader| Ok((read.operand(reader)?, read_port(reader)?)))?;
         }
         reader.expect("}")?;
         let graph = read.finish(start, name, inputs, outputs)?;
@@ -141,25 +135,15 @@ impl<'t> Parser<'t> {
         let start = reader.clone_after_blanks();
         let mut results = Vec::new();
         if !reader.sees("=") {
-            loop {
-                results.push((reader.clone_after_blanks(), reader.value()?));
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            results = reader.one_or_more(|reader| Ok((reader.clone_after_blanks(), reader.value()?)))?;
         }
         reader.expect("=")?;
         let place = reader.clone_after_blanks();
         let name = reader.word("the name of an op")?;
         let operand_start = read.operand_pool.len();
         if reader.sees("%") {
-            loop {
-                let operand = read.operand(reader)?;
-                read.operand_pool.push(operand);
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            let operands = reader.one_or_more(|reader| read.operand(reader))?;
+            read.operand_pool.extend(operands);
         }
         let attributes = reader
             .split_before(b"@:", true)

@@ -280,6 +280,18 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// At least one item, with commas between them.
+    pub(super) fn one_or_more<T>(
+        &mut self,
+        mut item: impl FnMut(&mut Reader<'t>) -> Result<T, GraphTextError>,
+    ) -> Result<Vec<T>, GraphTextError> {
+        let mut items = vec![item(self)?];
+        while self.eat(",") {
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
     /// Reads up to, but not including, the first of these letters that stands in no brackets or quotes; on the same line
     /// if `one_line`. `None`, without moving, if there is none.
     pub(super) fn split_before(&mut self, stops: &[u8], one_line: bool) -> Option<Reader<'t>> {
