@@ -31,7 +31,6 @@ mod forward_regions;
 mod halves;
 mod keep;
 mod linear;
-mod recorder;
 mod regions;
 mod split;
 mod tape;

@@ -366,16 +366,9 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
         let inputs = arguments.iter().zip(gradients);
         inputs.filter(|(argument, _)| argument.dtype().is_float()).map(|(_, gradient)| gradient).collect::<Vec<_>>()
     });
-    let results = match (primal, forward, backward) {
-        (Ok(primal), Ok(forward), Ok(backward)) => {
-            let graph = |body: Body| Arc::new(body.captures_first().0);
-            let op = CustomVjp { primal: graph(primal), forward: graph(forward), backward: graph(backward) };
-            apply_many(op.into(), &arguments, output_types.len(), place).to_vec()
-        }
-        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-            context::fail_error(error);
-            Vec::new()
-        }
-    };
+    let results = finish(primal.and_then(|primal| Ok([primal, forward?, backward?])), |bodies| {
+        let [primal, forward, backward] = bodies.map(|body| Arc::new(body.captures_first().0));
+        apply_many(CustomVjp { primal, forward, backward }.into(), &arguments, output_types.len(), place).to_vec()
+    });
     refill(&outputs, &mut results.into_iter())
 }

@@ -65,8 +65,8 @@ impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
 
     fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
         match self {
-            RunState::Single(state) => RunState::Single(Box::new(state.rebuild(next))),
-            RunState::Diloco(state) => RunState::Diloco(Box::new(state.rebuild(next))),
+            RunState::Single(state) => RunState::Single(state.rebuild(next)),
+            RunState::Diloco(state) => RunState::Diloco(state.rebuild(next)),
         }
     }
 }

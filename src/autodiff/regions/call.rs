@@ -40,9 +40,9 @@ type HalvesKey = (Vec<bool>, Vec<bool>, Vec<RematPolicy>);
 
 impl CallCache {
     fn halves(&self, function: &Arc<Graph>, recording: &Recording<'_>) -> Result<Rc<CallHalves>, OpError> {
-        let Recording { active, wanted, kept, recorder, .. } = *recording;
+        let Recording { active, wanted, kept, .. } = *recording;
         self.halves.of(function, (active.to_vec(), wanted.to_vec(), policies(kept)), || {
-            let joint = Joint::new(function, 0, active, wanted, kept, recorder)?;
+            let joint = Joint::new(function, 0, active, wanted, kept, self)?;
             let inputs = marked(joint.gradients.iter().map(Option::is_some));
             let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
             let Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);

@@ -24,9 +24,9 @@ pub(super) fn record(
     cond: &Cond,
     recording: &Recording<'_>,
 ) -> Result<(Values, CondTape), OpError> {
-    let Recording { active, wanted, kept, recorder, .. } = *recording;
+    let Recording { active, wanted, kept, calls, .. } = *recording;
     let joints = cond.branches.iter().enumerate();
-    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, recorder));
+    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, calls));
     let mut joints = joints.collect::<Result<Vec<Joint>, OpError>>()?;
     // All branches return the cotangents that any of them has.
     let inputs = marked((0..active.len() - 1).map(|input| joints.iter().any(|joint| joint.gradients[input].is_some())));

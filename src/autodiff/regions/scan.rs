@@ -41,7 +41,7 @@ pub(super) fn record(
         .enumerate()
         .map(|(index, &active)| active && (index < scan.carry_count || recording.wanted[index]))
         .collect();
-    let mut joint = Joint::new(&scan.body, 0, inputs, &wanted, recording.kept, recording.recorder)?;
+    let mut joint = Joint::new(&scan.body, 0, inputs, &wanted, recording.kept, recording.calls)?;
     joint.require(|input| is_carry(input) && inputs[input]);
     let flowing = |input: &usize| joint.gradients[*input].is_some();
     let carries: Vec<usize> = (scan.invariant_count..first_slice).filter(flowing).collect();
