@@ -27,11 +27,7 @@ impl Primitive for Constant {
         Ok(one(self.0.ty().clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::SOURCE
-    }
-
-    rules!(derivatives: none, factors: replicated, batch: never, partition: unchanged);
+    rules!(facts: SOURCE, derivatives: none, factors: replicated, batch: never, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.literal(&self.0);

@@ -189,9 +189,7 @@ impl Primitive for DotGeneral {
         Ok(one(TensorType { dtype: self.dtype, dims: result }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::PRODUCT
-    }
+    rules!(facts: PRODUCT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };

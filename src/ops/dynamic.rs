@@ -44,9 +44,7 @@ impl Primitive for DynamicSlice {
         Ok(one(TensorType { dtype: operands[0].dtype, dims: self.sizes.clone() }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let ty = context.operand_type(0).clone();

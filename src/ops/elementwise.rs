@@ -501,11 +501,7 @@ impl Primitive for Compare {
         Ok(one(operands[0].with_dtype(DType::Pred)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE
-    }
-
-    rules!(derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
+    rules!(facts: ELEMENTWISE, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let comparison_type = comparison_type(context.operand_type(0).dtype);
@@ -605,11 +601,7 @@ impl Primitive for BitcastConvert {
         Ok(one(operands[0].with_dtype(self.0)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE
-    }
-
-    rules!(derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
+    rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());

@@ -307,9 +307,7 @@ impl Primitive for Gather {
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };

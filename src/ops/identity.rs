@@ -143,13 +143,7 @@ pub struct StopGradient;
 crate::ir::op_text!(StopGradient = "stop-gradient" {});
 
 impl Primitive for Named {
-    rules!(infer: identity);
-
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
-
-    rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
+    rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -189,9 +183,7 @@ impl Primitive for WithAxes {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
+    rules!(facts: IDENTITY);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
@@ -244,13 +236,7 @@ impl Primitive for Reshard {
 }
 
 impl Primitive for StopGradient {
-    rules!(infer: identity);
-
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
-
-    rules!(derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
+    rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();

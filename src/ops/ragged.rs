@@ -144,9 +144,7 @@ impl Primitive for RaggedDot {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::PRODUCT
-    }
+    rules!(facts: PRODUCT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };

@@ -81,12 +81,8 @@ impl Primitive for Threefry {
         Ok(SmallVec::from_elem(operands[0].clone(), 2))
     }
 
-    /// Integers have no gradient.
-    fn facts(&self) -> Facts<'_> {
-        Facts::KERNEL
-    }
-
-    rules!(derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
+    // Integers have no gradient.
+    rules!(facts: KERNEL, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     /// A call of a function of 134 instructions that is emitted once for each shape.
     fn emit(&self, context: &mut EmitContext<'_>) {

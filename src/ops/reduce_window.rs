@@ -316,11 +316,7 @@ impl Primitive for ArgReduceWindow {
         Ok(one(TensorType { dtype: DType::S32, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::KERNEL
-    }
-
-    rules!(derivatives: none);
+    rules!(facts: KERNEL, derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         window_factors(&self.window, operands, results)

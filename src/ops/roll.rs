@@ -27,9 +27,7 @@ impl Primitive for Roll {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.push1(Roll { axis: self.axis, shift: -self.shift }, &[ct]))

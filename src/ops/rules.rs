@@ -25,6 +25,7 @@ pub(super) use refuse_if;
 /// | rule | |
 /// |---|---|
 /// | `infer: identity` | it has one operand, whose type is the result's |
+/// | `facts: NAME` | those of a constant of [`Facts`] |
 /// | `derivatives: passed_on` | cotangents and tangents go through as they are |
 /// | `derivatives: none` | no result has a tangent, or none that depends on an operand: it is an integer, or a constant |
 /// | `derivatives: refused` | the op is not differentiable, and says so |
@@ -40,6 +41,11 @@ macro_rules! rules {
         fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
             expect_operands(operands, 1)?;
             Ok(one(operands[0].clone()))
+        }
+    };
+    (facts: $facts:ident) => {
+        fn facts(&self) -> Facts<'_> {
+            Facts::$facts
         }
     };
     (derivatives: passed_on) => {

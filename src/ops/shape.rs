@@ -212,9 +212,7 @@ impl Primitive for Transpose {
         Ok(one(TensorType { dtype: operands[0].dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.transpose(ct, &inverse(&self.permutation)))
@@ -670,9 +668,7 @@ impl Primitive for Reverse {
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))

@@ -171,7 +171,8 @@ macro_rules! tree_leaf {
 
 tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 
-/// Declares structs that are trees over their type parameter.
+/// Declares structs that are trees over their type parameter; fields may also be trees of further type parameters, each
+/// with a default, over the same leaves.
 ///
 /// ```
 /// meshloom::tree! {
@@ -189,16 +190,18 @@ tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 /// ```
 #[macro_export]
 macro_rules! tree {
-    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident> {
+    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident $(, $tree:ident = $default:ty)*> {
         $($(#[$field_doc:meta])* $field_visibility:vis $field:ident: $ty:ty),* $(,)?
     })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug)]
-        $visibility struct $name<$leaf> {
+        $visibility struct $name<$leaf $(, $tree = $default)*> {
             $($(#[$field_doc])* $field_visibility $field: $ty,)*
         }
 
-        impl<$leaf: $crate::trace::Tree<Leaf = $leaf>> $crate::trace::Tree for $name<$leaf> {
+        impl<$leaf: $crate::trace::Tree<Leaf = $leaf> $(, $tree: $crate::trace::Tree<Leaf = $leaf>)*>
+            $crate::trace::Tree for $name<$leaf $(, $tree)*>
+        {
             type Leaf = $leaf;
 
             fn visit(&self, path: &mut $crate::trace::Path, f: &mut dyn FnMut(&$crate::trace::Path, &$leaf)) {
@@ -210,18 +213,19 @@ macro_rules! tree {
             }
         }
 
-        impl<$leaf, Mapped> $crate::trace::MapTree<Mapped> for $name<$leaf>
+        impl<$leaf, Mapped $(, $tree)*> $crate::trace::MapTree<Mapped> for $name<$leaf $(, $tree)*>
         where
             $leaf: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped, Mapped = Mapped>,
             Mapped: $crate::trace::Tree<Leaf = Mapped>,
+            $($tree: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped>,)*
         {
-            type Mapped = $name<Mapped>;
+            type Mapped = $name<Mapped $(, <$tree as $crate::trace::MapTree<Mapped>>::Mapped)*>;
 
             fn map_with(
                 &self,
                 path: &mut $crate::trace::Path,
                 f: &mut dyn FnMut(&$crate::trace::Path, &$leaf) -> Mapped,
-            ) -> $name<Mapped> {
+            ) -> Self::Mapped {
                 $name {
                     $($field: path.descend(stringify!($field), |path| {
                         $crate::trace::MapTree::<Mapped>::map_with(&self.$field, path, f)

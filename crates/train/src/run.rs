@@ -1,7 +1,7 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
 use super::diloco::{DilocoStep, DilocoTrainState};
-use super::model::{Model, tree_of_trees};
+use super::model::Model;
 use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::{Literal, Name};
@@ -87,7 +87,7 @@ where
     }
 }
 
-tree_of_trees! {
+meshloom::tree! {
     /// What a run's program takes.
     pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
