@@ -11,8 +11,8 @@ use super::linear;
 use crate::ir::{Graph, GraphBuilder, InternalError, Memo, OpError, PortInfo, Value, Values};
 use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, RegionKind, Scan, While};
 
-/// Results, and their tangents where there are any.
-type Outcome = (Values, Vec<Option<Value>>);
+/// Results, and their tangents where there are any; or why there are none.
+type Outcome = Result<(Values, Vec<Option<Value>>), OpError>;
 
 /// Called functions with tangents, for each activity of their inputs.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct JvpCache {
     functions: Memo<Vec<bool>, Pushed>,
 }
 
-type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Result<Outcome, OpError>;
+type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Outcome;
 
 /// A body with tangents, and which of its outputs have one.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub(super) fn jvp(
     operands: &[Value],
     tangents: &[Option<Value>],
     cache: &JvpCache,
-) -> Result<Outcome, OpError> {
+) -> Outcome {
     let incoming = Incoming { operands, tangents, cache };
     match op {
         RegionKind::Call(call) => {
@@ -80,7 +80,7 @@ impl Incoming<'_> {
     }
 
     /// An op with such a body, of whose results those marked have tangents.
-    fn apply(&self, builder: &mut GraphBuilder, op: impl Into<Op>, active: &[bool]) -> Result<Outcome, OpError> {
+    fn apply(&self, builder: &mut GraphBuilder, op: impl Into<Op>, active: &[bool]) -> Outcome {
         let results = builder.push(op, &grouped(self.operands, self.tangents, &whole(self.operands.len())))?;
         ungrouped(&results, active, &whole(active.len()))
     }
@@ -105,7 +105,7 @@ fn grouped(values: &[Value], tangents: &[Option<Value>], groups: &[Range<usize>]
 }
 
 /// The reverse of [`grouped`], where the marked values have tangents.
-fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Result<Outcome, OpError> {
+fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Outcome {
     let mut ports = ports.iter().copied();
     let missing = || InternalError::new("a body with tangents", "a port for each value and each tangent");
     let mut next = || ports.next().ok_or_else(missing);
@@ -159,7 +159,7 @@ fn push_body(
     Ok(Pushed { graph: Arc::new(builder.finish_body(ports)), active: flags(&tangents) })
 }
 
-fn jvp_cond(builder: &mut GraphBuilder, cond: &Cond, incoming: Incoming<'_>) -> Result<Outcome, OpError> {
+fn jvp_cond(builder: &mut GraphBuilder, cond: &Cond, incoming: Incoming<'_>) -> Outcome {
     let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(cond.clone(), &flags(tangents)).results;
     let all = whole(operands.len() - 1);
@@ -173,7 +173,7 @@ fn jvp_cond(builder: &mut GraphBuilder, cond: &Cond, incoming: Incoming<'_>) -> 
     ungrouped(&results, &active, &whole(active.len()))
 }
 
-fn jvp_scan(builder: &mut GraphBuilder, scan: &Scan, incoming: Incoming<'_>) -> Result<Outcome, OpError> {
+fn jvp_scan(builder: &mut GraphBuilder, scan: &Scan, incoming: Incoming<'_>) -> Outcome {
     let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(scan.clone(), &flags(tangents)).inputs.swap_remove(0);
     let (invariants, carries) = (scan.invariant_count, scan.carry_count);
@@ -192,7 +192,7 @@ fn jvp_scan(builder: &mut GraphBuilder, scan: &Scan, incoming: Incoming<'_>) -> 
     ungrouped(&results, &pushed.active, &outputs)
 }
 
-fn jvp_while(builder: &mut GraphBuilder, op: &While, incoming: Incoming<'_>) -> Result<Outcome, OpError> {
+fn jvp_while(builder: &mut GraphBuilder, op: &While, incoming: Incoming<'_>) -> Outcome {
     let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(op.clone(), &flags(tangents)).inputs.swap_remove(0);
     let invariants = op.invariant_count;
@@ -233,7 +233,7 @@ fn jvp_custom(
     custom: &CustomVjp,
     operands: &[Value],
     tangents: &[Option<Value>],
-) -> Result<Outcome, OpError> {
+) -> Outcome {
     let mut results = builder.inline(&custom.forward, operands);
     let residuals = results.drain(custom.primal.outputs().len()..);
     let mut arguments: Vec<Option<Value>> = residuals.map(Some).collect();
