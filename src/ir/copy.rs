@@ -126,7 +126,10 @@ impl BodyCache {
 /// What has been made of bodies, each under a key that says what else it depends on. One that is met again under an
 /// equal key is not done again, so what shared a body shares what became of it.
 #[derive(Debug)]
-pub(crate) struct Memo<K, V>(RefCell<FxHashMap<(*const Graph, K), (Arc<Graph>, V)>>);
+pub(crate) struct Memo<K, V>(RefCell<Made<K, V>>);
+
+/// The originals, each with what has been made of it.
+type Made<K, V> = FxHashMap<(*const Graph, K), (Arc<Graph>, V)>;
 
 impl<K, V> Default for Memo<K, V> {
     fn default() -> Memo<K, V> {

@@ -55,7 +55,9 @@ macro_rules! bodies {
         }
 
         fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-            Self { $($body: f(&self.$body),)+ ..self.clone() }.into()
+            let mut op = self.clone();
+            $(op.$body = f(&self.$body);)+
+            op.into()
         }
     };
 }
