@@ -21,13 +21,13 @@
 
 mod regions;
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ir::{Graph, GraphBuilder, InternalError, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap};
+use crate::ir::{
+    Graph, GraphBuilder, InternalError, Memo, Name, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap,
+};
 use crate::ops::{Op, ReduceKind, batched_dims};
 
 /// The dimension that a batch runs along.
@@ -86,7 +86,7 @@ pub fn inline(
     arguments: &[Batched],
     axis: BatchAxis,
 ) -> Result<Vec<Batched>, OpError> {
-    walk(builder, graph, arguments, &Mapping { axis, bodies: RefCell::default() })
+    walk(builder, graph, arguments, &Mapping { axis, bodies: Memo::default() })
 }
 
 /// Inputs for those of `graph`, with the batch in front of those marked.
@@ -111,12 +111,9 @@ fn batched_inputs(
 /// One application of `vmap`.
 struct Mapping {
     axis: BatchAxis,
-    /// Bodies batched so far: calls of one function with the same operands batched share one batched function. The
-    /// originals are held so that their addresses stay theirs.
-    bodies: RefCell<FxHashMap<BodyKey, (Arc<Graph>, Body)>>,
+    /// Bodies batched so far: calls of one function with the same operands batched share one batched function.
+    bodies: Memo<(Vec<bool>, Vec<Demand>), Body>,
 }
-
-type BodyKey = (*const Graph, Vec<bool>, Vec<Demand>);
 
 /// A batched body, and which of its outputs are batched.
 type Body = (Arc<Graph>, Arc<[bool]>);
@@ -135,21 +132,17 @@ enum Demand {
 impl Mapping {
     /// A body with the inputs marked batched, and its outputs as demanded.
     fn body(&self, body: &Arc<Graph>, batched: &[bool], demands: &[Demand]) -> Result<Body, OpError> {
-        let key = (Arc::as_ptr(body), batched.to_vec(), demands.to_vec());
-        if let Some((_, done)) = self.bodies.borrow().get(&key) {
-            return Ok(done.clone());
-        }
-        let mut builder = GraphBuilder::new(format!("{}_batched", body.name()));
-        let inputs = batched_inputs(&mut builder, body, batched, self.axis, |_, _| PortInfo::default());
-        let mut outputs = walk(&mut builder, body, &inputs, self)?;
-        for (output, &demand) in outputs.iter_mut().zip(demands) {
-            *output = self.meet(&mut builder, *output, demand)?;
-        }
-        let flags = outputs.iter().map(|output| output.batched).collect();
-        let graph = builder.finish_body(outputs.iter().map(|output| output.value).collect());
-        let done: Body = (Arc::new(graph), flags);
-        self.bodies.borrow_mut().insert(key, (body.clone(), done.clone()));
-        Ok(done)
+        self.bodies.of(body, (batched.to_vec(), demands.to_vec()), || {
+            let mut builder = GraphBuilder::new(format!("{}_batched", body.name()));
+            let inputs = batched_inputs(&mut builder, body, batched, self.axis, |_, _| PortInfo::default());
+            let mut outputs = walk(&mut builder, body, &inputs, self)?;
+            for (output, &demand) in outputs.iter_mut().zip(demands) {
+                *output = self.meet(&mut builder, *output, demand)?;
+            }
+            let flags = outputs.iter().map(|output| output.batched).collect();
+            let graph = builder.finish_body(outputs.iter().map(|output| output.value).collect());
+            Ok((Arc::new(graph), flags))
+        })
     }
 
     fn meet(&self, builder: &mut GraphBuilder, output: Batched, demand: Demand) -> Result<Batched, OpError> {

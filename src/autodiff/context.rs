@@ -1,6 +1,40 @@
-//! What an op's reverse-mode rule sees.
+//! What an op's rules of differentiation see.
 
-use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
+use smallvec::SmallVec;
+
+use crate::ir::{GraphBuilder, InternalError, OpError, TensorType, TypeError, Value};
+use crate::ops::{Linear, Op, Primitive};
+
+/// What the rules of both modes see of a node.
+macro_rules! node_values {
+    () => {
+        /// Number of operands.
+        pub fn operand_count(&self) -> usize {
+            self.operands.len()
+        }
+
+        /// An operand's value in the forward pass.
+        pub fn operand(&self, index: usize) -> Value {
+            self.operands[index]
+        }
+
+        /// The type of an operand, which is that of its cotangent or tangent.
+        pub fn operand_type(&self, index: usize) -> &TensorType {
+            self.builder.ty(self.operands[index])
+        }
+
+        /// A result's value in the forward pass.
+        pub fn result(&self, index: usize) -> Value {
+            self.results[index]
+        }
+
+        /// The error of an op without a derivative.
+        pub fn not_differentiable(&self, op: &'static str) -> OpError {
+            let operands = self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect();
+            OpError::new(op, TypeError::NotDifferentiable, operands, self.builder.origin())
+        }
+    };
+}
 
 /// One node's operands, results and result cotangents, as its `vjp` rule sees them.
 pub struct VjpContext<'a> {
@@ -14,25 +48,7 @@ pub struct VjpContext<'a> {
 }
 
 impl VjpContext<'_> {
-    /// Number of operands.
-    pub fn operand_count(&self) -> usize {
-        self.operands.len()
-    }
-
-    /// An operand's value in the forward pass.
-    pub fn operand(&self, index: usize) -> Value {
-        self.operands[index]
-    }
-
-    /// The type of an operand, which is that of its cotangent.
-    pub fn operand_type(&self, index: usize) -> &TensorType {
-        self.builder.ty(self.operands[index])
-    }
-
-    /// A result's value in the forward pass.
-    pub fn result(&self, index: usize) -> Value {
-        self.results[index]
-    }
+    node_values!();
 
     /// The cotangent of a result; `None` where no gradient flows into it.
     pub fn cotangent(&self, index: usize) -> Option<Value> {
@@ -51,9 +67,107 @@ impl VjpContext<'_> {
         }
     }
 
-    /// The error of an op without a gradient.
-    pub fn not_differentiable(&self, op: &'static str) -> OpError {
-        let operands = self.operands.iter().map(|&value| self.builder.ty(value).clone()).collect();
-        OpError::new(op, TypeError::NotDifferentiable, operands, self.builder.origin())
+    /// The rule of an op with one result that only the first operand has a gradient of: the operand's cotangent from the
+    /// result's, where there is one.
+    ///
+    /// # Errors
+    /// Those of the rule.
+    pub fn pull_back(
+        &mut self,
+        rule: impl FnOnce(&mut GraphBuilder, Value) -> Result<Value, OpError>,
+    ) -> Result<(), OpError> {
+        let Some(ct) = self.cotangents[0] else { return Ok(()) };
+        let gradient = rule(self.builder, ct)?;
+        self.set(0, gradient);
+        Ok(())
+    }
+
+    /// States the cotangent of an operand, which is made only if anybody asks for it.
+    ///
+    /// # Errors
+    /// Those of making it.
+    pub fn set_with(
+        &mut self,
+        index: usize,
+        gradient: impl FnOnce(&mut GraphBuilder) -> Result<Value, OpError>,
+    ) -> Result<(), OpError> {
+        if self.needs[index] {
+            self.gradients[index] = Some(gradient(self.builder)?);
+        }
+        Ok(())
+    }
+}
+
+/// One node's operands, results and operand tangents, as its `jvp` rule sees them.
+pub struct JvpContext<'a> {
+    /// Where the rule pushes its nodes.
+    pub builder: &'a mut GraphBuilder,
+    pub(super) operands: &'a [Value],
+    pub(super) results: &'a [Value],
+    pub(super) tangents: &'a [Option<Value>],
+    pub(super) found: &'a mut [Option<Value>],
+}
+
+impl JvpContext<'_> {
+    node_values!();
+
+    /// The tangent of an operand; `None` for zero.
+    pub fn tangent(&self, index: usize) -> Option<Value> {
+        self.tangents[index]
+    }
+
+    /// States the tangent of a result.
+    pub fn set(&mut self, result: usize, tangent: Value) {
+        self.found[result] = Some(tangent);
+    }
+
+    /// Adds to the tangent of a result.
+    ///
+    /// # Errors
+    /// The tangents have different types.
+    pub fn add(&mut self, result: usize, tangent: Value) -> Result<(), OpError> {
+        self.found[result] = Some(match self.found[result] {
+            Some(sum) => self.builder.add(sum, tangent)?,
+            None => tangent,
+        });
+        Ok(())
+    }
+
+    /// The rule of an op that is linear in the operands that its [facts](crate::ops::Facts::linear) name.
+    ///
+    /// # Errors
+    /// The op refuses the tangents, which have the operands' types; or it is not linear.
+    pub fn linear(&mut self, op: &(impl Primitive + Clone + Into<Op>)) -> Result<(), OpError> {
+        let count = self.operands.len();
+        match op.facts().linear {
+            Linear::Together(operands) | Linear::OfFloats(operands) => self.linear_in(op.clone(), &operands.of(count)),
+            Linear::Each(operands) => {
+                operands.of(count).iter().try_for_each(|&operand| self.linear_in(op.clone(), &[operand]))
+            }
+            Linear::No => Err(InternalError::new(op.name(), "operands in which it is linear").into()),
+        }
+    }
+
+    /// The rule of an op that is linear in the operands listed, taken together, while the others are held fixed: the op
+    /// itself, applied to their tangents. May be called several times for an op linear in each of several groups.
+    ///
+    /// # Errors
+    /// The op refuses the tangents, which have the operands' types.
+    pub fn linear_in(&mut self, op: impl Into<Op>, operands: &[usize]) -> Result<(), OpError> {
+        if operands.iter().all(|&index| self.tangents[index].is_none()) {
+            return Ok(());
+        }
+        let mut arguments: SmallVec<[Value; 4]> = SmallVec::from_slice(self.operands);
+        for &index in operands {
+            arguments[index] = match self.tangents[index] {
+                Some(tangent) => tangent,
+                None => self.builder.zeros_like(self.operands[index]),
+            };
+        }
+        let tangents = self.builder.push(op, &arguments)?;
+        for (result, tangent) in tangents.into_iter().enumerate() {
+            self.add(result, tangent)?;
+        }
+        Ok(())
     }
 }

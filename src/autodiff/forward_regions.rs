@@ -3,34 +3,26 @@
 //! Tangents stand after the values they belong to, within each group of an op's operands and results (a scan's invariants,
 //! carries, slices). Nothing is stacked: a loop carries its tangents along.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use super::activity::region_activity;
 use super::linear;
-use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, Value, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, Scan, While};
+use crate::ir::{Graph, GraphBuilder, InternalError, Memo, OpError, PortInfo, Value, Values};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, Op, RegionKind, Scan, While};
 
-/// Results, and their tangents where there are any.
-type Outcome = (Values, Vec<Option<Value>>);
+/// Results, and their tangents where there are any; or why there are none.
+type Outcome = Result<(Values, Vec<Option<Value>>), OpError>;
 
-/// Called functions with tangents, for each activity of their inputs; the originals are held so that their addresses stay
-/// theirs.
-#[derive(Clone, Debug)]
+/// Called functions with tangents, for each activity of their inputs.
+#[derive(Debug)]
 pub(super) struct JvpCache {
     /// The walk over a body (`forward.rs`), which hands itself down to the ops that it meets.
     walk: Walk,
-    functions: Rc<RefCell<FxHashMap<Key, Known>>>,
+    functions: Memo<Vec<bool>, Pushed>,
 }
 
-type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Result<Outcome, OpError>;
-
-type Key = (*const Graph, Vec<bool>);
-type Known = (Arc<Graph>, Pushed);
+type Walk = fn(&mut GraphBuilder, &Graph, &[Value], &[Option<Value>], &JvpCache) -> Outcome;
 
 /// A body with tangents, and which of its outputs have one.
 #[derive(Clone, Debug)]
@@ -42,7 +34,7 @@ struct Pushed {
 impl JvpCache {
     /// Of no function yet.
     pub(super) fn new(walk: Walk) -> JvpCache {
-        JvpCache { walk, functions: Rc::default() }
+        JvpCache { walk, functions: Memo::default() }
     }
 }
 
@@ -53,20 +45,44 @@ pub(super) fn jvp(
     operands: &[Value],
     tangents: &[Option<Value>],
     cache: &JvpCache,
-) -> Result<Outcome, OpError> {
+) -> Outcome {
+    let incoming = Incoming { operands, tangents, cache };
     match op {
-        RegionKind::Call(call) => jvp_call(builder, call, operands, tangents, cache),
-        RegionKind::Checkpoint(checkpoint) => {
-            let all = whole(operands.len());
-            let pushed = push_body(&checkpoint.body, &flags(tangents), |_| false, (&all, None), cache)?;
-            let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
-            let results = builder.push(op, &grouped(operands, tangents, &all))?;
-            ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
+        RegionKind::Call(call) => {
+            let make = || incoming.push_whole(&call.function);
+            let pushed = cache.functions.of(&call.function, flags(tangents), make)?;
+            incoming.apply(builder, Call { function: pushed.graph }, &pushed.active)
         }
-        RegionKind::Cond(cond) => jvp_cond(builder, cond, operands, tangents, cache),
+        RegionKind::Checkpoint(checkpoint) => {
+            let pushed = incoming.push_whole(&checkpoint.body)?;
+            let op = Checkpoint { body: pushed.graph, policy: checkpoint.policy.clone() };
+            incoming.apply(builder, op, &pushed.active)
+        }
+        RegionKind::Cond(cond) => jvp_cond(builder, cond, incoming),
         RegionKind::CustomVjp(custom) => jvp_custom(builder, custom, operands, tangents),
-        RegionKind::Scan(scan) => jvp_scan(builder, scan, operands, tangents, cache),
-        RegionKind::While(op) => jvp_while(builder, op, operands, tangents, cache),
+        RegionKind::Scan(scan) => jvp_scan(builder, scan, incoming),
+        RegionKind::While(op) => jvp_while(builder, op, incoming),
+    }
+}
+
+/// What comes to an op with regions.
+#[derive(Clone, Copy)]
+struct Incoming<'a> {
+    operands: &'a [Value],
+    tangents: &'a [Option<Value>],
+    cache: &'a JvpCache,
+}
+
+impl Incoming<'_> {
+    /// The only body of an op, which takes the operands and returns the results.
+    fn push_whole(&self, body: &Graph) -> Result<Pushed, OpError> {
+        push_body(body, &flags(self.tangents), |_| false, (&whole(self.operands.len()), None), self.cache)
+    }
+
+    /// An op with such a body, of whose results those marked have tangents.
+    fn apply(&self, builder: &mut GraphBuilder, op: impl Into<Op>, active: &[bool]) -> Outcome {
+        let results = builder.push(op, &grouped(self.operands, self.tangents, &whole(self.operands.len())))?;
+        ungrouped(&results, active, &whole(active.len()))
     }
 }
 
@@ -89,7 +105,7 @@ fn grouped(values: &[Value], tangents: &[Option<Value>], groups: &[Range<usize>]
 }
 
 /// The reverse of [`grouped`], where the marked values have tangents.
-fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Result<Outcome, OpError> {
+fn ungrouped(ports: &[Value], active: &[bool], groups: &[Range<usize>]) -> Outcome {
     let mut ports = ports.iter().copied();
     let missing = || InternalError::new("a body with tangents", "a port for each value and each tangent");
     let mut next = || ports.next().ok_or_else(missing);
@@ -143,35 +159,8 @@ fn push_body(
     Ok(Pushed { graph: Arc::new(builder.finish_body(ports)), active: flags(&tangents) })
 }
 
-fn jvp_call(
-    builder: &mut GraphBuilder,
-    call: &Call,
-    operands: &[Value],
-    tangents: &[Option<Value>],
-    cache: &JvpCache,
-) -> Result<Outcome, OpError> {
-    let key = (Arc::as_ptr(&call.function), flags(tangents));
-    let known = cache.functions.borrow().get(&key).map(|(_, pushed)| pushed.clone());
-    let all = whole(operands.len());
-    let pushed = match known {
-        Some(pushed) => pushed,
-        None => {
-            let pushed = push_body(&call.function, &key.1, |_| false, (&all, None), cache)?;
-            cache.functions.borrow_mut().insert(key, (call.function.clone(), pushed.clone()));
-            pushed
-        }
-    };
-    let results = builder.push(Call { function: pushed.graph }, &grouped(operands, tangents, &all))?;
-    ungrouped(&results, &pushed.active, &whole(pushed.active.len()))
-}
-
-fn jvp_cond(
-    builder: &mut GraphBuilder,
-    cond: &Cond,
-    operands: &[Value],
-    tangents: &[Option<Value>],
-    cache: &JvpCache,
-) -> Result<Outcome, OpError> {
+fn jvp_cond(builder: &mut GraphBuilder, cond: &Cond, incoming: Incoming<'_>) -> Outcome {
+    let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(cond.clone(), &flags(tangents)).results;
     let all = whole(operands.len() - 1);
     let branches = cond.branches.iter().map(|branch| {
@@ -184,13 +173,8 @@ fn jvp_cond(
     ungrouped(&results, &active, &whole(active.len()))
 }
 
-fn jvp_scan(
-    builder: &mut GraphBuilder,
-    scan: &Scan,
-    operands: &[Value],
-    tangents: &[Option<Value>],
-    cache: &JvpCache,
-) -> Result<Outcome, OpError> {
+fn jvp_scan(builder: &mut GraphBuilder, scan: &Scan, incoming: Incoming<'_>) -> Outcome {
+    let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(scan.clone(), &flags(tangents)).inputs.swap_remove(0);
     let (invariants, carries) = (scan.invariant_count, scan.carry_count);
     let inputs = [0..invariants, invariants..invariants + carries, invariants + carries..operands.len()];
@@ -208,13 +192,8 @@ fn jvp_scan(
     ungrouped(&results, &pushed.active, &outputs)
 }
 
-fn jvp_while(
-    builder: &mut GraphBuilder,
-    op: &While,
-    operands: &[Value],
-    tangents: &[Option<Value>],
-    cache: &JvpCache,
-) -> Result<Outcome, OpError> {
+fn jvp_while(builder: &mut GraphBuilder, op: &While, incoming: Incoming<'_>) -> Outcome {
+    let Incoming { operands, tangents, cache } = incoming;
     let active = region_activity(op.clone(), &flags(tangents)).inputs.swap_remove(0);
     let invariants = op.invariant_count;
     let groups = [0..invariants, invariants..operands.len()];
@@ -254,7 +233,7 @@ fn jvp_custom(
     custom: &CustomVjp,
     operands: &[Value],
     tangents: &[Option<Value>],
-) -> Result<Outcome, OpError> {
+) -> Outcome {
     let mut results = builder.inline(&custom.forward, operands);
     let residuals = results.drain(custom.primal.outputs().len()..);
     let mut arguments: Vec<Option<Value>> = residuals.map(Some).collect();

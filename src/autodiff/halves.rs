@@ -1,8 +1,8 @@
 //! The forward and backward halves of a function, for callers that run them separately.
 
 use super::activity::output_activity;
+use super::regions::CallCache;
 use super::split::{self, Joint, Residual};
-use super::tape::TapeRecorder;
 use crate::ir::{Graph, OpError, TensorType, Value};
 
 /// A function cut into a forward and a backward half. Whoever runs the backward half has the function's inputs at hand;
@@ -28,7 +28,7 @@ impl Halves {
         let float = graph.input_types().map(|ty| ty.dtype.is_float());
         let active: Vec<bool> = active.iter().zip(float).map(|(&active, float)| active && float).collect();
         let wanted = output_activity(graph, &active);
-        let mut joint = Joint::new(graph, 0, &active, &wanted, &[], &TapeRecorder::default())?;
+        let mut joint = Joint::new(graph, 0, &active, &wanted, &[], &CallCache::default())?;
         joint.require(|input| active[input]);
         let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
         let active = (0..active.len()).filter(|&input| joint.gradients[input].is_some()).collect();

@@ -5,14 +5,15 @@
 //! the body is recorded again for the backward pass, [`Kept`] puts the slots' values in the place of what computed
 //! them, in the same way from the outside in.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ir::{Graph, GraphBuilder, Name, Node, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap, Values};
+use crate::ir::{
+    Graph, GraphBuilder, Memo, Name, Node, NodeRef, OpError, PortInfo, TensorType, Value, ValueMap, Values,
+};
 use crate::ops::{Call, Executions, Memory, MoveTo, Op, RematPolicy};
 
 /// Which values of a graph are kept. The slots are its own values, then those of nodes with regions, in node order.
@@ -232,10 +233,11 @@ pub(super) fn copy_node(
     operands.extend(kept.iter().flat_map(|kept| &kept.values));
     let outer = builder.origin();
     builder.set_origin(node.origin().copied_in(outer.phase));
-    let body = |index: usize, body: &Arc<Graph>| Ok(Arc::new(copy_body(index, body, kept, export, copies)?));
+    let body = |index: usize, body: &Arc<Graph>| copy_body(index, body, kept, export, copies).map(Arc::new);
     let results: Values = match node.op() {
         Op::Call(call) => {
-            let function = copies.of(&call.function, kept, export, || body(0, &call.function))?;
+            let key = (policies(kept), export.and_then(Nested::policy).cloned());
+            let function = copies.of(&call.function, key, || body(0, &call.function))?;
             builder.push(Call { function }, &operands)?
         }
         op => match (op.is_wrapper(), &looked_into(op)[..]) {
@@ -267,8 +269,7 @@ fn copy_body(
     copies: &Copies,
 ) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
-    let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
-    let mut map = ValueMap::for_inputs(body, &inputs);
+    let mut map = ValueMap::for_inputs(body, &builder.inputs_like(body));
     let kept = inside_body(&mut builder, index, kept);
     let nothing = Keeping::nothing();
     let plan = export.map_or(&nothing, |export| &*export.bodies[index]);
@@ -280,39 +281,12 @@ fn copy_body(
     Ok(builder.finish_body(outputs))
 }
 
-/// Functions copied so far, with all that the copy depends on, so that calls that agree in it share one. The originals
-/// are held so that their addresses stay theirs.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Copies(Rc<RefCell<Copied>>);
-
-/// The originals with their copies.
-type Copied = FxHashMap<CopyKey, (Arc<Graph>, Arc<Graph>)>;
-
-/// Function; by which policies values inside have been kept; by which they are to be.
-type CopyKey = (*const Graph, Vec<RematPolicy>, Option<RematPolicy>);
+/// Functions copied so far: by which policies values inside have been kept, and by which they are to be.
+pub(super) type Copies = Rc<Memo<(Vec<RematPolicy>, Option<RematPolicy>), Arc<Graph>>>;
 
 /// The policies that have kept something.
 pub(super) fn policies(kept: &[NodeKept]) -> Vec<RematPolicy> {
     kept.iter().filter_map(NodeKept::policy).cloned().collect()
-}
-
-impl Copies {
-    /// The copy of a function that `make` makes, once for equal policies.
-    fn of(
-        &self,
-        function: &Arc<Graph>,
-        kept: &[NodeKept],
-        export: Option<&Nested>,
-        make: impl FnOnce() -> Result<Arc<Graph>, OpError>,
-    ) -> Result<Arc<Graph>, OpError> {
-        let key = (Arc::as_ptr(function), policies(kept), export.and_then(Nested::policy).cloned());
-        if let Some((_, copy)) = self.0.borrow().get(&key) {
-            return Ok(copy.clone());
-        }
-        let copy = make()?;
-        self.0.borrow_mut().insert(key, (function.clone(), copy.clone()));
-        Ok(copy)
-    }
 }
 
 /// Adds inputs for the slots of a node to one of its bodies.

@@ -31,14 +31,13 @@ mod forward_regions;
 mod halves;
 mod keep;
 mod linear;
-mod recorder;
 mod regions;
 mod split;
 mod tape;
 
-pub use context::VjpContext;
+pub use context::{JvpContext, VjpContext};
 pub use error::GradientError;
-pub use forward::{JvpContext, jvp};
+pub use forward::jvp;
 pub(crate) use halves::Halves;
 pub use linear::{check as check_linear, transpose};
 pub(crate) use tape::gradient_of_first;

@@ -11,10 +11,10 @@ mod scan;
 pub(super) use call::CallCache;
 
 use super::keep::{self, NodeKept};
-use super::recorder::{Recorded, Recorder};
 use super::split::Residual;
+use super::tape::Tape;
 use crate::ir::{GraphBuilder, OpError, TypeError, Value, ValueMap, Values};
-use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RegionKind, RegionOp, Scan};
+use crate::ops::{Call, Checkpoint, Cond, CustomVjp, OpName, RegionKind, Scan};
 
 /// What a region op leaves behind for its backward pass.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) enum RegionTape<'g> {
     /// Residuals of the hand-written forward rule.
     CustomVjp(&'g CustomVjp, Vec<Value>),
     /// The body of a checkpoint that keeps everything.
-    Inline(Box<dyn Recorded + 'g>),
+    Inline(Box<Tape<'g>>),
     Scan(&'g Scan, scan::ScanTape),
 }
 
@@ -40,8 +40,6 @@ pub(super) struct Recording<'a> {
     /// What checkpoints around the op have kept of its regions.
     pub(super) kept: &'a [NodeKept],
     pub(super) calls: &'a CallCache,
-    /// Records bodies.
-    pub(super) recorder: &'a dyn Recorder,
 }
 
 impl Recording<'_> {
@@ -72,7 +70,7 @@ pub(super) fn record<'g>(
     op: RegionKind<'g>,
     recording: &Recording<'_>,
 ) -> Result<(Values, RegionTape<'g>), OpError> {
-    let Recording { operands, active, wanted, kept, recorder, .. } = *recording;
+    let Recording { operands, active, wanted, kept, calls } = *recording;
     Ok(match op {
         RegionKind::Call(call) => {
             let (results, tape) = call::record(builder, call, recording)?;
@@ -81,8 +79,8 @@ pub(super) fn record<'g>(
         RegionKind::Checkpoint(checkpoint) if checkpoint.policy.keeps_all() => {
             let map = ValueMap::for_inputs(&checkpoint.body, operands);
             let kept: Vec<_> = kept.iter().map(|kept| kept.inside(0, &kept.values)).collect();
-            let tape = recorder.record(builder, &checkpoint.body, map, active, wanted, &kept)?;
-            (tape.outputs().into(), RegionTape::Inline(tape))
+            let tape = Tape::record_onto(builder, &checkpoint.body, map, active, wanted, &kept, calls)?;
+            (tape.outputs().into(), RegionTape::Inline(Box::new(tape)))
         }
         RegionKind::Checkpoint(checkpoint) => {
             let (results, tape) = checkpoint::record(builder, checkpoint, recording)?;
@@ -129,12 +127,12 @@ pub(super) fn pullback(
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
-    recorder: &dyn Recorder,
+    calls: &CallCache,
 ) -> Result<Vec<Option<Value>>, OpError> {
     match tape {
         RegionTape::Call(call, tape) => call::pullback(builder, call, tape, operands.len(), cotangents),
         RegionTape::Checkpoint(checkpoint, tape) => {
-            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, recorder)
+            checkpoint::pullback(builder, checkpoint, tape, operands, needs, cotangents, calls)
         }
         RegionTape::Cond(cond, tape) => cond::pullback(builder, cond, tape, operands, cotangents),
         RegionTape::CustomVjp(custom, residuals) => Ok(pull_back_custom(builder, custom, residuals, cotangents)),

@@ -3,7 +3,8 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::keep::{NodeKept, inside_body};
-use super::recorder::Recorder;
+use super::regions::CallCache;
+use super::tape::Tape;
 use crate::ir::{DType, Definition, Graph, GraphBuilder, GraphCopy, NodeRef, OpError, PortInfo, Value, ValueMap};
 use crate::ops::{Class, Effect, Op};
 
@@ -53,14 +54,13 @@ impl Joint {
         active: &[bool],
         wanted: &[bool],
         kept: &[NodeKept],
-        recorder: &dyn Recorder,
+        calls: &CallCache,
     ) -> Result<Joint, OpError> {
         let mut builder = GraphBuilder::new(body.name());
-        let inputs: Vec<Value> = body.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
-        let map = ValueMap::for_inputs(body, &inputs);
+        let map = ValueMap::for_inputs(body, &builder.inputs_like(body));
         let kept = inside_body(&mut builder, index, kept);
         let forward_inputs = builder.graph().inputs().len();
-        let tape = recorder.record(&mut builder, body, map, active, wanted, &kept)?;
+        let tape = Tape::record_onto(&mut builder, body, map, active, wanted, &kept, calls)?;
         let boundary = builder.graph().node_count();
         let cotangents: Vec<Option<Value>> = body
             .output_types()

@@ -7,7 +7,6 @@ use super::activity::{activity, demand};
 use super::context::VjpContext;
 use super::error::GradientError;
 use super::keep::{self, Kept};
-use super::recorder::{Recorded, Recorder};
 use super::regions::{self, CallCache, Recording, RegionTape};
 use crate::ir::{Graph, GraphBuilder, InternalError, Node, OpError, Phase, PortInfo, Value, ValueMap, Values};
 
@@ -21,12 +20,6 @@ pub struct Tape<'g> {
     active: Vec<bool>,
     /// What ops with regions left behind.
     regions: FxHashMap<Node, RegionTape<'g>>,
-    recorder: TapeRecorder,
-}
-
-/// Records the bodies of ops with regions as tapes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct TapeRecorder {
     calls: CallCache,
 }
 
@@ -44,31 +37,31 @@ impl<'g> Tape<'g> {
         wanted_outputs: &[bool],
     ) -> Result<Tape<'g>, OpError> {
         let map = ValueMap::for_inputs(graph, arguments);
-        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &TapeRecorder::default())
+        Tape::record_onto(builder, graph, map, active_inputs, wanted_outputs, &[], &CallCache::default())
     }
 
     /// As [`Tape::record`], where `map` holds the inputs, and what checkpoints have kept is not computed again.
-    fn record_onto(
+    pub(super) fn record_onto(
         builder: &mut GraphBuilder,
         graph: &'g Graph,
         mut map: ValueMap,
         active_inputs: &[bool],
         wanted_outputs: &[bool],
         kept: &[Kept],
-        recorder: &TapeRecorder,
+        calls: &CallCache,
     ) -> Result<Tape<'g>, OpError> {
         for kept in kept {
             kept.preset(builder, &mut map)?;
         }
         let active = activity(graph, active_inputs);
         let wanted = demand(graph, &active, wanted_outputs);
-        let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), recorder: recorder.clone() };
+        let mut tape = Tape { graph, map, active, regions: FxHashMap::default(), calls: calls.clone() };
         for node in graph.nodes() {
             let differentiated = node.results().any(|result| wanted[result.index()]);
             let Some(op) = node.op().region_kind().filter(|_| differentiated) else {
                 if !node.results().all(|result| tape.map.find(result).is_some()) {
                     let kept = keep::at_node(kept, node.id);
-                    keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, &recorder.calls.copies)?;
+                    keep::copy_node(builder, graph, node, &mut tape.map, &kept, None, &calls.copies)?;
                 }
                 continue;
             };
@@ -79,14 +72,7 @@ impl<'g> Tape<'g> {
             let kept = keep::at_node(kept, node.id);
             let outer = builder.origin();
             builder.set_origin(node.origin().copied_in(outer.phase));
-            let recording = Recording {
-                operands: &operands,
-                active: &active,
-                wanted: &wanted,
-                kept: &kept,
-                calls: &recorder.calls,
-                recorder,
-            };
+            let recording = Recording { operands: &operands, active: &active, wanted: &wanted, kept: &kept, calls };
             let (results, region) = regions::record(builder, op, &recording)?;
             builder.set_origin(outer);
             for (old, new) in node.results().zip(results) {
@@ -149,7 +135,7 @@ impl<'g> Tape<'g> {
                     let region = self.regions.get(&node.id).ok_or_else(|| {
                         InternalError::new(node.op().name(), "a record of its forward pass").at(node.origin())
                     })?;
-                    let found = regions::pullback(builder, region, &operands, &needs, &incoming, &self.recorder)?;
+                    let found = regions::pullback(builder, region, &operands, &needs, &incoming, &self.calls)?;
                     gradients.iter_mut().zip(found).for_each(|(slot, gradient)| *slot = gradient);
                 }
             }
@@ -163,34 +149,6 @@ impl<'g> Tape<'g> {
         }
         builder.set_origin(outer);
         Ok(graph.inputs().iter().map(|input| cotangents[input.index()]).collect())
-    }
-}
-
-impl Recorder for TapeRecorder {
-    fn record<'g>(
-        &self,
-        builder: &mut GraphBuilder,
-        graph: &'g Graph,
-        map: ValueMap,
-        active: &[bool],
-        wanted: &[bool],
-        kept: &[Kept],
-    ) -> Result<Box<dyn Recorded + 'g>, OpError> {
-        Ok(Box::new(Tape::record_onto(builder, graph, map, active, wanted, kept, self)?))
-    }
-}
-
-impl Recorded for Tape<'_> {
-    fn outputs(&self) -> Vec<Value> {
-        Tape::outputs(self)
-    }
-
-    fn pullback(
-        &self,
-        builder: &mut GraphBuilder,
-        cotangents: &[Option<Value>],
-    ) -> Result<Vec<Option<Value>>, OpError> {
-        Tape::pullback(self, builder, cotangents)
     }
 }
 

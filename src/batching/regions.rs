@@ -5,12 +5,12 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Batched, Demand, Mapping, aligned, batch_in_front, walk};
-use crate::ir::{Graph, GraphBuilder, InternalError, OpError, PortInfo, TensorType, Value};
+use crate::ir::{Graph, GraphBuilder, InternalError, OpError, TensorType, Value};
 use crate::ops::{
     Analysis, Call, Checkpoint, Cond, CustomVjp, Direction, Op, ReduceKind, RegionKind, Scan, Select, ValueFacts, While,
 };
 
-type Results = SmallVec<[Batched; 2]>;
+type Results = Result<SmallVec<[Batched; 2]>, OpError>;
 
 /// The results of an op with regions over a batch.
 pub(super) fn batch(
@@ -18,7 +18,7 @@ pub(super) fn batch(
     op: RegionKind<'_>,
     operands: &[Batched],
     mapping: &Mapping,
-) -> Result<Results, OpError> {
+) -> Results {
     match op {
         RegionKind::Call(call) => {
             let any = vec![Demand::Any; call.function.outputs().len()];
@@ -45,7 +45,7 @@ fn values(operands: &[Batched]) -> Vec<Value> {
     operands.iter().map(|operand| operand.value).collect()
 }
 
-fn push(builder: &mut GraphBuilder, op: impl Into<Op>, operands: &[Value], flags: &[bool]) -> Result<Results, OpError> {
+fn push(builder: &mut GraphBuilder, op: impl Into<Op>, operands: &[Value], flags: &[bool]) -> Results {
     let results = builder.push(op, operands)?;
     Ok(results.into_iter().zip(flags).map(|(value, &batched)| Batched { value, batched }).collect())
 }
@@ -90,12 +90,7 @@ fn demands(flags: &[bool]) -> Vec<Demand> {
 
 /// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In what is stacked, the
 /// loop's dimension comes first and the batch second.
-fn batch_scan(
-    builder: &mut GraphBuilder,
-    scan: &Scan,
-    operands: &[Batched],
-    mapping: &Mapping,
-) -> Result<Results, OpError> {
+fn batch_scan(builder: &mut GraphBuilder, scan: &Scan, operands: &[Batched], mapping: &Mapping) -> Results {
     let first_slice = scan.invariant_count + scan.carry_count;
     let op = Op::from(scan.clone());
     let inputs = &Differs.through(&op, &flags(operands)).inputs[0];
@@ -118,12 +113,7 @@ fn batch_scan(
 }
 
 /// The loop runs until it has ended for every example. Where examples end by themselves, those that have keep their carries.
-fn batch_while(
-    builder: &mut GraphBuilder,
-    op: &While,
-    operands: &[Batched],
-    mapping: &Mapping,
-) -> Result<Results, OpError> {
+fn batch_while(builder: &mut GraphBuilder, op: &While, operands: &[Batched], mapping: &Mapping) -> Results {
     let inputs = Differs.through(&op.clone().into(), &flags(operands)).inputs.swap_remove(0);
     let carries = &inputs[op.invariant_count..];
     // Where the condition differs, each example stops by itself.
@@ -143,14 +133,10 @@ fn batch_while(
     push(builder, While { condition, body, invariant_count: op.invariant_count }, &arguments, carries)
 }
 
-fn inputs_like(builder: &mut GraphBuilder, graph: &Graph) -> Vec<Value> {
-    graph.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect()
-}
-
 /// Whether a condition over a batch holds for any example.
 fn any_example(condition: &Graph) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(condition.name());
-    let inputs = inputs_like(&mut builder, condition);
+    let inputs = builder.inputs_like(condition);
     let outputs = builder.inline(condition, &inputs);
     let any = builder.reduce(ReduceKind::Or, &[0], outputs[0])?;
     Ok(builder.finish_body(vec![any]))
@@ -159,7 +145,7 @@ fn any_example(condition: &Graph) -> Result<Graph, OpError> {
 /// A body over a batch that leaves the carries of those examples alone for which the condition does not hold.
 fn guarded_body(condition: &Graph, body: &Graph, invariant_count: usize) -> Result<Graph, OpError> {
     let mut builder = GraphBuilder::new(body.name());
-    let inputs = inputs_like(&mut builder, body);
+    let inputs = builder.inputs_like(body);
     let goes_on = builder.inline(condition, &inputs)[0];
     let next = builder.inline(body, &inputs);
     let carries = inputs[invariant_count..].iter().zip(next);
@@ -177,12 +163,7 @@ fn choose(builder: &mut GraphBuilder, chosen: Value, on_true: Value, on_false: V
 /// With one choice for all examples, one branch runs. With a choice for each, all branches run for all examples, and
 /// each example takes its results. The gradient of a result that is not taken is zero times the branch's slope: a branch
 /// that is not defined for an example must be made so, or its NaN gets through.
-fn batch_cond(
-    builder: &mut GraphBuilder,
-    cond: &Cond,
-    operands: &[Batched],
-    mapping: &Mapping,
-) -> Result<Results, OpError> {
+fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], mapping: &Mapping) -> Results {
     let (selector, arguments) = (operands[0], &operands[1..]);
     if !selector.batched {
         let results = Differs.through(&cond.clone().into(), &flags(operands)).results;
@@ -221,7 +202,7 @@ fn batch_custom_vjp(
     custom: &CustomVjp,
     operands: &[Batched],
     mapping: &Mapping,
-) -> Result<Results, OpError> {
+) -> Results {
     let batched = flags(operands);
     let is_float = |graph: &Graph, value: &Value| graph.ty(*value).dtype.is_float();
     let differs = Differs.outputs(&custom.primal, &batched);

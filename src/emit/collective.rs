@@ -4,7 +4,7 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
-use crate::ops::Group;
+use crate::ops::{Group, to_i64};
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
 /// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone,
@@ -71,25 +71,19 @@ fn iota_groups(mesh: &Mesh, group: &Group) -> proto::IotaReplicaGroupListProto {
     }
 }
 
-/// The groups of a collective in one of the forms.
-enum DeviceLists {
-    Lists(Vec<proto::ReplicaGroup>),
-    IotaInList(proto::IotaReplicaGroupListProto),
-    Iota(proto::IotaReplicaGroupListProto),
-}
-
-impl DeviceLists {
-    fn write(self, instruction: &mut HloInstructionProto, channel: i64) {
-        instruction.channel_id = channel;
-        match self {
-            DeviceLists::Lists(groups) => instruction.replica_groups = groups,
-            DeviceLists::IotaInList(list) => {
-                let list =
-                    proto::CollectiveDeviceListProto { iota_replica_group_list: Some(list), ..Default::default() };
-                instruction.collective_device_list = Some(list.into());
-            }
-            DeviceLists::Iota(list) => instruction.iota_collective_device_list = Some(list.into()),
+/// States the groups of a collective in one of the forms.
+fn write_groups(instruction: &mut HloInstructionProto, mesh: &Mesh, group: &Group, format: GroupFormat) {
+    match format {
+        GroupFormat::Lists => {
+            let list = |ids: Vec<usize>| proto::ReplicaGroup { replica_ids: to_i64(&ids).collect() };
+            instruction.replica_groups = device_groups(mesh, &group.axes).into_iter().map(list).collect();
         }
+        GroupFormat::IotaInList => {
+            let list = Some(iota_groups(mesh, group));
+            let list = proto::CollectiveDeviceListProto { iota_replica_group_list: list, ..Default::default() };
+            instruction.collective_device_list = Some(list.into());
+        }
+        GroupFormat::Iota => instruction.iota_collective_device_list = Some(iota_groups(mesh, group).into()),
     }
 }
 
@@ -102,15 +96,23 @@ impl EmitContext<'_> {
         group: &Group,
         describe: impl FnOnce(&mut HloInstructionProto),
     ) {
-        let (channel, groups) = (self.next_channel(), self.device_lists(group));
         let operands = self.operand_ids();
-        let instruction = self.begin_all(opcode, &operands);
-        groups.write(instruction, channel);
+        self.begin_all(opcode, &operands);
+        self.communicate(opcode, group, describe);
+        self.finish_all();
+    }
+
+    /// Makes the instruction begun a collective over a group.
+    fn communicate(&mut self, opcode: &str, group: &Group, describe: impl FnOnce(&mut HloInstructionProto)) {
+        let channel = self.next_channel();
+        let (mesh, format) = self.partitioned_over();
+        let instruction = self.emitter.writer.attributes();
+        instruction.channel_id = channel;
+        write_groups(instruction, &mesh, group, format);
         // An all-to-all always goes by partition.
         instruction.use_global_device_ids = opcode != "all-to-all";
         describe(instruction);
         self.mark_collective(opcode, channel);
-        self.finish_all();
     }
 
     /// An all-reduce of all operands. In a manual region, XLA's partitioner takes one operand alone
@@ -132,25 +134,11 @@ impl EmitContext<'_> {
         if operands.len() == 1 {
             return self.emit_collective("all-gather", group, |instruction| instruction.dimensions.push(dim as i64));
         }
-        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
-        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
-        let widths: Vec<usize> = types.iter().map(TensorType::element_count).collect();
-        let mut parts = Vec::with_capacity(operands.len());
-        for (&width, operand) in widths.iter().zip(operands) {
-            parts.push(self.instruction("reshape", &matrix(1, width), &[operand]));
-        }
-        let width = widths.iter().sum();
-        let (before, after) = (matrix(1, width), matrix(group.size, width));
-        let gathered = self.exchange("all-gather", group, &parts, (&before, &after), |instruction| {
-            instruction.dimensions.push(0);
+        let describe = |instruction: &mut HloInstructionProto| instruction.dimensions.push(0);
+        self.side_by_side("all-gather", group, (1, group.size), None, describe, |context, index, rows| {
+            let part = context.operand_type(index).clone();
+            context.parts_into(&part, rows, dim, group.size)
         });
-        let mut start = 0;
-        for (index, (ty, &width)) in types.iter().zip(&widths).enumerate() {
-            let rows = self.columns(gathered, &matrix(group.size, width), start);
-            let result = self.parts_into(ty, rows, dim, group.size);
-            self.set_result(index, result);
-            start += width;
-        }
     }
 
     fn emit_reduction(&mut self, opcode: &str, group: &Group, combiner: ComputationId, scattered: Option<usize>) {
@@ -164,48 +152,46 @@ impl EmitContext<'_> {
         }
         // A row for each device that gets a part; within a row, the operands' parts one after the other.
         let rows = scattered.map_or(1, |_| group.size);
-        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
-        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
-        let widths: Vec<usize> = types.iter().map(|ty| ty.element_count() / rows).collect();
-        let mut parts = Vec::with_capacity(operands.len());
-        for ((ty, &width), operand) in types.iter().zip(&widths).zip(operands) {
-            let operand = scattered.map_or(operand, |dim| self.parts_first(ty, operand, dim, rows));
-            parts.push(self.instruction("reshape", &matrix(rows, width), &[operand]));
-        }
-        let width = widths.iter().sum();
-        let (before, after) = (matrix(rows, width), matrix(1, width));
-        let reduced = self.exchange(opcode, group, &parts, (&before, &after), |instruction| {
-            describe(instruction, scattered.map(|_| 0));
+        let describe_all = |instruction: &mut HloInstructionProto| describe(instruction, scattered.map(|_| 0));
+        self.side_by_side(opcode, group, (rows, 1), scattered, describe_all, |context, index, part| {
+            let ty = context.result_type(index).clone();
+            context.instruction("reshape", &ty, &[part])
         });
-        let mut start = 0;
-        for (index, &width) in widths.iter().enumerate() {
-            let part = self.columns(reduced, &matrix(1, width), start);
-            let ty = self.result_type(index).clone();
-            let part = self.instruction("reshape", &ty, &[part]);
-            self.set_result(index, part);
-            start += width;
-        }
     }
 
-    /// One collective of matrices laid side by side, which are of type `before` together, and its result of type
-    /// `after`.
-    fn exchange(
+    /// One collective of all operands, as matrices of `before` rows that are laid side by side: of their parts along a
+    /// dimension, if they are `scattered`. `result` makes each result of its columns, which have `after` rows.
+    fn side_by_side(
         &mut self,
         opcode: &str,
         group: &Group,
-        parts: &[InstructionId],
-        (before, after): (&TensorType, &TensorType),
+        (before, after): (usize, usize),
+        scattered: Option<usize>,
         describe: impl FnOnce(&mut HloInstructionProto),
-    ) -> InstructionId {
-        self.begin_typed("concatenate", before, parts).dimensions.push(1);
+        result: impl Fn(&mut Self, usize, InstructionId) -> InstructionId,
+    ) {
+        let operands = self.operand_ids();
+        let types: Vec<TensorType> = (0..operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let matrix = |rows: usize, columns: usize| TensorType::new(types[0].dtype, &[rows, columns]);
+        let widths: Vec<usize> = types.iter().map(|ty| ty.element_count() / before).collect();
+        let mut parts = Vec::with_capacity(operands.len());
+        for ((ty, &width), operand) in types.iter().zip(&widths).zip(operands) {
+            let operand = scattered.map_or(operand, |dim| self.parts_first(ty, operand, dim, before));
+            parts.push(self.instruction("reshape", &matrix(before, width), &[operand]));
+        }
+        let width = widths.iter().sum();
+        self.begin_typed("concatenate", &matrix(before, width), &parts).dimensions.push(1);
         let joined = self.commit();
-        let (channel, groups) = (self.next_channel(), self.device_lists(group));
-        let instruction = self.begin_typed(opcode, after, &[joined]);
-        groups.write(instruction, channel);
-        instruction.use_global_device_ids = true;
-        describe(instruction);
-        self.mark_collective(opcode, channel);
-        self.commit()
+        self.begin_typed(opcode, &matrix(after, width), &[joined]);
+        self.communicate(opcode, group, describe);
+        let exchanged = self.commit();
+        let mut start = 0;
+        for (index, &width) in widths.iter().enumerate() {
+            let part = self.columns(exchanged, &matrix(after, width), start);
+            let result = result(self, index, part);
+            self.set_result(index, result);
+            start += width;
+        }
     }
 
     /// Columns of a matrix, as many as `ty` has, from one on.
@@ -227,10 +213,7 @@ impl EmitContext<'_> {
         let mut value = self.instruction("reshape", &stacked, &[rows]);
         if dim > 0 {
             let order: Vec<usize> = (1..=dim).chain([0]).chain(dim + 1..stacked.rank()).collect();
-            let mut moved = stacked.clone();
-            moved.dims = order.iter().map(|&from| stacked.dims[from]).collect();
-            self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&from| from as i64));
-            value = self.commit();
+            value = self.transpose(&stacked, value, &order);
         }
         let mut whole = part.clone();
         whole.dims[dim] *= count;
@@ -247,22 +230,14 @@ impl EmitContext<'_> {
             return value;
         }
         let order = std::iter::once(dim).chain((0..cut.rank()).filter(|&other| other != dim));
-        let order: Vec<usize> = order.collect();
-        let mut moved = cut.clone();
-        moved.dims = order.iter().map(|&dim| cut.dims[dim]).collect();
-        self.begin_typed("transpose", &moved, &[value]).dimensions.extend(order.iter().map(|&dim| dim as i64));
-        self.commit()
+        self.transpose(&cut, value, &order.collect::<Vec<_>>())
     }
 
-    /// The groups in the form that the plugin reads.
-    fn device_lists(&self, group: &Group) -> DeviceLists {
-        let (mesh, format) = self.partitioned_over();
-        let list = |ids: Vec<usize>| proto::ReplicaGroup { replica_ids: ids.into_iter().map(|id| id as i64).collect() };
-        match format {
-            GroupFormat::Lists => DeviceLists::Lists(device_groups(&mesh, &group.axes).into_iter().map(list).collect()),
-            GroupFormat::IotaInList => DeviceLists::IotaInList(iota_groups(&mesh, group)),
-            GroupFormat::Iota => DeviceLists::Iota(iota_groups(&mesh, group)),
-        }
+    /// A value of type `ty` with its dimensions in another order.
+    fn transpose(&mut self, ty: &TensorType, value: InstructionId, order: &[usize]) -> InstructionId {
+        let moved = TensorType { dtype: ty.dtype, dims: order.iter().map(|&from| ty.dims[from]).collect() };
+        self.begin_typed("transpose", &moved, &[value]).dimensions.extend(to_i64(order));
+        self.commit()
     }
 
     /// A collective-permute between ranks, in every group at once.

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use meshloom_hlo::{shape, tuple_shape};
+use meshloom_hlo::shape;
 
 use super::{Emitter, Ids, InstructionId, sanitize};
 use crate::ir::{DType, Graph, NodeRef, TensorType};
-use crate::ops::{Call, Cond, Scan, While};
+use crate::ops::{Call, Cond, Scan, While, to_i64};
 
 impl Emitter {
     /// Writes the body of the region op that is being emitted into the open computation.
@@ -38,9 +38,8 @@ impl Emitter {
                 })
                 .collect();
             let outputs = self.body(function, &inputs);
-            self.begin_tuple("tuple", function.output_types(), &outputs);
-            let root = self.writer.commit();
-            let (id, _) = self.close(&sanitize(function.name()), root, tuple_shape(function.output_types()));
+            let types: Vec<&TensorType> = function.output_types().collect();
+            let id = self.close_with(&sanitize(function.name()), &types, &outputs);
             self.functions.insert(Arc::as_ptr(function), (function.clone(), id));
             id
         });
@@ -74,8 +73,7 @@ impl Emitter {
         let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
             let zero = self.number(ty.dtype, 0.0);
-            self.begin("broadcast", ty, &[zero]);
-            results.push(self.writer.commit());
+            results.push(self.instruction("broadcast", ty, &[zero]));
         }
         if length == 0 {
             // XLA refuses a body that takes slices from nothing.
@@ -85,8 +83,7 @@ impl Emitter {
         state.extend(results);
         state.extend(invariants);
         state.extend(stacked);
-        self.begin_tuple("tuple", state_types.iter().copied(), &state);
-        let initial = self.writer.commit();
+        let initial = self.tuple(&state_types, &state);
 
         let parameter = self.open_over("state", &state_types);
         let counter = self.element(parameter, 0, &counter_type);
@@ -104,8 +101,7 @@ impl Emitter {
         let mut position = counter;
         if scan.reverse {
             let last = self.number(DType::S32, length as f64 - 1.0);
-            self.begin("subtract", &counter_type, &[last, counter]);
-            position = self.writer.commit();
+            position = self.instruction("subtract", &counter_type, &[last, counter]);
         }
         let zero = self.number(DType::S32, 0.0);
         let at_position = |target: &[InstructionId], rank: usize| -> Ids {
@@ -121,30 +117,24 @@ impl Emitter {
             let operands = at_position(&[state[first_stacked_input + index]], ty.rank());
             let mut slice_type = ty.clone();
             slice_type.dims[0] = 1;
-            let sizes: Vec<i64> = slice_type.dims.iter().map(|&size| size as i64).collect();
-            self.begin("dynamic-slice", &slice_type, &operands).dynamic_slice_sizes.extend(sizes);
+            let slice = self.begin("dynamic-slice", &slice_type, &operands);
+            slice.dynamic_slice_sizes.extend(to_i64(&slice_type.dims));
             let slice = self.writer.commit();
             slice_type.dims.remove(0);
-            self.begin("reshape", &slice_type, &[slice]);
-            inputs.push(self.writer.commit());
+            inputs.push(self.instruction("reshape", &slice_type, &[slice]));
         }
         let outputs = self.region(body, &inputs);
         state[1..first_stacked_output].copy_from_slice(&outputs[..scan.carry_count]);
         for (index, ty) in result_types.iter().enumerate().skip(scan.carry_count) {
             let mut row = ty.clone();
             row.dims[0] = 1;
-            self.begin("reshape", &row, &[outputs[index]]);
-            let row = self.writer.commit();
+            let row = self.instruction("reshape", &row, &[outputs[index]]);
             let operands = at_position(&[state[1 + index], row], ty.rank());
-            self.begin("dynamic-update-slice", ty, &operands);
-            state[1 + index] = self.writer.commit();
+            state[1 + index] = self.instruction("dynamic-update-slice", ty, &operands);
         }
         let one = self.number(DType::S32, 1.0);
-        self.begin("add", &counter_type, &[counter, one]);
-        state[0] = self.writer.commit();
-        self.begin_tuple("tuple", state_types.iter().copied(), &state);
-        let root = self.writer.commit();
-        let (computation, _) = self.close(&name, root, tuple_shape(state_types.iter().copied()));
+        state[0] = self.instruction("add", &counter_type, &[counter, one]);
+        let computation = self.close_with(&name, &state_types, &state);
 
         let instruction = self.begin_tuple("while", state_types.iter().copied(), &[initial]);
         // XLA reads the body first, then the condition.
@@ -158,8 +148,7 @@ impl Emitter {
     /// A `while` over the state (invariants, carries).
     pub(super) fn while_loop(&mut self, op: &While, operands: &[InstructionId]) -> Ids {
         let types: Vec<&TensorType> = op.body.input_types().collect();
-        self.begin_tuple("tuple", types.iter().copied(), operands);
-        let initial = self.writer.commit();
+        let initial = self.tuple(&types, operands);
 
         let parameter = self.open_over("state", &types);
         let state = self.elements(parameter, types.iter().copied());
@@ -171,9 +160,7 @@ impl Emitter {
         let mut state = self.elements(parameter, types.iter().copied());
         let carries = self.region(&op.body, &state);
         state[op.invariant_count..].copy_from_slice(&carries);
-        self.begin_tuple("tuple", types.iter().copied(), &state);
-        let root = self.writer.commit();
-        let (body, _) = self.close(&sanitize(op.body.name()), root, tuple_shape(types.iter().copied()));
+        let body = self.close_with(&sanitize(op.body.name()), &types, &state);
 
         // XLA reads the body first, then the condition.
         self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
@@ -186,8 +173,7 @@ impl Emitter {
     pub(super) fn cond(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Cond, operands: &[InstructionId]) -> Ids {
         let input_types: Vec<&TensorType> = node.operands()[1..].iter().map(|&value| graph.ty(value)).collect();
         let result_types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
-        self.begin_tuple("tuple", input_types.iter().copied(), &operands[1..]);
-        let arguments = self.writer.commit();
+        let arguments = self.tuple(&input_types, &operands[1..]);
         let mut computations: Vec<_> = op
             .branches
             .iter()
@@ -195,9 +181,7 @@ impl Emitter {
                 let parameter = self.open_over("arguments", &input_types);
                 let inputs = self.elements(parameter, input_types.iter().copied());
                 let outputs = self.region(branch, &inputs);
-                self.begin_tuple("tuple", result_types.iter().copied(), &outputs);
-                let root = self.writer.commit();
-                self.close(&sanitize(branch.name()), root, tuple_shape(result_types.iter().copied())).0
+                self.close_with(&sanitize(branch.name()), &result_types, &outputs)
             })
             .collect();
         if graph.ty(node.operands()[0]).dtype == DType::Pred {

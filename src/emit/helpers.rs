@@ -6,6 +6,7 @@ use meshloom_hlo::{shape, tuple_shape};
 
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
+use crate::ops::to_i64;
 
 impl EmitContext<'_> {
     /// The type of a result.
@@ -35,8 +36,7 @@ impl EmitContext<'_> {
 
     /// One instruction without attributes.
     pub fn instruction(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> InstructionId {
-        self.begin_typed(opcode, ty, operands);
-        self.commit()
+        self.emitter.instruction(opcode, ty, operands)
     }
 
     /// A comparison, `pred` with the dimensions of `ty`, which is the operands' type. `order` is `FLOAT`, `TOTALORDER`,
@@ -61,7 +61,7 @@ impl EmitContext<'_> {
 
     /// An instruction repeated along new dimensions: its own dimension `i` becomes dimension `mapping[i]` of `ty`.
     pub fn broadcast(&mut self, ty: &TensorType, operand: InstructionId, mapping: &[usize]) -> InstructionId {
-        self.begin_typed("broadcast", ty, &[operand]).dimensions.extend(mapping.iter().map(|&axis| axis as i64));
+        self.begin_typed("broadcast", ty, &[operand]).dimensions.extend(to_i64(mapping));
         self.commit()
     }
 
@@ -93,10 +93,7 @@ impl EmitContext<'_> {
         let outputs = f(self, &inputs);
         let (root, result) = match (&outputs[..], results) {
             (&[root], &[ty]) => (root, shape(ty)),
-            (outputs, types) => {
-                self.emitter.begin_tuple("tuple", types.iter().copied(), outputs);
-                (self.commit(), tuple_shape(types.iter().copied()))
-            }
+            (outputs, types) => (self.emitter.tuple(types, outputs), tuple_shape(types.iter().copied())),
         };
         let (id, _) = self.emitter.close(name, root, result);
         self.emitter.named_computations.insert(name.to_owned(), id);

@@ -30,8 +30,10 @@ use meshloom_hlo::{literal_proto, tuple_shape};
 
 use self::sharding::{manual, result_attribute};
 use self::writer::{Metadata, ModuleWriter};
-use crate::ir::{DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, Scope, Spec, TensorType, Values};
-use crate::ops::{ArgReduceKind, Memory, ReduceKind, RegionKind};
+use crate::ir::{
+    DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType, Values,
+};
+use crate::ops::{ArgReduceKind, Memory, RegionKind};
 
 /// What emission needs beside the graph.
 #[derive(Clone, Copy, Debug, Default)]
@@ -147,8 +149,7 @@ impl Emitter {
             let ty = &self.whole(graph.ty(input), info);
             let instruction = self.writer.parameter(ty, &info.path);
             if let Some(mesh) = &self.mesh {
-                let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
-                self.annotation.write_parameter(mesh, &spec, instruction);
+                self.annotation.write_parameter(mesh, &spec_of(info, ty), instruction);
             }
             if !info.path.is_empty() {
                 let name = format!("{}.{}", sanitize(&info.path), self.writer.next_id());
@@ -180,9 +181,7 @@ impl Emitter {
         let root = self.writer.begin_tuple("tuple", &types, &outputs);
         if let Some(mesh) = &self.mesh {
             let annotation = self.annotation;
-            let element = |(ty, info): (&TensorType, &crate::ir::PortInfo)| {
-                annotation.sharding(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())))
-            };
+            let element = |(ty, info): (&TensorType, &PortInfo)| annotation.sharding(mesh, &spec_of(info, ty));
             let sharding = proto::OpSharding {
                 r#type: proto::op_sharding::Type::Tuple.into(),
                 tuple_shardings: graph.output_types().zip(graph.output_info()).map(element).collect(),
@@ -219,7 +218,7 @@ impl Emitter {
     }
 
     /// The type of a port as the caller sees it: that of the whole value.
-    fn whole(&self, ty: &TensorType, info: &crate::ir::PortInfo) -> TensorType {
+    fn whole(&self, ty: &TensorType, info: &PortInfo) -> TensorType {
         let mut ty = ty.clone();
         if let (true, Some(mesh), Some(spec)) = (self.partitioned, &self.mesh, &info.spec) {
             ty.dims.iter_mut().enumerate().for_each(|(dim, size)| *size *= spec.part_count(mesh, dim));
@@ -228,14 +227,14 @@ impl Emitter {
     }
 
     /// From a whole value to this device's part of it: into the region that XLA's partitioner leaves alone.
-    fn enter(&mut self, whole: InstructionId, local: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+    fn enter(&mut self, whole: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return whole };
         let whole = self.placed("Sharding", &self.whole(local, info), whole, tiled);
         self.placed("SPMDFullToShardShape", local, whole, manual())
     }
 
     /// From this device's part to the whole value.
-    fn leave(&mut self, part: InstructionId, local: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+    fn leave(&mut self, part: InstructionId, local: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(tiled) = self.tiled(local, info) else { return part };
         let part = self.placed("Sharding", local, part, manual());
         self.placed("SPMDShardToFullShape", &self.whole(local, info), part, tiled)
@@ -243,9 +242,9 @@ impl Emitter {
 
     /// Shardy's statement of how an output is sharded, which it moves to the output itself (XLA:
     /// `sdy_round_trip/import_shardy_attrs.cc`).
-    fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &crate::ir::PortInfo) -> InstructionId {
+    fn state_result(&mut self, value: InstructionId, ty: &TensorType, info: &PortInfo) -> InstructionId {
         let Some(mesh) = &self.mesh else { return value };
-        let attributes = result_attribute(mesh, &info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank())));
+        let attributes = result_attribute(mesh, &spec_of(info, ty));
         let instruction = self.writer.begin("custom-call", ty, &[value]);
         instruction.custom_call_target.push_str("xla.sdy.FuncResultSharding");
         instruction.custom_call_has_side_effect = true;
@@ -253,9 +252,8 @@ impl Emitter {
         self.writer.commit()
     }
 
-    fn tiled(&self, local: &TensorType, info: &crate::ir::PortInfo) -> Option<proto::OpSharding> {
-        let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(local.rank()));
-        self.mesh.as_ref().map(|mesh| op_sharding(mesh, &spec))
+    fn tiled(&self, local: &TensorType, info: &PortInfo) -> Option<proto::OpSharding> {
+        self.mesh.as_ref().map(|mesh| op_sharding(mesh, &spec_of(info, local)))
     }
 
     fn placed(
@@ -374,6 +372,24 @@ impl Emitter {
         self.writer.attributes()
     }
 
+    /// One instruction without attributes.
+    fn instruction(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> InstructionId {
+        self.begin(opcode, ty, operands);
+        self.writer.commit()
+    }
+
+    /// A tuple of values of these types.
+    fn tuple(&mut self, types: &[&TensorType], values: &[InstructionId]) -> InstructionId {
+        self.begin_tuple("tuple", types.iter().copied(), values);
+        self.writer.commit()
+    }
+
+    /// Closes the innermost open computation with a tuple of values of these types for its result.
+    fn close_with(&mut self, name: &str, types: &[&TensorType], values: &[InstructionId]) -> ComputationId {
+        let root = self.tuple(types, values);
+        self.close(name, root, tuple_shape(types.iter().copied())).0
+    }
+
     fn begin_tuple<'t>(
         &mut self,
         opcode: &str,
@@ -432,31 +448,27 @@ impl Emitter {
             self.writer.parameter(ty, name);
             self.writer.commit()
         });
-        let compare = |emitter: &mut Self, direction: &str, dtype: DType, lhs, rhs| {
-            let instruction = emitter.writer.begin("compare", &TensorType::scalar(DType::Pred), &[lhs, rhs]);
-            instruction.comparison_direction.push_str(direction);
-            instruction.comparison_type.push_str(comparison_type(dtype));
-            emitter.writer.commit()
-        };
-        let simple = |emitter: &mut Self, opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
-            emitter.writer.begin(opcode, ty, operands);
-            emitter.writer.commit()
-        };
+        let writer = &mut self.writer;
         let direction = if kind == ArgReduceKind::Max { "GT" } else { "LT" };
-        let better = compare(self, direction, dtype, best, next);
+        let better = writer.compare(direction, dtype, [best, next]);
         // Only NaN differs from itself; it counts as extreme, as in a plain max or min.
-        let is_nan = compare(self, "NE", dtype, best, best);
-        let keep = simple(self, "or", &flag, &[better, is_nan]);
-        let equal = compare(self, "EQ", dtype, best, next);
-        let earlier = compare(self, "LT", DType::S32, best_index, next_index);
-        let tie = simple(self, "and", &flag, &[equal, earlier]);
-        let keep_index = simple(self, "or", &flag, &[keep, tie]);
-        let chosen = simple(self, "select", &value, &[keep, best, next]);
-        let chosen_index = simple(self, "select", &index, &[keep_index, best_index, next_index]);
+        let is_nan = writer.compare("NE", dtype, [best, best]);
+        let keep = writer.instruction("or", &flag, &[better, is_nan]);
+        let equal = writer.compare("EQ", dtype, [best, next]);
+        let earlier = writer.compare("LT", DType::S32, [best_index, next_index]);
+        let tie = writer.instruction("and", &flag, &[equal, earlier]);
+        let keep_index = writer.instruction("or", &flag, &[keep, tie]);
+        let chosen = writer.instruction("select", &value, &[keep, best, next]);
+        let chosen_index = writer.instruction("select", &index, &[keep_index, best_index, next_index]);
         self.writer.begin_tuple("tuple", [&value, &index], &[chosen, chosen_index]);
         let root = self.writer.commit();
         self.close("arg_reduce", root, tuple_shape([&value, &index])).0
     }
+}
+
+/// How a port's value is sharded: whole on every device, unless it says otherwise.
+fn spec_of(info: &PortInfo, ty: &TensorType) -> Spec {
+    info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()))
 }
 
 /// A name that HLO text takes for an identifier.
@@ -573,26 +585,18 @@ impl EmitContext<'_> {
     /// A computation of two scalars that returns log(exp + exp), with the larger taken out.
     pub fn log_add_exp(&mut self, dtype: DType) -> ComputationId {
         self.emitter.writer.scalar_computation("log_add_exp", dtype, |writer, [lhs, rhs]| {
-            let (number, flag) = (TensorType::scalar(dtype), TensorType::scalar(DType::Pred));
-            let mut apply = |opcode: &str, ty: &TensorType, operands: &[InstructionId]| {
-                let instruction = writer.begin(opcode, ty, operands);
-                if opcode == "compare" {
-                    instruction.comparison_direction.push_str("NE");
-                    instruction.comparison_type.push_str("FLOAT");
-                }
-                writer.commit()
-            };
-            let larger = apply("maximum", &number, &[lhs, rhs]);
-            let difference = apply("subtract", &number, &[lhs, rhs]);
-            let distance = apply("abs", &number, &[difference]);
-            let exponent = apply("negate", &number, &[distance]);
-            let power = apply("exponential", &number, &[exponent]);
-            let rest = apply("log-plus-one", &number, &[power]);
-            let sum = apply("add", &number, &[larger, rest]);
+            let number = TensorType::scalar(dtype);
+            let larger = writer.instruction("maximum", &number, &[lhs, rhs]);
+            let difference = writer.instruction("subtract", &number, &[lhs, rhs]);
+            let distance = writer.instruction("abs", &number, &[difference]);
+            let exponent = writer.instruction("negate", &number, &[distance]);
+            let power = writer.instruction("exponential", &number, &[exponent]);
+            let rest = writer.instruction("log-plus-one", &number, &[power]);
+            let sum = writer.instruction("add", &number, &[larger, rest]);
             // The difference of equal infinities is undefined: their sum is the infinity, and NaN for NaN.
-            let undefined = apply("compare", &flag, &[difference, difference]);
-            let plain = apply("add", &number, &[lhs, rhs]);
-            apply("select", &number, &[undefined, plain, sum])
+            let undefined = writer.compare("NE", dtype, [difference, difference]);
+            let plain = writer.instruction("add", &number, &[lhs, rhs]);
+            writer.instruction("select", &number, &[undefined, plain, sum])
         })
     }
 
@@ -610,8 +614,7 @@ impl EmitContext<'_> {
         }
         let (graph, node) = (self.graph, self.node);
         let types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
-        self.emitter.begin_tuple("tuple", types.iter().copied(), self.operands);
-        let tuple = self.emitter.writer.commit();
+        let tuple = self.emitter.tuple(&types, self.operands);
         self.emitter.begin_tuple("opt-barrier", types.iter().copied(), &[tuple]);
         let guarded = self.emitter.writer.commit();
         self.results = self.emitter.elements(guarded, types);
@@ -656,12 +659,8 @@ impl EmitContext<'_> {
         describe: impl FnOnce(&mut HloInstructionProto),
     ) {
         let dtype = self.operand_type(0).dtype;
-        let identity = match kind {
-            ArgReduceKind::Max => ReduceKind::Max,
-            ArgReduceKind::Min => ReduceKind::Min,
-        };
         let combiner = self.emitter.arg_reduce_combiner(kind, dtype);
-        let worst = self.number(dtype, identity.identity(dtype));
+        let worst = self.number(dtype, kind.reduction().identity(dtype));
         let start = self.number(DType::S32, start);
         let index_type = self.result_type(0).clone();
         let value_type = index_type.with_dtype(dtype);

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use meshloom_hlo::proto::{self, HloInstructionProto, ShapeProto};
 use meshloom_hlo::{shape, tuple_shape};
 
+use super::comparison_type;
 use crate::ir::{DType, TensorType};
 
 /// Id of an instruction, unique in its module.
@@ -203,6 +204,20 @@ impl ModuleWriter {
         self.begin_any(opcode, range, operands)
     }
 
+    /// One instruction without attributes.
+    pub(super) fn instruction(&mut self, opcode: &str, ty: &TensorType, operands: &[InstructionId]) -> InstructionId {
+        self.begin(opcode, ty, operands);
+        self.commit()
+    }
+
+    /// A comparison of two scalars of a type.
+    pub(super) fn compare(&mut self, direction: &str, dtype: DType, operands: [InstructionId; 2]) -> InstructionId {
+        let instruction = self.begin("compare", &TensorType::scalar(DType::Pred), &operands);
+        instruction.comparison_direction.push_str(direction);
+        instruction.comparison_type.push_str(comparison_type(dtype));
+        self.commit()
+    }
+
     fn put_shape(&mut self, shape: &ShapeProto) -> Range<usize> {
         let start = self.shapes.len();
         // The buffer grows as needed, so encoding cannot run out of room.
@@ -321,10 +336,7 @@ impl ModuleWriter {
     /// A computation of two scalars by one opcode, as reduce and scatter need; one for each opcode and type.
     pub(super) fn combiner(&mut self, opcode: &'static str, dtype: DType) -> ComputationId {
         let ty = TensorType::scalar(dtype);
-        self.scalar_computation(opcode, dtype, |writer, operands| {
-            writer.begin(opcode, &ty, &operands);
-            writer.commit()
-        })
+        self.scalar_computation(opcode, dtype, |writer, operands| writer.instruction(opcode, &ty, &operands))
     }
 
     /// A computation of two scalars that returns the second.

@@ -33,6 +33,7 @@ impl GraphBuilder {
                 input_info: Vec::new(),
                 outputs: Vec::new(),
                 output_info: Vec::new(),
+                has_side_effect: false,
             },
             origin: Origin::default(),
         }
@@ -82,6 +83,11 @@ impl GraphBuilder {
         value
     }
 
+    /// Adds an input for each of another graph's, without descriptions.
+    pub(crate) fn inputs_like(&mut self, other: &Graph) -> Vec<Value> {
+        other.input_types().map(|ty| self.input(ty.clone(), PortInfo::default())).collect()
+    }
+
     /// Adds a node and infers its result types.
     ///
     /// # Errors
@@ -124,6 +130,7 @@ impl GraphBuilder {
             self.graph.values.push(ValueData { ty, definition: Definition::Result(node, index as u32) });
         }
         let result_count = self.graph.values.len() as u32 - result_start;
+        self.graph.has_side_effect |= op.has_side_effect();
         self.graph.nodes.push(NodeData {
             op,
             operands: (operand_start, operands.len() as u32),

@@ -1,5 +1,7 @@
 //! Copying graphs node by node, which is what most passes do.
 
+use std::cell::RefCell;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -53,6 +55,14 @@ impl<'g> GraphCopy<'g> {
     /// Copies a node.
     pub(crate) fn node(&mut self, node: NodeRef<'_>) -> Values {
         self.builder.copy_node(self.source, node, &mut self.map)
+    }
+
+    /// Copies all nodes.
+    pub(crate) fn all_nodes(&mut self) {
+        let source = self.source;
+        for node in source.nodes() {
+            self.node(node);
+        }
     }
 
     /// Copies a node with another op of the same type.
@@ -110,5 +120,33 @@ impl BodyCache {
     /// An op with the pass run over its bodies; `None` for an op without.
     pub(crate) fn transform_op(&mut self, op: &Op, pass: impl Fn(&Graph, &mut BodyCache) -> Graph) -> Option<Op> {
         op.map_regions(|body| self.transform(body, &pass))
+    }
+}
+
+/// What has been made of bodies, each under a key that says what else it depends on. One that is met again under an
+/// equal key is not done again, so what shared a body shares what became of it.
+#[derive(Debug)]
+pub(crate) struct Memo<K, V>(RefCell<Made<K, V>>);
+
+/// The originals, each with what has been made of it.
+type Made<K, V> = FxHashMap<(*const Graph, K), (Arc<Graph>, V)>;
+
+impl<K, V> Default for Memo<K, V> {
+    fn default() -> Memo<K, V> {
+        Memo(RefCell::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Memo<K, V> {
+    /// What `make` makes of a body, once for each key.
+    pub(crate) fn of<E>(&self, body: &Arc<Graph>, key: K, make: impl FnOnce() -> Result<V, E>) -> Result<V, E> {
+        let key = (Arc::as_ptr(body), key);
+        if let Some((_, done)) = self.0.borrow().get(&key) {
+            return Ok(done.clone());
+        }
+        let done = make()?;
+        // The original is held so that its address stays its own.
+        self.0.borrow_mut().insert(key, (body.clone(), done.clone()));
+        Ok(done)
     }
 }

@@ -6,50 +6,38 @@ use std::sync::{LazyLock, RwLock};
 
 use indexmap::IndexSet;
 
-/// One tensor in a graph: an input or a result of a node. Printed as `%3`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Value(pub(crate) u32);
+macro_rules! entities {
+    ($($(#[$doc:meta])* $name:ident in $table:literal as $text:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub(crate) u32);
 
-/// One application of an op in a graph. Nodes stand in topological order. Printed as `node3`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Node(pub(crate) u32);
+        impl $name {
+            #[doc = concat!("Position in the graph's ", $table, " table.")]
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
 
-impl Value {
-    /// Position in the graph's value table.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $text, self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
 }
 
-impl Node {
-    /// Position in the graph's node table.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "%{}", self.0)
-    }
-}
-
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "node{}", self.0)
-    }
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
+entities! {
+    /// One tensor in a graph: an input or a result of a node. Printed as `%3`.
+    Value in "value" as "%{}";
+    /// One application of an op in a graph. Nodes stand in topological order. Printed as `node3`.
+    Node in "node" as "node{}";
 }
 
 // Scopes and names live in one table for the whole process, so that a node can be moved from graph to graph by copying

@@ -69,6 +69,8 @@ pub struct Graph {
     pub(crate) input_info: Vec<PortInfo>,
     pub(crate) outputs: Vec<Value>,
     pub(crate) output_info: Vec<PortInfo>,
+    /// Whether a node does something besides giving results.
+    pub(crate) has_side_effect: bool,
 }
 
 /// A node seen through its graph.
@@ -175,6 +177,11 @@ impl Graph {
     /// One node.
     pub fn node(&self, id: Node) -> NodeRef<'_> {
         NodeRef { graph: self, data: &self.nodes[id.index()], id }
+    }
+
+    /// Whether running the graph does something besides giving results.
+    pub(crate) fn has_side_effect(&self) -> bool {
+        self.has_side_effect
     }
 
     /// The type of a value.

@@ -39,11 +39,11 @@ crate::tree! {
 
 /// A tree that is one of several, with the paths of the one that it is.
 macro_rules! tree_choice {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident($part:ident),)* }) => {
+    ($(#[$doc:meta])* $name:ident<T> { $($(#[$variant_doc:meta])* $variant:ident($part:ty),)* }) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub enum $name<T> {
-            $($(#[$variant_doc])* $variant(Box<$part<T>>),)*
+            $($(#[$variant_doc])* $variant($part),)*
         }
 
         impl<T: Tree<Leaf = T>> Tree for $name<T> {
@@ -57,7 +57,7 @@ macro_rules! tree_choice {
 
             fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
                 match self {
-                    $($name::$variant(part) => $name::$variant(Box::new(part.rebuild(next))),)*
+                    $($name::$variant(part) => $name::$variant(part.rebuild(next)),)*
                 }
             }
         }
@@ -71,30 +71,32 @@ macro_rules! tree_choice {
 
             fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> $name<U> {
                 match self {
-                    $($name::$variant(part) => $name::$variant(Box::new(part.map_with(path, f))),)*
+                    $($name::$variant(part) => $name::$variant(part.map_with(path, f)),)*
                 }
             }
         }
     };
 }
 
+pub(super) use tree_choice;
+
 tree_choice! {
     /// Parameters of a layer's attention.
-    AttentionBlock {
+    AttentionBlock<T> {
         /// Grouped-query attention.
-        Grouped(Attention),
+        Grouped(Box<Attention<T>>),
         /// Latent attention.
-        Latent(LatentAttention),
+        Latent(Box<LatentAttention<T>>),
     }
 }
 
 tree_choice! {
     /// Parameters of a layer's feed-forward block.
-    FeedForward {
+    FeedForward<T> {
         /// One block for all tokens.
-        Dense(Mlp),
+        Dense(Box<Mlp<T>>),
         /// Routed experts.
-        Routed(Moe),
+        Routed(Box<Moe<T>>),
     }
 }
 

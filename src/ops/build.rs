@@ -6,6 +6,14 @@ use super::{
 };
 use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, Value, Values};
 
+macro_rules! binary_shorthand {
+    ($($name:ident $kind:ident),*) => {$(
+        pub(crate) fn $name(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
+            self.binary(BinaryKind::$kind, x, y)
+        }
+    )*};
+}
+
 impl GraphBuilder {
     pub(crate) fn unary(&mut self, kind: UnaryKind, x: Value) -> Result<Value, OpError> {
         self.push1(Unary(kind), &[x])
@@ -15,21 +23,7 @@ impl GraphBuilder {
         self.push1(Binary(kind), &[x, y])
     }
 
-    pub(crate) fn add(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
-        self.binary(BinaryKind::Add, x, y)
-    }
-
-    pub(crate) fn sub(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
-        self.binary(BinaryKind::Subtract, x, y)
-    }
-
-    pub(crate) fn mul(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
-        self.binary(BinaryKind::Multiply, x, y)
-    }
-
-    pub(crate) fn div(&mut self, x: Value, y: Value) -> Result<Value, OpError> {
-        self.binary(BinaryKind::Divide, x, y)
-    }
+    binary_shorthand!(add Add, sub Subtract, mul Multiply, div Divide);
 
     pub(crate) fn neg(&mut self, x: Value) -> Result<Value, OpError> {
         self.unary(UnaryKind::Negate, x)

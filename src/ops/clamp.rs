@@ -1,14 +1,7 @@
 //! Clamping between two bounds.
 
-use super::{
-    BinaryKind, Direction, FactorRule, Facts, OperandClass, Operands, Primitive, ReduceKind, ResultTypes, Select,
-    expect_dims, expect_dtype, expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value, Values};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{BinaryKind, Direction, OperandClass, Operands, ReduceKind, Select};
 
 /// `clamp(low, operand, high)`: `min(max(operand, low), high)`, so where the bounds cross, `high` wins; NaN stays.
 ///
@@ -53,10 +46,6 @@ impl Clamp {
 }
 
 impl Primitive for Clamp {
-    fn name(&self) -> &'static str {
-        "clamp"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
         let ty = operands[OPERAND];
@@ -112,9 +101,7 @@ impl Primitive for Clamp {
         Ok(())
     }
 
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
+    rules!(factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let x = context.aligned(OPERAND)?;
@@ -137,9 +124,7 @@ impl Primitive for Clamp {
         Ok(())
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         // HLO's clamp takes scalars for bounds, but XLA's CPU backend fails to compile one that stands alone.
@@ -149,8 +134,7 @@ impl Primitive for Clamp {
                 return context.operand_id(index);
             }
             let bound = context.operand_id(index);
-            context.begin_typed("broadcast", &ty, &[bound]);
-            context.commit()
+            context.repeat(&ty, bound)
         });
         context.begin_with(self.name(), 0, &operands);
         context.finish();

@@ -11,15 +11,9 @@
 
 use std::fmt;
 
-use super::{
-    Devices, FactorRule, Facts, Linear, Operands, Primitive, ReduceKind, ResultTypes, expect_axes, expect_dtype,
-    expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{Axes, DType, OpError, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{Devices, Linear, Operands, ReduceKind};
+use crate::ir::Axes;
 use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
@@ -134,37 +128,18 @@ crate::ir::op_text!(AxisIndex = "axis-index" { group: key("axes") });
 /// Partitioning comes after differentiation, batching and propagation, so these ops answer to none of them.
 macro_rules! partitioned_only {
     () => {
-        fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-            FactorRule::empty(operands, results).with_rest_replicated(operands, results)
-        }
-
-        fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-            let operands = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
-            Err(OpError::new(self.name(), TypeError::NotBatchable, operands, context.builder.origin()))
-        }
-
-        fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-            context.apply(self.clone())
-        }
-
-        fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-            Err(context.not_differentiable(self.name()))
-        }
-
-        fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-            Err(context.not_differentiable(self.name()))
-        }
+        rules!(derivatives: refused, factors: replicated, batch: refused, partition: unchanged);
     };
 }
 
 fn expect_divides(ty: &TensorType, dim: usize, group: &Group) -> Result<(), TypeError> {
     expect_axes(&[dim], ty.rank())?;
-    if group.size == 0 || !ty.dims[dim].is_multiple_of(group.size) {
-        return Err(TypeError::Attribute(format!(
-            "dimension {dim} of size {} cannot be cut into {} parts",
-            ty.dims[dim], group.size
-        )));
-    }
+    refuse_if!(
+        group.size == 0 || !ty.dims[dim].is_multiple_of(group.size),
+        "dimension {dim} of size {} cannot be cut into {} parts",
+        ty.dims[dim],
+        group.size
+    );
     Ok(())
 }
 
@@ -177,10 +152,6 @@ fn expect_one_dtype(operands: &[&TensorType]) -> Result<(), TypeError> {
 }
 
 impl Primitive for AllGather {
-    fn name(&self) -> &'static str {
-        "all-gather"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_one_dtype(operands)?;
         let gathered = |&ty: &&TensorType| {
@@ -204,10 +175,6 @@ impl Primitive for AllGather {
 }
 
 impl Primitive for AllReduce {
-    fn name(&self) -> &'static str {
-        "all-reduce"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_one_dtype(operands)?;
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
@@ -227,10 +194,6 @@ impl Primitive for AllReduce {
 }
 
 impl Primitive for ReduceScatter {
-    fn name(&self) -> &'static str {
-        "reduce-scatter"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_one_dtype(operands)?;
         let part = |&ty: &&TensorType| {
@@ -255,10 +218,6 @@ impl Primitive for ReduceScatter {
 }
 
 impl Primitive for AllToAll {
-    fn name(&self) -> &'static str {
-        "all-to-all"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         expect_divides(operands[0], self.dim, &self.group)?;
@@ -277,20 +236,15 @@ impl Primitive for AllToAll {
 }
 
 impl Primitive for CollectivePermute {
-    fn name(&self) -> &'static str {
-        "collective-permute"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         for (index, &(source, target)) in self.pairs.iter().enumerate() {
             let repeated = self.pairs[..index].iter().any(|&(from, to)| from == source || to == target);
-            if source as usize >= self.group.size || target as usize >= self.group.size || repeated {
-                return Err(TypeError::Attribute(format!(
-                    "the pair {source} -> {target} repeats a rank, or names one beyond the group's {}",
-                    self.group.size
-                )));
-            }
+            refuse_if!(
+                source as usize >= self.group.size || target as usize >= self.group.size || repeated,
+                "the pair {source} -> {target} repeats a rank, or names one beyond the group's {}",
+                self.group.size
+            );
         }
         Ok(one(operands[0].clone()))
     }
@@ -307,10 +261,6 @@ impl Primitive for CollectivePermute {
 }
 
 impl Primitive for AxisIndex {
-    fn name(&self) -> &'static str {
-        "axis-index"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         Ok(one(TensorType::scalar(DType::S32)))

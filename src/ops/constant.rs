@@ -1,11 +1,8 @@
 //! Ops without operands.
 
-use super::{FactorKind, FactorRule, Facts, Primitive, ResultTypes, complement, expect_operands, one};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{DType, Literal, OpError, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use super::complement;
+use super::rules::*;
+use crate::ir::Literal;
 use meshloom_hlo::number_bytes;
 
 /// A dense constant.
@@ -22,46 +19,15 @@ impl crate::ir::Attributes for Constant {
     }
 }
 
-impl crate::ir::OpText for Constant {
-    fn names() -> impl Iterator<Item = &'static str> {
-        std::iter::once("constant")
-    }
-}
+crate::ir::op_text!(Constant = "constant");
 
 impl Primitive for Constant {
-    fn name(&self) -> &'static str {
-        "constant"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         Ok(one(self.0.ty().clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::SOURCE
-    }
-
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::empty(operands, results).with_rest_replicated(operands, results)
-    }
-
-    fn batch(&self, _: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // Without operands, it is the same for all examples, and batching never gets here.
-        Ok(())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(facts: SOURCE, derivatives: none, factors: replicated, batch: never, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.literal(&self.0);
@@ -87,11 +53,7 @@ impl crate::ir::Attributes for Splat {
     }
 }
 
-impl crate::ir::OpText for Splat {
-    fn names() -> impl Iterator<Item = &'static str> {
-        std::iter::once("splat")
-    }
-}
+crate::ir::op_text!(Splat = "splat");
 
 impl Splat {
     /// A splat of `number`, which is rounded to the element type on emission.
@@ -111,10 +73,6 @@ impl Splat {
 }
 
 impl Primitive for Splat {
-    fn name(&self) -> &'static str {
-        "splat"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         Ok(one(self.ty.clone()))
@@ -124,22 +82,7 @@ impl Primitive for Splat {
         Facts { is_made_anywhere: true, ..Facts::SOURCE }
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
-
-    fn batch(&self, _: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // As for a constant.
-        Ok(())
-    }
+    rules!(derivatives: none, factors: pointwise, batch: never);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         let ty = TensorType { dtype: self.ty.dtype, dims: context.result_dims(0).clone() };
@@ -170,18 +113,12 @@ pub struct Iota {
 crate::ir::op_text!(Iota = "iota" { ty: result, axis: key("axis") });
 
 impl Primitive for Iota {
-    fn name(&self) -> &'static str {
-        "iota"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 0)?;
         if self.axis >= self.ty.rank() {
             return Err(TypeError::Axis { axis: self.axis as i64, rank: self.ty.rank() });
         }
-        if self.ty.dtype == DType::Pred {
-            return Err(TypeError::Attribute("positions cannot be of type pred".to_owned()));
-        }
+        refuse_if!(self.ty.dtype == DType::Pred, "positions cannot be of type pred");
         Ok(one(self.ty.clone()))
     }
 
@@ -189,13 +126,7 @@ impl Primitive for Iota {
         Facts { is_made_anywhere: true, ..Facts::SOURCE }
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
+    rules!(derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -205,10 +136,7 @@ impl Primitive for Iota {
         rule.with_rest_replicated(operands, results)
     }
 
-    fn batch(&self, _: &mut BatchContext<'_>) -> Result<(), OpError> {
-        // As for a constant.
-        Ok(())
-    }
+    rules!(batch: never);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         let (dims, axes) = (context.result_dims(0).clone(), context.result_axes(0, self.axis));

@@ -5,16 +5,9 @@
 //! in the kernel one of the input with the cotangent; feature groups are moved into place by reshapes, so that the family is
 //! closed under differentiation and batching.
 
-use super::{
-    AxisList, FactorKind, FactorRule, Facts, Precision, Primitive, ReduceKind, ResultTypes, Reverse, expect_dtype,
-    expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{AxisList, Precision, ReduceKind, Reverse};
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// How the kernel moves along one dimension of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -122,10 +115,10 @@ crate::ir::op_text!(Convolution = "convolution" {
 impl Convolution {
     fn check_windows(&self, input: &TensorType, kernel: &TensorType) -> Result<(), TypeError> {
         for (dim, window) in self.windows.iter().enumerate() {
-            if window.stride == 0 || window.input_dilation == 0 || window.kernel_dilation == 0 {
-                let message = format!("stride and dilations of dimension {dim} of space must be positive");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                window.stride == 0 || window.input_dilation == 0 || window.kernel_dilation == 0,
+                "stride and dilations of dimension {dim} of space must be positive"
+            );
             let (size, kernel) = (input.dims[dim + 2], kernel.dims[dim + 2]);
             let padded = dilated(size, window.input_dilation)
                 .saturating_add(window.padding_low)
@@ -140,10 +133,10 @@ impl Convolution {
                 return Err(TypeError::Attribute(message));
             }
             let extents = [dilated(kernel, window.kernel_dilation), padded, window.stride as i64];
-            if !small(window.padding_low) || !small(window.padding_high) || !extents.into_iter().all(small) {
-                let message = format!("dimension {dim} of space is larger than 2^31 once padded and dilated");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                !small(window.padding_low) || !small(window.padding_high) || !extents.into_iter().all(small),
+                "dimension {dim} of space is larger than 2^31 once padded and dilated"
+            );
         }
         Ok(())
     }
@@ -205,10 +198,6 @@ impl Convolution {
 }
 
 impl Primitive for Convolution {
-    fn name(&self) -> &'static str {
-        "convolution"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let (input, kernel) = (operands[0], operands[1]);
@@ -225,12 +214,12 @@ impl Primitive for Convolution {
             }
         }
         let groups = self.feature_groups;
-        if groups == 0 || !input.dims[1].is_multiple_of(groups) || !kernel.dims[0].is_multiple_of(groups) {
-            return Err(TypeError::Attribute(format!(
-                "{} input and {} output features cannot be divided into {groups} groups",
-                input.dims[1], kernel.dims[0]
-            )));
-        }
+        refuse_if!(
+            groups == 0 || !input.dims[1].is_multiple_of(groups) || !kernel.dims[0].is_multiple_of(groups),
+            "{} input and {} output features cannot be divided into {groups} groups",
+            input.dims[1],
+            kernel.dims[0]
+        );
         if kernel.dims[1] != input.dims[1] / groups {
             let (expected, found) = (input.dims[1] / groups, kernel.dims[1]);
             return Err(TypeError::Size { operand: 1, dim: 1, expected, found });
@@ -242,9 +231,7 @@ impl Primitive for Convolution {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::PRODUCT
-    }
+    rules!(facts: PRODUCT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -266,10 +253,7 @@ impl Primitive for Convolution {
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])?;
-        context.linear_in(self.clone(), &[1])
-    }
+    rules!(jvp: linear);
 
     /// Space is not split: windows overlap.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {

@@ -1,14 +1,7 @@
 //! Running folds along a dimension.
 
-use super::{
-    BinaryKind, Direction, FactorKind, FactorRule, Facts, OperandClass, Operands, Primitive, ReduceKind, ResultTypes,
-    Select, UnaryKind, WindowDim, expect_axes, expect_operands, one, window_proto,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{BinaryKind, Direction, OperandClass, Operands, ReduceKind, Select, UnaryKind, WindowDim, window_proto};
 
 /// How [`Cumulative`] folds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,11 +62,13 @@ pub struct Cumulative {
     pub reverse: bool,
 }
 
-crate::ir::op_text!(Cumulative = name of CumulativeKind::ALL, |kind| Cumulative { kind, axis: 0, reverse: false } => {
-    kind,
-    axis: key("axis"),
-    reverse: flag("reverse"),
-});
+crate::ir::op_text!(Cumulative = CumulativeKind {
+    LogSumExp = "cumulative-logsumexp",
+    Max = "cumulative-max",
+    Min = "cumulative-min",
+    Prod = "cumulative-prod",
+    Sum = "cumulative-sum",
+} => { kind, axis: key("axis"), reverse: flag("reverse") });
 
 impl Cumulative {
     /// What comes `distance` places before, in the direction of the fold; `fill` where nothing does.
@@ -145,16 +140,6 @@ fn share(builder: &mut GraphBuilder, part: Value, whole: Value) -> Result<Value,
 }
 
 impl Primitive for Cumulative {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            CumulativeKind::LogSumExp => "cumulative-logsumexp",
-            CumulativeKind::Max => "cumulative-max",
-            CumulativeKind::Min => "cumulative-min",
-            CumulativeKind::Prod => "cumulative-prod",
-            CumulativeKind::Sum => "cumulative-sum",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         self.kind.class().check(0, operands[0])?;
@@ -204,21 +189,16 @@ impl Primitive for Cumulative {
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (dim, &size) in operands[0].dims.iter().enumerate() {
-            let kind = if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel };
-            rule.add(size, kind, &[(0, dim)], &[(0, dim)]);
-        }
-        rule
+        FactorRule::aligned(operands, results, |dim| {
+            if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel }
+        })
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Cumulative { axis: self.axis + 1, ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let ty = context.operand_type(0).clone();

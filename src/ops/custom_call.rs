@@ -1,12 +1,9 @@
 //! Calls of code that the plugin knows by name.
 
-use super::{Devices, Effect, FactorKind, FactorRule, Facts, Primitive, ResultTypes};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{Devices, Effect};
 use crate::hlo::{proto, shape};
-use crate::ir::{Name, OpError, TensorType, TypeError};
-use crate::partition::PartitionContext;
+use crate::ir::Name;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,18 +55,9 @@ crate::ir::op_text!(CustomCall = "custom-call" {
 });
 
 impl Primitive for CustomCall {
-    fn name(&self) -> &'static str {
-        "custom-call"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        if self.target.is_none() {
-            return Err(TypeError::Attribute("the target needs a name".to_owned()));
-        }
-        if self.results.is_empty() {
-            let message = "it needs a result; one that nobody reads will do".to_owned();
-            return Err(TypeError::Attribute(message));
-        }
+        refuse_if!(self.target.is_none(), "the target needs a name");
+        refuse_if!(self.results.is_empty(), "it needs a result; one that nobody reads will do");
         for (position, &(result, operand)) in self.aliases.iter().enumerate() {
             let types = (self.results.get(result), operands.get(operand).copied());
             let (Some(result_type), Some(operand_type)) = types else {
@@ -77,17 +65,16 @@ impl Primitive for CustomCall {
                     format!("the alias of result {result} and operand {operand} names one that does not exist");
                 return Err(TypeError::Attribute(message));
             };
-            if result_type != operand_type {
-                return Err(TypeError::Attribute(format!(
-                    "result {result} of type {result_type} cannot share the buffer of operand {operand} of type \
+            refuse_if!(
+                result_type != operand_type,
+                "result {result} of type {result_type} cannot share the buffer of operand {operand} of type \
                      {operand_type}"
-                )));
-            }
+            );
             let earlier = &self.aliases[..position];
-            if earlier.iter().any(|&(other, source)| other == result || source == operand) {
-                let message = format!("result {result} or operand {operand} is in two aliases");
-                return Err(TypeError::Attribute(message));
-            }
+            refuse_if!(
+                earlier.iter().any(|&(other, source)| other == result || source == operand),
+                "result {result} or operand {operand} is in two aliases"
+            );
         }
         Ok(self.results.iter().cloned().collect())
     }
@@ -98,38 +85,10 @@ impl Primitive for CustomCall {
         Facts { devices: Devices::Unknown, effect, ..Facts::KERNEL }
     }
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
+    rules!(derivatives: refused);
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
-
-    /// Nothing is known of the target, so every device calls it with whole operands.
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (operand, ty) in operands.iter().enumerate() {
-            for (dim, &size) in ty.dims.iter().enumerate() {
-                rule.add(size, FactorKind::Replicated, &[(operand, dim)], &[]);
-            }
-        }
-        for (result, ty) in results.iter().enumerate() {
-            for (dim, &size) in ty.dims.iter().enumerate() {
-                rule.add(size, FactorKind::Replicated, &[], &[(result, dim)]);
-            }
-        }
-        rule
-    }
-
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        let operands = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
-        Err(OpError::new(self.name(), TypeError::NotBatchable, operands, context.builder.origin()))
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    // Nothing is known of the target, so every device calls it with whole operands.
+    rules!(factors: replicated, batch: refused, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operands = context.operand_ids();

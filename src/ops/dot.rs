@@ -1,15 +1,10 @@
 //! Tensor contraction.
 
-use super::{
-    AxisList, FactorKind, FactorRule, Facts, OperandClass, Primitive, ReduceKind, ResultTypes, after_batch, complement,
-    expect_axes, expect_dtype, expect_operands, one, to_i64, with_batch,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::{BatchContext, batch_in_front};
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::shape::inverse;
+use super::{AxisList, OperandClass, ReduceKind, after_batch, complement, to_i64, with_batch};
+use crate::batching::batch_in_front;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// Which dimensions a dot pairs up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -103,6 +98,16 @@ impl Precision {
 }
 
 impl DotDims {
+    /// The same with the sides exchanged.
+    fn swapped(&self) -> DotDims {
+        DotDims {
+            lhs_batch: self.rhs_batch.clone(),
+            rhs_batch: self.lhs_batch.clone(),
+            lhs_contract: self.rhs_contract.clone(),
+            rhs_contract: self.lhs_contract.clone(),
+        }
+    }
+
     fn lhs_free(&self, rank: usize) -> AxisList {
         complement(&[&self.lhs_batch[..], &self.lhs_contract[..]].concat(), rank)
     }
@@ -112,11 +117,40 @@ impl DotDims {
     }
 }
 
-impl Primitive for DotGeneral {
-    fn name(&self) -> &'static str {
-        "dot"
+impl DotGeneral {
+    /// The cotangent of the left operand, from that of the result, in which the right one's free dimensions are `free_in_ct`.
+    fn of_left(
+        &self,
+        builder: &mut GraphBuilder,
+        [ct, lhs, rhs]: [Value; 3],
+        free_in_ct: std::ops::Range<usize>,
+    ) -> Result<Value, OpError> {
+        let dims = &*self.dims;
+        let (free, rhs_free) = (dims.lhs_free(builder.ty(lhs).rank()), dims.rhs_free(builder.ty(rhs).rank()));
+        // Own contracted dimensions come out in the order of their partners, the other operand's free dimensions.
+        let mut partners: Vec<(&usize, &usize)> = dims.rhs_contract.iter().zip(&dims.lhs_contract).collect();
+        partners.sort_unstable();
+        let contracted = || partners.iter().map(|(_, own)| *own);
+        let ct_first: AxisList = dims.lhs_batch.iter().chain(&free).chain(contracted()).copied().collect();
+        let ct_last: AxisList = dims.lhs_batch.iter().chain(contracted()).chain(&free).copied().collect();
+        let (mut operands, mut order) = ([ct, rhs], ct_first);
+        let mut product = DotDims {
+            lhs_batch: (0..dims.lhs_batch.len()).collect(),
+            rhs_batch: dims.rhs_batch.clone(),
+            lhs_contract: free_in_ct.collect(),
+            rhs_contract: rhs_free,
+        };
+        // Of the two operand orders, the one whose product comes out in the right order needs no transpose.
+        if ct_last.is_sorted() && !order.is_sorted() {
+            (product, order) = (product.swapped(), ct_last);
+            operands.reverse();
+        }
+        let product = builder.push1(DotGeneral { dims: Box::new(product), ..self.clone() }, &operands)?;
+        builder.transpose(product, &inverse(&order))
     }
+}
 
+impl Primitive for DotGeneral {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let (lhs, rhs, dims) = (operands[0], operands[1], &*self.dims);
@@ -132,9 +166,10 @@ impl Primitive for DotGeneral {
                 found: lhs.dtype,
             });
         }
-        if dims.lhs_batch.len() != dims.rhs_batch.len() || dims.lhs_contract.len() != dims.rhs_contract.len() {
-            return Err(TypeError::Attribute("each batch or contracted dimension needs a partner".to_owned()));
-        }
+        refuse_if!(
+            dims.lhs_batch.len() != dims.rhs_batch.len() || dims.lhs_contract.len() != dims.rhs_contract.len(),
+            "each batch or contracted dimension needs a partner"
+        );
         expect_axes(&[&dims.lhs_batch[..], &dims.lhs_contract[..]].concat(), lhs.rank())?;
         expect_axes(&[&dims.rhs_batch[..], &dims.rhs_contract[..]].concat(), rhs.rank())?;
         let pairs = dims.lhs_batch.iter().zip(&dims.rhs_batch);
@@ -154,98 +189,33 @@ impl Primitive for DotGeneral {
         Ok(one(TensorType { dtype: self.dtype, dims: result }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::PRODUCT
-    }
+    rules!(facts: PRODUCT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let (lhs, rhs, dims) = (context.operand(0), context.operand(1), &*self.dims);
-        let (lhs_rank, rhs_rank) = (context.operand_type(0).rank(), context.operand_type(1).rank());
-        let batch: AxisList = (0..dims.lhs_batch.len()).collect();
-        let lhs_free = dims.lhs_free(lhs_rank);
-        let rhs_free = dims.rhs_free(rhs_rank);
-        let left_in_ct: AxisList = (batch.len()..batch.len() + lhs_free.len()).collect();
-        let right_start = batch.len() + lhs_free.len();
-        let right_in_ct: AxisList = (right_start..right_start + rhs_free.len()).collect();
+        let operands = [context.operand(0), context.operand(1)];
         // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one. Eight
         // bits do not span what cotangents do: there the operands are widened.
         let own = context.operand_type(0).dtype;
         let dtype = if own.byte_count() == 1 { self.dtype } else { own };
         let ct = context.builder.convert(ct, dtype)?;
-        let (lhs, rhs) = (context.builder.convert(lhs, dtype)?, context.builder.convert(rhs, dtype)?);
-        let transpose_dot = |builder: &mut GraphBuilder, other: Value, ct_free: &[usize], side: Side<'_>| {
-            // Own contracted dimensions come out in the order of their partners, the other operand's free dimensions.
-            let mut partners: Vec<(usize, usize)> =
-                side.other_contract.iter().copied().zip(side.contract.iter().copied()).collect();
-            partners.sort_unstable();
-            let contracted = partners.into_iter().map(|(_, own)| own);
-            let ct_first: AxisList = side.batch.iter().chain(side.free).copied().chain(contracted.clone()).collect();
-            let ct_last: AxisList =
-                side.batch.iter().copied().chain(contracted).chain(side.free.iter().copied()).collect();
-            // Of the two operand orders, the one whose product comes out in the right order needs no transpose.
-            let swap = ct_last.is_sorted() && !ct_first.is_sorted();
-            let (ct_batch, ct_contract) = (batch.clone(), AxisList::from_slice(ct_free));
-            let (other_batch, other_contract) =
-                (AxisList::from_slice(side.other_batch), AxisList::from_slice(side.other_free));
-            let (operands, dims, order) = if swap {
-                let dims = DotDims {
-                    lhs_batch: other_batch,
-                    rhs_batch: ct_batch,
-                    lhs_contract: other_contract,
-                    rhs_contract: ct_contract,
-                };
-                ([other, ct], dims, ct_last)
-            } else {
-                let dims = DotDims {
-                    lhs_batch: ct_batch,
-                    rhs_batch: other_batch,
-                    lhs_contract: ct_contract,
-                    rhs_contract: other_contract,
-                };
-                ([ct, other], dims, ct_first)
-            };
-            let product =
-                builder.push1(DotGeneral { dims: Box::new(dims), dtype, precision: self.precision }, &operands)?;
-            let mut permutation = AxisList::from_elem(0, order.len());
-            for (position, own) in order.into_iter().enumerate() {
-                permutation[own] = position;
-            }
-            builder.transpose(product, &permutation)
-        };
-        if context.needs(0) {
-            let side = Side {
-                batch: &dims.lhs_batch,
-                free: &lhs_free,
-                contract: &dims.lhs_contract,
-                other_batch: &dims.rhs_batch,
-                other_free: &rhs_free,
-                other_contract: &dims.rhs_contract,
-            };
-            let gradient = transpose_dot(context.builder, rhs, &right_in_ct, side)?;
-            let gradient = context.builder.convert(gradient, own)?;
-            context.set(0, gradient);
-        }
-        if context.needs(1) {
-            let side = Side {
-                batch: &dims.rhs_batch,
-                free: &rhs_free,
-                contract: &dims.rhs_contract,
-                other_batch: &dims.lhs_batch,
-                other_free: &lhs_free,
-                other_contract: &dims.lhs_contract,
-            };
-            let gradient = transpose_dot(context.builder, lhs, &left_in_ct, side)?;
-            let gradient = context.builder.convert(gradient, own)?;
-            context.set(1, gradient);
-        }
-        Ok(())
+        let [lhs, rhs] = operands.map(|operand| context.builder.convert(operand, dtype));
+        let (lhs, rhs, batch) = (lhs?, rhs?, self.dims.lhs_batch.len());
+        let right_start = batch + self.dims.lhs_free(context.operand_type(0).rank()).len();
+        let (left_in_ct, right_in_ct) = (batch..right_start, right_start..context.builder.ty(ct).rank());
+        let widened = DotGeneral { dtype, ..self.clone() };
+        context.set_with(0, |builder| {
+            let gradient = widened.of_left(builder, [ct, lhs, rhs], right_in_ct)?;
+            builder.convert(gradient, own)
+        })?;
+        let swapped = DotGeneral { dims: Box::new(self.dims.swapped()), ..widened.clone() };
+        context.set_with(1, |builder| {
+            let gradient = swapped.of_left(builder, [ct, rhs, lhs], left_in_ct)?;
+            builder.convert(gradient, own)
+        })
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])?;
-        context.linear_in(self.clone(), &[1])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (lhs, rhs, dims) = (operands[0], operands[1], &*self.dims);
@@ -294,9 +264,7 @@ impl Primitive for DotGeneral {
         Ok(())
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let list = |axes: &AxisList| to_i64(axes).collect();
@@ -311,14 +279,4 @@ impl Primitive for DotGeneral {
         instruction.precision_config = self.precision.config().map(Into::into);
         context.finish();
     }
-}
-
-/// One operand's dimensions of a dot, beside its partner's.
-struct Side<'a> {
-    batch: &'a [usize],
-    free: &'a [usize],
-    contract: &'a [usize],
-    other_batch: &'a [usize],
-    other_free: &'a [usize],
-    other_contract: &'a [usize],
 }

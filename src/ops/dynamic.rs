@@ -2,16 +2,11 @@
 //!
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
+use super::rules::*;
 use super::{
-    AxisList, BinaryKind, Class, Concatenate, FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise,
-    OperandClass, Operands, Primitive, ResultTypes, Scatter, ScatterKind, batched_dims, expect_dims, expect_dtype,
-    expect_operands, one, to_i64,
+    AxisList, BinaryKind, Class, Concatenate, Gather, GatherDims, IndexPromise, OperandClass, Operands, Scatter,
+    ScatterKind, batched_dims, to_i64,
 };
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value, Values};
-use crate::partition::PartitionContext;
 
 /// Checks the start indices: one integer scalar for each dimension, all of one type.
 fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<(), TypeError> {
@@ -25,15 +20,9 @@ fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<
 }
 
 fn expect_fits(sizes: &[usize], operand: &TensorType) -> Result<(), TypeError> {
-    if sizes.len() != operand.rank() {
-        return Err(TypeError::Rank { operand: 0, expected: sizes.len().to_string(), found: operand.rank() });
-    }
+    expect_rank(0, operand, sizes.len())?;
     for (dim, (&size, &available)) in sizes.iter().zip(&operand.dims).enumerate() {
-        if size > available {
-            return Err(TypeError::Attribute(format!(
-                "a slice of {size} elements does not fit dimension {dim} of size {available}"
-            )));
-        }
+        refuse_if!(size > available, "a slice of {size} elements does not fit dimension {dim} of size {available}");
     }
     Ok(())
 }
@@ -48,10 +37,6 @@ pub struct DynamicSlice {
 crate::ir::op_text!(DynamicSlice = "dynamic-slice" { sizes: result });
 
 impl Primitive for DynamicSlice {
-    fn name(&self) -> &'static str {
-        "dynamic-slice"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let rank = operands.first().map_or(0, |ty| ty.rank());
         expect_starts(operands, 1, rank)?;
@@ -59,23 +44,18 @@ impl Primitive for DynamicSlice {
         Ok(one(TensorType { dtype: operands[0].dtype, dims: self.sizes.clone() }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let zeros = context.builder.splat(context.operand_type(0).clone(), 0.0);
-        let mut operands: Vec<Value> = vec![zeros, ct];
-        operands.extend((1..context.operand_count()).map(|index| context.operand(index)));
-        let gradient = context.builder.push1(DynamicUpdateSlice, &operands)?;
-        context.set(0, gradient);
-        Ok(())
+        let ty = context.operand_type(0).clone();
+        let starts: Values = (1..context.operand_count()).map(|index| context.operand(index)).collect();
+        context.pull_back(|builder, ct| {
+            let zeros = builder.splat(ty, 0.0);
+            builder.push1(DynamicUpdateSlice, &[&[zeros, ct], &starts[..]].concat())
+        })
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -119,9 +99,7 @@ impl Primitive for DynamicSlice {
             (value, starts[dim]) = zeros_where_absent(context, value, starts[dim], dim, self.sizes[dim])?;
         }
         let operands: Values = std::iter::once(value).chain(starts).collect();
-        let result = context.builder.push1(DynamicSlice { sizes }, &operands)?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(DynamicSlice { sizes }, &operands)
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -137,10 +115,6 @@ pub struct DynamicUpdateSlice;
 crate::ir::op_text!(DynamicUpdateSlice = "dynamic-update-slice" {});
 
 impl Primitive for DynamicUpdateSlice {
-    fn name(&self) -> &'static str {
-        "dynamic-update-slice"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let rank = operands.first().map_or(0, |ty| ty.rank());
         expect_starts(operands, 2, rank)?;
@@ -157,23 +131,15 @@ impl Primitive for DynamicUpdateSlice {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let starts: Vec<Value> = (2..context.operand_count()).map(|index| context.operand(index)).collect();
         let update_type = context.operand_type(1).clone();
-        if context.needs(0) {
-            let zeros = context.builder.splat(update_type.clone(), 0.0);
-            let operands = [&[ct, zeros], &starts[..]].concat();
-            let gradient = context.builder.push1(DynamicUpdateSlice, &operands)?;
-            context.set(0, gradient);
-        }
-        if context.needs(1) {
-            let operands = [&[ct], &starts[..]].concat();
-            let gradient = context.builder.push1(DynamicSlice { sizes: update_type.dims }, &operands)?;
-            context.set(1, gradient);
-        }
-        Ok(())
+        context.set_with(0, |builder| {
+            let zeros = builder.splat(update_type.clone(), 0.0);
+            builder.push1(DynamicUpdateSlice, &[&[ct, zeros], &starts[..]].concat())
+        })?;
+        let slice = DynamicSlice { sizes: update_type.dims };
+        context.set_with(1, |builder| builder.push1(slice, &[&[ct], &starts[..]].concat()))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0, 1])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);

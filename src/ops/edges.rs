@@ -39,10 +39,10 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use super::{Call, Checkpoint, Cond, CustomVjp, Op, Scan, While};
-use crate::ir::{Graph, TensorType, Value};
+use super::{Op, RegionOp};
+use crate::ir::{Graph, TensorType};
 
 /// How often a region runs each time its op does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,32 +109,19 @@ pub struct Edge {
     pub sliced: bool,
 }
 
-/// What an op with regions says of its data flow.
-pub trait DataFlow {
-    /// The edges. Operands ascend from one to the next, and so do results.
-    fn edges(&self) -> Vec<Edge>;
-
-    /// How often a region runs.
-    fn executions(&self, region: usize) -> Executions;
-
-    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops
-    /// the other ends of their edges.
-    fn with_operands(&self, kept: &[bool]) -> Op;
-}
-
 impl Edge {
-    fn new(source: Source, target: Target) -> Edge {
+    pub(super) fn new(source: Source, target: Target) -> Edge {
         Edge { source, inputs: SmallVec::new(), outputs: SmallVec::new(), target, sliced: false }
     }
 
     /// An operand that enters the same input of some regions.
-    fn argument(operand: usize, index: usize, regions: impl Iterator<Item = usize>) -> Edge {
+    pub(super) fn argument(operand: usize, index: usize, regions: impl Iterator<Item = usize>) -> Edge {
         let inputs = regions.map(|region| Port { region, index }).collect();
         Edge { inputs, ..Edge::new(Source::Operand(operand), Target::Inside) }
     }
 
     /// The output of some regions that is the result with the same index.
-    fn result_of(index: usize, regions: impl Iterator<Item = usize>) -> Edge {
+    pub(super) fn result_of(index: usize, regions: impl Iterator<Item = usize>) -> Edge {
         let outputs = regions.map(|region| Port { region, index }).collect();
         Edge { outputs, ..Edge::new(Source::Inside, Target::Result(index)) }
     }
@@ -164,12 +151,12 @@ impl Edge {
 impl Op {
     /// How values enter and leave the bodies of an op with regions; nothing for an op without.
     pub fn edges(&self) -> Vec<Edge> {
-        self.data_flow().map_or_else(Vec::new, DataFlow::edges)
+        self.as_region().map_or_else(Vec::new, RegionOp::edges)
     }
 
     /// How often a region runs; never for an op without regions.
     pub fn executions(&self, region: usize) -> Executions {
-        self.data_flow().map_or(Executions::InDerivative, |op| op.executions(region))
+        self.as_region().map_or(Executions::InDerivative, |op| op.executions(region))
     }
 
     /// The regions that run when the op does, each with its number.
@@ -213,14 +200,14 @@ impl Op {
 }
 
 /// The edges of an op whose only region takes the operands and returns the results.
-fn plain_edges(body: &Graph) -> Vec<Edge> {
+pub(super) fn plain_edges(body: &Graph) -> Vec<Edge> {
     let inputs = (0..body.inputs().len()).map(|index| Edge::argument(index, index, 0..1));
     inputs.chain((0..body.outputs().len()).map(|index| Edge::result_of(index, 0..1))).collect()
 }
 
 /// The edges of a loop's invariants and carries, whose inputs these regions have, and of which the last region returns
 /// the carries first.
-fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Range<usize>) -> Vec<Edge> {
+pub(super) fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Range<usize>) -> Vec<Edge> {
     let last = regions.end - 1;
     let edge = |index: usize| {
         let mut edge = Edge::argument(index, index, regions.clone());
@@ -233,144 +220,13 @@ fn loop_edges(invariant_count: usize, carry_count: usize, regions: std::ops::Ran
     (0..invariant_count + carry_count).map(edge).collect()
 }
 
-fn count(flags: &[bool]) -> usize {
-    flags.iter().filter(|&&flag| flag).count()
-}
-
-impl DataFlow for Call {
-    fn edges(&self) -> Vec<Edge> {
-        plain_edges(&self.function)
-    }
-
-    fn executions(&self, _region: usize) -> Executions {
-        Executions::Once
-    }
-
-    fn with_operands(&self, _kept: &[bool]) -> Op {
-        self.clone().into()
-    }
-}
-
-impl DataFlow for Checkpoint {
-    fn edges(&self) -> Vec<Edge> {
-        plain_edges(&self.body)
-    }
-
-    fn executions(&self, _region: usize) -> Executions {
-        Executions::Once
-    }
-
-    fn with_operands(&self, _kept: &[bool]) -> Op {
-        self.clone().into()
-    }
-}
-
-impl DataFlow for Cond {
-    fn edges(&self) -> Vec<Edge> {
-        let Some(first) = self.branches.first() else { return Vec::new() };
-        let branches = || 0..self.branches.len();
-        let mut edges = vec![Edge::new(Source::Operand(0), Target::Control)];
-        edges.extend((0..first.inputs().len()).map(|index| Edge::argument(index + 1, index, branches())));
-        edges.extend((0..first.outputs().len()).map(|index| Edge::result_of(index, branches())));
-        edges
-    }
-
-    fn executions(&self, _region: usize) -> Executions {
-        Executions::AtMostOnce
-    }
-
-    fn with_operands(&self, _kept: &[bool]) -> Op {
-        self.clone().into()
-    }
-}
-
-impl DataFlow for CustomVjp {
-    fn edges(&self) -> Vec<Edge> {
-        const PRIMAL: usize = 0;
-        const FORWARD: usize = 1;
-        const BACKWARD: usize = 2;
-        let (operands, results) = (self.primal.inputs().len(), self.primal.outputs().len());
-        let residuals = self.forward.outputs().len() - results;
-        let differentiable = |values: &[Value]| {
-            let is_float = |&index: &usize| self.primal.ty(values[index]).dtype.is_float();
-            (0..values.len()).filter(is_float).collect::<Vec<usize>>()
-        };
-        let mut edges: Vec<Edge> = Vec::new();
-        edges.extend((0..operands).map(|index| Edge::argument(index, index, PRIMAL..BACKWARD)));
-        edges.extend((0..results).map(|index| Edge::result_of(index, PRIMAL..BACKWARD)));
-        edges.extend((0..residuals).map(|index| Edge {
-            inputs: smallvec![Port { region: BACKWARD, index }],
-            outputs: smallvec![Port { region: FORWARD, index: results + index }],
-            ..Edge::new(Source::Inside, Target::Inside)
-        }));
-        let cotangents = differentiable(self.primal.outputs()).into_iter().enumerate();
-        edges.extend(cotangents.map(|(index, result)| Edge {
-            inputs: smallvec![Port { region: BACKWARD, index: residuals + index }],
-            ..Edge::new(Source::Cotangent(result), Target::Inside)
-        }));
-        let cotangents = differentiable(self.primal.inputs()).into_iter().enumerate();
-        edges.extend(cotangents.map(|(index, operand)| Edge {
-            outputs: smallvec![Port { region: BACKWARD, index }],
-            ..Edge::new(Source::Inside, Target::Cotangent(operand))
-        }));
-        edges
-    }
-
-    fn executions(&self, region: usize) -> Executions {
-        if region == 0 { Executions::Once } else { Executions::InDerivative }
-    }
-
-    fn with_operands(&self, _kept: &[bool]) -> Op {
-        self.clone().into()
-    }
-}
-
-impl DataFlow for Scan {
-    fn edges(&self) -> Vec<Edge> {
-        let first_slice = self.invariant_count + self.carry_count;
-        let slice = |index: usize| Edge { sliced: true, ..Edge::argument(index, index, 0..1) };
-        let stack = |index: usize| Edge { sliced: true, ..Edge::result_of(index, 0..1) };
-        let mut edges = loop_edges(self.invariant_count, self.carry_count, 0..1);
-        edges.extend((first_slice..self.body.inputs().len()).map(slice));
-        edges.extend((self.carry_count..self.body.outputs().len()).map(stack));
-        edges
-    }
-
-    fn executions(&self, _region: usize) -> Executions {
-        Executions::Times(self.length)
-    }
-
-    fn with_operands(&self, kept: &[bool]) -> Op {
-        let (invariants, rest) = kept.split_at(self.invariant_count);
-        let (invariant_count, carry_count) = (count(invariants), count(&rest[..self.carry_count]));
-        Scan { invariant_count, carry_count, ..self.clone() }.into()
-    }
-}
-
-impl DataFlow for While {
-    fn edges(&self) -> Vec<Edge> {
-        let mut edges = loop_edges(self.invariant_count, self.body.outputs().len(), 0..2);
-        let goes_on = smallvec![Port { region: 0, index: 0 }];
-        edges.push(Edge { outputs: goes_on, ..Edge::new(Source::Inside, Target::Control) });
-        edges
-    }
-
-    fn executions(&self, _region: usize) -> Executions {
-        Executions::Unknown
-    }
-
-    fn with_operands(&self, kept: &[bool]) -> Op {
-        While { invariant_count: count(&kept[..self.invariant_count]), ..self.clone() }.into()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::ir::{DType, GraphBuilder, PortInfo};
-    use crate::ops::RematPolicy;
+    use crate::ir::{DType, GraphBuilder, PortInfo, Value};
+    use crate::ops::{Call, Checkpoint, Cond, CustomVjp, RematPolicy, Scan, While};
 
     fn tensor(dims: &[usize]) -> TensorType {
         TensorType::new(DType::F32, dims)

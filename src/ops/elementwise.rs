@@ -2,13 +2,9 @@
 //!
 //! All operands of an elementwise op have exactly the same dimensions; broadcasting is an op of its own.
 
-use super::{
-    Facts, Linear, Operands, Primitive, ResultTypes, expect_dims, expect_dtype, expect_operands, expect_same_types,
-    one, pointwise,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::emit::EmitContext;
-use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
+use super::rules::*;
+use super::{Linear, Operands, expect_same_types};
+use crate::emit::comparison_type;
 
 /// Which element types an elementwise op takes. None takes 4-bit integers: convert them to `s8` first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,13 +216,9 @@ unary_table! {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unary(pub UnaryKind);
 
-crate::ir::op_text!(Unary = name of UnaryKind::ALL, |kind| Unary(kind) => { 0 });
+crate::ir::op_text!(Unary = name of UnaryKind::ALL, |kind| kind.name() => { 0 });
 
 impl Primitive for Unary {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         self.0.class().check(0, operands[0])?;
@@ -259,7 +251,7 @@ impl Primitive for Unary {
         Ok(())
     }
 
-    pointwise!();
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         if !super::expansion::emit(self.0, context) {
@@ -410,13 +402,9 @@ fn extremum(b: &mut GraphBuilder, ct: Value, x: Value, other: Value, z: Value) -
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Binary(pub BinaryKind);
 
-crate::ir::op_text!(Binary = name of BinaryKind::ALL, |kind| Binary(kind) => { 0 });
+crate::ir::op_text!(Binary = name of BinaryKind::ALL, |kind| kind.name() => { 0 });
 
 impl Primitive for Binary {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         self.0.class().check(0, operands[0])?;
@@ -454,7 +442,7 @@ impl Primitive for Binary {
         Ok(())
     }
 
-    pointwise!();
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -504,10 +492,6 @@ crate::ir::word_attribute!(Direction, Direction::ALL, |direction| direction.name
 crate::ir::op_text!(Compare = "compare" { 0: bare });
 
 impl Primitive for Compare {
-    fn name(&self) -> &'static str {
-        "compare"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         if operands[0].dtype != DType::Pred {
@@ -517,28 +501,10 @@ impl Primitive for Compare {
         Ok(one(operands[0].with_dtype(DType::Pred)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE
-    }
-
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // The result is `pred`, which has no cotangent, so the differentiation never gets here with one.
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        // The result is `pred`, which has no tangent.
-        Ok(())
-    }
-
-    pointwise!();
+    rules!(facts: ELEMENTWISE, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
-        let comparison_type = match context.operand_type(0).dtype {
-            dtype if dtype.is_float() => "FLOAT",
-            dtype if dtype.is_signed_integer() => "SIGNED",
-            _ => "UNSIGNED",
-        };
+        let comparison_type = comparison_type(context.operand_type(0).dtype);
         let instruction = context.begin(self.name());
         instruction.comparison_direction.push_str(self.0.name());
         instruction.comparison_type.push_str(comparison_type);
@@ -553,10 +519,6 @@ pub struct Select;
 crate::ir::op_text!(Select = "select" {});
 
 impl Primitive for Select {
-    fn name(&self) -> &'static str {
-        "select"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
         expect_dtype(0, operands[0], DType::Pred)?;
@@ -575,22 +537,11 @@ impl Primitive for Select {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let chosen = context.operand(0);
         let zero = context.builder.zeros_like(ct);
-        if context.needs(1) {
-            let gradient = context.builder.push1(Select, &[chosen, ct, zero])?;
-            context.set(1, gradient);
-        }
-        if context.needs(2) {
-            let gradient = context.builder.push1(Select, &[chosen, zero, ct])?;
-            context.set(2, gradient);
-        }
-        Ok(())
+        context.set_with(1, |builder| builder.push1(Select, &[chosen, ct, zero]))?;
+        context.set_with(2, |builder| builder.push1(Select, &[chosen, zero, ct]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(Select, &[1, 2])
-    }
-
-    pointwise!();
+    rules!(jvp: linear, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -604,10 +555,6 @@ pub struct Convert(pub DType);
 crate::ir::op_text!(Convert = "convert" { 0: result });
 
 impl Primitive for Convert {
-    fn name(&self) -> &'static str {
-        "convert"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         Ok(one(operands[0].with_dtype(self.0)))
@@ -618,19 +565,16 @@ impl Primitive for Convert {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let dtype = context.operand_type(0).dtype;
-        let gradient = context.builder.convert(ct, dtype)?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| builder.convert(ct, dtype))
     }
 
     fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
         // An integer has no tangent, neither as operand nor as result.
-        if self.0.is_float() { context.linear_in(self.clone(), &[0]) } else { Ok(()) }
+        if self.0.is_float() { context.linear(self) } else { Ok(()) }
     }
 
-    pointwise!();
+    rules!(factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());
@@ -644,10 +588,6 @@ pub struct BitcastConvert(pub DType);
 crate::ir::op_text!(BitcastConvert = "bitcast-convert" { 0: result });
 
 impl Primitive for BitcastConvert {
-    fn name(&self) -> &'static str {
-        "bitcast-convert"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let dtype = operands[0].dtype;
@@ -661,19 +601,7 @@ impl Primitive for BitcastConvert {
         Ok(one(operands[0].with_dtype(self.0)))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::ELEMENTWISE
-    }
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Err(context.not_differentiable(self.name()))
-    }
-
-    pointwise!();
+    rules!(facts: ELEMENTWISE, derivatives: refused, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.simple(self.name());

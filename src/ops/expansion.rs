@@ -13,10 +13,17 @@ struct Expansion<'a, 'e> {
     ty: TensorType,
 }
 
+macro_rules! arithmetic {
+    ($($name:ident $opcode:literal),*) => {$(
+        fn $name(&mut self, x: InstructionId, y: InstructionId) -> InstructionId {
+            self.apply($opcode, &[x, y])
+        }
+    )*};
+}
+
 impl Expansion<'_, '_> {
     fn apply(&mut self, opcode: &str, operands: &[InstructionId]) -> InstructionId {
-        self.context.begin_typed(opcode, &self.ty, operands);
-        self.context.commit()
+        self.context.instruction(opcode, &self.ty, operands)
     }
 
     fn number(&mut self, number: f64) -> InstructionId {
@@ -29,21 +36,7 @@ impl Expansion<'_, '_> {
         self.apply("convert", &[x])
     }
 
-    fn add(&mut self, x: InstructionId, y: InstructionId) -> InstructionId {
-        self.apply("add", &[x, y])
-    }
-
-    fn sub(&mut self, x: InstructionId, y: InstructionId) -> InstructionId {
-        self.apply("subtract", &[x, y])
-    }
-
-    fn mul(&mut self, x: InstructionId, y: InstructionId) -> InstructionId {
-        self.apply("multiply", &[x, y])
-    }
-
-    fn div(&mut self, x: InstructionId, y: InstructionId) -> InstructionId {
-        self.apply("divide", &[x, y])
-    }
+    arithmetic!(add "add", sub "subtract", mul "multiply", div "divide");
 
     fn sqrt(&mut self, x: InstructionId) -> InstructionId {
         self.apply("sqrt", &[x])
@@ -60,11 +53,7 @@ impl Expansion<'_, '_> {
         [on_true, on_false]: [InstructionId; 2],
     ) -> InstructionId {
         let limit = self.number(limit);
-        let flags = self.ty.with_dtype(DType::Pred);
-        let compare = self.context.begin_typed("compare", &flags, &[x, limit]);
-        compare.comparison_direction.push_str(direction.name());
-        compare.comparison_type.push_str("FLOAT");
-        let holds = self.context.commit();
+        let holds = self.context.compare(direction.name(), "FLOAT", &self.ty, [x, limit]);
         self.apply("select", &[holds, on_true, on_false])
     }
 

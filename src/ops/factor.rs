@@ -11,29 +11,6 @@ use smallvec::SmallVec;
 use super::{ReduceKind, greatest_common_divisor};
 use crate::ir::TensorType;
 
-/// The rules of an op whose tensors all have the same dimensions, each of which is a loop of its own, and whose attributes say
-/// nothing of them: it is the same for a batch and for a part.
-macro_rules! pointwise {
-    () => {
-        fn factors(
-            &self,
-            operands: &[&$crate::ir::TensorType],
-            results: &[&$crate::ir::TensorType],
-        ) -> $crate::ops::FactorRule {
-            $crate::ops::FactorRule::pointwise(operands, results)
-        }
-
-        fn batch(&self, context: &mut $crate::batching::BatchContext<'_>) -> Result<(), $crate::ir::OpError> {
-            context.all(self.clone())
-        }
-
-        fn partition(&self, context: &mut $crate::partition::PartitionContext<'_>) -> Result<(), $crate::ir::OpError> {
-            context.apply(self.clone())
-        }
-    };
-}
-pub(super) use pointwise;
-
 /// What it takes to split a factor over devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FactorKind {
@@ -115,12 +92,21 @@ impl FactorRule {
     /// The rule of an op whose tensors all have the same dimensions, each of which is a loop of its own.
     /// Scalars among them take no part.
     pub fn pointwise(operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
+        FactorRule::aligned(operands, results, |_| FactorKind::Parallel)
+    }
+
+    /// As [`FactorRule::pointwise`], with what it takes to split each dimension.
+    pub(crate) fn aligned(
+        operands: &[&TensorType],
+        results: &[&TensorType],
+        kind: impl Fn(usize) -> FactorKind,
+    ) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
         let Some(dims) = operands.iter().chain(results).map(|ty| &ty.dims).max_by_key(|dims| dims.len()) else {
             return rule;
         };
         for (dim, &size) in dims.iter().enumerate() {
-            rule.add(size, FactorKind::Parallel, &at_every(operands, dim), &at_every(results, dim));
+            rule.add(size, kind(dim), &at_every(operands, dim), &at_every(results, dim));
         }
         rule
     }

@@ -187,7 +187,7 @@ impl<'a> Facts<'a> {
 
     /// An op with regions, which does what its bodies do.
     pub fn of_bodies(bodies: &[&Arc<Graph>]) -> Facts<'static> {
-        let has_side_effect = bodies.iter().any(|body| body.nodes().any(|node| node.op().has_side_effect()));
+        let has_side_effect = bodies.iter().any(|body| body.has_side_effect());
         Facts { effect: if has_side_effect { Effect::Side } else { Effect::None }, ..Facts::KERNEL }
     }
 

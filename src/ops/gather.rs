@@ -6,17 +6,11 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    AxisList, FactorKind, FactorRule, Facts, Linear, Operands, Primitive, ReduceKind, ResultTypes, after_batch,
-    batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one, to_i64, with_batch,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
+use super::rules::*;
+use super::{AxisList, Linear, Operands, ReduceKind, after_batch, batched_dims, complement, to_i64, with_batch};
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, InternalError, OpError, TensorType, TypeError, Value};
+use crate::ir::InternalError;
 use crate::ops::BinaryKind;
-use crate::partition::PartitionContext;
 
 /// Which dimensions of operand, indices and window correspond.
 ///
@@ -61,6 +55,19 @@ pub struct IndexPromise {
 crate::ir::attributes!(IndexPromise { sorted: flag("sorted"), unique: flag("unique"), in_bounds: flag("in_bounds") });
 
 impl GatherDims {
+    /// Of indices that select single elements of dimension `batch`, the last, in step with all dimensions before it. Each
+    /// index is one number; `index_vector_dim` is the rank of the indices.
+    pub(crate) fn along_last(batch: usize, index_vector_dim: usize) -> GatherDims {
+        GatherDims {
+            collapsed_dims: AxisList::from_slice(&[batch]),
+            operand_batch_dims: (0..batch).collect(),
+            indices_batch_dims: (0..batch).collect(),
+            start_index_map: AxisList::from_slice(&[batch]),
+            index_vector_dim,
+            ..GatherDims::default()
+        }
+    }
+
     /// Operand dimensions that the window keeps.
     fn window_dims(&self, rank: usize) -> AxisList {
         complement(&[&self.collapsed_dims[..], &self.operand_batch_dims[..]].concat(), rank)
@@ -73,22 +80,23 @@ impl GatherDims {
         expect_axes(&[&self.start_index_map[..], &self.operand_batch_dims[..]].concat(), operand.rank())?;
         expect_axes(&self.indices_batch_dims, indices.rank())?;
         let increasing = [&self.offset_dims, &self.collapsed_dims, &self.operand_batch_dims];
-        if increasing.iter().any(|axes| !axes.is_sorted()) {
-            return Err(TypeError::Attribute("offset, collapsed and batch dimensions must increase".to_owned()));
-        }
+        refuse_if!(
+            increasing.iter().any(|axes| !axes.is_sorted()),
+            "offset, collapsed and batch dimensions must increase"
+        );
         if self.index_vector_dim > indices.rank() || self.indices_batch_dims.contains(&self.index_vector_dim) {
             return Err(TypeError::Axis { axis: self.index_vector_dim as i64, rank: indices.rank() });
         }
         let components = indices.dims.get(self.index_vector_dim).copied().unwrap_or(1);
-        if components != self.start_index_map.len() {
-            return Err(TypeError::Attribute(format!(
-                "each index has {components} components, but {} operand dimensions are indexed",
-                self.start_index_map.len()
-            )));
-        }
-        if self.operand_batch_dims.len() != self.indices_batch_dims.len() {
-            return Err(TypeError::Attribute("each batch dimension needs a partner".to_owned()));
-        }
+        refuse_if!(
+            components != self.start_index_map.len(),
+            "each index has {components} components, but {} operand dimensions are indexed",
+            self.start_index_map.len()
+        );
+        refuse_if!(
+            self.operand_batch_dims.len() != self.indices_batch_dims.len(),
+            "each batch dimension needs a partner"
+        );
         for (&own, &partner) in self.operand_batch_dims.iter().zip(&self.indices_batch_dims) {
             if operand.dims[own] != indices.dims[partner] {
                 let (expected, found) = (operand.dims[own], indices.dims[partner]);
@@ -103,13 +111,12 @@ impl GatherDims {
     fn updates_dims(&self, batch: &[usize], window: &[usize]) -> Result<Dims, TypeError> {
         let rank = batch.len() + window.len();
         expect_axes(&self.offset_dims, rank)?;
-        if self.offset_dims.len() != window.len() {
-            return Err(TypeError::Attribute(format!(
-                "the window keeps {} dimensions, but {} offset dimensions are given",
-                window.len(),
-                self.offset_dims.len()
-            )));
-        }
+        refuse_if!(
+            self.offset_dims.len() != window.len(),
+            "the window keeps {} dimensions, but {} offset dimensions are given",
+            window.len(),
+            self.offset_dims.len()
+        );
         let (mut batch, mut window) = (batch.iter(), window.iter());
         let next = |dim| if self.offset_dims.contains(&dim) { window.next() } else { batch.next() };
         Ok((0..rank).filter_map(next).copied().collect())
@@ -283,34 +290,24 @@ pub struct Gather {
 crate::ir::op_text!(Gather = "gather" { slice_sizes: key("sizes"), dims: several, promise: several });
 
 impl Primitive for Gather {
-    fn name(&self) -> &'static str {
-        "gather"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let (operand, indices) = (operands[0], operands[1]);
         let batch = self.dims.check(operand, indices)?;
-        if self.slice_sizes.len() != operand.rank() {
-            let expected = self.slice_sizes.len().to_string();
-            return Err(TypeError::Rank { operand: 0, expected, found: operand.rank() });
-        }
+        expect_rank(0, operand, self.slice_sizes.len())?;
         for (dim, (&size, &available)) in self.slice_sizes.iter().zip(&operand.dims).enumerate() {
             let single = self.dims.collapsed_dims.contains(&dim) || self.dims.operand_batch_dims.contains(&dim);
-            if size > available || (single && size != 1) {
-                return Err(TypeError::Attribute(format!(
-                    "a slice of {size} elements does not fit dimension {dim} of size {available}{}",
-                    if single { ", which is collapsed or a batch dimension: it must be 1" } else { "" }
-                )));
-            }
+            refuse_if!(
+                size > available || (single && size != 1),
+                "a slice of {size} elements does not fit dimension {dim} of size {available}{}",
+                if single { ", which is collapsed or a batch dimension: it must be 1" } else { "" }
+            );
         }
         let window: Dims = self.dims.window_dims(operand.rank()).iter().map(|&dim| self.slice_sizes[dim]).collect();
         Ok(one(TensorType { dtype: operand.dtype, dims: self.dims.updates_dims(&batch, &window)? }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -330,9 +327,7 @@ impl Primitive for Gather {
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let (operand, indices) = (operands[0], operands[1]);
@@ -400,9 +395,7 @@ impl Primitive for Gather {
         let places = complement(&self.dims.offset_dims, dims.len());
         let inside = context.builder.broadcast(inside, &dims, &places)?;
         let nothing = context.builder.zeros_like(found);
-        let result = context.builder.push1(super::Select, &[inside, found, nothing])?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(super::Select, &[inside, found, nothing])
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -452,25 +445,23 @@ impl ScatterKind {
         [ScatterKind::Add, ScatterKind::Max, ScatterKind::Min, ScatterKind::Multiply, ScatterKind::Set];
 
     /// The elementwise op that combines what is there with an update; none where the update replaces it.
-    pub const fn combiner(self) -> Option<BinaryKind> {
+    pub fn combiner(self) -> Option<BinaryKind> {
+        self.reduction().map(ReduceKind::combiner)
+    }
+
+    const fn reduction(self) -> Option<ReduceKind> {
         match self {
-            ScatterKind::Add => Some(BinaryKind::Add),
-            ScatterKind::Max => Some(BinaryKind::Maximum),
-            ScatterKind::Min => Some(BinaryKind::Minimum),
-            ScatterKind::Multiply => Some(BinaryKind::Multiply),
+            ScatterKind::Add => Some(ReduceKind::Sum),
+            ScatterKind::Max => Some(ReduceKind::Max),
+            ScatterKind::Min => Some(ReduceKind::Min),
+            ScatterKind::Multiply => Some(ReduceKind::Prod),
             ScatterKind::Set => None,
         }
     }
 
     /// What it takes to split the updates. Which of several updates of one place stays is not known where they are apart.
-    const fn factor_kind(self) -> FactorKind {
-        match self {
-            ScatterKind::Add => FactorKind::Reduction(ReduceKind::Sum),
-            ScatterKind::Max => FactorKind::Reduction(ReduceKind::Max),
-            ScatterKind::Min => FactorKind::Reduction(ReduceKind::Min),
-            ScatterKind::Multiply => FactorKind::Reduction(ReduceKind::Prod),
-            ScatterKind::Set => FactorKind::Replicated,
-        }
+    fn factor_kind(self) -> FactorKind {
+        self.reduction().map_or(FactorKind::Replicated, FactorKind::Reduction)
     }
 }
 
@@ -485,22 +476,25 @@ pub struct Scatter {
     pub promise: IndexPromise,
 }
 
-crate::ir::op_text!(Scatter = name of ScatterKind::ALL, |kind| Scatter {
-    dims: Box::default(), kind, promise: IndexPromise::default()
+crate::ir::op_text!(Scatter = ScatterKind {
+    Add = "scatter-add",
+    Max = "scatter-max",
+    Min = "scatter-min",
+    Multiply = "scatter-multiply",
+    Set = "scatter-set",
 } => { kind, dims: several, promise: several });
 
 impl Scatter {
     /// Where nothing is indexed and updates are of all of the operand: how they fold into it.
-    fn folds_whole(&self, context: &PartitionContext<'_>) -> Option<BinaryKind> {
-        let (operand, updates) = (context.operand_type(0), context.operand_type(2));
-        let FactorKind::Reduction(kind) = self.kind.factor_kind() else { return None };
+    fn folds_whole(&self, context: &PartitionContext<'_>) -> Option<ReduceKind> {
+        let (operand, updates, kind) = (context.operand_type(0), context.operand_type(2), self.kind.reduction()?);
         let window = self.dims.window_dims(operand.rank());
         let sizes = || window.iter().zip(&self.dims.offset_dims);
         let is_whole = self.dims.start_index_map.is_empty()
             && self.dims.operand_batch_dims.is_empty()
             && self.dims.collapsed_dims.iter().all(|&dim| operand.dims[dim] == 1)
             && sizes().all(|(&dim, &place)| operand.dims[dim] == updates.dims[place]);
-        is_whole.then(|| kind.combiner())
+        is_whole.then_some(kind)
     }
 
     /// Window sizes along the operand's dimensions, read off the updates.
@@ -524,16 +518,6 @@ impl Scatter {
 }
 
 impl Primitive for Scatter {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ScatterKind::Add => "scatter-add",
-            ScatterKind::Max => "scatter-max",
-            ScatterKind::Min => "scatter-min",
-            ScatterKind::Multiply => "scatter-multiply",
-            ScatterKind::Set => "scatter-set",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
         let (operand, indices, updates) = (operands[0], operands[1], operands[2]);
@@ -547,20 +531,18 @@ impl Primitive for Scatter {
         let window: Dims = self.dims.offset_dims.iter().map(|&dim| updates.dims[dim]).collect();
         let expected = self.dims.updates_dims(&batch, &window)?;
         expect_dims(2, updates, &expected)?;
-        if window.len() != window_dims.len() {
-            return Err(TypeError::Attribute(format!(
-                "the window keeps {} operand dimensions, but {} offset dimensions are given",
-                window_dims.len(),
-                window.len()
-            )));
-        }
+        refuse_if!(
+            window.len() != window_dims.len(),
+            "the window keeps {} operand dimensions, but {} offset dimensions are given",
+            window_dims.len(),
+            window.len()
+        );
         for (&dim, &size) in window_dims.iter().zip(&window) {
-            if size > operand.dims[dim] {
-                return Err(TypeError::Attribute(format!(
-                    "a window of {size} elements does not fit dimension {dim} of size {}",
-                    operand.dims[dim]
-                )));
-            }
+            refuse_if!(
+                size > operand.dims[dim],
+                "a window of {size} elements does not fit dimension {dim} of size {}",
+                operand.dims[dim]
+            );
         }
         Ok(one(operand.clone()))
     }
@@ -579,11 +561,8 @@ impl Primitive for Scatter {
         match self.kind {
             ScatterKind::Add => {
                 context.set(0, ct);
-                if context.needs(2) {
-                    let gradient = self.gather(context.builder, ct, context.operand(1), context.operand(2))?;
-                    context.set(2, gradient);
-                }
-                Ok(())
+                let (indices, updates) = (context.operand(1), context.operand(2));
+                context.set_with(2, |builder| self.gather(builder, ct, indices, updates))
             }
             ScatterKind::Set => self.vjp_of_set(context, ct),
             ScatterKind::Multiply => self.vjp_of_multiply(context, ct),
@@ -639,12 +618,12 @@ impl Primitive for Scatter {
     }
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        if let (Some(combiner), FactorKind::Reduction(kind)) = (self.folds_whole(context), self.kind.factor_kind()) {
+        if let Some(kind) = self.folds_whole(context) {
             // The CPU plugins drop updates that no index places, if this device's part of the operand has a single element.
             let rows = complement(&self.dims.offset_dims, context.operand_type(2).rank());
             let update = context.builder.reduce(kind, &rows, context.operand(2))?;
             let update = context.builder.reshape(update, &context.operand_dims(0))?;
-            let result = context.builder.binary(combiner, context.operand(0), update)?;
+            let result = context.builder.binary(kind.combiner(), context.operand(0), update)?;
             context.push_result(result);
             return Ok(());
         }
@@ -660,9 +639,7 @@ impl Primitive for Scatter {
         // Indices of other devices' parts lie outside, where updates are dropped.
         let scatter = Scatter { promise: IndexPromise { in_bounds: false, ..self.promise }, ..self.clone() };
         let operands = [context.operand(0), shifted, context.operand(2)];
-        let result = context.builder.push1(scatter, &operands)?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(scatter, &operands)
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

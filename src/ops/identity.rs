@@ -1,14 +1,8 @@
 //! Ops whose results are their operands: they tell the compiler something.
 
-use super::{
-    AxisList, Effect, FactorKind, FactorRule, Facts, Linear, Memory, Op, Operands, Primitive, ResultTypes, Zeros,
-    expect_operands, one, pointwise,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{AxisNames, Name, OpError, Role, Spec, TensorType, TypeError, Value, Values};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{AxisList, Effect, Linear, Memory, Operands, Zeros};
+use crate::ir::{AxisNames, Name, Role, Spec};
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
 /// computation on the operands themselves (HLO's `opt-barrier`).
@@ -18,10 +12,6 @@ pub struct Barrier;
 crate::ir::op_text!(Barrier = "opt-barrier" {});
 
 impl Primitive for Barrier {
-    fn name(&self) -> &'static str {
-        "opt-barrier"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
@@ -76,9 +66,7 @@ impl Primitive for Barrier {
         Ok(())
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_barrier();
@@ -90,7 +78,10 @@ impl Primitive for Barrier {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
-crate::ir::op_text!(MoveTo = name of [Memory::Device, Memory::Host], |memory| MoveTo(memory) => { 0 });
+crate::ir::op_text!(MoveTo = Memory {
+    Device = "move-to-device",
+    Host = "move-to-host",
+} => { 0 });
 
 /// Gives a value a name that checkpoint policies refer to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -151,48 +142,8 @@ pub struct StopGradient;
 
 crate::ir::op_text!(StopGradient = "stop-gradient" {});
 
-fn infer_identity(operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-    expect_operands(operands, 1)?;
-    Ok(one(operands[0].clone()))
-}
-
-/// The gradient of an op that asks of the cotangent what it asks of the value.
-fn apply_to_cotangent(op: impl Into<Op>, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-    if let Some(ct) = context.cotangent(0) {
-        let gradient = context.builder.push1(op, &[ct])?;
-        context.set(0, gradient);
-    }
-    Ok(())
-}
-
 impl Primitive for Named {
-    fn name(&self) -> &'static str {
-        "name"
-    }
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
-
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
-
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        if let Some(ct) = context.cotangent(0) {
-            context.set(0, ct);
-        }
-        Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        if let Some(tangent) = context.tangent(0) {
-            context.set(0, tangent);
-        }
-        Ok(())
-    }
-
-    pointwise!();
+    rules!(infer: identity, facts: IDENTITY, derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -200,38 +151,15 @@ impl Primitive for Named {
 }
 
 impl Primitive for MoveTo {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Memory::Device => "move-to-device",
-            Memory::Host => "move-to-host",
-        }
-    }
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
+    rules!(infer: identity);
 
     fn facts(&self) -> Facts<'_> {
         // Its result has a buffer of its own, in another memory.
         Facts { is_cheap: true, ..Facts::LINEAR }
     }
 
-    fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // Only the value itself is moved: cotangents and tangents are used where they arise.
-        if let Some(ct) = context.cotangent(0) {
-            context.set(0, ct);
-        }
-        Ok(())
-    }
-
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        if let Some(tangent) = context.tangent(0) {
-            context.set(0, tangent);
-        }
-        Ok(())
-    }
-
-    pointwise!();
+    // Only the value itself is moved: cotangents and tangents are used where they arise.
+    rules!(derivatives: passed_on, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_move(self.0);
@@ -239,49 +167,36 @@ impl Primitive for MoveTo {
 }
 
 impl Primitive for WithAxes {
-    fn name(&self) -> &'static str {
-        "with-axes"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let types = infer_identity(operands)?;
+        expect_operands(operands, 1)?;
         if self.names.len() != operands[0].rank() {
             let names = &self.names;
             let expected = format!("{} (one for each of the axes {:?})", names.len(), names.as_slice());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
         for (dim, name) in self.names.iter().enumerate() {
-            if !name.is_none() && self.names[..dim].contains(name) {
-                return Err(TypeError::Attribute(format!("the axis name {name:?} is given to two dimensions")));
-            }
+            refuse_if!(
+                !name.is_none() && self.names[..dim].contains(name),
+                "the axis name {name:?} is given to two dimensions"
+            );
         }
-        Ok(types)
+        Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
+    rules!(facts: IDENTITY);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        apply_to_cotangent(self.clone(), context)
+        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
+    rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let names = std::iter::once(context.axis_name()).chain(self.names.iter().copied());
         context.all(WithAxes { names: names.collect(), ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();
@@ -289,17 +204,13 @@ impl Primitive for WithAxes {
 }
 
 impl Primitive for Reshard {
-    fn name(&self) -> &'static str {
-        "reshard"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let types = infer_identity(operands)?;
+        expect_operands(operands, 1)?;
         if self.spec.rank() != operands[0].rank() {
             let expected = format!("{} (one for each entry of the spec)", self.spec.rank());
             return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
         }
-        Ok(types)
+        Ok(one(operands[0].clone()))
     }
 
     fn facts(&self) -> Facts<'_> {
@@ -308,24 +219,16 @@ impl Primitive for Reshard {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        apply_to_cotangent(self.clone(), context)
+        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
-
-    fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        FactorRule::pointwise(operands, results)
-    }
+    rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Reshard { spec: self.spec.with_leading_dim(), ..*self })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.emit_reshard(&self.spec);
@@ -333,27 +236,7 @@ impl Primitive for Reshard {
 }
 
 impl Primitive for StopGradient {
-    fn name(&self) -> &'static str {
-        "stop-gradient"
-    }
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        infer_identity(operands)
-    }
-
-    fn facts(&self) -> Facts<'_> {
-        Facts::IDENTITY
-    }
-
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    pointwise!();
+    rules!(infer: identity, facts: IDENTITY, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.forward_operand();

@@ -28,6 +28,7 @@ mod reduce_window;
 mod region;
 mod remat;
 mod roll;
+mod rules;
 mod scatter_rules;
 mod shape;
 mod sort;
@@ -44,7 +45,7 @@ pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
-pub use edges::{DataFlow, Edge, Executions, Port, Source, Target};
+pub use edges::{Edge, Executions, Port, Source, Target};
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
@@ -63,7 +64,6 @@ pub use roll::Roll;
 pub use shape::{BroadcastInDim, Concatenate, Pad, PadDim, Reshape, Reverse, Slice, SliceDim, Transpose};
 pub use sort::{Sort, TopK};
 
-use factor::pointwise;
 use reduce_window::window_proto;
 pub(crate) use shape::greatest_common_divisor;
 use shape::slice_dimensions;
@@ -80,11 +80,14 @@ pub type AxisList = SmallVec<[usize; 4]>;
 /// The types of an op's results.
 pub type ResultTypes = SmallVec<[TensorType; 1]>;
 
-/// What the compiler must know about an op without regions.
-pub trait Primitive {
+/// An op has a name. Its line `op_text!` states it, with the attributes.
+pub trait OpName {
     /// The name in text forms and messages: HLO's opcode where there is one.
     fn name(&self) -> &'static str;
+}
 
+/// What the compiler must know about an op without regions.
+pub trait Primitive: OpName {
     /// The typing rule: result types from operand types, or why they do not fit. Used by the builder and the verifier.
     ///
     /// # Errors
@@ -180,14 +183,6 @@ macro_rules! op_table {
                 match self {
                     $(Op::$primitive(_) => None,)*
                     $(Op::$region(op) => Some(RegionKind::$region(op)),)*
-                }
-            }
-
-            /// The data flow of an op with regions; `None` for one without.
-            pub(crate) fn data_flow(&self) -> Option<&dyn DataFlow> {
-                match self {
-                    $(Op::$primitive(_) => None,)*
-                    $(Op::$region(op) => Some(op),)*
                 }
             }
 
@@ -422,11 +417,15 @@ pub(crate) fn expect_dtype(operand: usize, ty: &TensorType, expected: crate::ir:
     }
 }
 
+/// Checks one operand's number of dimensions.
+pub(crate) fn expect_rank(operand: usize, ty: &TensorType, expected: usize) -> Result<(), TypeError> {
+    let found = ty.rank();
+    if found == expected { Ok(()) } else { Err(TypeError::Rank { operand, expected: expected.to_string(), found }) }
+}
+
 /// Checks one operand's dimensions.
 pub(crate) fn expect_dims(operand: usize, ty: &TensorType, expected: &[usize]) -> Result<(), TypeError> {
-    if ty.rank() != expected.len() {
-        return Err(TypeError::Rank { operand, expected: expected.len().to_string(), found: ty.rank() });
-    }
+    expect_rank(operand, ty, expected.len())?;
     for (dim, (&found, &expected)) in ty.dims.iter().zip(expected).enumerate() {
         if found != expected {
             return Err(TypeError::Size { operand, dim, expected, found });

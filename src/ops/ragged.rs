@@ -8,16 +8,11 @@
 
 use smallvec::SmallVec;
 
-use super::{
-    FactorKind, FactorRule, Facts, Precision, Primitive, ReduceKind, ResultTypes, expect_dims, expect_dtype,
-    expect_operands, one,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::{BatchContext, batch_in_front};
-use crate::emit::{EmitContext, InstructionId};
+use super::rules::*;
+use super::{Precision, ReduceKind, WindowDim, window_proto};
+use crate::batching::batch_in_front;
+use crate::emit::InstructionId;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// Which dimension the groups divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -120,10 +115,6 @@ impl RaggedDot {
 }
 
 impl Primitive for RaggedDot {
-    fn name(&self) -> &'static str {
-        "ragged-dot"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 3)?;
         let (lhs, rhs, groups) = (operands[0], operands[1], operands[2]);
@@ -139,9 +130,7 @@ impl Primitive for RaggedDot {
         }
         let rhs_rank = if self.mode == RaggedMode::Rows { b + 3 } else { r + 2 };
         for (operand, (ty, rank)) in [(lhs, r + 2), (rhs, rhs_rank), (groups, r + 1)].into_iter().enumerate() {
-            if ty.rank() != rank {
-                return Err(TypeError::Rank { operand, expected: rank.to_string(), found: ty.rank() });
-            }
+            expect_rank(operand, ty, rank)?;
         }
         let sizes = self.sizes(operands);
         expect_dims(2, groups, &sizes.of_blocks(&[sizes.groups]))?;
@@ -155,9 +144,7 @@ impl Primitive for RaggedDot {
         Ok(one(TensorType { dtype: self.dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::PRODUCT
-    }
+    rules!(facts: PRODUCT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
@@ -177,22 +164,12 @@ impl Primitive for RaggedDot {
                 ([rhs, matrices], (rows.clone(), [lhs, ct]))
             }
         };
-        if context.needs(0) {
-            let gradient = context.builder.push1(rows, &[to_lhs[0], to_lhs[1], sizes])?;
-            context.set(0, gradient);
-        }
-        if context.needs(1) {
-            let (op, [left, right]) = to_rhs;
-            let gradient = context.builder.push1(op, &[left, right, sizes])?;
-            context.set(1, gradient);
-        }
-        Ok(())
+        context.set_with(0, |builder| builder.push1(rows, &[to_lhs[0], to_lhs[1], sizes]))?;
+        let (op, [left, right]) = to_rhs;
+        context.set_with(1, |builder| builder.push1(op, &[left, right, sizes]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])?;
-        context.linear_in(self.clone(), &[1])
-    }
+    rules!(jvp: linear);
 
     /// Rows and groups are not split: which row belongs to which group depends on all sizes.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
@@ -245,9 +222,7 @@ impl Primitive for RaggedDot {
         Ok(())
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     /// A dot over rows masked by group: the form that every plugin takes. The mask costs `g` copies of the left operand
     /// where the backend does not fuse it, and `g` times the products.
@@ -318,21 +293,11 @@ fn cumulative_sum(context: &mut EmitContext<'_>, ty: &TensorType) -> Instruction
     let combiner = context.combiner("add", ty.dtype);
     let (operand, zero) = (context.operand_id(2), context.number(ty.dtype, 0.0));
     let last = ty.rank() - 1;
-    let dimension = |dim: usize| {
-        let size = if dim == last { ty.dims[dim].max(1) as i64 } else { 1 };
-        proto::WindowDimension {
-            size,
-            stride: 1,
-            padding_low: size - 1,
-            padding_high: 0,
-            window_dilation: 1,
-            base_dilation: 1,
-            window_reversal: false,
-        }
-    };
-    let window = proto::Window { dimensions: (0..ty.rank()).map(dimension).collect() };
+    let mut window = vec![WindowDim::ONE; ty.rank()];
+    let size = ty.dims[last].max(1);
+    window[last] = WindowDim { size, low: size as i64 - 1, ..WindowDim::ONE };
     let instruction = context.begin_typed("reduce-window", ty, &[operand, zero]);
-    instruction.window = Some(window);
+    instruction.window = Some(window_proto(&window));
     instruction.called_computation_ids.push(combiner);
     context.commit()
 }

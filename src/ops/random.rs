@@ -2,10 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::{Facts, Primitive, ResultTypes, expect_dtype, expect_operands, expect_same_types, pointwise};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::emit::{EmitContext, InstructionId};
-use crate::ir::{DType, OpError, TensorType, TypeError};
+use super::expect_same_types;
+use super::rules::*;
+use crate::emit::InstructionId;
 
 /// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key and two of
 /// counter; all of the same dimensions. An element of the result depends on the same element of the operands alone.
@@ -75,10 +74,6 @@ fn rounds(context: &mut EmitContext<'_>, ty: &TensorType, inputs: &[InstructionI
 }
 
 impl Primitive for Threefry {
-    fn name(&self) -> &'static str {
-        "threefry"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 4)?;
         expect_dtype(0, operands[0], DType::U32)?;
@@ -86,20 +81,8 @@ impl Primitive for Threefry {
         Ok(SmallVec::from_elem(operands[0].clone(), 2))
     }
 
-    /// Integers have no gradient.
-    fn facts(&self) -> Facts<'_> {
-        Facts::KERNEL
-    }
-
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-
-    pointwise!();
+    // Integers have no gradient.
+    rules!(facts: KERNEL, derivatives: none, factors: pointwise, batch: unchanged, partition: unchanged);
 
     /// A call of a function of 134 instructions that is emitted once for each shape.
     fn emit(&self, context: &mut EmitContext<'_>) {

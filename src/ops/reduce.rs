@@ -1,14 +1,7 @@
 //! Reductions.
 
-use super::{
-    AxisList, Binary, BinaryKind, Class, Direction, FactorKind, FactorRule, Facts, Primitive, ResultTypes, after_batch,
-    complement, expect_axes, expect_operands, one, to_i64,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
+use super::rules::*;
+use super::{AxisList, Binary, BinaryKind, Class, Direction, after_batch, complement, to_i64};
 
 /// How [`Reduce`] combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,10 +62,14 @@ pub struct Reduce {
     pub axes: AxisList,
 }
 
-crate::ir::op_text!(Reduce = name of ReduceKind::ALL, |kind| Reduce { kind, axes: AxisList::new() } => {
-    kind,
-    axes: key("axes"),
-});
+crate::ir::op_text!(Reduce = ReduceKind {
+    And = "reduce-and",
+    Max = "reduce-max",
+    Min = "reduce-min",
+    Or = "reduce-or",
+    Prod = "reduce-prod",
+    Sum = "reduce-sum",
+} => { kind, axes: key("axes") });
 
 impl Reduce {
     /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in it.
@@ -107,17 +104,6 @@ impl Reduce {
 }
 
 impl Primitive for Reduce {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ReduceKind::And => "reduce-and",
-            ReduceKind::Max => "reduce-max",
-            ReduceKind::Min => "reduce-min",
-            ReduceKind::Or => "reduce-or",
-            ReduceKind::Prod => "reduce-prod",
-            ReduceKind::Sum => "reduce-sum",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
@@ -198,9 +184,7 @@ impl Primitive for Reduce {
         context.all(Reduce { kind: self.kind, axes: after_batch(&self.axes) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
@@ -226,6 +210,14 @@ pub enum ArgReduceKind {
 impl ArgReduceKind {
     /// Every kind.
     pub const ALL: [ArgReduceKind; 2] = [ArgReduceKind::Max, ArgReduceKind::Min];
+
+    /// The reduction that gives the element itself.
+    pub(crate) const fn reduction(self) -> ReduceKind {
+        match self {
+            ArgReduceKind::Max => ReduceKind::Max,
+            ArgReduceKind::Min => ReduceKind::Min,
+        }
+    }
 }
 
 /// Position (`s32`) of the largest or smallest element along one dimension, which is folded away; the first of equals.
@@ -237,32 +229,20 @@ pub struct ArgReduce {
     pub axis: usize,
 }
 
-crate::ir::op_text!(ArgReduce = name of ArgReduceKind::ALL, |kind| ArgReduce { kind, axis: 0 } => {
-    kind,
-    axis: key("axis"),
-});
+crate::ir::op_text!(ArgReduce = ArgReduceKind {
+    Max = "argmax",
+    Min = "argmin",
+} => { kind, axis: key("axis") });
 
 impl Primitive for ArgReduce {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ArgReduceKind::Max => "argmax",
-            ArgReduceKind::Min => "argmin",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        let kind = match self.kind {
-            ArgReduceKind::Max => ReduceKind::Max,
-            ArgReduceKind::Min => ReduceKind::Min,
-        };
-        let axes = AxisList::from_slice(&[self.axis]);
-        let types = Reduce { kind, axes }.infer(operands)?;
-        if operands[0].dims[self.axis] == 0 {
-            return Err(TypeError::Attribute(format!("dimension {} is empty, so no element is extreme", self.axis)));
-        }
-        if i32::try_from(operands[0].dims[self.axis]).is_err() {
-            return Err(TypeError::Attribute(format!("dimension {} has more positions than s32 can count", self.axis)));
-        }
+        let types = Reduce { kind: self.kind.reduction(), axes: AxisList::from_slice(&[self.axis]) }.infer(operands)?;
+        refuse_if!(operands[0].dims[self.axis] == 0, "dimension {} is empty, so no element is extreme", self.axis);
+        refuse_if!(
+            i32::try_from(operands[0].dims[self.axis]).is_err(),
+            "dimension {} has more positions than s32 can count",
+            self.axis
+        );
         Ok(one(types[0].with_dtype(DType::S32)))
     }
 
@@ -270,15 +250,7 @@ impl Primitive for ArgReduce {
         Facts { class: Class::Fold, ..Facts::KERNEL }
     }
 
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no cotangent.
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no tangent.
-        Ok(())
-    }
+    rules!(derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -292,14 +264,11 @@ impl Primitive for ArgReduce {
         context.all(ArgReduce { axis: self.axis + 1, ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let positions = context.operand_type(0).with_dtype(DType::S32);
-        context.begin_typed("iota", &positions, &[]).dimensions.push(self.axis as i64);
-        let positions = context.commit();
+        let positions = context.positions(&positions, self.axis);
         context.arg_reduce(self.kind, "reduce", positions, 0.0, |instruction| {
             instruction.dimensions.push(self.axis as i64);
         });

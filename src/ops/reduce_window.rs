@@ -1,15 +1,12 @@
 //! Reductions of windows that slide over a tensor: pooling.
 
+use super::rules::*;
+use super::shape::inverse;
 use super::{
-    ArgReduceKind, AxisList, Binary, Direction, FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Pad,
-    PadDim, Primitive, ReduceKind, ResultTypes, Scatter, ScatterKind, Select, expect_operands, one,
+    ArgReduceKind, AxisList, Binary, Direction, Gather, GatherDims, IndexPromise, Pad, PadDim, ReduceKind, Scatter,
+    ScatterKind, Select,
 };
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
 
 /// A window along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,9 +87,7 @@ pub(super) fn window_proto(window: &[WindowDim]) -> proto::Window {
 
 /// The dimensions of the result.
 fn window_counts(window: &[WindowDim], operand: &TensorType) -> Result<Dims, TypeError> {
-    if window.len() != operand.rank() {
-        return Err(TypeError::Rank { operand: 0, expected: window.len().to_string(), found: operand.rank() });
-    }
+    expect_rank(0, operand, window.len())?;
     let count = |(dim, (window, &size)): (usize, (&WindowDim, &usize))| {
         window.count(size).ok_or_else(|| {
             TypeError::Attribute(format!("the window {window:?} does not fit dimension {dim} of size {size}"))
@@ -126,10 +121,14 @@ pub struct ReduceWindow {
     pub window: Box<[WindowDim]>,
 }
 
-crate::ir::op_text!(ReduceWindow = name of ReduceKind::ALL, |kind| ReduceWindow { kind, window: Box::default() } => {
-    kind,
-    window: key("window"),
-});
+crate::ir::op_text!(ReduceWindow = ReduceKind {
+    And = "reduce-window-and",
+    Max = "reduce-window-max",
+    Min = "reduce-window-min",
+    Or = "reduce-window-or",
+    Prod = "reduce-window-prod",
+    Sum = "reduce-window-sum",
+} => { kind, window: key("window") });
 
 impl ReduceWindow {
     /// The cotangent of a sum of windows: every element collects from the windows that it is in, which is a sum of windows
@@ -189,21 +188,11 @@ impl Positions {
     }
 
     fn dims(&self, builder: &GraphBuilder) -> Box<GatherDims> {
-        let (batch, rank) = (self.batch.len(), builder.ty(self.positions).rank());
-        Box::new(GatherDims {
-            collapsed_dims: AxisList::from_slice(&[batch]),
-            operand_batch_dims: (0..batch).collect(),
-            indices_batch_dims: (0..batch).collect(),
-            start_index_map: AxisList::from_slice(&[batch]),
-            index_vector_dim: rank,
-            ..GatherDims::default()
-        })
+        Box::new(GatherDims::along_last(self.batch.len(), builder.ty(self.positions).rank()))
     }
 
     fn restore(&self, builder: &mut GraphBuilder, value: Value) -> Result<Value, OpError> {
-        let mut inverse = AxisList::from_elem(0, self.order.len());
-        self.order.iter().enumerate().for_each(|(position, &axis)| inverse[axis] = position);
-        builder.transpose(value, &inverse)
+        builder.transpose(value, &inverse(&self.order))
     }
 
     /// Adds one element for each window to zeros of the operand's dimensions, at its position.
@@ -236,17 +225,6 @@ impl Positions {
 }
 
 impl Primitive for ReduceWindow {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ReduceKind::And => "reduce-window-and",
-            ReduceKind::Max => "reduce-window-max",
-            ReduceKind::Min => "reduce-window-min",
-            ReduceKind::Or => "reduce-window-or",
-            ReduceKind::Prod => "reduce-window-prod",
-            ReduceKind::Sum => "reduce-window-sum",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         Binary(self.kind.combiner()).infer(&[operands[0], operands[0]])?;
@@ -297,9 +275,7 @@ impl Primitive for ReduceWindow {
         context.all(ReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let dtype = context.operand_type(0).dtype;
@@ -324,43 +300,23 @@ pub struct ArgReduceWindow {
     pub window: Box<[WindowDim]>,
 }
 
-crate::ir::op_text!(ArgReduceWindow = name of ArgReduceKind::ALL, |kind| ArgReduceWindow {
-    kind, window: Box::default()
+crate::ir::op_text!(ArgReduceWindow = ArgReduceKind {
+    Max = "argmax-window",
+    Min = "argmin-window",
 } => { kind, window: key("window") });
 
 impl Primitive for ArgReduceWindow {
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ArgReduceKind::Max => "argmax-window",
-            ArgReduceKind::Min => "argmin-window",
-        }
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         super::OperandClass::Numeric.check(0, operands[0])?;
         let dims = window_counts(&self.window, operands[0])?;
         let windowed = operands[0].dims.iter().zip(&self.window).filter(|(_, window)| **window != WindowDim::ONE);
         let count = windowed.fold(1, |count: usize, (&size, _)| count.saturating_mul(size));
-        if i32::try_from(count).is_err() {
-            return Err(TypeError::Attribute(format!("there are {count} positions, more than s32 can count")));
-        }
+        refuse_if!(i32::try_from(count).is_err(), "there are {count} positions, more than s32 can count");
         Ok(one(TensorType { dtype: DType::S32, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::KERNEL
-    }
-
-    fn vjp(&self, _: &mut VjpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no cotangent.
-        Ok(())
-    }
-
-    fn jvp(&self, _: &mut JvpContext<'_>) -> Result<(), OpError> {
-        // The result is an integer, which has no tangent.
-        Ok(())
-    }
+    rules!(facts: KERNEL, derivatives: none);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         window_factors(&self.window, operands, results)
@@ -370,22 +326,16 @@ impl Primitive for ArgReduceWindow {
         context.all(ArgReduceWindow { kind: self.kind, window: batched(&self.window) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operand = context.operand_type(0).clone();
         let windowed: AxisList = (0..operand.rank()).filter(|&dim| self.window[dim] != WindowDim::ONE).collect();
         let sizes: Dims = windowed.iter().map(|&dim| operand.dims[dim]).collect();
         let flat = TensorType::new(DType::S32, &[sizes.iter().product()]);
-        context.begin_typed("iota", &flat, &[]).dimensions.push(0);
-        let mut positions = context.commit();
-        context.begin_typed("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
-        positions = context.commit();
-        let broadcast = context.begin_typed("broadcast", &operand.with_dtype(DType::S32), &[positions]);
-        broadcast.dimensions.extend(super::to_i64(&windowed));
-        positions = context.commit();
+        let positions = context.positions(&flat, 0);
+        let positions = context.instruction("reshape", &TensorType { dtype: DType::S32, dims: sizes }, &[positions]);
+        let positions = context.broadcast(&operand.with_dtype(DType::S32), positions, &windowed);
         context.arg_reduce(self.kind, "reduce-window", positions, i32::MAX.into(), |instruction| {
             instruction.window = Some(window_proto(&self.window));
         });

@@ -5,19 +5,18 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use super::{Op, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
-use crate::ir::{DType, Graph, TensorType, TypeError};
+use super::edges::{Edge, Executions, Port, Source, Target, loop_edges, plain_edges};
+use super::rules::refuse_if;
+use super::{Op, OpName, RematPolicy, ResultTypes, expect_dims, expect_dtype, expect_operands};
+use crate::ir::{DType, Graph, TensorType, TypeError, Value};
 
 /// The bodies of an op.
 pub type Bodies<'a> = SmallVec<[&'a Arc<Graph>; 3]>;
 
 /// What the compiler must know about an op with regions.
-pub trait RegionOp {
-    /// The name in text forms and messages.
-    fn name(&self) -> &'static str;
-
+pub trait RegionOp: OpName {
     /// The typing rule: result types from operand types, or why operands, attributes and bodies do not fit together.
     ///
     /// # Errors
@@ -29,6 +28,38 @@ pub trait RegionOp {
 
     /// The same op with its bodies replaced, in the order of [`RegionOp::bodies`].
     fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op;
+
+    /// The data flow. Operands ascend from one edge to the next, and so do results.
+    fn edges(&self) -> Vec<Edge>;
+
+    /// How often a region runs.
+    fn executions(&self, region: usize) -> Executions;
+
+    /// The op for the operands marked only: attributes that count operands follow. Whoever drops the others also drops
+    /// the other ends of their edges.
+    fn with_operands(&self, kept: &[bool]) -> Op;
+}
+
+/// The bodies of an op, one field for each. `all operands alike` if no attribute counts operands.
+macro_rules! bodies {
+    ($($body:ident),+; all operands alike) => {
+        bodies!($($body),+);
+
+        fn with_operands(&self, _kept: &[bool]) -> Op {
+            self.clone().into()
+        }
+    };
+    ($($body:ident),+) => {
+        fn bodies(&self) -> Bodies<'_> {
+            smallvec![$(&self.$body),+]
+        }
+
+        fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
+            let mut op = self.clone();
+            $(op.$body = f(&self.$body);)+
+            op.into()
+        }
+    };
 }
 
 /// Region ops compare by the identity of their bodies: equal bodies built twice are different, which only costs a
@@ -193,38 +224,47 @@ fn expect_stable_carries(body: &Graph, invariant_count: usize, carry_count: usiz
     Ok(())
 }
 
-impl RegionOp for Scan {
-    fn name(&self) -> &'static str {
-        "scan"
-    }
+fn count(flags: &[bool]) -> usize {
+    flags.iter().filter(|&&flag| flag).count()
+}
 
+impl Scan {
+    /// The types of the results: of the final carries, then of the stacked outputs.
+    pub(crate) fn result_types(&self) -> ResultTypes {
+        let stack = |(index, ty): (usize, &TensorType)| {
+            let mut ty = ty.clone();
+            if index >= self.carry_count {
+                ty.dims.insert(0, self.length);
+            }
+            ty
+        };
+        self.body.output_types().enumerate().map(stack).collect()
+    }
+}
+
+impl RegionOp for Scan {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let (body, stacked_start) = (&*self.body, self.invariant_count.saturating_add(self.carry_count));
         expect_operands(operands, body.inputs().len())?;
-        if operands.len() < stacked_start {
-            return Err(TypeError::Attribute(format!(
-                "there are {} invariants and {} carries, but only {} operands",
-                self.invariant_count,
-                self.carry_count,
-                operands.len()
-            )));
-        }
-        if body.outputs().len() < self.carry_count {
-            return Err(TypeError::Attribute(format!(
-                "the body returns {} values, fewer than the {} carries",
-                body.outputs().len(),
-                self.carry_count
-            )));
-        }
-        if i32::try_from(self.length).is_err() {
-            return Err(TypeError::Attribute(format!(
-                "a loop of {} iterations is longer than s32 can count",
-                self.length
-            )));
-        }
-        if self.unroll == 0 {
-            return Err(TypeError::Attribute("the unroll factor must be at least 1, found 0".to_owned()));
-        }
+        refuse_if!(
+            operands.len() < stacked_start,
+            "there are {} invariants and {} carries, but only {} operands",
+            self.invariant_count,
+            self.carry_count,
+            operands.len()
+        );
+        refuse_if!(
+            body.outputs().len() < self.carry_count,
+            "the body returns {} values, fewer than the {} carries",
+            body.outputs().len(),
+            self.carry_count
+        );
+        refuse_if!(
+            i32::try_from(self.length).is_err(),
+            "a loop of {} iterations is longer than s32 can count",
+            self.length
+        );
+        refuse_if!(self.unroll == 0, "the unroll factor must be at least 1, found 0");
         for (index, (operand, input)) in operands.iter().zip(body.input_types()).enumerate() {
             expect_dtype(index, operand, input.dtype)?;
             if index < stacked_start {
@@ -234,30 +274,33 @@ impl RegionOp for Scan {
             }
         }
         expect_stable_carries(body, self.invariant_count, self.carry_count)?;
-        let stack = |(index, ty): (usize, &TensorType)| {
-            let mut ty = ty.clone();
-            if index >= self.carry_count {
-                ty.dims.insert(0, self.length);
-            }
-            ty
-        };
-        Ok(body.output_types().enumerate().map(stack).collect())
+        Ok(self.result_types())
     }
 
-    fn bodies(&self) -> Bodies<'_> {
-        SmallVec::from_slice(&[&self.body])
+    bodies!(body);
+
+    fn edges(&self) -> Vec<Edge> {
+        let first_slice = self.invariant_count + self.carry_count;
+        let slice = |index: usize| Edge { sliced: true, ..Edge::argument(index, index, 0..1) };
+        let stack = |index: usize| Edge { sliced: true, ..Edge::result_of(index, 0..1) };
+        let mut edges = loop_edges(self.invariant_count, self.carry_count, 0..1);
+        edges.extend((first_slice..self.body.inputs().len()).map(slice));
+        edges.extend((self.carry_count..self.body.outputs().len()).map(stack));
+        edges
     }
 
-    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        Scan { body: f(&self.body), ..self.clone() }.into()
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Times(self.length)
+    }
+
+    fn with_operands(&self, kept: &[bool]) -> Op {
+        let (invariants, rest) = kept.split_at(self.invariant_count);
+        let (invariant_count, carry_count) = (count(invariants), count(&rest[..self.carry_count]));
+        Scan { invariant_count, carry_count, ..self.clone() }.into()
     }
 }
 
 impl RegionOp for While {
-    fn name(&self) -> &'static str {
-        "while"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.condition, operands)?;
         expect_inputs(&self.body, operands)?;
@@ -269,33 +312,35 @@ impl RegionOp for While {
             )));
         };
         let types: Vec<&TensorType> = self.condition.output_types().collect();
-        if types != [&TensorType::scalar(DType::Pred)] {
-            return Err(TypeError::Attribute(format!("the condition must return a pred[], found {types:?}")));
-        }
-        if self.body.outputs().len() != carry_count {
-            return Err(TypeError::Attribute(format!(
-                "the body returns {} values for {carry_count} carries",
-                self.body.outputs().len()
-            )));
-        }
+        refuse_if!(types != [&TensorType::scalar(DType::Pred)], "the condition must return a pred[], found {types:?}");
+        refuse_if!(
+            self.body.outputs().len() != carry_count,
+            "the body returns {} values for {carry_count} carries",
+            self.body.outputs().len()
+        );
         expect_stable_carries(&self.body, self.invariant_count, carry_count)?;
         Ok(self.body.output_types().cloned().collect())
     }
 
-    fn bodies(&self) -> Bodies<'_> {
-        SmallVec::from_slice(&[&self.condition, &self.body])
+    bodies!(condition, body);
+
+    fn edges(&self) -> Vec<Edge> {
+        let mut edges = loop_edges(self.invariant_count, self.body.outputs().len(), 0..2);
+        let goes_on = smallvec![Port { region: 0, index: 0 }];
+        edges.push(Edge { outputs: goes_on, ..Edge::new(Source::Inside, Target::Control) });
+        edges
     }
 
-    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        While { condition: f(&self.condition), body: f(&self.body), ..self.clone() }.into()
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Unknown
+    }
+
+    fn with_operands(&self, kept: &[bool]) -> Op {
+        While { invariant_count: count(&kept[..self.invariant_count]), ..self.clone() }.into()
     }
 }
 
 impl RegionOp for Cond {
-    fn name(&self) -> &'static str {
-        "cond"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let (Some((selector, operands)), Some((first, rest))) = (operands.split_first(), self.branches.split_first())
         else {
@@ -338,6 +383,23 @@ impl RegionOp for Cond {
     fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
         Cond { branches: self.branches.iter().map(f).collect() }.into()
     }
+
+    fn edges(&self) -> Vec<Edge> {
+        let Some(first) = self.branches.first() else { return Vec::new() };
+        let branches = || 0..self.branches.len();
+        let mut edges = vec![Edge::new(Source::Operand(0), Target::Control)];
+        edges.extend((0..first.inputs().len()).map(|index| Edge::argument(index + 1, index, branches())));
+        edges.extend((0..first.outputs().len()).map(|index| Edge::result_of(index, branches())));
+        edges
+    }
+
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::AtMostOnce
+    }
+
+    fn with_operands(&self, _kept: &[bool]) -> Op {
+        self.clone().into()
+    }
 }
 
 impl Cond {
@@ -348,48 +410,40 @@ impl Cond {
 }
 
 impl RegionOp for Call {
-    fn name(&self) -> &'static str {
-        "call"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.function, operands)?;
         Ok(self.function.output_types().cloned().collect())
     }
 
-    fn bodies(&self) -> Bodies<'_> {
-        SmallVec::from_slice(&[&self.function])
+    bodies!(function; all operands alike);
+
+    fn edges(&self) -> Vec<Edge> {
+        plain_edges(&self.function)
     }
 
-    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        Call { function: f(&self.function) }.into()
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Once
     }
 }
 
 impl RegionOp for Checkpoint {
-    fn name(&self) -> &'static str {
-        "checkpoint"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.body, operands)?;
         Ok(self.body.output_types().cloned().collect())
     }
 
-    fn bodies(&self) -> Bodies<'_> {
-        SmallVec::from_slice(&[&self.body])
+    bodies!(body; all operands alike);
+
+    fn edges(&self) -> Vec<Edge> {
+        plain_edges(&self.body)
     }
 
-    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        Checkpoint { body: f(&self.body), policy: self.policy.clone() }.into()
+    fn executions(&self, _region: usize) -> Executions {
+        Executions::Once
     }
 }
 
 impl RegionOp for CustomVjp {
-    fn name(&self) -> &'static str {
-        "custom-vjp"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_inputs(&self.primal, operands)?;
         expect_inputs(&self.forward, operands)?;
@@ -398,37 +452,63 @@ impl RegionOp for CustomVjp {
         let outputs: ResultTypes = primal.output_types().cloned().collect();
         for (index, expected) in outputs.iter().enumerate() {
             let found = forward_types.next();
-            if found != Some(expected) {
-                return Err(TypeError::Attribute(format!(
-                    "output {index} of the forward rule must be {expected} as in the function itself, found {}",
-                    found.map_or("nothing".to_owned(), ToString::to_string)
-                )));
-            }
+            refuse_if!(
+                found != Some(expected),
+                "output {index} of the forward rule must be {expected} as in the function itself, found {}",
+                found.map_or("nothing".to_owned(), ToString::to_string)
+            );
         }
         let cotangents = primal.output_types().filter(|ty| ty.dtype.is_float());
         let expected_inputs: Vec<&TensorType> = forward_types.chain(cotangents).collect();
-        if !backward.input_types().eq(expected_inputs.iter().copied()) {
-            return Err(TypeError::Attribute(format!(
-                "the backward rule must take the residuals and the cotangents {expected_inputs:?}, found {:?}",
-                backward.input_types().collect::<Vec<_>>()
-            )));
-        }
+        refuse_if!(
+            !backward.input_types().eq(expected_inputs.iter().copied()),
+            "the backward rule must take the residuals and the cotangents {expected_inputs:?}, found {:?}",
+            backward.input_types().collect::<Vec<_>>()
+        );
         let expected_outputs: Vec<&TensorType> = operands.iter().copied().filter(|ty| ty.dtype.is_float()).collect();
-        if !backward.output_types().eq(expected_outputs.iter().copied()) {
-            return Err(TypeError::Attribute(format!(
-                "the backward rule must return one cotangent for each floating-point argument, {expected_outputs:?}, \
+        refuse_if!(
+            !backward.output_types().eq(expected_outputs.iter().copied()),
+            "the backward rule must return one cotangent for each floating-point argument, {expected_outputs:?}, \
                  found {:?}",
-                backward.output_types().collect::<Vec<_>>()
-            )));
-        }
+            backward.output_types().collect::<Vec<_>>()
+        );
         Ok(outputs)
     }
 
-    fn bodies(&self) -> Bodies<'_> {
-        SmallVec::from_slice(&[&self.primal, &self.forward, &self.backward])
+    bodies!(primal, forward, backward; all operands alike);
+
+    fn edges(&self) -> Vec<Edge> {
+        const PRIMAL: usize = 0;
+        const FORWARD: usize = 1;
+        const BACKWARD: usize = 2;
+        let (operands, results) = (self.primal.inputs().len(), self.primal.outputs().len());
+        let residuals = self.forward.outputs().len() - results;
+        let differentiable = |values: &[Value]| {
+            let is_float = |&index: &usize| self.primal.ty(values[index]).dtype.is_float();
+            (0..values.len()).filter(is_float).collect::<Vec<usize>>()
+        };
+        let mut edges: Vec<Edge> = Vec::new();
+        edges.extend((0..operands).map(|index| Edge::argument(index, index, PRIMAL..BACKWARD)));
+        edges.extend((0..results).map(|index| Edge::result_of(index, PRIMAL..BACKWARD)));
+        edges.extend((0..residuals).map(|index| Edge {
+            inputs: smallvec![Port { region: BACKWARD, index }],
+            outputs: smallvec![Port { region: FORWARD, index: results + index }],
+            ..Edge::new(Source::Inside, Target::Inside)
+        }));
+        let cotangents = differentiable(self.primal.outputs()).into_iter().enumerate();
+        edges.extend(cotangents.map(|(index, result)| Edge {
+            inputs: smallvec![Port { region: BACKWARD, index: residuals + index }],
+            ..Edge::new(Source::Cotangent(result), Target::Inside)
+        }));
+        let cotangents = differentiable(self.primal.inputs()).into_iter().enumerate();
+        edges.extend(cotangents.map(|(index, operand)| Edge {
+            outputs: smallvec![Port { region: BACKWARD, index }],
+            ..Edge::new(Source::Inside, Target::Cotangent(operand))
+        }));
+        edges
     }
 
-    fn with_bodies(&self, f: &mut dyn FnMut(&Arc<Graph>) -> Arc<Graph>) -> Op {
-        CustomVjp { primal: f(&self.primal), forward: f(&self.forward), backward: f(&self.backward) }.into()
+    fn executions(&self, region: usize) -> Executions {
+        if region == 0 { Executions::Once } else { Executions::InDerivative }
     }
 }

@@ -1,14 +1,8 @@
 //! Cyclic shifts.
 
-use super::{
-    FactorKind, FactorRule, Facts, Primitive, ResultTypes, SliceDim, expect_axes, expect_operands, one,
-    slice_dimensions,
-};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
-use crate::ir::{OpError, TensorType, TypeError};
-use crate::partition::{PartitionContext, Stretch};
+use super::rules::*;
+use super::{SliceDim, slice_dimensions};
+use crate::partition::Stretch;
 
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
 /// `result[i] = operand[(i - shift) mod size]`.
@@ -26,41 +20,25 @@ pub struct Roll {
 crate::ir::op_text!(Roll = "roll" { axis: key("axis"), shift: key("shift") });
 
 impl Primitive for Roll {
-    fn name(&self) -> &'static str {
-        "roll"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         expect_axes(&[self.axis], operands[0].rank())?;
-        if self.shift == i64::MIN {
-            return Err(TypeError::Attribute("the shift has no opposite".to_owned()));
-        }
+        refuse_if!(self.shift == i64::MIN, "the shift has no opposite");
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let gradient = context.builder.push1(Roll { axis: self.axis, shift: -self.shift }, &[ct])?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| builder.push1(Roll { axis: self.axis, shift: -self.shift }, &[ct]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (dim, &size) in operands[0].dims.iter().enumerate() {
-            let kind = if dim == self.axis { FactorKind::Permutation } else { FactorKind::Parallel };
-            rule.add(size, kind, &[(0, dim)], &[(0, dim)]);
-        }
-        rule
+        FactorRule::aligned(operands, results, |dim| {
+            if dim == self.axis { FactorKind::Permutation } else { FactorKind::Parallel }
+        })
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
@@ -90,8 +68,7 @@ impl Primitive for Roll {
         let parts = [(size - distance, size), (0, size - distance)].map(|(start, limit)| {
             let mut part = ty.clone();
             part.dims[self.axis] = limit - start;
-            let mut ranges: Vec<SliceDim> =
-                ty.dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
+            let mut ranges: Vec<SliceDim> = ty.dims.iter().map(|&size| SliceDim::whole(size)).collect();
             ranges[self.axis] = SliceDim { start, limit, stride: 1 };
             context.begin_typed("slice", &part, &[operand]).slice_dimensions.extend(slice_dimensions(&ranges));
             context.commit()

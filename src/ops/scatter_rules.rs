@@ -1,8 +1,7 @@
 //! Derivatives of scatters.
 
+use super::rules::*;
 use super::{AxisList, BinaryKind, Direction, Gather, Iota, Reshape, Scatter, ScatterKind, Select, Splat, complement};
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::ir::{DType, GraphBuilder, OpError, TensorType, TypeError, Value};
 
 impl Scatter {
     /// What stands in `source`, a tensor of the operand's dimensions, where each element of the updates goes; zero for
@@ -36,22 +35,19 @@ impl Scatter {
     /// What was replaced gets nothing; an update gets the cotangent of the place that it was written to.
     pub(super) fn vjp_of_set(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
         let (indices, updates) = (context.operand(1), context.operand(2));
-        if context.needs(0) {
-            let zeros = context.builder.zeros_like(updates);
-            let kept = context.builder.push1(self.clone(), &[ct, indices, zeros])?;
-            context.set(0, kept);
-        }
-        if context.needs(2) {
-            let builder = &mut *context.builder;
-            let mut gradient = self.gather(builder, ct, indices, updates)?;
-            if !self.promise.unique {
-                let written = self.was_written(builder, ct, indices, updates)?;
-                let zeros = builder.zeros_like(gradient);
-                gradient = builder.push1(Select, &[written, gradient, zeros])?;
+        context.set_with(0, |builder| {
+            let zeros = builder.zeros_like(updates);
+            builder.push1(self.clone(), &[ct, indices, zeros])
+        })?;
+        context.set_with(2, |builder| {
+            let gradient = self.gather(builder, ct, indices, updates)?;
+            if self.promise.unique {
+                return Ok(gradient);
             }
-            context.set(2, gradient);
-        }
-        Ok(())
+            let written = self.was_written(builder, ct, indices, updates)?;
+            let zeros = builder.zeros_like(gradient);
+            builder.push1(Select, &[written, gradient, zeros])
+        })
     }
 
     /// Which elements of the updates are in the result, and not replaced by others with the same index. Numbers
@@ -79,31 +75,20 @@ impl Scatter {
     /// the operand is when no index repeats.
     pub(super) fn vjp_of_multiply(&self, context: &mut VjpContext<'_>, ct: Value) -> Result<(), OpError> {
         let [operand, indices, updates] = [0, 1, 2].map(|index| context.operand(index));
-        if context.needs(0) {
-            let gradient = context.builder.push1(self.clone(), &[ct, indices, updates])?;
-            context.set(0, gradient);
-        }
-        if context.needs(2) {
-            if !self.promise.unique {
-                let types = [operand, indices, updates].map(|value| context.builder.ty(value).clone());
-                return Err(repeated(types, context.builder.origin()));
-            }
-            let product = context.builder.mul(ct, operand)?;
-            let gradient = self.gather(context.builder, product, indices, updates)?;
-            context.set(2, gradient);
-        }
-        Ok(())
+        context.set_with(0, |builder| builder.push1(self.clone(), &[ct, indices, updates]))?;
+        context.set_with(2, |builder| {
+            self.expect_unique(builder, [operand, indices, updates])?;
+            let product = builder.mul(ct, operand)?;
+            self.gather(builder, product, indices, updates)
+        })
     }
 
     pub(super) fn jvp_of_multiply(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
         context.linear_in(self.clone(), &[0])?;
         let Some(tangent) = context.tangent(2) else { return Ok(()) };
         let [operand, indices, updates] = [0, 1, 2].map(|index| context.operand(index));
-        if !self.promise.unique {
-            let types = [operand, indices, updates].map(|value| context.builder.ty(value).clone());
-            return Err(repeated(types, context.builder.origin()));
-        }
         let builder = &mut *context.builder;
+        self.expect_unique(builder, [operand, indices, updates])?;
         let factors = self.gather(builder, operand, indices, updates)?;
         let product = builder.mul(tangent, factors)?;
         let zeros = builder.zeros_like(operand);
@@ -135,16 +120,11 @@ impl Scatter {
         let result = context.result(0);
         let [of_operand, of_updates, count] = self.attained(context.builder, operands, result)?;
         let share = context.builder.div(ct, count)?;
-        if context.needs(0) {
-            let gradient = context.builder.mul(share, of_operand)?;
-            context.set(0, gradient);
-        }
-        if context.needs(2) {
-            let shares = self.gather(context.builder, share, operands[1], operands[2])?;
-            let gradient = context.builder.mul(shares, of_updates)?;
-            context.set(2, gradient);
-        }
-        Ok(())
+        context.set_with(0, |builder| builder.mul(share, of_operand))?;
+        context.set_with(2, |builder| {
+            let shares = self.gather(builder, share, operands[1], operands[2])?;
+            builder.mul(shares, of_updates)
+        })
     }
 
     pub(super) fn jvp_of_extremum(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
@@ -164,10 +144,14 @@ impl Scatter {
         context.set(0, tangent);
         Ok(())
     }
-}
 
-/// The error of a product whose factors may stand at one place.
-fn repeated(types: [TensorType; 3], origin: crate::ir::Origin) -> OpError {
-    let reason = "the slope of an update is not defined where indices repeat; promise that they are unique".to_owned();
-    OpError::new("scatter-multiply", TypeError::Attribute(reason), types.to_vec(), origin)
+    /// Refuses a product whose factors may stand at one place.
+    fn expect_unique(&self, builder: &GraphBuilder, operands: [Value; 3]) -> Result<(), OpError> {
+        if self.promise.unique {
+            return Ok(());
+        }
+        let reason = "the slope of an update is not defined where indices repeat; promise that they are unique";
+        let types = operands.map(|value| builder.ty(value).clone()).to_vec();
+        Err(OpError::new("scatter-multiply", TypeError::Attribute(reason.to_owned()), types, builder.origin()))
+    }
 }

@@ -2,17 +2,13 @@
 
 use smallvec::SmallVec;
 
+use super::rules::*;
 use super::{
-    AxisList, Class, CollectivePermute, FactorKind, FactorRule, Facts, Operands, Primitive, ReduceKind, ResultTypes,
-    Select, after_batch, batched_dims, complement, expect_axes, expect_dims, expect_dtype, expect_operands, one,
-    to_i64, with_batch,
+    AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement, to_i64,
+    with_batch,
 };
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::EmitContext;
 use crate::hlo::proto;
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::{PartitionContext, Stretch};
+use crate::partition::Stretch;
 
 /// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.
 /// `mapping` increases, so nothing is transposed.
@@ -27,10 +23,6 @@ pub struct BroadcastInDim {
 crate::ir::op_text!(BroadcastInDim = "broadcast" { dims: result, mapping: key("axes") });
 
 impl Primitive for BroadcastInDim {
-    fn name(&self) -> &'static str {
-        "broadcast"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let operand = operands[0];
@@ -58,15 +50,11 @@ impl Primitive for BroadcastInDim {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let gradient = context.builder.reduce(ReduceKind::Sum, &complement(&self.mapping, self.dims.len()), ct)?;
-        context.set(0, gradient);
-        Ok(())
+        context
+            .pull_back(|builder, ct| builder.reduce(ReduceKind::Sum, &complement(&self.mapping, self.dims.len()), ct))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -102,21 +90,16 @@ pub struct Reshape {
 crate::ir::op_text!(Reshape = "reshape" { dims: result });
 
 impl Primitive for Reshape {
-    fn name(&self) -> &'static str {
-        "reshape"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let result = TensorType { dtype: operands[0].dtype, dims: self.dims.clone() };
         let (found, expected) = (operands[0].element_count(), result.element_count());
-        if found != expected {
-            return Err(TypeError::Attribute(format!(
-                "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
-                operands[0],
-                self.dims.as_slice()
-            )));
-        }
+        refuse_if!(
+            found != expected,
+            "cannot reshape {} ({found} elements) to {:?} ({expected} elements)",
+            operands[0],
+            self.dims.as_slice()
+        );
         Ok(one(result))
     }
 
@@ -125,16 +108,11 @@ impl Primitive for Reshape {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let dims = context.operand_type(0).dims.clone();
-        let gradient = context.builder.reshape(ct, &dims)?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| builder.reshape(ct, &dims))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         reshape_factors(operands, results)
@@ -225,39 +203,22 @@ pub struct Transpose {
 crate::ir::op_text!(Transpose = "transpose" { permutation: bare });
 
 impl Primitive for Transpose {
-    fn name(&self) -> &'static str {
-        "transpose"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let rank = operands[0].rank();
-        if self.permutation.len() != rank {
-            return Err(TypeError::Rank { operand: 0, expected: self.permutation.len().to_string(), found: rank });
-        }
+        expect_rank(0, operands[0], self.permutation.len())?;
         expect_axes(&self.permutation, rank)?;
         let dims = self.permutation.iter().map(|&axis| operands[0].dims[axis]).collect();
         Ok(one(TensorType { dtype: operands[0].dtype, dims }))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let mut inverse = AxisList::from_elem(0, self.permutation.len());
-        for (index, &axis) in self.permutation.iter().enumerate() {
-            inverse[axis] = index;
-        }
-        let gradient = context.builder.transpose(ct, &inverse)?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| builder.transpose(ct, &inverse(&self.permutation)))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -271,14 +232,19 @@ impl Primitive for Transpose {
         context.all(Transpose { permutation: with_batch(&self.permutation) })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.begin("transpose").dimensions.extend(to_i64(&self.permutation));
         context.finish();
     }
+}
+
+/// The permutation that undoes one.
+pub(super) fn inverse(permutation: &[usize]) -> AxisList {
+    let mut inverse = AxisList::from_elem(0, permutation.len());
+    permutation.iter().enumerate().for_each(|(index, &axis)| inverse[axis] = index);
+    inverse
 }
 
 /// What [`Slice`] keeps of one dimension: `start, start + stride, ..` below `limit`.
@@ -324,24 +290,19 @@ pub struct Slice {
 crate::ir::op_text!(Slice = "slice" { ranges: whole });
 
 impl Primitive for Slice {
-    fn name(&self) -> &'static str {
-        "slice"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let operand = operands[0];
-        if operand.rank() != self.ranges.len() {
-            return Err(TypeError::Rank { operand: 0, expected: self.ranges.len().to_string(), found: operand.rank() });
-        }
+        expect_rank(0, operand, self.ranges.len())?;
         for (dim, (range, &size)) in self.ranges.iter().zip(&operand.dims).enumerate() {
             let strides = 1..=i64::MAX as usize;
-            if range.start > range.limit || range.limit > size || !strides.contains(&range.stride) {
-                return Err(TypeError::Attribute(format!(
-                    "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
-                    range.start, range.limit, range.stride
-                )));
-            }
+            refuse_if!(
+                range.start > range.limit || range.limit > size || !strides.contains(&range.stride),
+                "the range {}..{} with stride {} does not fit dimension {dim} of size {size}",
+                range.start,
+                range.limit,
+                range.stride
+            );
         }
         let dims = self.ranges.iter().map(|range| range.size()).collect();
         Ok(one(TensorType { dtype: operand.dtype, dims }))
@@ -352,9 +313,8 @@ impl Primitive for Slice {
     }
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let dims = context.operand_type(0).dims.clone();
-        let padding = self.ranges.iter().zip(&dims).map(|(range, &size)| {
+        let operand = context.operand_type(0).clone();
+        let padding = self.ranges.iter().zip(&operand.dims).map(|(range, &size)| {
             let kept = range.size();
             let covered = if kept == 0 { 0 } else { (kept - 1) * range.stride + 1 };
             PadDim {
@@ -364,15 +324,13 @@ impl Primitive for Slice {
             }
         });
         let op = Pad { padding: padding.collect() };
-        let zero = context.builder.splat(TensorType::scalar(context.operand_type(0).dtype), 0.0);
-        let gradient = context.builder.push1(op, &[ct, zero])?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| {
+            let zero = builder.splat(TensorType::scalar(operand.dtype), 0.0);
+            builder.push1(op, &[ct, zero])
+        })
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -409,9 +367,7 @@ impl Primitive for Slice {
             value = context.stretch(value, dim, &axes, Stretch { first, step, size, wraps: false })?;
             *range = SliceDim { start: 0, limit: size, stride };
         }
-        let result = context.builder.push1(Slice { ranges }, &[value])?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(Slice { ranges }, &[value])
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -481,22 +437,12 @@ pub struct Pad {
 crate::ir::op_text!(Pad = "pad" { padding: whole });
 
 impl Primitive for Pad {
-    fn name(&self) -> &'static str {
-        "pad"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 2)?;
         let operand = operands[0];
         expect_dims(1, operands[1], &[])?;
         expect_dtype(1, operands[1], operand.dtype)?;
-        if operand.rank() != self.padding.len() {
-            return Err(TypeError::Rank {
-                operand: 0,
-                expected: self.padding.len().to_string(),
-                found: operand.rank(),
-            });
-        }
+        expect_rank(0, operand, self.padding.len())?;
         let mut dims = Dims::new();
         for (dim, (padding, &size)) in self.padding.iter().zip(&operand.dims).enumerate() {
             let padded = padding.size(size).ok_or_else(|| {
@@ -527,22 +473,16 @@ impl Primitive for Pad {
             let ranges = ranges.map(|(dim, &limit)| SliceDim { start: 0, limit, stride: dim.interior + 1 }).collect();
             gradient = context.builder.push1(Slice { ranges }, &[inner])?;
         }
-        if context.needs(0) {
-            context.set(0, gradient);
-        }
-        if context.needs(1) {
+        context.set(0, gradient);
+        context.set_with(1, |builder| {
             let all: AxisList = (0..self.padding.len()).collect();
-            let total = context.builder.reduce(ReduceKind::Sum, &all, ct)?;
-            let kept = context.builder.reduce(ReduceKind::Sum, &all, gradient)?;
-            let rest = context.builder.sub(total, kept)?;
-            context.set(1, rest);
-        }
-        Ok(())
+            let total = builder.reduce(ReduceKind::Sum, &all, ct)?;
+            let kept = builder.reduce(ReduceKind::Sum, &all, gradient)?;
+            builder.sub(total, kept)
+        })
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0, 1])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -587,9 +527,7 @@ impl Primitive for Pad {
                 value = context.select_range(positions, inside, value, filling)?;
             }
         }
-        let result = context.builder.push1(Pad { padding }, &[value, filling])?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(Pad { padding }, &[value, filling])
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -628,10 +566,6 @@ pub struct Concatenate {
 crate::ir::op_text!(Concatenate = "concatenate" { axis: key("axis") });
 
 impl Primitive for Concatenate {
-    fn name(&self) -> &'static str {
-        "concatenate"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let Some((first, rest)) = operands.split_first() else {
             return Err(TypeError::OperandCount { expected: 1, found: 0 });
@@ -660,22 +594,17 @@ impl Primitive for Concatenate {
         let mut start = 0;
         for index in 0..context.operand_count() {
             let size = context.operand_type(index).dims[self.axis];
-            if context.needs(index) {
-                let mut ranges: SmallVec<[SliceDim; 6]> =
-                    dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
+            context.set_with(index, |builder| {
+                let mut ranges: Box<[SliceDim]> = dims.iter().map(|&size| SliceDim::whole(size)).collect();
                 ranges[self.axis] = SliceDim { start, limit: start + size, stride: 1 };
-                let gradient = context.builder.push1(Slice { ranges: ranges.into_vec().into() }, &[ct])?;
-                context.set(index, gradient);
-            }
+                builder.push1(Slice { ranges }, &[ct])
+            })?;
             start += size;
         }
         Ok(())
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        let all: AxisList = (0..context.operand_count()).collect();
-        context.linear_in(self.clone(), &all)
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
         let mut rule = FactorRule::empty(operands, results);
@@ -733,38 +662,24 @@ pub struct Reverse {
 crate::ir::op_text!(Reverse = "reverse" { axes: key("axes") });
 
 impl Primitive for Reverse {
-    fn name(&self) -> &'static str {
-        "reverse"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         expect_axes(&self.axes, operands[0].rank())?;
         Ok(one(operands[0].clone()))
     }
 
-    fn facts(&self) -> Facts<'_> {
-        Facts::MOVEMENT
-    }
+    rules!(facts: MOVEMENT);
 
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
-        let Some(ct) = context.cotangent(0) else { return Ok(()) };
-        let gradient = context.builder.push1(self.clone(), &[ct])?;
-        context.set(0, gradient);
-        Ok(())
+        context.pull_back(|builder, ct| builder.push1(self.clone(), &[ct]))
     }
 
-    fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
-        context.linear_in(self.clone(), &[0])
-    }
+    rules!(jvp: linear);
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (dim, &size) in operands[0].dims.iter().enumerate() {
-            let kind = if self.axes.contains(&dim) { FactorKind::Permutation } else { FactorKind::Parallel };
-            rule.add(size, kind, &[(0, dim)], &[(0, dim)]);
-        }
-        rule
+        FactorRule::aligned(operands, results, |dim| {
+            if self.axes.contains(&dim) { FactorKind::Permutation } else { FactorKind::Parallel }
+        })
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
@@ -781,9 +696,7 @@ impl Primitive for Reverse {
                 value = context.builder.push1(CollectivePermute { group, pairs }, &[value])?;
             }
         }
-        let result = context.builder.push1(self.clone(), &[value])?;
-        context.push_result(result);
-        Ok(())
+        context.apply_to(self.clone(), &[value])
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {

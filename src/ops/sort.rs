@@ -6,15 +6,11 @@
 
 use smallvec::SmallVec;
 
+use super::rules::*;
 use super::{
-    FactorKind, FactorRule, Facts, Gather, GatherDims, IndexPromise, Iota, Operands, Primitive, ResultTypes, Scatter,
-    ScatterKind, Zeros, expect_dims, expect_operands, one,
+    Gather, GatherDims, IndexPromise, Iota, Operands, Scatter, ScatterKind, SliceDim, Zeros, slice_dimensions,
 };
-use crate::autodiff::{JvpContext, VjpContext};
-use crate::batching::BatchContext;
-use crate::emit::{EmitContext, InstructionId, comparison_type};
-use crate::ir::{DType, Dims, GraphBuilder, OpError, TensorType, TypeError, Value};
-use crate::partition::PartitionContext;
+use crate::emit::{InstructionId, comparison_type};
 
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
@@ -42,10 +38,6 @@ fn positions(builder: &mut GraphBuilder, dims: &[usize], axis: usize) -> Result<
 }
 
 impl Primitive for Sort {
-    fn name(&self) -> &'static str {
-        "sort"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         let Some(first) = operands.first() else {
             return Err(TypeError::OperandCount { expected: self.key_count.max(1), found: 0 });
@@ -108,22 +100,16 @@ impl Primitive for Sort {
     }
 
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        let mut rule = FactorRule::empty(operands, results);
-        for (dim, &size) in operands[0].dims.iter().enumerate() {
-            let kind = if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel };
-            let everywhere: SmallVec<[(usize, usize); 4]> = (0..operands.len()).map(|index| (index, dim)).collect();
-            rule.add(size, kind, &everywhere, &everywhere);
-        }
-        rule
+        FactorRule::aligned(operands, results, |dim| {
+            if dim == self.axis { FactorKind::Replicated } else { FactorKind::Parallel }
+        })
     }
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         context.all(Sort { axis: self.axis + 1, ..self.clone() })
     }
 
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(partition: unchanged);
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let types: Vec<TensorType> =
@@ -198,23 +184,7 @@ pub struct TopK {
 
 crate::ir::op_text!(TopK = "topk" { k: key("k") });
 
-/// Dimension numbers by which indices `[.., k]` select elements along the last dimension of `[.., n]`.
-fn along_last(rank: usize) -> GatherDims {
-    GatherDims {
-        collapsed_dims: SmallVec::from_slice(&[rank - 1]),
-        operand_batch_dims: (0..rank - 1).collect(),
-        indices_batch_dims: (0..rank - 1).collect(),
-        start_index_map: SmallVec::from_slice(&[rank - 1]),
-        index_vector_dim: rank,
-        ..GatherDims::default()
-    }
-}
-
 impl Primitive for TopK {
-    fn name(&self) -> &'static str {
-        "topk"
-    }
-
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         let operand = operands[0];
@@ -224,9 +194,7 @@ impl Primitive for TopK {
         let Some(&size) = operand.dims.last() else {
             return Err(TypeError::Axis { axis: -1, rank: 0 });
         };
-        if self.k > size {
-            return Err(TypeError::Attribute(format!("the {} largest of {size} elements do not exist", self.k)));
-        }
+        refuse_if!(self.k > size, "the {} largest of {size} elements do not exist", self.k);
         let mut dims = operand.dims.clone();
         if let Some(last) = dims.last_mut() {
             *last = self.k;
@@ -245,7 +213,11 @@ impl Primitive for TopK {
         let ty = context.operand_type(0).clone();
         let zeros = context.builder.splat(ty.clone(), 0.0);
         // No position is chosen twice, so adding is as good as setting.
-        let scatter = Scatter { dims: Box::new(along_last(ty.rank())), kind: ScatterKind::Add, promise: PERMUTATION };
+        let scatter = Scatter {
+            dims: Box::new(GatherDims::along_last(ty.rank() - 1, ty.rank())),
+            kind: ScatterKind::Add,
+            promise: PERMUTATION,
+        };
         let gradient = context.builder.push1(scatter, &[zeros, context.result(1), ct])?;
         context.set(0, gradient);
         Ok(())
@@ -254,8 +226,11 @@ impl Primitive for TopK {
     fn jvp(&self, context: &mut JvpContext<'_>) -> Result<(), OpError> {
         let Some(tangent) = context.tangent(0) else { return Ok(()) };
         let rank = context.operand_type(0).rank();
-        let gather =
-            Gather { dims: Box::new(along_last(rank)), slice_sizes: Dims::from_elem(1, rank), promise: PERMUTATION };
+        let gather = Gather {
+            dims: Box::new(GatherDims::along_last(rank - 1, rank)),
+            slice_sizes: Dims::from_elem(1, rank),
+            promise: PERMUTATION,
+        };
         let moved = context.builder.push1(gather, &[tangent, context.result(1)])?;
         context.set(0, moved);
         Ok(())
@@ -273,13 +248,7 @@ impl Primitive for TopK {
         rule
     }
 
-    fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        context.all(self.clone())
-    }
-
-    fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(self.clone())
-    }
+    rules!(batch: unchanged, partition: unchanged);
 
     /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc` recognizes. XLA also
     /// has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU are untried.
@@ -305,13 +274,8 @@ impl Primitive for TopK {
         for (result, ty) in [&ty, &positions_type].into_iter().enumerate() {
             let element = context.element(sorted, result, ty);
             let limits = context.result_type(result).dims.clone();
-            let slice = context.begin_with("slice", result, &[element]);
-            let keep = |&limit: &usize| crate::hlo::proto::hlo_instruction_proto::SliceDimensions {
-                start: 0,
-                limit: limit as i64,
-                stride: 1,
-            };
-            slice.slice_dimensions.extend(limits.iter().map(keep));
+            let kept: Vec<SliceDim> = limits.iter().map(|&limit| SliceDim::whole(limit)).collect();
+            context.begin_with("slice", result, &[element]).slice_dimensions.extend(slice_dimensions(&kept));
             let id = context.commit();
             context.set_result(result, id);
         }

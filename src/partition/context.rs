@@ -86,7 +86,15 @@ impl<'a> PartitionContext<'a> {
     /// # Errors
     /// The op refuses the parts.
     pub fn apply(&mut self, op: impl Into<Op>) -> Result<(), OpError> {
-        let results = self.builder.push(op, self.ports.operands)?;
+        self.apply_to(op, self.ports.operands)
+    }
+
+    /// States as results those of `op`, applied to values of this device.
+    ///
+    /// # Errors
+    /// The op refuses them.
+    pub fn apply_to(&mut self, op: impl Into<Op>, operands: &[Value]) -> Result<(), OpError> {
+        let results = self.builder.push(op, operands)?;
         self.results.extend(results);
         Ok(())
     }

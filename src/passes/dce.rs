@@ -151,7 +151,7 @@ impl RegionLiveness {
             live.copy_nodes(body, &mut copy, bodies);
             Arc::new(copy.finish_body(chosen(body.outputs().iter().copied(), &outputs)))
         });
-        extracted.as_ref().and_then(Op::data_flow).map_or_else(|| op.clone(), |op| op.with_operands(&self.operands))
+        extracted.as_ref().and_then(Op::as_region).map_or_else(|| op.clone(), |op| op.with_operands(&self.operands))
     }
 }
 

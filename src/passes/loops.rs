@@ -61,7 +61,7 @@ impl Loop {
             || !self.results.iter().all(is_known)
             || Op::from(self.scan.clone()).has_side_effect()
         {
-            let types = self.result_types();
+            let types = self.scan.result_types();
             pushed = walk.push_scan(self.scan, &self.operands, types);
         }
         let value = |place: &Place| match *place {
@@ -69,17 +69,6 @@ impl Loop {
             Place::Value(value) => value,
         };
         self.results.iter().map(value).collect()
-    }
-
-    fn result_types(&self) -> Vec<TensorType> {
-        let stack = |(index, ty): (usize, &TensorType)| {
-            let mut ty = ty.clone();
-            if index >= self.scan.carry_count {
-                ty.dims.insert(0, self.scan.length);
-            }
-            ty
-        };
-        self.scan.body.output_types().enumerate().map(stack).collect()
     }
 
     /// Makes in the body what need not be brought there.
@@ -130,9 +119,7 @@ impl Loop {
                 }
             }
         }
-        body.nodes().for_each(|node| {
-            inside.node(node);
-        });
+        inside.all_nodes();
         let outputs = body.outputs().iter().copied();
         self.scan = Scan { body: Arc::new(inside.finish_body(outputs)), invariant_count, ..self.scan.clone() };
         self.operands = operands;
@@ -187,9 +174,7 @@ impl Loop {
             .chain((first_carry..body.inputs().len()).filter(|index| !is_unchanged(index)))
             .collect();
         let mut inside = GraphCopy::of_body(&body, order.iter().map(|&index| body.inputs()[index]));
-        body.nodes().for_each(|node| {
-            inside.node(node);
-        });
+        inside.all_nodes();
         let kept: Vec<usize> = (0..lifted.len()).filter(|&index| lifted[index].is_none()).collect();
         let outputs = kept.iter().map(|&index| body.outputs()[index]);
         let moved = unchanged.iter().filter(|&&unchanged| unchanged).count();

@@ -22,7 +22,7 @@ use super::merge::{Distinct, first_of_equal_operands, first_of_equal_results, re
 use crate::ir::{
     BodyCache, DType, Graph, GraphBuilder, GraphCopy, Node, NodeRef, Origin, TensorType, Value, ValueMap, Values,
 };
-use crate::ops::{Effect, Op, Scan, Splat};
+use crate::ops::{Effect, Op, ResultTypes, Scan, Splat};
 
 /// Replaces a node with one result by a value that is equal in every bit (NaN payloads aside), or declines.
 pub struct Rule {
@@ -233,7 +233,7 @@ impl Walk<'_> {
     }
 
     /// As [`Walk::push`], for a scan, of whose results those that are equal become one.
-    pub(super) fn push_scan(&mut self, scan: Scan, operands: &[Value], types: Vec<TensorType>) -> Values {
+    pub(super) fn push_scan(&mut self, scan: Scan, operands: &[Value], types: ResultTypes) -> Values {
         let op = scan.into();
         let results = self.push(&op, operands, types);
         match &op {

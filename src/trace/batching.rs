@@ -2,9 +2,9 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, apply, trace_body, with_builder};
-use super::control::{refill, unreachable_body};
-use super::{Axes, Tensor, TraceError, TraceErrorKind, Tree};
+use super::context::{self, Place, apply, push_values, trace_tree};
+use super::control::refill;
+use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind};
 use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
@@ -113,11 +113,7 @@ impl VmapOptions {
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn vmap<P, O>(inputs: P, f: impl FnOnce(P) -> O) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn vmap<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O) -> O {
     vmap_at(&VmapOptions::default(), inputs, f, Location::caller())
 }
 
@@ -134,19 +130,11 @@ where
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn vmap_with<P, O>(options: VmapOptions, inputs: P, f: impl FnOnce(P) -> O) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn vmap_with<P: TensorTree, O: TensorTree>(options: VmapOptions, inputs: P, f: impl FnOnce(P) -> O) -> O {
     vmap_at(&options, inputs, f, Location::caller())
 }
 
-fn vmap_at<P, O>(options: &VmapOptions, inputs: P, f: impl FnOnce(P) -> O, place: Place) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+fn vmap_at<P: TensorTree, O: TensorTree>(options: &VmapOptions, inputs: P, f: impl FnOnce(P) -> O, place: Place) -> O {
     let leaves = inputs.leaves();
     let examples = Examples::new(options, &leaves, &inputs.paths()).unwrap_or_else(|problem| {
         // After an earlier error types mean nothing, and that error is the one to report.
@@ -157,30 +145,21 @@ where
     });
     let arguments: Vec<Tensor> =
         leaves.iter().zip(&examples.axes).map(|(&leaf, &axis)| front(leaf, axis, place)).collect();
-    let mut shape = None;
-    let traced = trace_body("vmap", examples.ports.clone(), None, place, |tensors| {
-        let output = f(refill(&inputs, &mut tensors.iter().copied()));
-        let results = output.leaves();
-        shape = Some(output);
-        results
-    });
-    let Some(shape) = shape else { unreachable_body() };
+    let (traced, shape) =
+        trace_tree("vmap", examples.ports.clone(), None, place, |tensors| f(refill(&inputs, tensors)));
     let results = traced.map_err(context::fail_error).ok().and_then(|body| {
         let (graph, captured) = body.captures_first();
         let operands = [&captured[..], &arguments].concat();
         let axes = options.outputs.leaves("output", graph.outputs().len());
         let axes = axes.map_err(|problem| context::fail(problem, place)).ok()?;
         let mapped = captured.iter().map(|_| false).chain(examples.axes.iter().map(Option::is_some));
-        let (results, frame) = with_builder(&operands, place, |builder, values| {
+        push_values(&operands, place, |builder, values| {
             let operand = |(&value, batched)| Batched { value, batched };
             let operands: Vec<Batched> = values.iter().zip(mapped).map(operand).collect();
             let results = inline(builder, &graph, &operands, examples.axis)?;
             let outputs = results.into_iter().zip(axes).zip(shape.paths());
-            outputs
-                .map(|((result, axis), path)| put(builder, result, axis, &path, examples.axis.size))
-                .collect::<Result<Vec<_>, TraceError>>()
-        })?;
-        Some(results.into_iter().map(|value| Tensor { frame, value }).collect::<Vec<_>>())
+            outputs.map(|((result, axis), path)| put(builder, result, axis, &path, examples.axis.size)).collect()
+        })
     });
     refill(&shape, &mut results.unwrap_or_default().into_iter())
 }

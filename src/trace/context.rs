@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{Tensor, TraceError, TraceErrorKind};
+use super::control::unreachable_body;
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
 use crate::ir::{DType, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType, Value};
 use crate::ops::Op;
 
@@ -327,6 +328,32 @@ pub(super) fn trace_body(
     let (outer, capture_inputs): (Vec<Value>, Vec<Value>) = frame.captures.into_iter().unzip();
     let captured = outer.into_iter().map(|value| Tensor { frame: parent, value }).collect();
     Ok(Body { builder: frame.builder, inputs, captured, capture_inputs, outputs })
+}
+
+/// As [`with_builder`], for values that become tensors of the innermost frame.
+pub(super) fn push_values(
+    tensors: &[Tensor],
+    place: Place,
+    f: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Vec<Value>, TraceError>,
+) -> Option<Vec<Tensor>> {
+    let (values, frame) = with_builder(tensors, place, f)?;
+    Some(values.into_iter().map(|value| Tensor { frame, value }).collect())
+}
+
+/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even if
+/// there is no body: it says how to put the results together.
+pub(super) fn trace_tree<O: TensorTree>(
+    name: &str,
+    inputs: impl IntoIterator<Item = (TensorType, PortInfo)>,
+    closed: Option<&'static str>,
+    place: Place,
+    f: impl FnOnce(&mut dyn Iterator<Item = Tensor>) -> O,
+) -> (Result<Body, TraceError>, O) {
+    let mut shape = None;
+    let traced =
+        trace_body(name, inputs, closed, place, |tensors| shape.insert(f(&mut tensors.iter().copied())).leaves());
+    let Some(shape) = shape else { unreachable_body() };
+    (traced, shape)
 }
 
 /// Runs `f` on the innermost frame's builder, with the values of `tensors` there.

@@ -3,8 +3,8 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{self, Body, Place, apply_many, trace_body};
-use super::{Tensor, TraceError, TraceErrorKind, Tree};
+use super::context::{self, Body, Place, apply_many, trace_tree};
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
 use crate::ir::{DType, PortInfo, TensorType};
 use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
 
@@ -31,7 +31,7 @@ pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
 }
 
 /// The same structure with other tensors, in order. Missing ones are poisoned: an error has been noted, or is now.
-pub(crate) fn refill<T: Tree<Leaf = Tensor>>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
+pub(crate) fn refill<T: TensorTree>(tree: &T, tensors: &mut dyn Iterator<Item = Tensor>) -> T {
     tree.rebuild(&mut || next_leaf(tensors))
 }
 
@@ -62,38 +62,32 @@ pub(super) fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn scan<C, X, Y>(carry: C, stacked: X, body: impl FnOnce(C, X) -> (C, Y)) -> (C, Y)
-where
-    C: Tree<Leaf = Tensor>,
-    X: Tree<Leaf = Tensor>,
-    Y: Tree<Leaf = Tensor>,
-{
+pub fn scan<C: TensorTree, X: TensorTree, Y: TensorTree>(
+    carry: C,
+    stacked: X,
+    body: impl FnOnce(C, X) -> (C, Y),
+) -> (C, Y) {
     scan_at(ScanOptions::default(), carry, stacked, body, Location::caller())
 }
 
 /// [`scan`] with options.
 #[track_caller]
-pub fn scan_with<C, X, Y>(options: ScanOptions, carry: C, stacked: X, body: impl FnOnce(C, X) -> (C, Y)) -> (C, Y)
-where
-    C: Tree<Leaf = Tensor>,
-    X: Tree<Leaf = Tensor>,
-    Y: Tree<Leaf = Tensor>,
-{
+pub fn scan_with<C: TensorTree, X: TensorTree, Y: TensorTree>(
+    options: ScanOptions,
+    carry: C,
+    stacked: X,
+    body: impl FnOnce(C, X) -> (C, Y),
+) -> (C, Y) {
     scan_at(options, carry, stacked, body, Location::caller())
 }
 
-fn scan_at<C, X, Y>(
+fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
     options: ScanOptions,
     carry: C,
     stacked: X,
     body: impl FnOnce(C, X) -> (C, Y),
     place: Place,
-) -> (C, Y)
-where
-    C: Tree<Leaf = Tensor>,
-    X: Tree<Leaf = Tensor>,
-    Y: Tree<Leaf = Tensor>,
-{
+) -> (C, Y) {
     let (carries, slices) = (carry.leaves(), stacked.leaves());
     let mut length = options.length;
     let mut inputs = ports(&carries);
@@ -119,18 +113,11 @@ where
         let message = "a scan that stacks nothing needs `ScanOptions::length`".to_owned();
         context::fail(TraceErrorKind::Other(message), place);
     }
-    let mut shape = None;
-    let traced = trace_body("scan", inputs, None, place, |tensors| {
-        let mut tensors = tensors.iter().copied();
-        let (carry, slice) = (refill(&carry, &mut tensors), refill(&stacked, &mut tensors));
-        let (next, output) = body(carry, slice);
-        let mut results = next.leaves();
-        expect_carries("scan", &carries, &results, place);
-        results.extend(output.leaves());
-        shape = Some((next, output));
-        results
+    let (traced, shape) = trace_tree("scan", inputs, None, place, |tensors| {
+        let (next, output) = body(refill(&carry, tensors), refill(&stacked, tensors));
+        expect_carries("scan", &carries, &next.leaves(), place);
+        (next, output)
     });
-    let Some((carry_shape, output_shape)) = shape else { unreachable_body() };
     let results = finish(traced, |traced| {
         let invariant_count = traced.captured.len();
         let (body, captured) = traced.captures_first();
@@ -146,23 +133,18 @@ where
         let operands = [&captured[..], &carries, &slices].concat();
         apply_many(op.into(), &operands, count, place).to_vec()
     });
-    let mut results = results.into_iter();
-    (refill(&carry_shape, &mut results), refill(&output_shape, &mut results))
+    refill(&shape, &mut results.into_iter())
 }
 
 /// Applies `f` to every slice of the leading dimension of `stacked`, one after the other, and stacks what it returns.
 #[track_caller]
-pub fn map<X, Y>(stacked: X, f: impl FnOnce(X) -> Y) -> Y
-where
-    X: Tree<Leaf = Tensor>,
-    Y: Tree<Leaf = Tensor>,
-{
+pub fn map<X: TensorTree, Y: TensorTree>(stacked: X, f: impl FnOnce(X) -> Y) -> Y {
     scan_at(ScanOptions::default(), (), stacked, |(), slice| ((), f(slice)), Location::caller()).1
 }
 
 /// Runs `body` on the numbers from 0 to `count`, as `s32` scalars, and a carry: `(number, carry) -> carry`.
 #[track_caller]
-pub fn fori_loop<C: Tree<Leaf = Tensor>>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
+pub fn fori_loop<C: TensorTree>(count: usize, carry: C, body: impl FnOnce(Tensor, C) -> C) -> C {
     let place = Location::caller();
     let numbers = context::apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], place);
     scan_at(ScanOptions::default(), carry, numbers, |carry, number| (body(number, carry), ()), place).0
@@ -182,25 +164,16 @@ pub fn fori_loop<C: Tree<Leaf = Tensor>>(count: usize, carry: C, body: impl FnOn
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn while_loop<C: Tree<Leaf = Tensor>>(
-    carry: C,
-    condition: impl FnOnce(C) -> Tensor,
-    body: impl FnOnce(C) -> C,
-) -> C {
+pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, body: impl FnOnce(C) -> C) -> C {
     let place = Location::caller();
     let carries = carry.leaves();
-    let condition = trace_body("condition", ports(&carries), None, place, |tensors| {
-        vec![condition(refill(&carry, &mut tensors.iter().copied()))]
+    let (condition, _) =
+        trace_tree("condition", ports(&carries), None, place, |tensors| condition(refill(&carry, tensors)));
+    let (body, shape) = trace_tree("while", ports(&carries), None, place, |tensors| {
+        let next = body(refill(&carry, tensors));
+        expect_carries("while", &carries, &next.leaves(), place);
+        next
     });
-    let mut shape = None;
-    let body = trace_body("while", ports(&carries), None, place, |tensors| {
-        let next = body(refill(&carry, &mut tensors.iter().copied()));
-        let results = next.leaves();
-        expect_carries("while", &carries, &results, place);
-        shape = Some(next);
-        results
-    });
-    let Some(shape) = shape else { unreachable_body() };
     let results = finish(condition.and_then(|condition| Ok(vec![condition, body?])), |bodies| {
         let (mut graphs, captured) = Body::share_captures(bodies);
         let (Some(body), Some(condition)) = (graphs.pop(), graphs.pop()) else { unreachable_body() };
@@ -237,11 +210,12 @@ fn are_healthy(tensors: &[Tensor]) -> bool {
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn cond<P, O>(predicate: Tensor, inputs: P, then: impl FnOnce(P) -> O, otherwise: impl FnOnce(P) -> O) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn cond<P: TensorTree, O: TensorTree>(
+    predicate: Tensor,
+    inputs: P,
+    then: impl FnOnce(P) -> O,
+    otherwise: impl FnOnce(P) -> O,
+) -> O {
     // Of a cond's branches, the one for `false` comes first.
     branch(predicate, &inputs, vec![Box::new(otherwise), Box::new(then)], Location::caller())
 }
@@ -261,8 +235,8 @@ where
 #[track_caller]
 pub fn switch<P, O, const N: usize>(index: Tensor, inputs: P, branches: [&dyn Fn(P) -> O; N]) -> O
 where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
+    P: TensorTree,
+    O: TensorTree,
 {
     const { assert!(N > 0, "a switch needs a branch") };
     branch(index, &inputs, branches.map(|f| Box::new(f) as Branch<'_, P, O>).into(), Location::caller())
@@ -270,33 +244,34 @@ where
 
 type Branch<'a, P, O> = Box<dyn FnOnce(P) -> O + 'a>;
 
-fn branch<P, O>(selector: Tensor, inputs: &P, branches: Vec<Branch<'_, P, O>>, place: Place) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+fn branch<P: TensorTree, O: TensorTree>(
+    selector: Tensor,
+    inputs: &P,
+    branches: Vec<Branch<'_, P, O>>,
+    place: Place,
+) -> O {
     let arguments = inputs.leaves();
-    let mut first: Option<(O, Vec<TensorType>)> = None;
+    let (mut shape, mut types) = (None, None);
     let mut bodies = Ok(Vec::new());
     for (index, f) in branches.into_iter().enumerate() {
-        let body = trace_body(&format!("branch{index}"), ports(&arguments), None, place, |tensors| {
-            let output = f(refill(inputs, &mut tensors.iter().copied()));
-            let results = output.leaves();
-            let found = types_of(&results);
-            let (_, expected) = first.get_or_insert_with(|| (output, found.clone()));
+        let (body, output) = trace_tree(&format!("branch{index}"), ports(&arguments), None, place, |tensors| {
+            let output = f(refill(inputs, tensors));
+            let (results, found) = (output.leaves(), types_of(&output.leaves()));
+            let expected = types.get_or_insert_with(|| found.clone());
             if *expected != found && are_healthy(&results) {
                 let what = format!("what branch {index} returns, compared with branch 0");
                 let (expected, found) = (describe(expected), describe(&found));
                 context::fail(TraceErrorKind::Mismatch { what, expected, found }, place);
             }
-            results
+            output
         });
+        shape.get_or_insert(output);
         bodies = bodies.and_then(|mut bodies: Vec<Body>| {
             bodies.push(body?);
             Ok(bodies)
         });
     }
-    let Some((shape, types)) = first else { unreachable_body() };
+    let (Some(shape), Some(types)) = (shape, types) else { unreachable_body() };
     let results = finish(bodies, |bodies| {
         let (graphs, captured) = Body::share_captures(bodies);
         let op = Cond { branches: graphs.into_iter().map(Arc::new).collect() };
@@ -326,24 +301,14 @@ fn finish<B>(traced: Result<B, TraceError>, f: impl FnOnce(B) -> Vec<Tensor>) ->
 /// Runs `f`, whose intermediate values are computed again in the backward pass as far as `policy` does not keep them. `f`
 /// may use outer tensors; only its operands and results are kept for sure.
 #[track_caller]
-pub fn checkpoint<P, O>(policy: RematPolicy, inputs: P, f: impl FnOnce(P) -> O) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn checkpoint<P: TensorTree, O: TensorTree>(policy: RematPolicy, inputs: P, f: impl FnOnce(P) -> O) -> O {
     let place = Location::caller();
     if policy == RematPolicy::None {
         return f(inputs);
     }
     let arguments = inputs.leaves();
-    let mut shape = None;
-    let traced = trace_body("checkpoint", ports(&arguments), None, place, |tensors| {
-        let output = f(refill(&inputs, &mut tensors.iter().copied()));
-        let results = output.leaves();
-        shape = Some(output);
-        results
-    });
-    let Some(shape) = shape else { unreachable_body() };
+    let (traced, shape) =
+        trace_tree("checkpoint", ports(&arguments), None, place, |tensors| f(refill(&inputs, tensors)));
     let results = finish(traced, |traced| {
         let (body, captured) = traced.captures_first();
         let count = body.outputs().len();
@@ -368,63 +333,42 @@ where
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn custom_vjp<P, O, R>(
+pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
     inputs: P,
     function: impl FnOnce(P) -> O,
     forward: impl FnOnce(P) -> (O, R),
     backward: impl FnOnce(R, O) -> P,
-) -> O
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-    R: Tree<Leaf = Tensor>,
-{
+) -> O {
     const NAME: &str = "a custom_vjp";
     let place = Location::caller();
     let arguments = inputs.leaves();
-    let (mut outputs, mut residuals) = (None, None);
-    let primal = trace_body("primal", ports(&arguments), Some(NAME), place, |tensors| {
-        let output = function(refill(&inputs, &mut tensors.iter().copied()));
-        let results = output.leaves();
-        outputs = Some((output, types_of(&results)));
-        results
+    let (mut output_types, mut residual_types) = (Vec::new(), Vec::new());
+    let (primal, outputs) = trace_tree("primal", ports(&arguments), Some(NAME), place, |tensors| {
+        let output = function(refill(&inputs, tensors));
+        output_types = types_of(&output.leaves());
+        output
     });
-    let Some((outputs, output_types)) = outputs else { unreachable_body() };
-    let mut residual_types = Vec::new();
-    let forward = trace_body("forward", ports(&arguments), Some(NAME), place, |tensors| {
-        let (output, residual) = forward(refill(&inputs, &mut tensors.iter().copied()));
-        let mut results = output.leaves();
-        let saved = residual.leaves();
-        residual_types = types_of(&saved);
-        results.extend(saved);
-        residuals = Some(residual);
-        results
+    let (forward, (_, residuals)) = trace_tree("forward", ports(&arguments), Some(NAME), place, |tensors| {
+        let (output, residual) = forward(refill(&inputs, tensors));
+        residual_types = types_of(&residual.leaves());
+        (output, residual)
     });
-    let Some(residuals) = residuals else { unreachable_body() };
     let cotangent_types = output_types.iter().filter(|ty| ty.dtype.is_float());
     let backward_inputs: Vec<_> =
         residual_types.iter().chain(cotangent_types).map(|ty| (ty.clone(), PortInfo::default())).collect();
-    let backward = trace_body("backward", backward_inputs, Some(NAME), place, |tensors| {
-        let mut tensors = tensors.iter().copied();
-        let residual = refill(&residuals, &mut tensors);
+    let (backward, _) = trace_tree("backward", backward_inputs, Some(NAME), place, |tensors| {
+        let residual = refill(&residuals, tensors);
         let mut cotangents = output_types.iter().map(|ty| match ty.dtype.is_float() {
-            true => next_leaf(&mut tensors),
+            true => next_leaf(tensors),
             false => context::apply(Splat::new(ty.clone(), 0.0), &[], place),
         });
         let gradients = backward(residual, refill(&outputs, &mut cotangents)).leaves();
         let inputs = arguments.iter().zip(gradients);
-        inputs.filter(|(argument, _)| argument.dtype().is_float()).map(|(_, gradient)| gradient).collect()
+        inputs.filter(|(argument, _)| argument.dtype().is_float()).map(|(_, gradient)| gradient).collect::<Vec<_>>()
     });
-    let results = match (primal, forward, backward) {
-        (Ok(primal), Ok(forward), Ok(backward)) => {
-            let graph = |body: Body| Arc::new(body.captures_first().0);
-            let op = CustomVjp { primal: graph(primal), forward: graph(forward), backward: graph(backward) };
-            apply_many(op.into(), &arguments, output_types.len(), place).to_vec()
-        }
-        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-            context::fail_error(error);
-            Vec::new()
-        }
-    };
+    let results = finish(primal.and_then(|primal| Ok([primal, forward?, backward?])), |bodies| {
+        let [primal, forward, backward] = bodies.map(|body| Arc::new(body.captures_first().0));
+        apply_many(CustomVjp { primal, forward, backward }.into(), &arguments, output_types.len(), place).to_vec()
+    });
     refill(&outputs, &mut results.into_iter())
 }

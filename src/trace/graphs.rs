@@ -1,6 +1,6 @@
 //! Closures as graphs and graphs in place of closures, for transforms: a body traced once can be used several times.
 
-use super::context::{self, Place, trace_body, with_builder};
+use super::context::{self, Place, push_values, trace_body, with_builder};
 use super::{Tensor, TraceErrorKind, control::ports};
 use crate::autodiff::Halves;
 use crate::ir::{Graph, Origin};
@@ -22,11 +22,8 @@ pub(crate) fn graph_of(
 
 /// The outputs of a graph at these arguments, in the trace under way.
 pub(crate) fn inline(graph: &Graph, arguments: &[Tensor], place: Place) -> Vec<Tensor> {
-    let results = with_builder(arguments, place, |builder, values| Ok(builder.inline(graph, values)));
-    match results {
-        Some((values, frame)) => values.into_iter().map(|value| Tensor { frame, value }).collect(),
-        None => vec![Tensor::POISONED; graph.outputs().len()],
-    }
+    let results = push_values(arguments, place, |builder, values| Ok(builder.inline(graph, values).to_vec()));
+    results.unwrap_or_else(|| vec![Tensor::POISONED; graph.outputs().len()])
 }
 
 /// The halves of a graph's derivative with respect to the inputs marked active. None if it has none, which has been
@@ -60,11 +57,11 @@ pub(crate) fn origin_of(x: Tensor, place: Place) -> Option<Origin> {
 
 /// As [`label`], as a part of what was done there.
 pub(crate) fn label_from(origin: Option<Origin>, x: Tensor, names: WithAxes, place: Place) -> Tensor {
-    let labelled = with_builder(&[x], place, |builder, values| {
+    let labelled = push_values(&[x], place, |builder, values| {
         if let Some(origin) = origin {
             builder.set_origin(origin);
         }
-        Ok(builder.push(names, values)?[0])
+        Ok(builder.push(names, values)?.to_vec())
     });
-    labelled.map_or(Tensor::POISONED, |(value, frame)| Tensor { frame, value })
+    labelled.map_or(Tensor::POISONED, |labelled| labelled[0])
 }

@@ -58,8 +58,7 @@ impl Tensor {
     #[track_caller]
     pub fn take_along_axis(self, axis: i32, indices: Tensor) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let (Some(&axis), rank) = (axes.first(), self.rank()) else { return self };
+        let (Some(axis), rank) = (self.axis(axis, place), self.rank()) else { return self };
         if indices.rank() != rank {
             let expected = format!("indices with {rank} dimensions");
             return self.mismatch("take_along_axis", expected, indices.ty().to_string(), place);
@@ -93,8 +92,7 @@ impl Tensor {
     #[track_caller]
     pub fn roll(self, axis: i32, shift: i64) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         apply(Roll { axis, shift }, &[self], place)
     }
 
@@ -131,7 +129,7 @@ impl Tensor {
 
     /// The axis, and start indices that are zero but there.
     fn starts_along(self, axis: i32, start: Tensor, place: Place) -> Option<(usize, Vec<Tensor>)> {
-        let axis = *self.axes(axis, place).first()?;
+        let axis = self.axis(axis, place)?;
         let zero = splat(TensorType::scalar(start.dtype()), 0.0, place);
         let mut starts = vec![zero; self.rank()];
         starts[axis] = start;

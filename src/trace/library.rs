@@ -47,8 +47,7 @@ impl Tensor {
     }
 
     fn argsort_at(self, axis: i32, descending: bool, place: Place) -> Tensor {
-        let axes = self.axes(axis, place);
-        let Some(&position) = axes.first() else { return self };
+        let Some(position) = self.axis(axis, place) else { return self };
         let positions = apply(Iota { ty: self.ty().with_dtype(DType::S32), axis: position }, &[], place);
         sort_at(&[self, positions], axis, 1, descending, place)[1]
     }

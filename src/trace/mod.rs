@@ -57,4 +57,4 @@ pub use tensor::{
     Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
 };
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
-pub use tree::{LeafCountError, MapTree, Path, PathPart, Tree};
+pub use tree::{LeafCountError, MapTree, Path, PathPart, TensorTree, Tree};

@@ -278,8 +278,7 @@ impl Tensor {
     }
 
     fn arg_reduce(self, kind: ArgReduceKind, axis: i32, place: Place) -> Tensor {
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         apply(ArgReduce { kind, axis }, &[self], place)
     }
 

@@ -23,14 +23,11 @@
 use std::ops::Range;
 use std::panic::Location;
 
-use super::context::{self, Place, apply, apply_many};
+use super::context::{self, Place, apply, apply_many, composite};
 use super::tensor::splat;
-use super::{Tensor, TensorSpec, TraceErrorKind};
-use crate::ir::{DType, Dims, Literal, TensorType};
-use crate::ops::{
-    ArgReduce, ArgReduceKind, AxisList, Binary, BinaryKind, BitcastConvert, BroadcastInDim, Compare, Concatenate,
-    Convert, Direction, Iota, Reshape, Slice, SliceDim, Sort, Threefry, Unary, UnaryKind,
-};
+use super::{Index, Tensor, TensorSpec, TraceErrorKind, arange, full, iota, sort_together, stack, zeros};
+use crate::ir::{DType, Literal, TensorType};
+use crate::ops::{ArgReduce, ArgReduceKind, Threefry};
 
 crate::tree! {
     /// A key of random numbers: two words, `u32[2]`. A tree of one leaf, so that it can be an input, a carry or a
@@ -68,200 +65,137 @@ impl<T> Key<T> {
     }
 }
 
-/// Pushes nodes that all come from one place of the user's.
-#[derive(Clone, Copy)]
-struct At(Place);
-
-impl At {
-    fn unary(self, kind: UnaryKind, x: Tensor) -> Tensor {
-        apply(Unary(kind), &[x], self.0)
+/// A constant with all bits of a 64-bit word, of an unsigned type.
+fn constant_word(ty: &TensorType, word: u64) -> Tensor {
+    if ty.dtype != DType::U64 {
+        return full(ty.dtype, &ty.dims, word as f64);
     }
+    super::constant(Literal::scalar(word)).broadcast_to(&ty.dims)
+}
 
-    fn binary(self, kind: BinaryKind, x: Tensor, y: Tensor) -> Tensor {
-        apply(Binary(kind), &[x, y], self.0)
-    }
+#[track_caller]
+fn fail(what: &str, expected: &str, found: String) -> Tensor {
+    let (what, expected) = (what.to_owned(), expected.to_owned());
+    context::fail(TraceErrorKind::Mismatch { what, expected, found }, Location::caller())
+}
 
-    fn splat(self, ty: TensorType, number: f64) -> Tensor {
-        splat(ty, number, self.0)
-    }
-
-    fn compare(self, direction: Direction, x: Tensor, y: Tensor) -> Tensor {
-        apply(Compare(direction), &[x, y], self.0)
-    }
-
-    fn less(self, x: Tensor, number: f64) -> Tensor {
-        self.compare(Direction::Lt, x, self.splat(x.ty(), number))
-    }
-
-    fn convert(self, x: Tensor, dtype: DType) -> Tensor {
-        if x.dtype() == dtype { x } else { apply(Convert(dtype), &[x], self.0) }
-    }
-
-    fn reshape(self, x: Tensor, dims: &[usize]) -> Tensor {
-        apply(Reshape { dims: Dims::from_slice(dims) }, &[x], self.0)
-    }
-
-    fn repeat(self, scalar: Tensor, dims: &[usize]) -> Tensor {
-        if dims.is_empty() {
-            return scalar;
+/// The counter of each element: its row-major position, in two words, high before low.
+fn counters(dims: &[usize]) -> [Tensor; 2] {
+    let narrow = TensorType::new(DType::U32, dims);
+    let is_wide = narrow.element_count() > u32::MAX as usize;
+    let ty = if is_wide { narrow.with_dtype(DType::U64) } else { narrow };
+    let mut stride = 1;
+    let mut position = None;
+    for (axis, &size) in dims.iter().enumerate().rev() {
+        let mut steps = iota(ty.dtype, dims, axis as i32);
+        if stride > 1 {
+            steps = steps * constant_word(&ty, stride);
         }
-        apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping: AxisList::new() }, &[scalar], self.0)
+        position = Some(position.map_or(steps, |sum: Tensor| sum + steps));
+        stride *= size.max(1) as u64;
     }
+    let position = position.unwrap_or_else(|| zeros(ty.dtype, dims));
+    if is_wide {
+        [(position >> 32.0).convert(DType::U32), position.convert(DType::U32)]
+    } else {
+        [position.zeros_like(), position]
+    }
+}
 
-    /// Row `index` of the leading dimension, without that dimension.
-    fn row(self, x: Tensor, index: usize) -> Tensor {
-        let dims = x.dims();
-        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
-        if let Some(first) = ranges.first_mut() {
-            *first = SliceDim { start: index, limit: index + 1, stride: 1 };
-        }
-        let rest = dims.get(1..).unwrap_or_default();
-        self.reshape(apply(Slice { ranges: ranges.into() }, &[x], self.0), rest)
+/// Two random words for each counter.
+fn threefry(key: Key<Tensor>, counters: [Tensor; 2]) -> [Tensor; 2] {
+    let ty = key.data.ty();
+    if ty != TensorType::new(DType::U32, &[2]) && key.data.value != context::POISON {
+        let expected = "one key, u32[2]; run over a stack of keys with `scan`";
+        return [fail("the key of a random draw", expected, ty.to_string()); 2];
     }
+    let dims = counters[1].dims();
+    let [first, second] = [0, 1].map(|word| key.data.index([Index::At(word)]).broadcast_to(&dims));
+    let operands = [first, second, counters[0], counters[1]];
+    let words = apply_many(Threefry.into(), &operands, 2, Location::caller());
+    [words[0], words[1]]
+}
 
-    /// A constant with all bits of a 64-bit word, of an unsigned type.
-    fn word(self, ty: &TensorType, word: u64) -> Tensor {
-        if ty.dtype != DType::U64 {
-            return self.splat(ty.clone(), word as f64);
-        }
-        let scalar = apply(crate::ops::Constant(Box::new(Literal::scalar(word))), &[], self.0);
-        self.repeat(scalar, &ty.dims)
-    }
+/// Two words as one tensor with a last dimension of 2.
+fn join(words: [Tensor; 2]) -> Tensor {
+    stack(&words, -1)
+}
 
-    fn fail(self, what: &str, expected: &str, found: String) -> Tensor {
-        let (what, expected) = (what.to_owned(), expected.to_owned());
-        context::fail(TraceErrorKind::Mismatch { what, expected, found }, self.0)
+fn random_bits(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
+    if !dtype.is_unsigned_integer() {
+        return fail("the type of random bits", "an unsigned integer type", dtype.to_string());
     }
+    let [high, low] = threefry(key, counters(dims));
+    if dtype == DType::U64 {
+        let (high, low) = (high.convert(dtype), low.convert(dtype));
+        return (high << 32.0) | low;
+    }
+    (high ^ low).convert(dtype)
+}
 
-    /// The counter of each element: its row-major position, in two words, high before low.
-    fn counters(self, dims: &[usize]) -> [Tensor; 2] {
-        let narrow = TensorType::new(DType::U32, dims);
-        let is_wide = narrow.element_count() > u32::MAX as usize;
-        let ty = if is_wide { narrow.with_dtype(DType::U64) } else { narrow.clone() };
-        let mut stride = 1;
-        let mut position = None;
-        for (axis, &size) in dims.iter().enumerate().rev() {
-            let mut steps = apply(Iota { ty: ty.clone(), axis }, &[], self.0);
-            if stride > 1 {
-                steps = self.binary(BinaryKind::Multiply, steps, self.word(&ty, stride));
-            }
-            position = Some(position.map_or(steps, |sum| self.binary(BinaryKind::Add, sum, steps)));
-            stride *= size.max(1) as u64;
-        }
-        let position = position.unwrap_or_else(|| self.splat(ty.clone(), 0.0));
-        if is_wide {
-            let high = self.binary(BinaryKind::ShiftRightLogical, position, self.splat(ty, 32.0));
-            [self.convert(high, DType::U32), self.convert(position, DType::U32)]
-        } else {
-            [self.splat(narrow, 0.0), position]
-        }
-    }
+/// Uniform in `[0, 1)`: random bits as the mantissa of a number in `[1, 2)`.
+fn unit(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
+    let (word, drawn, mantissa_bits, one) = match dtype {
+        // As JAX does, 7 bits of mantissa are drawn from 8, not 16.
+        DType::BF16 => (DType::U16, DType::U8, 7, u64::from(half::bf16::ONE.to_bits())),
+        DType::F16 => (DType::U16, DType::U16, 10, u64::from(half::f16::ONE.to_bits())),
+        DType::F32 => (DType::U32, DType::U32, 23, u64::from(1f32.to_bits())),
+        DType::F64 => (DType::U64, DType::U64, 52, 1f64.to_bits()),
+        _ => return fail("the type of a random number", "bf16, f16, f32 or f64", dtype.to_string()),
+    };
+    let bits = random_bits(key, drawn, dims).convert(word);
+    let spare = 8 * drawn.byte_count() - mantissa_bits;
+    let number = (bits >> spare as f64) | constant_word(&bits.ty(), one);
+    number.bitcast_convert(dtype) - 1.0
+}
 
-    /// Two random words for each counter.
-    fn threefry(self, key: Key<Tensor>, counters: [Tensor; 2]) -> [Tensor; 2] {
-        let ty = key.data.ty();
-        if ty != TensorType::new(DType::U32, &[2]) && key.data.value != context::POISON {
-            let expected = "one key, u32[2]; run over a stack of keys with `scan`";
-            let poisoned = self.fail("the key of a random draw", expected, ty.to_string());
-            return [poisoned; 2];
-        }
-        let dims = counters[1].dims();
-        let [first, second] = [0, 1].map(|word| self.repeat(self.row(key.data, word), &dims));
-        let words = apply_many(Threefry.into(), &[first, second, counters[0], counters[1]], 2, self.0);
-        [words[0], words[1]]
-    }
+/// Uniform in `[low, high)`, which have the dimensions of the result.
+fn between(unit: Tensor, low: Tensor, high: Tensor) -> Tensor {
+    let extent = high - low;
+    // Rounding must not lead below the range.
+    low.maximum(unit * extent + low)
+}
 
-    /// Two words as one tensor with a last dimension of 2.
-    fn join(self, words: [Tensor; 2]) -> Tensor {
-        let mut dims = words[0].dims();
-        let axis = dims.len();
-        dims.push(1);
-        let columns = words.map(|word| self.reshape(word, &dims));
-        apply(Concatenate { axis }, &columns, self.0)
-    }
+fn uniform(key: Key<Tensor>, dtype: DType, dims: &[usize], range: Range<f64>) -> Tensor {
+    let unit = unit(key, dtype, dims);
+    if range == (0.0..1.0) { unit } else { between(unit, unit.full_like(range.start), unit.full_like(range.end)) }
+}
 
-    fn bits(self, key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
-        if !dtype.is_unsigned_integer() {
-            return self.fail("the type of random bits", "an unsigned integer type", dtype.to_string());
-        }
-        let [high, low] = self.threefry(key, self.counters(dims));
-        if dtype == DType::U64 {
-            let (high, low) = (self.convert(high, dtype), self.convert(low, dtype));
-            let high = self.binary(BinaryKind::ShiftLeft, high, self.splat(high.ty(), 32.0));
-            return self.binary(BinaryKind::Or, high, low);
-        }
-        let mixed = self.binary(BinaryKind::Xor, high, low);
-        self.convert(mixed, dtype)
-    }
+/// `sqrt(2) * erf_inv(x)`, at least in `f32`.
+fn normal_of(x: Tensor) -> Tensor {
+    let dtype = x.dtype();
+    let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+    std::f64::consts::SQRT_2 * x.convert(wide).erf_inv().convert(dtype)
+}
 
-    /// Uniform in `[0, 1)`: random bits as the mantissa of a number in `[1, 2)`.
-    fn unit(self, key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
-        let (word, drawn, mantissa_bits, one) = match dtype {
-            // As JAX does, 7 bits of mantissa are drawn from 8, not 16.
-            DType::BF16 => (DType::U16, DType::U8, 7, u64::from(half::bf16::ONE.to_bits())),
-            DType::F16 => (DType::U16, DType::U16, 10, u64::from(half::f16::ONE.to_bits())),
-            DType::F32 => (DType::U32, DType::U32, 23, u64::from(1f32.to_bits())),
-            DType::F64 => (DType::U64, DType::U64, 52, 1f64.to_bits()),
-            _ => return self.fail("the type of a random number", "bf16, f16, f32 or f64", dtype.to_string()),
-        };
-        let bits = self.convert(self.bits(key, drawn, dims), word);
-        let spare = 8 * drawn.byte_count() - mantissa_bits;
-        let mantissa = self.binary(BinaryKind::ShiftRightLogical, bits, self.splat(bits.ty(), spare as f64));
-        let number = self.binary(BinaryKind::Or, mantissa, self.word(&bits.ty(), one));
-        let number = apply(BitcastConvert(dtype), &[number], self.0);
-        self.binary(BinaryKind::Subtract, number, self.splat(number.ty(), 1.0))
-    }
+fn gumbel(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
+    // Zero is left out, whose logarithm is infinite.
+    let uniform = uniform(key, dtype, dims, smallest_normal(dtype)..1.0);
+    -(-uniform.log()).log()
+}
 
-    /// Uniform in `[low, high)`, which have the dimensions of the result.
-    fn between(self, unit: Tensor, low: Tensor, high: Tensor) -> Tensor {
-        let extent = self.binary(BinaryKind::Subtract, high, low);
-        let scaled = self.binary(BinaryKind::Multiply, unit, extent);
-        // Rounding must not lead below the range.
-        self.binary(BinaryKind::Maximum, low, self.binary(BinaryKind::Add, scaled, low))
-    }
+/// Row `index` of a stack of keys.
+fn key_at(keys: Tensor, index: usize) -> Key<Tensor> {
+    Key { data: keys.index([Index::At(index as i64)]) }
+}
 
-    fn uniform(self, key: Key<Tensor>, dtype: DType, dims: &[usize], range: Range<f64>) -> Tensor {
-        let unit = self.unit(key, dtype, dims);
-        if range == (0.0..1.0) {
-            return unit;
-        }
-        self.between(unit, self.splat(unit.ty(), range.start), self.splat(unit.ty(), range.end))
-    }
+fn split(key: Key<Tensor>, count: usize) -> Tensor {
+    join(threefry(key, counters(&[count])))
+}
 
-    /// `sqrt(2) * erf_inv(x)`, at least in `f32`.
-    fn normal_of(self, x: Tensor) -> Tensor {
-        let dtype = x.dtype();
-        let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
-        let inverse = self.convert(self.unary(UnaryKind::ErfInv, self.convert(x, wide)), dtype);
-        self.binary(BinaryKind::Multiply, self.splat(inverse.ty(), std::f64::consts::SQRT_2), inverse)
+/// Sorts `x` along its only dimension by fresh random keys, until no two elements are likely to have had equal keys
+/// all along.
+fn shuffle(key: Key<Tensor>, x: Tensor) -> Tensor {
+    let count = x.dims().first().copied().unwrap_or(0);
+    let rounds = (3.0 * (count.max(1) as f64).ln() / f64::from(u32::MAX).ln()).ceil() as usize;
+    let (mut key, mut x) = (key, x);
+    for _ in 0..rounds {
+        let keys = split(key, 2);
+        key = key_at(keys, 0);
+        let order = random_bits(key_at(keys, 1), DType::U32, &[count]);
+        x = sort_together(&[order, x], 0, 1)[1];
     }
-
-    fn gumbel(self, key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
-        // Zero is left out, whose logarithm is infinite.
-        let uniform = self.uniform(key, dtype, dims, smallest_normal(dtype)..1.0);
-        let inner = self.unary(UnaryKind::Negate, self.unary(UnaryKind::Log, uniform));
-        self.unary(UnaryKind::Negate, self.unary(UnaryKind::Log, inner))
-    }
-
-    fn split(self, key: Key<Tensor>, count: usize) -> Tensor {
-        self.join(self.threefry(key, self.counters(&[count])))
-    }
-
-    /// Sorts `x` along its only dimension by fresh random keys, until no two elements are likely to have had equal keys
-    /// all along.
-    fn shuffle(self, key: Key<Tensor>, x: Tensor) -> Tensor {
-        let count = x.dims().first().copied().unwrap_or(0);
-        let rounds = (3.0 * (count.max(1) as f64).ln() / f64::from(u32::MAX).ln()).ceil() as usize;
-        let (mut key, mut x) = (key, x);
-        for _ in 0..rounds {
-            let keys = self.split(key, 2);
-            key = Key { data: self.row(keys, 0) };
-            let order = self.bits(Key { data: self.row(keys, 1) }, DType::U32, &[count]);
-            let sort = Sort { axis: 0, key_count: 1, descending: false };
-            x = apply_many(sort.into(), &[order, x], 2, self.0)[1];
-        }
-        x
-    }
+    x
 }
 
 fn smallest_normal(dtype: DType) -> f64 {
@@ -318,116 +252,109 @@ impl Key<Tensor> {
         if ty == TensorType::new(DType::U32, &[2]) || data.value == context::POISON {
             return Key { data };
         }
-        Key { data: At(Location::caller()).fail("the words of a key", "u32[2]", ty.to_string()) }
+        Key { data: fail("the words of a key", "u32[2]", ty.to_string()) }
     }
 
     /// `N` new keys.
     #[track_caller]
     pub fn split<const N: usize>(self) -> [Key<Tensor>; N] {
-        let at = At(Location::caller());
-        let keys = at.split(self, N);
-        std::array::from_fn(|index| Key { data: at.row(keys, index) })
+        composite(Location::caller(), || {
+            let keys = split(self, N);
+            std::array::from_fn(|index| key_at(keys, index))
+        })
     }
 
     /// `count` new keys, stacked: to be run over by a scan or batched over.
     #[track_caller]
     pub fn split_stacked(self, count: usize) -> Key<Tensor> {
-        Key { data: At(Location::caller()).split(self, count) }
+        Key { data: composite(Location::caller(), || split(self, count)) }
     }
 
     /// The new key for a number: of a step, a layer, a place in the program.
     #[track_caller]
     pub fn fold_in(self, number: impl Fold) -> Key<Tensor> {
-        let at = At(Location::caller());
-        let number = at.convert(number.tensor(at.0), DType::U32);
-        let high = at.splat(TensorType::scalar(DType::U32), 0.0);
-        Key { data: at.join(at.threefry(self, [high, number])) }
+        let place = Location::caller();
+        let joined = composite(place, || {
+            let number = number.tensor(place).convert(DType::U32);
+            join(threefry(self, [zeros(DType::U32, []), number]))
+        });
+        Key { data: joined }
     }
 
     /// Random bits of an unsigned integer type.
     #[track_caller]
     pub fn bits(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        At(Location::caller()).bits(self, dtype, dims.as_ref())
+        composite(Location::caller(), || random_bits(self, dtype, dims.as_ref()))
     }
 
     /// Uniform in `[0, 1)`.
     #[track_caller]
     pub fn uniform(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        At(Location::caller()).uniform(self, dtype, dims.as_ref(), 0.0..1.0)
+        composite(Location::caller(), || unit(self, dtype, dims.as_ref()))
     }
 
     /// Uniform in a range.
     #[track_caller]
     pub fn uniform_in(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<f64>) -> Tensor {
-        At(Location::caller()).uniform(self, dtype, dims.as_ref(), range)
+        composite(Location::caller(), || uniform(self, dtype, dims.as_ref(), range))
     }
 
     /// Normal with mean 0 and variance 1.
     #[track_caller]
     pub fn normal(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        let at = At(Location::caller());
-        let uniform = at.uniform(self, dtype, dims.as_ref(), above_minus_one(dtype)..1.0);
-        at.normal_of(uniform)
+        composite(Location::caller(), || normal_of(uniform(self, dtype, dims.as_ref(), above_minus_one(dtype)..1.0)))
     }
 
     /// Normal with mean 0 and variance 1, conditioned on lying strictly within a range. `f32` or `f64`.
     #[track_caller]
     pub fn truncated_normal(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<f64>) -> Tensor {
-        let at = At(Location::caller());
         let (low, high) = match dtype {
             DType::F32 => ((range.start as f32).next_up().into(), (range.end as f32).next_down().into()),
             DType::F64 => (range.start.next_up(), range.end.next_down()),
-            _ => return at.fail("the type of a truncated normal", "f32 or f64", dtype.to_string()),
+            _ => return fail("the type of a truncated normal", "f32 or f64", dtype.to_string()),
         };
-        let ty = TensorType::new(dtype, dims.as_ref());
-        let root = at.splat(ty.clone(), std::f64::consts::SQRT_2);
-        let [from, to] = [range.start, range.end].map(|end| {
-            let end = at.splat(ty.clone(), end);
-            at.unary(UnaryKind::Erf, at.binary(BinaryKind::Divide, end, root))
-        });
-        let uniform = at.between(at.unit(self, dtype, dims.as_ref()), from, to);
-        let drawn = at.binary(BinaryKind::Maximum, at.normal_of(uniform), at.splat(ty.clone(), low));
-        at.binary(BinaryKind::Minimum, drawn, at.splat(ty, high))
+        composite(Location::caller(), || {
+            let root = full(dtype, &dims, std::f64::consts::SQRT_2);
+            let [from, to] = [range.start, range.end].map(|end| (root.full_like(end) / root).erf());
+            normal_of(between(unit(self, dtype, dims.as_ref()), from, to)).maximum(low).minimum(high)
+        })
     }
 
     /// True with a probability. The probability's resolution is 2^-23.
     #[track_caller]
     pub fn bernoulli(self, probability: f64, dims: impl AsRef<[usize]>) -> Tensor {
-        let at = At(Location::caller());
-        at.less(at.unit(self, DType::F32, dims.as_ref()), probability)
+        composite(Location::caller(), || unit(self, DType::F32, dims.as_ref()).less(probability))
     }
 
     /// True with the probability that each element, of a floating-point type, says.
     #[track_caller]
     pub fn bernoulli_of(self, probabilities: Tensor) -> Tensor {
-        let at = At(Location::caller());
         let ty = probabilities.ty();
-        at.compare(Direction::Lt, at.unit(self, ty.dtype, &ty.dims), probabilities)
+        composite(Location::caller(), || unit(self, ty.dtype, &ty.dims).less(probabilities))
     }
 
     /// Standard Gumbel: `-log(-log(u))`.
     #[track_caller]
     pub fn gumbel(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        At(Location::caller()).gumbel(self, dtype, dims.as_ref())
+        composite(Location::caller(), || gumbel(self, dtype, dims.as_ref()))
     }
 
     /// Exponential with rate 1.
     #[track_caller]
     pub fn exponential(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        let at = At(Location::caller());
-        let negated = at.unary(UnaryKind::Negate, at.unit(self, dtype, dims.as_ref()));
-        at.unary(UnaryKind::Negate, at.unary(UnaryKind::LogPlusOne, negated))
+        composite(Location::caller(), || -(-unit(self, dtype, dims.as_ref())).log_1p())
     }
 
     /// A position along the last dimension of `logits`, `s32`, with probability in proportion to `exp(logit)`; one for
     /// each row.
     #[track_caller]
     pub fn categorical(self, logits: Tensor) -> Tensor {
-        let at = At(Location::caller());
-        let ty = logits.ty();
-        let noise = at.gumbel(self, ty.dtype, &ty.dims);
+        let (ty, place) = (logits.ty(), Location::caller());
         let axis = ty.rank().saturating_sub(1);
-        apply(ArgReduce { kind: ArgReduceKind::Max, axis }, &[at.binary(BinaryKind::Add, noise, logits)], at.0)
+        composite(place, || {
+            let noisy = gumbel(self, ty.dtype, &ty.dims) + logits;
+            apply(ArgReduce { kind: ArgReduceKind::Max, axis }, &[noisy], place)
+        })
     }
 
     /// Integers in a range, nearly uniform: the bias is at most the range's extent over 2^64 (2^128 for 64-bit types).
@@ -436,51 +363,44 @@ impl Key<Tensor> {
     /// As in JAX, twice the bits of the type (at least 32) modulo the extent.
     #[track_caller]
     pub fn randint(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<i64>) -> Tensor {
-        let at = At(Location::caller());
         if !dtype.is_integer() {
-            return at.fail("the type of random integers", "an integer type", dtype.to_string());
+            return fail("the type of random integers", "an integer type", dtype.to_string());
         }
         let (low, extent) = clip(dtype, range);
         let word = if dtype.byte_count() == 8 { DType::U64 } else { DType::U32 };
         let ty = TensorType::new(word, dims.as_ref());
-        let keys = at.split(self, 2);
-        let [high, rest] = [0, 1].map(|row| at.bits(Key { data: at.row(keys, row) }, word, dims.as_ref()));
-        let modulus = at.word(&ty, extent);
-        let remainder = |x| at.binary(BinaryKind::Remainder, x, modulus);
         // 2^bits modulo the extent, by squaring so as not to overflow.
         let half = 1u64 << (4 * word.byte_count());
         let mask = if word == DType::U64 { u64::MAX } else { u32::MAX.into() };
         let root = half.checked_rem(extent).unwrap_or(half);
         let square = root.wrapping_mul(root) & mask;
-        let factor = at.word(&ty, square.checked_rem(extent).unwrap_or(square));
-        let scaled = at.binary(BinaryKind::Multiply, remainder(high), factor);
-        let offset = remainder(at.binary(BinaryKind::Add, scaled, remainder(rest)));
+        let factor = square.checked_rem(extent).unwrap_or(square);
         let wide = if dtype.is_signed_integer() || dtype.byte_count() < 4 { signed(word) } else { word };
-        let start = at.convert(at.word(&ty, low as u64 & mask), wide);
-        let drawn = at.binary(BinaryKind::Add, start, at.convert(offset, wide));
-        at.convert(drawn, dtype)
+        composite(Location::caller(), || {
+            let keys = split(self, 2);
+            let [high, rest] = [0, 1].map(|row| random_bits(key_at(keys, row), word, &ty.dims));
+            let modulus = constant_word(&ty, extent);
+            let factor = constant_word(&ty, factor);
+            let offset = ((high % modulus) * factor + rest % modulus) % modulus;
+            let start = constant_word(&ty, low as u64 & mask).convert(wide);
+            (start + offset.convert(wide)).convert(dtype)
+        })
     }
 
     /// The numbers below `count` in random order, `s32`.
     #[track_caller]
     pub fn permutation(self, count: usize) -> Tensor {
-        let at = At(Location::caller());
-        let numbers = apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], at.0);
-        at.shuffle(self, numbers)
+        composite(Location::caller(), || shuffle(self, arange(DType::S32, count)))
     }
 
     /// `x` with its leading dimension in random order.
     #[track_caller]
     pub fn shuffle(self, x: Tensor) -> Tensor {
-        let at = At(Location::caller());
-        match x.dims().as_slice() {
-            [] => at.fail("what is shuffled", "a tensor with a dimension", x.ty().to_string()),
-            [_] => at.shuffle(self, x),
-            &[count, ..] => {
-                let numbers = apply(Iota { ty: TensorType::new(DType::S32, &[count]), axis: 0 }, &[], at.0);
-                x.take(0, at.shuffle(self, numbers))
-            }
-        }
+        composite(Location::caller(), || match x.dims().as_slice() {
+            [] => fail("what is shuffled", "a tensor with a dimension", x.ty().to_string()),
+            [_] => shuffle(self, x),
+            &[count, ..] => x.take(0, shuffle(self, arange(DType::S32, count))),
+        })
     }
 }
 

@@ -227,8 +227,7 @@ impl Tensor {
     /// The size of one dimension. For an axis that does not exist, an error is noted and the size is 1.
     #[track_caller]
     pub fn dim(self, axis: i32) -> usize {
-        let axes = self.axes(axis, Location::caller());
-        axes.first().and_then(|&axis| self.dims().get(axis).copied()).unwrap_or(1)
+        self.axis(axis, Location::caller()).and_then(|axis| self.dims().get(axis).copied()).unwrap_or(1)
     }
 
     /// Resolves axis numbers; notes an error and gives none when they do not fit.
@@ -241,6 +240,11 @@ impl Tensor {
             }
             AxisList::new()
         })
+    }
+
+    /// Resolves one axis number, as [`Tensor::axes`] does.
+    pub(super) fn axis(self, axis: i32, place: Place) -> Option<usize> {
+        self.axes(axis, place).first().copied()
     }
 
     /// The same elements as another type.
@@ -333,8 +337,7 @@ impl Tensor {
     #[track_caller]
     pub fn slice(self, axis: i32, range: impl RangeBounds<usize>) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         let dims = self.dims();
         let start = match range.start_bound() {
             Bound::Included(&start) => start,
@@ -346,7 +349,7 @@ impl Tensor {
             Bound::Excluded(&end) => end,
             Bound::Unbounded => dims[axis],
         };
-        let mut ranges: Vec<SliceDim> = dims.iter().map(|&limit| SliceDim { start: 0, limit, stride: 1 }).collect();
+        let mut ranges: Vec<SliceDim> = dims.iter().map(|&size| SliceDim::whole(size)).collect();
         ranges[axis] = SliceDim { start, limit, stride: 1 };
         apply(Slice { ranges: ranges.into() }, &[self], place)
     }
@@ -386,9 +389,8 @@ impl Tensor {
     #[track_caller]
     pub fn pad(self, axis: i32, low: i64, high: i64, value: f64) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
-        let mut padding = vec![PadDim { low: 0, high: 0, interior: 0 }; self.rank()];
+        let Some(axis) = self.axis(axis, place) else { return self };
+        let mut padding = vec![PadDim::NONE; self.rank()];
         padding[axis] = PadDim { low, high, interior: 0 };
         let value = splat(TensorType::scalar(self.dtype()), value, place);
         apply(Pad { padding: padding.into() }, &[self, value], place)
@@ -421,8 +423,7 @@ impl Tensor {
     #[track_caller]
     pub fn take(self, axis: i32, indices: Tensor) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         let (rank, indices_rank) = (self.rank(), indices.rank());
         let mut slice_sizes = self.dims();
         slice_sizes[axis] = 1;
@@ -446,14 +447,7 @@ impl Tensor {
             let expected = format!("indices with {} dimensions", self.rank().saturating_sub(1));
             return self.mismatch("take_along_last", expected, indices.ty().to_string(), place);
         }
-        let dims = GatherDims {
-            collapsed_dims: AxisList::from_slice(&[batch]),
-            operand_batch_dims: (0..batch).collect(),
-            indices_batch_dims: (0..batch).collect(),
-            start_index_map: AxisList::from_slice(&[batch]),
-            index_vector_dim: batch,
-            ..GatherDims::default()
-        };
+        let dims = GatherDims::along_last(batch, batch);
         let slice_sizes = Dims::from_elem(1, batch + 1);
         apply(Gather { dims: Box::new(dims), slice_sizes, promise: IndexPromise::default() }, &[self, indices], place)
     }
@@ -558,8 +552,7 @@ pub fn concatenate(tensors: &[Tensor], axis: i32) -> Tensor {
     let Some(first) = tensors.first() else {
         return context::fail(TraceErrorKind::Other("cannot concatenate no tensors".to_owned()), place);
     };
-    let axes = first.axes(axis, place);
-    let Some(&axis) = axes.first() else { return *first };
+    let Some(axis) = first.axis(axis, place) else { return *first };
     apply(Concatenate { axis }, tensors, place)
 }
 

@@ -2,54 +2,43 @@
 
 use std::panic::Location;
 
-use super::context::{self, Place, trace_body, with_builder};
+use super::context::{self, Place, push_values, trace_tree, with_builder};
 use super::control::{describe, ports, refill, types_of};
-use super::{Tensor, TraceErrorKind, Tree};
+use super::{Tensor, TensorTree, TraceErrorKind, inline};
 use crate::autodiff::{self, Tape, gradient_of_first};
 use crate::ir::{Graph, TensorType, Value};
 use crate::passes;
 
 /// The value of a scalar function and its gradient with respect to `params`. `f` may use outer tensors.
 #[track_caller]
-pub fn value_and_grad<P: Tree<Leaf = Tensor>>(params: P, f: impl FnOnce(P) -> Tensor) -> (Tensor, P) {
+pub fn value_and_grad<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor) -> (Tensor, P) {
     let (value, (), gradient) = differentiate(params, |params| (f(params), ()), Location::caller());
     (value, gradient)
 }
 
 /// As [`value_and_grad`], for a function that returns something else besides the value, which is not differentiated.
 #[track_caller]
-pub fn value_and_grad_aux<P, A>(params: P, f: impl FnOnce(P) -> (Tensor, A)) -> (Tensor, A, P)
-where
-    P: Tree<Leaf = Tensor>,
-    A: Tree<Leaf = Tensor>,
-{
+pub fn value_and_grad_aux<P: TensorTree, A: TensorTree>(params: P, f: impl FnOnce(P) -> (Tensor, A)) -> (Tensor, A, P) {
     differentiate(params, f, Location::caller())
 }
 
 /// The gradient of a scalar function.
 #[track_caller]
-pub fn grad<P: Tree<Leaf = Tensor>>(params: P, f: impl FnOnce(P) -> Tensor) -> P {
+pub fn grad<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor) -> P {
     differentiate(params, |params| (f(params), ()), Location::caller()).2
 }
 
-fn differentiate<P, A>(params: P, f: impl FnOnce(P) -> (Tensor, A), place: Place) -> (Tensor, A, P)
-where
-    P: Tree<Leaf = Tensor>,
-    A: Tree<Leaf = Tensor>,
-{
+fn differentiate<P: TensorTree, A: TensorTree>(
+    params: P,
+    f: impl FnOnce(P) -> (Tensor, A),
+    place: Place,
+) -> (Tensor, A, P) {
     let arguments = params.leaves();
-    let mut shape = None;
-    let traced = trace_body("loss", ports(&arguments), None, place, |tensors| {
-        let (value, aux) = f(refill(&params, &mut tensors.iter().copied()));
-        let mut results = vec![value];
-        results.extend(aux.leaves());
-        shape = Some((value, aux));
-        results
-    });
+    let (traced, shape) = trace_tree("loss", ports(&arguments), None, place, |tensors| f(refill(&params, tensors)));
     let results = traced.map_err(context::fail_error).ok().and_then(|body| {
         let (graph, captured) = body.captures_first();
         let operands = [&captured[..], &arguments].concat();
-        let (results, frame) = with_builder(&operands, place, |builder, values| {
+        push_values(&operands, place, |builder, values| {
             let graph = passes::prepare(&graph);
             let active: Vec<bool> = (0..values.len()).map(|index| index >= captured.len()).collect();
             let (mut results, gradients) = gradient_of_first(builder, &graph, values, &active)?;
@@ -57,28 +46,21 @@ where
                 results.push(gradient.unwrap_or_else(|| builder.zeros_like(values[index])));
             }
             Ok(results)
-        })?;
-        Some(results.into_iter().map(|value| Tensor { frame, value }).collect::<Vec<_>>())
+        })
     });
     let mut results = results.unwrap_or_default().into_iter();
-    // The closure always runs, so its structure is known; its tensors are replaced by those of this trace.
-    match shape {
-        Some((value, aux)) => {
-            let value = refill(&value, &mut results);
-            (value, refill(&aux, &mut results), refill(&params, &mut results))
-        }
-        None => super::control::unreachable_body(),
-    }
+    let (value, aux) = refill(&shape, &mut results);
+    (value, aux, refill(&params, &mut results))
 }
 
 /// The outputs of `f` at `inputs`, and the cotangents of the inputs for the cotangents of the outputs that
 /// `cotangents` makes from them. Cotangents for outputs that are not floating-point are ignored.
 #[track_caller]
-pub fn vjp<P, O>(inputs: P, f: impl FnOnce(P) -> O, cotangents: impl FnOnce(&O) -> O) -> (O, P)
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn vjp<P: TensorTree, O: TensorTree>(
+    inputs: P,
+    f: impl FnOnce(P) -> O,
+    cotangents: impl FnOnce(&O) -> O,
+) -> (O, P) {
     let place = Location::caller();
     let poisoned = |shape: &O| (refill(shape, &mut std::iter::empty()), refill(&inputs, &mut std::iter::empty()));
     let Traced { graph, operands, captured, shape } = match trace_function(&inputs, f, place) {
@@ -95,17 +77,14 @@ where
     let outputs: O = refill(&shape, &mut outputs.into_iter().map(|value| Tensor { frame, value }));
     let seeds = cotangents(&outputs).leaves();
     expect_types("the cotangents given to a vjp", &types_of(&outputs.leaves()), &types_of(&seeds), place);
-    let gradients = with_builder(&seeds, place, |builder, seeds| {
+    let gradients = push_values(&seeds, place, |builder, seeds| {
         let seeds: Vec<Option<Value>> =
             seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();
         let gradients = tape.pullback(builder, &seeds)?;
         let own = gradients.into_iter().enumerate().skip(captured);
-        Ok(own
-            .map(|(index, gradient)| gradient.unwrap_or_else(|| builder.zeros_like(values[index])))
-            .collect::<Vec<_>>())
+        Ok(own.map(|(index, gradient)| gradient.unwrap_or_else(|| builder.zeros_like(values[index]))).collect())
     });
-    let gradients = gradients.map(|(values, _)| values).unwrap_or_default();
-    (outputs, refill(&inputs, &mut gradients.into_iter().map(|value| Tensor { frame, value })))
+    (outputs, refill(&inputs, &mut gradients.unwrap_or_default().into_iter()))
 }
 
 /// A traced function and what stands for its arguments: captures, then the tensors given.
@@ -117,20 +96,13 @@ struct Traced<O> {
 }
 
 /// Traces a function of tensors for a transform.
-fn trace_function<P, O>(inputs: &P, f: impl FnOnce(P) -> O, place: Place) -> Result<Traced<O>, O>
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+fn trace_function<P: TensorTree, O: TensorTree>(
+    inputs: &P,
+    f: impl FnOnce(P) -> O,
+    place: Place,
+) -> Result<Traced<O>, O> {
     let arguments = inputs.leaves();
-    let mut shape = None;
-    let traced = trace_body("function", ports(&arguments), None, place, |tensors| {
-        let output = f(refill(inputs, &mut tensors.iter().copied()));
-        let results = output.leaves();
-        shape = Some(output);
-        results
-    });
-    let Some(shape) = shape else { super::control::unreachable_body() };
+    let (traced, shape) = trace_tree("function", ports(&arguments), None, place, |tensors| f(refill(inputs, tensors)));
     match traced {
         Ok(body) => {
             let (graph, captured) = body.captures_first();
@@ -169,11 +141,7 @@ fn expect_types(what: &str, expected: &[TensorType], found: &[TensorType], place
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn jvp<P, O>(inputs: P, tangents: P, f: impl FnOnce(P) -> O) -> (O, O)
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn jvp<P: TensorTree, O: TensorTree>(inputs: P, tangents: P, f: impl FnOnce(P) -> O) -> (O, O) {
     let place = Location::caller();
     match trace_function(&inputs, f, place) {
         Ok(traced) => push_forward(&traced, &tangents.leaves(), place),
@@ -187,20 +155,11 @@ where
 /// The outputs of `f` at `inputs`, and its derivative there: a function from tangents to tangents, which may be applied
 /// several times within the same trace. What the applications have in common is merged when the program is lowered.
 #[track_caller]
-pub fn linearize<P, O>(inputs: P, f: impl FnOnce(P) -> O) -> (O, impl Fn(P) -> O)
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn linearize<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O) -> (O, impl Fn(P) -> O) {
     let place = Location::caller();
     let traced = trace_function(&inputs, f, place);
     let outputs = match &traced {
-        Ok(traced) => {
-            let results =
-                with_builder(&traced.operands, place, |builder, values| Ok(builder.inline(&traced.graph, values)));
-            let (values, frame) = results.unwrap_or_default();
-            refill(&traced.shape, &mut values.into_iter().map(|value| Tensor { frame, value }))
-        }
+        Ok(traced) => refill(&traced.shape, &mut inline(&traced.graph, &traced.operands, place).into_iter()),
         Err(poisoned) => refill(poisoned, &mut std::iter::empty()),
     };
     let derivative = move |tangents: P| match &traced {
@@ -210,7 +169,7 @@ where
     (outputs, derivative)
 }
 
-fn push_forward<O: Tree<Leaf = Tensor>>(traced: &Traced<O>, tangents: &[Tensor], place: Place) -> (O, O) {
+fn push_forward<O: TensorTree>(traced: &Traced<O>, tangents: &[Tensor], place: Place) -> (O, O) {
     let arguments = &traced.operands[traced.captured..];
     expect_types("the tangents given to a jvp", &types_of(arguments), &types_of(tangents), place);
     let operands = [&traced.operands[..], tangents].concat();
@@ -245,26 +204,21 @@ fn push_forward<O: Tree<Leaf = Tensor>>(traced: &Traced<O>, tangents: &[Tensor],
 /// # Ok::<(), meshloom::Error>(())
 /// ```
 #[track_caller]
-pub fn linear_transpose<P, O>(example: P, f: impl FnOnce(P) -> O, cotangents: O) -> P
-where
-    P: Tree<Leaf = Tensor>,
-    O: Tree<Leaf = Tensor>,
-{
+pub fn linear_transpose<P: TensorTree, O: TensorTree>(example: P, f: impl FnOnce(P) -> O, cotangents: O) -> P {
     let place = Location::caller();
     let poisoned = || refill(&example, &mut std::iter::empty());
     let Ok(traced) = trace_function(&example, f, place) else { return poisoned() };
     let (outputs, seeds) = (traced.graph.output_types().cloned().collect::<Vec<_>>(), cotangents.leaves());
     expect_types("the cotangents given to a linear_transpose", &outputs, &types_of(&seeds), place);
     let operands = [&traced.operands[..], &seeds].concat();
-    let results = with_builder(&operands, place, |builder, values| {
+    let results = push_values(&operands, place, |builder, values| {
         let (values, seeds) = values.split_at(traced.operands.len());
         let known = |(index, &value): (usize, &Value)| (index < traced.captured).then_some(value);
         let arguments: Vec<Option<Value>> = values.iter().enumerate().map(known).collect();
         let seeds = seeds.iter().zip(&outputs).map(|(&seed, ty)| ty.dtype.is_float().then_some(seed));
         let found = autodiff::transpose(builder, &traced.graph, &arguments, &seeds.collect::<Vec<_>>())?;
         let own = found.into_iter().zip(values).skip(traced.captured);
-        Ok(own.map(|(found, &value)| found.unwrap_or_else(|| builder.zeros_like(value))).collect::<Vec<_>>())
+        Ok(own.map(|(found, &value)| found.unwrap_or_else(|| builder.zeros_like(value))).collect())
     });
-    let (values, frame) = results.unwrap_or_default();
-    refill(&example, &mut values.into_iter().map(|value| Tensor { frame, value }))
+    refill(&example, &mut results.unwrap_or_default().into_iter())
 }

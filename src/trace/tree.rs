@@ -90,6 +90,11 @@ pub trait Tree: Sized {
     }
 }
 
+/// A tree of tensors.
+pub trait TensorTree: Tree<Leaf = Tensor> {}
+
+impl<T: Tree<Leaf = Tensor>> TensorTree for T {}
+
 /// A tree whose leaves can be replaced by leaves of type `U`.
 pub trait MapTree<U>: Tree {
     /// The same structure over `U`.
@@ -166,7 +171,8 @@ macro_rules! tree_leaf {
 
 tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 
-/// Declares structs that are trees over their type parameter.
+/// Declares structs that are trees over their type parameter; fields may also be trees of further type parameters, each
+/// with a default, over the same leaves.
 ///
 /// ```
 /// meshloom::tree! {
@@ -184,16 +190,18 @@ tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 /// ```
 #[macro_export]
 macro_rules! tree {
-    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident> {
+    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident $(, $tree:ident = $default:ty)*> {
         $($(#[$field_doc:meta])* $field_visibility:vis $field:ident: $ty:ty),* $(,)?
     })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug)]
-        $visibility struct $name<$leaf> {
+        $visibility struct $name<$leaf $(, $tree = $default)*> {
             $($(#[$field_doc])* $field_visibility $field: $ty,)*
         }
 
-        impl<$leaf: $crate::trace::Tree<Leaf = $leaf>> $crate::trace::Tree for $name<$leaf> {
+        impl<$leaf: $crate::trace::Tree<Leaf = $leaf> $(, $tree: $crate::trace::Tree<Leaf = $leaf>)*>
+            $crate::trace::Tree for $name<$leaf $(, $tree)*>
+        {
             type Leaf = $leaf;
 
             fn visit(&self, path: &mut $crate::trace::Path, f: &mut dyn FnMut(&$crate::trace::Path, &$leaf)) {
@@ -205,18 +213,19 @@ macro_rules! tree {
             }
         }
 
-        impl<$leaf, Mapped> $crate::trace::MapTree<Mapped> for $name<$leaf>
+        impl<$leaf, Mapped $(, $tree)*> $crate::trace::MapTree<Mapped> for $name<$leaf $(, $tree)*>
         where
             $leaf: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped, Mapped = Mapped>,
             Mapped: $crate::trace::Tree<Leaf = Mapped>,
+            $($tree: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped>,)*
         {
-            type Mapped = $name<Mapped>;
+            type Mapped = $name<Mapped $(, <$tree as $crate::trace::MapTree<Mapped>>::Mapped)*>;
 
             fn map_with(
                 &self,
                 path: &mut $crate::trace::Path,
                 f: &mut dyn FnMut(&$crate::trace::Path, &$leaf) -> Mapped,
-            ) -> $name<Mapped> {
+            ) -> Self::Mapped {
                 $name {
                     $($field: path.descend(stringify!($field), |path| {
                         $crate::trace::MapTree::<Mapped>::map_with(&self.$field, path, f)
@@ -256,6 +265,26 @@ impl<U, A: MapTree<U>> MapTree<U> for Vec<A> {
     fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
         let each = |(index, element): (usize, &A)| path.descend(index, |path| element.map_with(path, f));
         self.iter().enumerate().map(each).collect()
+    }
+}
+
+impl<A: Tree> Tree for Box<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        (**self).visit(path, f);
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        Box::new((**self).rebuild(next))
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Box<A> {
+    type Mapped = Box<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        Box::new((**self).map_with(path, f))
     }
 }
 

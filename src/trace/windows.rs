@@ -6,45 +6,39 @@ use super::Tensor;
 use super::context::{apply, composite};
 use crate::ops::{Cumulative, CumulativeKind, ReduceKind, ReduceWindow, WindowDim};
 
+macro_rules! cumulative_methods {
+    ($($(#[$doc:meta])* $method:ident $kind:ident;)*) => {
+        impl Tensor {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self, axis: i32) -> Tensor {
+                self.cumulative(CumulativeKind::$kind, axis, false)
+            }
+        )*}
+    };
+}
+
+cumulative_methods! {
+    /// Running sum along a dimension.
+    cumsum Sum;
+    /// Running product along a dimension.
+    cumprod Prod;
+    /// Running maximum along a dimension.
+    cummax Max;
+    /// Running minimum along a dimension.
+    cummin Min;
+    /// Running log(sum(exp)) along a dimension.
+    cumlogsumexp LogSumExp;
+}
+
 impl Tensor {
     /// A running fold along a dimension: element i folds elements 0 to i, or i to the last in reverse. Of equal extrema
     /// the first one met gets the gradient.
     #[track_caller]
     pub fn cumulative(self, kind: CumulativeKind, axis: i32, reverse: bool) -> Tensor {
         let place = Location::caller();
-        let axes = self.axes(axis, place);
-        let Some(&axis) = axes.first() else { return self };
+        let Some(axis) = self.axis(axis, place) else { return self };
         apply(Cumulative { kind, axis, reverse }, &[self], place)
-    }
-
-    /// Running sum along a dimension.
-    #[track_caller]
-    pub fn cumsum(self, axis: i32) -> Tensor {
-        self.cumulative(CumulativeKind::Sum, axis, false)
-    }
-
-    /// Running product along a dimension.
-    #[track_caller]
-    pub fn cumprod(self, axis: i32) -> Tensor {
-        self.cumulative(CumulativeKind::Prod, axis, false)
-    }
-
-    /// Running maximum along a dimension.
-    #[track_caller]
-    pub fn cummax(self, axis: i32) -> Tensor {
-        self.cumulative(CumulativeKind::Max, axis, false)
-    }
-
-    /// Running minimum along a dimension.
-    #[track_caller]
-    pub fn cummin(self, axis: i32) -> Tensor {
-        self.cumulative(CumulativeKind::Min, axis, false)
-    }
-
-    /// Running log(sum(exp)) along a dimension.
-    #[track_caller]
-    pub fn cumlogsumexp(self, axis: i32) -> Tensor {
-        self.cumulative(CumulativeKind::LogSumExp, axis, false)
     }
 
     /// Folds every window to one element; one window for each dimension ([`WindowDim::ONE`] for none). Of a window's

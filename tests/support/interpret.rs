@@ -18,8 +18,6 @@ use meshloom::ops::{Cond, Op, Scan, While};
 use meshloom::sharding::Mesh;
 
 pub use apply::apply;
-// Not every test file has use for it.
-#[allow(unused_imports)]
 pub use number::literal;
 
 use super::spmd;

@@ -1,7 +1,7 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
 use super::diloco::{DilocoStep, DilocoTrainState};
-use super::model::{Model, tree_of_trees};
+use super::model::Model;
 use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::{Literal, Name};
@@ -65,8 +65,8 @@ impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
 
     fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
         match self {
-            RunState::Single(state) => RunState::Single(Box::new(state.rebuild(next))),
-            RunState::Diloco(state) => RunState::Diloco(Box::new(state.rebuild(next))),
+            RunState::Single(state) => RunState::Single(state.rebuild(next)),
+            RunState::Diloco(state) => RunState::Diloco(state.rebuild(next)),
         }
     }
 }
@@ -87,7 +87,7 @@ where
     }
 }
 
-tree_of_trees! {
+meshloom::tree! {
     /// What a run's program takes.
     pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::model::{Model, tree_of_trees};
+use super::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
@@ -11,7 +11,7 @@ use meshloom::sharding::Role;
 use meshloom::trace::{Function, Init, Key, MapTree, Param, Path, Tensor, TensorSpec, Tree, scope};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 
-tree_of_trees! {
+meshloom::tree! {
     /// Everything that a step reads and replaces.
     pub struct TrainState<T, P = Decoder<T>> {
         /// Parameters.

@@ -1,15 +1,12 @@
 //! Calls: a function is differentiated once for all calls that agree in what they ask of it.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use super::{Recording, cotangents_of, gradients_of, marked, residual_values};
 use crate::autodiff::keep::{Copies, policies};
 use crate::autodiff::split::{Halves, Joint, Residual};
-use crate::ir::{Graph, GraphBuilder, OpError, Value, Values};
+use crate::ir::{Graph, GraphBuilder, Memo, OpError, Value, Values};
 use crate::ops::{Call, RematPolicy};
 
 #[derive(Debug)]
@@ -31,36 +28,28 @@ struct CallHalves {
     inputs: Vec<usize>,
 }
 
-/// Functions differentiated or copied so far, with all that the outcome depends on: calls that agree in it share the
-/// functions made. The originals are held so that their addresses stay theirs.
+/// Functions differentiated or copied so far: calls that agree in all that the outcome depends on share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::autodiff) struct CallCache {
-    halves: Rc<RefCell<Differentiated>>,
+    halves: Rc<Memo<HalvesKey, Rc<CallHalves>>>,
     pub(in crate::autodiff) copies: Copies,
 }
 
-/// The originals with their halves.
-type Differentiated = FxHashMap<HalvesKey, (Arc<Graph>, Rc<CallHalves>)>;
-
-/// Function; activity of its inputs; demand for its outputs; by which policies values inside have been kept.
-type HalvesKey = (*const Graph, Vec<bool>, Vec<bool>, Vec<RematPolicy>);
+/// Activity of a function's inputs; demand for its outputs; by which policies values inside have been kept.
+type HalvesKey = (Vec<bool>, Vec<bool>, Vec<RematPolicy>);
 
 impl CallCache {
     fn halves(&self, function: &Arc<Graph>, recording: &Recording<'_>) -> Result<Rc<CallHalves>, OpError> {
-        let Recording { active, wanted, kept, recorder, .. } = *recording;
-        let key = (Arc::as_ptr(function), active.to_vec(), wanted.to_vec(), policies(kept));
-        if let Some((_, halves)) = self.halves.borrow().get(&key) {
-            return Ok(halves.clone());
-        }
-        let joint = Joint::new(function, 0, active, wanted, kept, recorder)?;
-        let inputs = marked(joint.gradients.iter().map(Option::is_some));
-        let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
-        let Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);
-        let backward = backward.renamed(format!("{}_backward", function.name()));
-        let (forward, backward) = (Arc::new(forward), Arc::new(backward));
-        let halves = Rc::new(CallHalves { forward, backward, residuals, inputs });
-        self.halves.borrow_mut().insert(key, (function.clone(), halves.clone()));
-        Ok(halves)
+        let Recording { active, wanted, kept, .. } = *recording;
+        self.halves.of(function, (active.to_vec(), wanted.to_vec(), policies(kept)), || {
+            let joint = Joint::new(function, 0, active, wanted, kept, self)?;
+            let inputs = marked(joint.gradients.iter().map(Option::is_some));
+            let gradients: Vec<Value> = joint.gradients.iter().copied().flatten().collect();
+            let Halves { forward, backward, residuals, .. } = joint.split(&gradients, |_| true, 0);
+            let backward = backward.renamed(format!("{}_backward", function.name()));
+            let (forward, backward) = (Arc::new(forward), Arc::new(backward));
+            Ok(Rc::new(CallHalves { forward, backward, residuals, inputs }))
+        })
     }
 }
 

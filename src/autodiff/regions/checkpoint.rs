@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use super::Recording;
+use super::{CallCache, Recording};
 use crate::autodiff::keep::{self, Keeping, Kept};
-use crate::autodiff::recorder::Recorder;
+use crate::autodiff::tape::Tape;
 use crate::ir::{GraphBuilder, OpError, Phase, Value, ValueMap, Values};
 use crate::ops::{Barrier, Checkpoint};
 
@@ -35,7 +35,7 @@ pub(super) fn pullback(
     operands: &[Value],
     needs: &[bool],
     cotangents: &[Option<Value>],
-    recorder: &dyn Recorder,
+    calls: &CallCache,
 ) -> Result<Vec<Option<Value>>, OpError> {
     let backward = builder.origin();
     builder.set_origin(backward.in_phase(Phase::Recompute));
@@ -54,7 +54,7 @@ pub(super) fn pullback(
     let wanted: Vec<bool> = cotangents.iter().map(Option::is_some).collect();
     let body = &*checkpoint.body;
     let map = ValueMap::for_inputs(body, operands);
-    let inner = recorder.record(builder, body, map, needs, &wanted, &kept)?;
+    let inner = Tape::record_onto(builder, body, map, needs, &wanted, &kept, calls)?;
     builder.set_origin(backward);
     inner.pullback(builder, &cotangents)
 }

@@ -24,9 +24,9 @@ pub(super) fn record(
     cond: &Cond,
     recording: &Recording<'_>,
 ) -> Result<(Values, CondTape), OpError> {
-    let Recording { active, wanted, kept, recorder, .. } = *recording;
+    let Recording { active, wanted, kept, calls, .. } = *recording;
     let joints = cond.branches.iter().enumerate();
-    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, recorder));
+    let joints = joints.map(|(index, branch)| Joint::new(branch, index, &active[1..], wanted, kept, calls));
     let mut joints = joints.collect::<Result<Vec<Joint>, OpError>>()?;
     // All branches return the cotangents that any of them has.
     let inputs = marked((0..active.len() - 1).map(|input| joints.iter().any(|joint| joint.gradients[input].is_some())));
@@ -69,8 +69,7 @@ pub(super) fn record(
 /// A forward half that returns its residuals in their slots.
 fn forward_branch(half: &Halves, slots: &[usize], slot_types: &[TensorType]) -> Graph {
     let mut builder = GraphBuilder::new(half.forward.name());
-    let inputs: Vec<Value> =
-        half.forward.input_types().map(|ty| builder.input(ty.clone(), PortInfo::default())).collect();
+    let inputs = builder.inputs_like(&half.forward);
     let mut outputs = builder.inline(&half.forward, &inputs).to_vec();
     let residuals = outputs.split_off(outputs.len() - slots.len());
     outputs.extend(spread(&mut builder, &residuals, slots, slot_types));

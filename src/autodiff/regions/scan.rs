@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Recording, cotangents_of, gradients_of, residual_values};
 use crate::autodiff::activity::region_activity;
 use crate::autodiff::split::{Halves, Joint};
-use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, TensorType, Value, Values};
-use crate::ops::{RegionOp, Scan};
+use crate::ir::{Graph, GraphBuilder, OpError, Origin, Phase, PortInfo, Value, Values};
+use crate::ops::Scan;
 
 #[derive(Debug)]
 pub(in crate::autodiff) struct ScanTape {
@@ -41,7 +41,7 @@ pub(super) fn record(
         .enumerate()
         .map(|(index, &active)| active && (index < scan.carry_count || recording.wanted[index]))
         .collect();
-    let mut joint = Joint::new(&scan.body, 0, inputs, &wanted, recording.kept, recording.recorder)?;
+    let mut joint = Joint::new(&scan.body, 0, inputs, &wanted, recording.kept, recording.calls)?;
     joint.require(|input| is_carry(input) && inputs[input]);
     let flowing = |input: &usize| joint.gradients[*input].is_some();
     let carries: Vec<usize> = (scan.invariant_count..first_slice).filter(flowing).collect();
@@ -135,17 +135,9 @@ pub(super) fn pullback(
         arguments.push(builder.zeros_like(operands[input]));
     }
     arguments.extend(&tape.stacked);
-    let types = result_types(builder, scan, operands)?;
+    let types = scan.result_types();
     arguments.extend(cotangents_of(builder, &tape.outputs, cotangents, |output| &types[output]));
     let results = builder.push(tape.backward.clone(), &arguments)?;
     let inputs = tape.carries.iter().chain(&tape.accumulated).chain(&tape.slices).copied();
     Ok(gradients_of(operands.len(), inputs, results))
-}
-
-/// The types of a scan's results.
-fn result_types(builder: &GraphBuilder, scan: &Scan, operands: &[Value]) -> Result<Vec<TensorType>, OpError> {
-    let types: Vec<&TensorType> = operands.iter().map(|&value| builder.ty(value)).collect();
-    let result = scan.infer(&types);
-    let owned = || types.iter().map(|&ty| ty.clone()).collect();
-    result.map(|types| types.to_vec()).map_err(|error| OpError::new(scan.name(), error, owned(), builder.origin()))
 }

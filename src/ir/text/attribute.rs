@@ -6,21 +6,22 @@ use meshloom_hlo::mesh::MeshAxis;
 use meshloom_hlo::suggest::did_you_mean;
 use smallvec::SmallVec;
 
-use super::{GraphTextError, OpReader, Printer, Reader};
+use super::reader::Result;
+use super::{OpReader, Printer, Reader};
 use crate::ir::{Axes, DType, Dims, Graph, Name, Role, Spec, TensorType};
 
 /// A type of attribute: how it prints and reads.
 pub(crate) trait Attribute: Sized {
     fn write(&self, out: &mut Printer<'_>);
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, GraphTextError>;
+    fn read(reader: &mut Reader<'_>) -> Result<Self>;
 }
 
 /// Several attributes with keys of their own: those of an op, or a part of them. See [`attributes`].
 pub(crate) trait Attributes: Sized {
     fn write_attributes(&self, out: &mut Printer<'_>);
 
-    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Self, GraphTextError>;
+    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Self>;
 }
 
 /// An op as text. See [`op_text`].
@@ -39,7 +40,9 @@ macro_rules! attributes {
             }
 
             #[allow(unused_variables, reason = "an op may have no attributes")]
-            fn read_attributes(reader: &mut $crate::ir::OpReader<'_>) -> Result<Self, $crate::ir::GraphTextError> {
+            fn read_attributes(
+                reader: &mut $crate::ir::OpReader<'_>,
+            ) -> std::result::Result<Self, $crate::ir::GraphTextError> {
                 Ok(Self { $($field: reader.$method($($($argument),*)?)?),* })
             }
         }
@@ -47,11 +50,20 @@ macro_rules! attributes {
 }
 pub(crate) use attributes;
 
-/// States an op's name and [`attributes`]. For an op of several kinds, `name of KINDS, |kind| op` stands in place of the
-/// name, where `op` is any op of that kind, and the first field is the one that holds the kind.
+/// States an op's name and [`attributes`]; the name alone, if the attributes take code of their own. For an op of several
+/// kinds, `Kind { Value = name, .. } =>` or `name of VALUES, |kind| name =>` stands in place of the name, and the first field
+/// is the one that holds the kind.
 macro_rules! op_text {
     ($op:ty = $name:literal { $($fields:tt)* }) => {
         $crate::ir::attributes!($op { $($fields)* });
+        $crate::ir::op_text!($op = $name);
+    };
+    ($op:ty = $name:literal) => {
+        impl $crate::ops::OpName for $op {
+            fn name(&self) -> &'static str {
+                $name
+            }
+        }
 
         impl $crate::ir::OpText for $op {
             fn names() -> impl Iterator<Item = &'static str> {
@@ -59,12 +71,24 @@ macro_rules! op_text {
             }
         }
     };
-    ($op:ty = name of $kinds:expr, |$kind:ident| $sample:expr => { $field:tt $($fields:tt)* }) => {
-        $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $sample.name()) $($fields)* });
+    ($op:ty = $kinds:ident { $($kind:ident = $name:literal),* $(,)? } => { $($fields:tt)* }) => {
+        $crate::ir::op_text!($op = name of [$($kinds::$kind),*], |kind| match kind {
+            $($kinds::$kind => $name,)*
+        } => { $($fields)* });
+    };
+    ($op:ty = name of $kinds:expr, |$kind:ident| $name:expr => { $field:tt $($fields:tt)* }) => {
+        $crate::ir::attributes!($op { $field: kind(&$kinds, |$kind| $name) $($fields)* });
+
+        impl $crate::ops::OpName for $op {
+            fn name(&self) -> &'static str {
+                let $kind = self.$field;
+                $name
+            }
+        }
 
         impl $crate::ir::OpText for $op {
             fn names() -> impl Iterator<Item = &'static str> {
-                $kinds.iter().map(|&$kind| $sample.name())
+                $kinds.iter().map(|&$kind| $name)
             }
         }
     };
@@ -83,7 +107,7 @@ macro_rules! word_attribute {
                 out.push($word);
             }
 
-            fn read(reader: &mut $crate::ir::Reader<'_>) -> Result<Self, $crate::ir::GraphTextError> {
+            fn read(reader: &mut $crate::ir::Reader<'_>) -> std::result::Result<Self, $crate::ir::GraphTextError> {
                 reader.one_of($all.iter().map(|&$value| ($word, $value)))
             }
         }
@@ -100,7 +124,7 @@ macro_rules! integers {
                 out.push(&self.to_string());
             }
 
-            fn read(reader: &mut Reader<'_>) -> Result<$integer, GraphTextError> {
+            fn read(reader: &mut Reader<'_>) -> Result<$integer> {
                 reader.integer("a whole number")
             }
         }
@@ -113,7 +137,7 @@ impl Attribute for Name {
         out.push(&format!("{self:?}"));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Name, GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<Name> {
         reader.string().map(|text| Name::new(&text))
     }
 }
@@ -123,7 +147,7 @@ impl Attribute for String {
         out.push(&format!("{self:?}"));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<String, GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<String> {
         reader.string()
     }
 }
@@ -135,7 +159,7 @@ impl<T: Attribute> Attribute for (T, T) {
         self.1.write(out);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<(T, T), GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<(T, T)> {
         let first = T::read(reader)?;
         reader.expect("->")?;
         Ok((first, T::read(reader)?))
@@ -151,7 +175,7 @@ macro_rules! lists {
                 out.push("]");
             }
 
-            fn read(reader: &mut Reader<'_>) -> Result<Self, GraphTextError> {
+            fn read(reader: &mut Reader<'_>) -> Result<Self> {
                 Ok(reader.list("[", "]", Attribute::read)?.into_iter().collect())
             }
         }
@@ -168,7 +192,7 @@ impl Attribute for MeshAxis {
         out.mesh_axis(*self);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<MeshAxis, GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<MeshAxis> {
         let start = reader.clone_after_blanks();
         let mut ahead = *reader;
         if reader.sees("\"") || ahead.word("").is_ok() {
@@ -209,7 +233,7 @@ impl Attribute for Spec {
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Spec, GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<Spec> {
         let start = reader.clone_after_blanks();
         let dims = reader.list("[", "]", |reader| {
             if reader.eat_word("_") {
@@ -239,7 +263,7 @@ impl<T: Attributes> Attributes for Box<T> {
         T::write_attributes(self, out);
     }
 
-    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Box<T>, GraphTextError> {
+    fn read_attributes(reader: &mut OpReader<'_>) -> Result<Box<T>> {
         T::read_attributes(reader).map(Box::new)
     }
 }
@@ -249,23 +273,16 @@ pub(crate) trait FromResults: Sized {
     fn from_results(types: &[TensorType]) -> Option<Self>;
 }
 
-impl FromResults for DType {
-    fn from_results(types: &[TensorType]) -> Option<DType> {
-        types.first().map(|ty| ty.dtype)
-    }
+macro_rules! from_first_result {
+    ($($attribute:ty: $of:expr),* $(,)?) => {$(
+        impl FromResults for $attribute {
+            fn from_results(types: &[TensorType]) -> Option<$attribute> {
+                types.first().map($of)
+            }
+        }
+    )*};
 }
-
-impl FromResults for Dims {
-    fn from_results(types: &[TensorType]) -> Option<Dims> {
-        types.first().map(|ty| ty.dims.clone())
-    }
-}
-
-impl FromResults for TensorType {
-    fn from_results(types: &[TensorType]) -> Option<TensorType> {
-        types.first().cloned()
-    }
-}
+from_first_result!(DType: |ty| ty.dtype, Dims: |ty| ty.dims.clone(), TensorType: TensorType::clone);
 
 impl FromResults for Box<[TensorType]> {
     fn from_results(types: &[TensorType]) -> Option<Box<[TensorType]>> {
@@ -293,7 +310,7 @@ impl Bodies for Vec<Arc<Graph>> {
 // What several ops' attributes are made of.
 impl Reader<'_> {
     /// One of these words.
-    pub(crate) fn one_of<T>(&mut self, words: impl Iterator<Item = (&'static str, T)>) -> Result<T, GraphTextError> {
+    pub(crate) fn one_of<T>(&mut self, words: impl Iterator<Item = (&'static str, T)>) -> Result<T> {
         let start = self.clone_after_blanks();
         let found = self.word("a word")?;
         let mut others = Vec::new();
@@ -308,7 +325,7 @@ impl Reader<'_> {
     }
 
     /// Numbers with a separator between them.
-    pub(crate) fn separated<const N: usize>(&mut self, separator: &str) -> Result<[usize; N], GraphTextError> {
+    pub(crate) fn separated<const N: usize>(&mut self, separator: &str) -> Result<[usize; N]> {
         let mut numbers = [0; N];
         for (index, number) in numbers.iter_mut().enumerate() {
             if index > 0 {
@@ -320,7 +337,7 @@ impl Reader<'_> {
     }
 
     /// `key=number` for each of these keys; 1 for those that are left out.
-    pub(crate) fn words<const N: usize>(&mut self, keys: [&str; N]) -> Result<[usize; N], GraphTextError> {
+    pub(crate) fn words<const N: usize>(&mut self, keys: [&str; N]) -> Result<[usize; N]> {
         let mut numbers = [1; N];
         for (key, number) in keys.iter().zip(&mut numbers) {
             if self.eat_word(key) {
@@ -332,7 +349,7 @@ impl Reader<'_> {
     }
 
     /// `pad=low_high`; zeros if it is left out.
-    pub(crate) fn padding(&mut self) -> Result<(i64, i64), GraphTextError> {
+    pub(crate) fn padding(&mut self) -> Result<(i64, i64)> {
         if !self.eat_word("pad") {
             return Ok((0, 0));
         }

@@ -1,6 +1,7 @@
 //! Numbers, bit for bit.
 
-use super::{Attribute, GraphTextError, OpReader, Printer, Reader};
+use super::reader::Result;
+use super::{Attribute, OpReader, Printer, Reader};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::Splat;
 
@@ -63,7 +64,7 @@ impl Attribute for f64 {
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<f64, GraphTextError> {
+    fn read(reader: &mut Reader<'_>) -> Result<f64> {
         let start = reader.clone_after_blanks();
         let text = reader.number()?;
         let number = match text.strip_prefix("0x") {
@@ -93,7 +94,7 @@ impl Printer<'_> {
 
 impl OpReader<'_> {
     /// The elements of a constant, in front of the braces.
-    pub(crate) fn constant(&mut self) -> Result<Literal, GraphTextError> {
+    pub(crate) fn constant(&mut self) -> Result<Literal> {
         let ty: TensorType = self.result()?;
         self.lead_with(|reader| {
             let start = reader.clone_after_blanks();

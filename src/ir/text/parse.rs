@@ -8,6 +8,7 @@ use meshloom_hlo::suggest::did_you_mean;
 use rustc_hash::FxHashMap;
 
 use super::attribute::{Attribute, Attributes, Bodies, FromResults};
+use super::reader::Result;
 use super::{GraphTextError, Reader};
 use crate::ir::entities::{Name, Node, Origin, Value};
 use crate::ir::graph::{AxisNames, Definition, Graph, NodeData, PortInfo, ValueData};
@@ -26,7 +27,7 @@ struct Parser<'t> {
     open: Vec<u32>,
 }
 
-pub(super) fn parse(text: &str) -> Result<Graph, GraphTextError> {
+pub(super) fn parse(text: &str) -> Result<Graph> {
     let mut reader = Reader::new(text);
     let mesh = read_mesh(&mut reader)?;
     reader.mesh = mesh.as_ref();
@@ -50,7 +51,7 @@ pub(super) fn parse(text: &str) -> Result<Graph, GraphTextError> {
 }
 
 /// `mesh "data=2,fsdp=4"`, if the text begins so.
-fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>, GraphTextError> {
+fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>> {
     let mut ahead = *reader;
     if !ahead.eat_word("mesh") || !ahead.sees("\"") {
         return Ok(None);
@@ -68,7 +69,7 @@ fn read_mesh(reader: &mut Reader<'_>) -> Result<Option<Mesh>, GraphTextError> {
 }
 
 /// Goes behind a graph without reading it.
-fn skip_graph(reader: &mut Reader<'_>) -> Result<(), GraphTextError> {
+fn skip_graph(reader: &mut Reader<'_>) -> Result<()> {
     let start = reader.clone_after_blanks();
     reader.name("a graph: `NAME(INPUTS) { NODES }`")?;
     for (open, close) in [("(", ")"), ("{", "}")] {
@@ -82,7 +83,7 @@ fn skip_graph(reader: &mut Reader<'_>) -> Result<(), GraphTextError> {
 }
 
 impl<'t> Parser<'t> {
-    fn body(&mut self, number: u32, place: Reader<'t>) -> Result<Arc<Graph>, GraphTextError> {
+    fn body(&mut self, number: u32, place: Reader<'t>) -> Result<Arc<Graph>> {
         let Some((start, graph)) = self.bodies.get(&number) else {
             return Err(place.fail(format!("there is no body @{number}")));
         };
@@ -103,7 +104,7 @@ impl<'t> Parser<'t> {
         Ok(graph)
     }
 
-    fn graph(&mut self, mut reader: Reader<'t>) -> Result<Graph, GraphTextError> {
+    fn graph(&mut self, mut reader: Reader<'t>) -> Result<Graph> {
         let start = reader.clone_after_blanks();
         let name = reader.name("the graph's name")?;
         let mut read = GraphText::default();
@@ -122,13 +123,7 @@ impl<'t> Parser<'t> {
         }
         let mut outputs = Vec::new();
         if !reader.sees("}") {
-            loop {
-                let value = read.operand(&mut reader)?;
-                outputs.push((value, read_port(&mut reader)?));
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            outputs = reader.one_or_more(|reader| Ok((read.operand(reader)?, read_port(reader)?)))?;
         }
         reader.expect("}")?;
         let graph = read.finish(start, name, inputs, outputs)?;
@@ -137,29 +132,19 @@ impl<'t> Parser<'t> {
     }
 
     /// One line: `%2, %3 = name %0, %1 LEAD {ATTRIBUTES} @0 @1 : f32[4], s32[]`.
-    fn node(&mut self, reader: &mut Reader<'t>, read: &mut GraphText<'t>) -> Result<(), GraphTextError> {
+    fn node(&mut self, reader: &mut Reader<'t>, read: &mut GraphText<'t>) -> Result<()> {
         let start = reader.clone_after_blanks();
         let mut results = Vec::new();
         if !reader.sees("=") {
-            loop {
-                results.push((reader.clone_after_blanks(), reader.value()?));
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            results = reader.one_or_more(|reader| Ok((reader.clone_after_blanks(), reader.value()?)))?;
         }
         reader.expect("=")?;
         let place = reader.clone_after_blanks();
         let name = reader.word("the name of an op")?;
         let operand_start = read.operand_pool.len();
         if reader.sees("%") {
-            loop {
-                let operand = read.operand(reader)?;
-                read.operand_pool.push(operand);
-                if !reader.eat(",") {
-                    break;
-                }
-            }
+            let operands = reader.one_or_more(|reader| read.operand(reader))?;
+            read.operand_pool.extend(operands);
         }
         let attributes = reader
             .split_before(b"@:", true)
@@ -196,7 +181,7 @@ impl<'t> Parser<'t> {
     }
 }
 
-fn read_port(reader: &mut Reader<'_>) -> Result<PortInfo, GraphTextError> {
+fn read_port(reader: &mut Reader<'_>) -> Result<PortInfo> {
     let mut info = PortInfo::default();
     if reader.sees("\"") {
         info.path = reader.string()?.into();
@@ -236,20 +221,14 @@ struct GraphText<'t> {
 }
 
 impl<'t> GraphText<'t> {
-    fn define(
-        &mut self,
-        place: Reader<'t>,
-        value: u32,
-        ty: TensorType,
-        definition: Definition,
-    ) -> Result<(), GraphTextError> {
+    fn define(&mut self, place: Reader<'t>, value: u32, ty: TensorType, definition: Definition) -> Result<()> {
         match self.values.insert(value, (ty, definition)) {
             Some(_) => Err(place.fail(format!("%{value} is defined twice"))),
             None => Ok(()),
         }
     }
 
-    fn operand(&self, reader: &mut Reader<'t>) -> Result<u32, GraphTextError> {
+    fn operand(&self, reader: &mut Reader<'t>) -> Result<u32> {
         let place = reader.clone_after_blanks();
         let value = reader.value()?;
         match self.values.contains_key(&value) {
@@ -265,7 +244,7 @@ impl<'t> GraphText<'t> {
         name: String,
         inputs: Vec<(u32, PortInfo)>,
         outputs: Vec<(u32, PortInfo)>,
-    ) -> Result<Graph, GraphTextError> {
+    ) -> Result<Graph> {
         if u32::try_from(self.operand_pool.len().max(self.values.len())).is_err() {
             return Err(start.fail("the graph is too large"));
         }
@@ -286,6 +265,7 @@ impl<'t> GraphText<'t> {
                 origin: Origin::default(),
             });
         }
+        let has_side_effect = nodes.iter().any(|node| node.op.has_side_effect());
         let (inputs, input_info) = inputs.into_iter().map(|(value, info)| (places[&value], info)).unzip();
         let (outputs, output_info) = outputs.into_iter().map(|(value, info)| (places[&value], info)).unzip();
         Ok(Graph {
@@ -297,6 +277,7 @@ impl<'t> GraphText<'t> {
             input_info,
             outputs,
             output_info,
+            has_side_effect,
         })
     }
 }
@@ -307,7 +288,7 @@ fn read_op<'t>(
     attributes: Reader<'t>,
     bodies: Vec<Arc<Graph>>,
     types: &'t [TensorType],
-) -> Result<Op, GraphTextError> {
+) -> Result<Op> {
     let mut rest = attributes;
     let lead = rest.split_before(b"{", true).unwrap_or(rest);
     let mut items = Vec::new();
@@ -349,7 +330,7 @@ pub(crate) struct OpReader<'t> {
     keys: Vec<&'static str>,
 }
 
-fn read_all<T: Attribute>(mut reader: Reader<'_>) -> Result<T, GraphTextError> {
+fn read_all<T: Attribute>(mut reader: Reader<'_>) -> Result<T> {
     let value = T::read(&mut reader)?;
     reader.expect_end()?;
     Ok(value)
@@ -366,10 +347,7 @@ impl<'t> OpReader<'t> {
     }
 
     /// Reads what stands in front of the braces.
-    pub(super) fn lead_with<T>(
-        &mut self,
-        read: impl FnOnce(&mut Reader<'t>) -> Result<T, GraphTextError>,
-    ) -> Result<T, GraphTextError> {
+    pub(super) fn lead_with<T>(&mut self, read: impl FnOnce(&mut Reader<'t>) -> Result<T>) -> Result<T> {
         if self.lead.is_at_end() {
             return Err(self.missing("a value in front of its attributes"));
         }
@@ -390,11 +368,11 @@ impl<'t> OpReader<'t> {
 
 // The methods that `attributes!` calls: see `Printer`.
 impl OpReader<'_> {
-    pub(crate) fn lead<T: Attribute>(&mut self) -> Result<T, GraphTextError> {
+    pub(crate) fn lead<T: Attribute>(&mut self) -> Result<T> {
         self.lead_with(|reader| T::read(reader))
     }
 
-    pub(crate) fn bare<T: Attribute>(&mut self) -> Result<T, GraphTextError> {
+    pub(crate) fn bare<T: Attribute>(&mut self) -> Result<T> {
         let has_key = |item: &Reader<'_>| {
             let mut item = *item;
             item.word("").is_ok() && item.sees("=")
@@ -405,41 +383,41 @@ impl OpReader<'_> {
         }
     }
 
-    pub(crate) fn whole<T: Attribute>(&mut self) -> Result<Box<[T]>, GraphTextError> {
+    pub(crate) fn whole<T: Attribute>(&mut self) -> Result<Box<[T]>> {
         self.items.drain(..).map(read_all).collect()
     }
 
-    pub(crate) fn key<T: Attribute>(&mut self, key: &'static str) -> Result<T, GraphTextError> {
+    pub(crate) fn key<T: Attribute>(&mut self, key: &'static str) -> Result<T> {
         match self.take(key) {
             Some(value) => read_all(value),
             None => Err(self.missing(&format!("the attribute `{key}`"))),
         }
     }
 
-    pub(crate) fn optional<T: Attribute>(&mut self, key: &'static str, default: T) -> Result<T, GraphTextError> {
+    pub(crate) fn optional<T: Attribute>(&mut self, key: &'static str, default: T) -> Result<T> {
         self.take(key).map_or(Ok(default), read_all)
     }
 
-    pub(crate) fn flag(&mut self, words: &'static str) -> Result<bool, GraphTextError> {
+    pub(crate) fn flag(&mut self, words: &'static str) -> Result<bool> {
         self.keys.push(words);
         let found = self.items.iter().position(|item| item.rest().trim() == words);
         Ok(found.map(|index| self.items.remove(index)).is_some())
     }
 
-    pub(crate) fn several<T: Attributes>(&mut self) -> Result<T, GraphTextError> {
+    pub(crate) fn several<T: Attributes>(&mut self) -> Result<T> {
         T::read_attributes(self)
     }
 
-    pub(crate) fn kind<T: Copy>(&mut self, kinds: &[T], name: impl Fn(T) -> &'static str) -> Result<T, GraphTextError> {
+    pub(crate) fn kind<T: Copy>(&mut self, kinds: &[T], name: impl Fn(T) -> &'static str) -> Result<T> {
         let found = kinds.iter().copied().find(|&kind| name(kind) == self.name);
         found.ok_or_else(|| self.missing("another name"))
     }
 
-    pub(crate) fn result<T: FromResults>(&mut self) -> Result<T, GraphTextError> {
+    pub(crate) fn result<T: FromResults>(&mut self) -> Result<T> {
         T::from_results(self.types).ok_or_else(|| self.missing("a result"))
     }
 
-    pub(crate) fn body<T: Bodies>(&mut self) -> Result<T, GraphTextError> {
+    pub(crate) fn body<T: Bodies>(&mut self) -> Result<T> {
         T::take(&mut self.bodies).ok_or_else(|| self.missing("one more body, such as `@0`"))
     }
 }

@@ -30,6 +30,9 @@ impl fmt::Display for GraphTextError {
 
 impl std::error::Error for GraphTextError {}
 
+/// What reading gives.
+pub(super) type Result<T> = std::result::Result<T, GraphTextError>;
+
 /// How deeply brackets may be nested, so that no text exhausts the stack.
 const DEEPEST: usize = 32;
 
@@ -115,11 +118,11 @@ impl<'t> Reader<'t> {
         self.skip().starts_with(token)
     }
 
-    pub(crate) fn expect(&mut self, token: &str) -> Result<(), GraphTextError> {
+    pub(crate) fn expect(&mut self, token: &str) -> Result<()> {
         if self.eat(token) { Ok(()) } else { Err(self.expected(&format!("`{token}`"))) }
     }
 
-    pub(crate) fn expect_end(&mut self) -> Result<(), GraphTextError> {
+    pub(crate) fn expect_end(&mut self) -> Result<()> {
         if self.is_at_end() { Ok(()) } else { Err(self.expected("nothing more here")) }
     }
 
@@ -131,7 +134,7 @@ impl<'t> Reader<'t> {
         found
     }
 
-    pub(crate) fn word(&mut self, what: &str) -> Result<&'t str, GraphTextError> {
+    pub(crate) fn word(&mut self, what: &str) -> Result<&'t str> {
         let rest = self.skip();
         match &rest[..word_length(rest)] {
             "" => Err(self.expected(what)),
@@ -143,12 +146,12 @@ impl<'t> Reader<'t> {
     }
 
     /// A name with or without quotes.
-    pub(crate) fn name(&mut self, what: &str) -> Result<String, GraphTextError> {
+    pub(crate) fn name(&mut self, what: &str) -> Result<String> {
         if self.sees("\"") { self.string() } else { Ok(self.word(what)?.to_owned()) }
     }
 
     /// A string in quotes, with Rust's escapes.
-    pub(crate) fn string(&mut self) -> Result<String, GraphTextError> {
+    pub(crate) fn string(&mut self) -> Result<String> {
         if !self.sees("\"") {
             return Err(self.expected("a string in quotes"));
         }
@@ -187,7 +190,7 @@ impl<'t> Reader<'t> {
         Err(start.fail("the string has no closing quote"))
     }
 
-    pub(crate) fn integer<T: FromStr>(&mut self, what: &str) -> Result<T, GraphTextError> {
+    pub(crate) fn integer<T: FromStr>(&mut self, what: &str) -> Result<T> {
         let rest = self.skip();
         let digits = rest.strip_prefix('-').unwrap_or(rest);
         let length = digits.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(digits.len());
@@ -202,7 +205,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A number of any form, up to what cannot belong to one.
-    pub(crate) fn number(&mut self) -> Result<&'t str, GraphTextError> {
+    pub(crate) fn number(&mut self) -> Result<&'t str> {
         let rest = self.skip();
         let is_part = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '+');
         match &rest[..rest.find(|letter| !is_part(letter)).unwrap_or(rest.len())] {
@@ -215,7 +218,7 @@ impl<'t> Reader<'t> {
     }
 
     /// `%3`.
-    pub(super) fn value(&mut self) -> Result<u32, GraphTextError> {
+    pub(super) fn value(&mut self) -> Result<u32> {
         if !self.eat("%") {
             return Err(self.expected("a value such as `%0`"));
         }
@@ -223,7 +226,7 @@ impl<'t> Reader<'t> {
     }
 
     /// One type, `f32[4,8]`.
-    pub(crate) fn tensor_type(&mut self) -> Result<TensorType, GraphTextError> {
+    pub(crate) fn tensor_type(&mut self) -> Result<TensorType> {
         let start = *self;
         let name = self.word("a type such as `f32[4,8]`")?;
         let dtype = DType::from_name(name).ok_or_else(|| {
@@ -249,17 +252,13 @@ impl<'t> Reader<'t> {
         &mut self,
         open: &str,
         close: &str,
-        item: impl FnMut(&mut Reader<'t>) -> Result<T, GraphTextError>,
-    ) -> Result<Vec<T>, GraphTextError> {
+        item: impl FnMut(&mut Reader<'t>) -> Result<T>,
+    ) -> Result<Vec<T>> {
         self.expect(open)?;
         self.items(close, item)
     }
 
-    fn items<T>(
-        &mut self,
-        close: &str,
-        mut item: impl FnMut(&mut Reader<'t>) -> Result<T, GraphTextError>,
-    ) -> Result<Vec<T>, GraphTextError> {
+    fn items<T>(&mut self, close: &str, mut item: impl FnMut(&mut Reader<'t>) -> Result<T>) -> Result<Vec<T>> {
         let mut items = Vec::new();
         if self.eat(close) {
             return Ok(items);
@@ -278,6 +277,15 @@ impl<'t> Reader<'t> {
                 return Err(self.expected(&format!("`,` or `{close}`")));
             }
         }
+    }
+
+    /// At least one item, with commas between them.
+    pub(super) fn one_or_more<T>(&mut self, mut item: impl FnMut(&mut Reader<'t>) -> Result<T>) -> Result<Vec<T>> {
+        let mut items = vec![item(self)?];
+        while self.eat(",") {
+            items.push(item(self)?);
+        }
+        Ok(items)
     }
 
     /// Reads up to, but not including, the first of these letters that stands in no brackets or quotes; on the same line

@@ -123,8 +123,8 @@ rules! {
             (Op::Unary(Unary(UnaryKind::Not)), operands) => Some(operands[0]),
             _ => None,
         };
-        "!(x < y) = x >= y", "`==`, `!=`: always; the others are false for NaN, so not for floats", |node| {
-            let (Op::Compare(Compare(direction)), &[x, y]) = node.made_by(node.operand(0))? else { return None };
+        "!(x < y) = x >= y", "`==`, `!=`: always; the others are false for NaN, so not for floats",
+            made by (Op::Compare(Compare(direction)), &[x, y]) => |node| {
             let (direction, is_float) = (*direction, node.ty_of(x).dtype.is_float());
             let inverse = inverse(direction);
             (!is_float || matches!(direction, Direction::Eq | Direction::Ne)).then_some(())?;
@@ -152,8 +152,8 @@ rules! {
             |node| (node.operand(1) == node.operand(2)).then(|| node.operand(1));
         "select(true, x, y) = x", "the choice is known", |node| node.is(node.operand(0), 1.0).then(|| node.operand(1));
         "select(false, x, y) = y", "the choice is known", |node| node.is(node.operand(0), 0.0).then(|| node.operand(2));
-        "select(!p, x, y) = select(p, y, x)", "the opposite choice of the opposite", |node| {
-            let (Op::Unary(Unary(UnaryKind::Not)), &[p]) = node.made_by(node.operand(0))? else { return None };
+        "select(!p, x, y) = select(p, y, x)", "the opposite choice of the opposite",
+            made by (Op::Unary(Unary(UnaryKind::Not)), &[p]) => |node| {
             node.push(Select, &[p, node.operand(2), node.operand(1)])
         };
         "select(p, true, false) = p", "pred has two values", |node| {
@@ -173,8 +173,8 @@ rules! {
     CONVERT {
         "convert(x) = x", "to the type it has",
             |node| (node.ty_of(node.operand(0)).dtype == node.dtype()).then(|| node.operand(0));
-        "convert(convert(x)) = convert(x)", "if the type between holds every number of the first", |node| {
-            let (Op::Convert(Convert(between)), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "convert(convert(x)) = convert(x)", "if the type between holds every number of the first",
+            made by (Op::Convert(Convert(between)), &[x]) => |node| {
             (passes_through(node.ty_of(x).dtype, *between, node.dtype())).then_some(())?;
             node.push(Convert(node.dtype()), &[x])
         };
@@ -182,8 +182,8 @@ rules! {
     BITCAST {
         "bitcast(x) = x", "to the type it has",
             |node| (node.ty_of(node.operand(0)).dtype == node.dtype()).then(|| node.operand(0));
-        "bitcast(bitcast(x)) = bitcast(x)", "the bits stay what they are", |node| {
-            let (Op::BitcastConvert(_), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "bitcast(bitcast(x)) = bitcast(x)", "the bits stay what they are",
+            made by (Op::BitcastConvert(_), &[x]) => |node| {
             node.push(BitcastConvert(node.dtype()), &[x])
         };
     }

@@ -17,11 +17,26 @@ use crate::ops::{BinaryKind, Op, UnaryKind};
 /// Applies the identities of [`algebra_rules`].
 pub(crate) const SIMPLIFY: Rewrite = Rewrite { algebra: Some(rules_of), ..Rewrite::NOTHING };
 
-/// Rows of rules, one table for each op.
+/// Rows of rules, one table for each op: the name, the argument, then what a node becomes. `given PATTERN =>` confines
+/// a row to nodes with such an op, `made by PATTERN =>` to those whose first operand is the only result of such an op
+/// and such operands.
 macro_rules! rules {
-    ($($table:ident { $($name:literal, $argument:literal, |$node:pat_param| $apply:expr;)* })*) => {
-        $(pub(super) const $table: &[Rule] =
-            &[$(Rule { name: $name, argument: $argument, apply: |$node| $apply }),*];)*
+    ($($table:ident { $(
+        $name:literal, $argument:literal, $(given $op:pat_param =>)? $(made by $made:pat_param =>)?
+        |$node:ident| $apply:expr;
+    )* })*) => {
+        $(pub(super) const $table: &[Rule] = &[$(Rule {
+            name: $name,
+            argument: $argument,
+            apply: |$node| {
+                $(let $op = $node.op else { return None };)?
+                $(let $made = $node.made_by($node.operand(0))? else { return None };)?
+                $apply
+            },
+        }),*];)*
+
+        /// All of them.
+        pub(super) const ALL: &[&[Rule]] = &[$($table),*];
     };
 }
 use rules;
@@ -72,38 +87,5 @@ fn rules_of(op: &Op) -> &'static [Rule] {
 
 /// Every rule of the `algebra` pass.
 pub fn algebra_rules() -> impl Iterator<Item = &'static Rule> {
-    use arithmetic::*;
-    use movement::*;
-    let tables = [
-        ABS,
-        ADD,
-        AND,
-        BITCAST,
-        BROADCAST,
-        COMPARE,
-        CONCATENATE,
-        CONVERT,
-        DIVIDE,
-        DYNAMIC_SLICE,
-        DYNAMIC_UPDATE_SLICE,
-        MAXIMUM,
-        MINIMUM,
-        MULTIPLY,
-        NEGATE,
-        NOT,
-        OR,
-        PAD,
-        REDUCE,
-        RESHAPE,
-        REVERSE,
-        ROUND,
-        SELECT,
-        SHIFT,
-        SIGN,
-        SLICE,
-        SUBTRACT,
-        TRANSPOSE,
-        XOR,
-    ];
-    tables.into_iter().flatten()
+    arithmetic::ALL.iter().chain(movement::ALL).copied().flatten()
 }

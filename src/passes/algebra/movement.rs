@@ -13,68 +13,59 @@ use crate::ops::{
 rules! {
     BROADCAST {
         "broadcast(x) = x", "no dimension is new", |node| same_dims(node);
-        "broadcast(broadcast(x)) = broadcast(x)", "a repetition of repetitions", |node| {
-            let Op::BroadcastInDim(outer) = node.op else { return None };
-            let (Op::BroadcastInDim(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "broadcast(broadcast(x)) = broadcast(x)", "a repetition of repetitions",
+            given Op::BroadcastInDim(outer) => made by (Op::BroadcastInDim(inner), &[x]) => |node| {
             let mapping = inner.mapping.iter().map(|&axis| outer.mapping[axis]).collect();
             node.push(BroadcastInDim { dims: outer.dims.clone(), mapping }, &[x])
         };
-        "broadcast(iota) = iota", "positions along a dimension do not depend on the others", |node| {
-            let Op::BroadcastInDim(op) = node.op else { return None };
-            let (Op::Iota(iota), _) = node.made_by(node.operand(0))? else { return None };
+        "broadcast(iota) = iota", "positions along a dimension do not depend on the others",
+            given Op::BroadcastInDim(op) => made by (Op::Iota(iota), _) => |node| {
             let axis = op.mapping[iota.axis];
             node.push(Iota { ty: node.ty.clone(), axis }, &[])
         };
     }
     RESHAPE {
         "reshape(x) = x", "to the dimensions it has", |node| same_dims(node);
-        "reshape(reshape(x)) = reshape(x)", "the order of elements stays", |node| {
-            let (Op::Reshape(_), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "reshape(reshape(x)) = reshape(x)", "the order of elements stays", made by (Op::Reshape(_), &[x]) => |node| {
             node.push(Reshape { dims: node.ty.dims.clone() }, &[x])
         };
-        "reshape(broadcast(scalar)) = broadcast(scalar)", "all elements are the same", |node| {
-            let (Op::BroadcastInDim(op), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "reshape(broadcast(scalar)) = broadcast(scalar)", "all elements are the same",
+            made by (Op::BroadcastInDim(op), &[x]) => |node| {
             op.mapping.is_empty().then_some(())?;
             node.push(BroadcastInDim { dims: node.ty.dims.clone(), mapping: AxisList::new() }, &[x])
         };
     }
     TRANSPOSE {
-        "transpose(x) = x", "every dimension stays where it is", |node| {
-            let Op::Transpose(op) = node.op else { return None };
+        "transpose(x) = x", "every dimension stays where it is", given Op::Transpose(op) => |node| {
             op.permutation.is_sorted().then(|| node.operand(0))
         };
-        "transpose(transpose(x)) = transpose(x)", "one permutation after the other", |node| {
-            let Op::Transpose(outer) = node.op else { return None };
-            let (Op::Transpose(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "transpose(transpose(x)) = transpose(x)", "one permutation after the other",
+            given Op::Transpose(outer) => made by (Op::Transpose(inner), &[x]) => |node| {
             let permutation = outer.permutation.iter().map(|&axis| inner.permutation[axis]).collect();
             node.push(Transpose { permutation }, &[x])
         };
-        "transpose(x) = reshape(x)", "only dimensions of one element change places", |node| {
-            let Op::Transpose(op) = node.op else { return None };
+        "transpose(x) = reshape(x)", "only dimensions of one element change places", given Op::Transpose(op) => |node| {
             let (dims, from) = (node.ty.dims.clone(), node.ty_of(node.operand(0)).dims.clone());
             op.permutation.iter().filter(|&&axis| from[axis] != 1).is_sorted().then_some(())?;
             node.push(Reshape { dims }, &[node.operand(0)])
         };
-        "transpose(broadcast(x)) = broadcast(x)", "if the dimensions of x stay in order", |node| {
-            let Op::Transpose(op) = node.op else { return None };
-            let (Op::BroadcastInDim(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "transpose(broadcast(x)) = broadcast(x)", "if the dimensions of x stay in order",
+            given Op::Transpose(op) => made by (Op::BroadcastInDim(inner), &[x]) => |node| {
             let place = |&axis: &usize| op.permutation.iter().position(|&from| from == axis);
             let mapping: AxisList = inner.mapping.iter().map(place).collect::<Option<_>>()?;
             mapping.is_sorted().then_some(())?;
             node.push(BroadcastInDim { dims: node.ty.dims.clone(), mapping }, &[x])
         };
-        "transpose(iota) = iota", "along the dimension's new place", |node| {
-            let Op::Transpose(op) = node.op else { return None };
-            let (Op::Iota(iota), _) = node.made_by(node.operand(0))? else { return None };
+        "transpose(iota) = iota", "along the dimension's new place",
+            given Op::Transpose(op) => made by (Op::Iota(iota), _) => |node| {
             let axis = op.permutation.iter().position(|&from| from == iota.axis)?;
             node.push(Iota { ty: node.ty.clone(), axis }, &[])
         };
     }
     SLICE {
         "slice(x) = x", "everything is kept: a range of all elements has stride 1", |node| same_dims(node);
-        "slice(slice(x)) = slice(x)", "positions in positions", |node| {
-            let Op::Slice(outer) = node.op else { return None };
-            let (Op::Slice(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "slice(slice(x)) = slice(x)", "positions in positions",
+            given Op::Slice(outer) => made by (Op::Slice(inner), &[x]) => |node| {
             let both = inner.ranges.iter().zip(&outer.ranges).zip(&node.ty.dims);
             let ranges = both.map(|((inner, outer), &size)| {
                 let start = inner.start + outer.start * inner.stride;
@@ -85,17 +76,15 @@ rules! {
             let ranges = ranges.collect::<Option<_>>()?;
             node.push(Slice { ranges }, &[x])
         };
-        "slice(broadcast(x)) = broadcast(slice(x))", "repeated dimensions are repeated less often", |node| {
-            let Op::Slice(op) = node.op else { return None };
-            let (Op::BroadcastInDim(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "slice(broadcast(x)) = broadcast(slice(x))", "repeated dimensions are repeated less often",
+            given Op::Slice(op) => made by (Op::BroadcastInDim(inner), &[x]) => |node| {
             let mapping = inner.mapping.clone();
             let ranges = mapping.iter().map(|&axis| op.ranges[axis]).collect();
             let x = node.push(Slice { ranges }, &[x])?;
             node.push(BroadcastInDim { dims: node.ty.dims.clone(), mapping }, &[x])
         };
-        "slice(concatenate(x, ..)) = slice(x)", "if it lies within one of the parts", |node| {
-            let Op::Slice(op) = node.op else { return None };
-            let (Op::Concatenate(inner), parts) = node.made_by(node.operand(0))? else { return None };
+        "slice(concatenate(x, ..)) = slice(x)", "if it lies within one of the parts",
+            given Op::Slice(op) => made by (Op::Concatenate(inner), parts) => |node| {
             let (axis, range) = (inner.axis, op.ranges[inner.axis]);
             let mut end = 0;
             let part = *parts.iter().find(|&&part| {
@@ -110,9 +99,8 @@ rules! {
             ranges[axis] = SliceDim { start: range.start - start, limit: range.limit - start, stride: range.stride };
             node.push(Slice { ranges }, &[part])
         };
-        "slice(pad(x)) = slice(x)", "if no padding is kept", |node| {
-            let Op::Slice(op) = node.op else { return None };
-            let (Op::Pad(inner), operands) = node.made_by(node.operand(0))? else { return None };
+        "slice(pad(x)) = slice(x)", "if no padding is kept",
+            given Op::Slice(op) => made by (Op::Pad(inner), operands) => |node| {
             let x = operands[0];
             let dims = op.ranges.iter().zip(&inner.padding).zip(&node.ty_of(x).dims);
             let ranges = dims.map(|((range, padding), &size)| {
@@ -125,13 +113,11 @@ rules! {
         };
     }
     PAD {
-        "pad(x) = x", "by nothing", |node| {
-            let Op::Pad(op) = node.op else { return None };
+        "pad(x) = x", "by nothing", given Op::Pad(op) => |node| {
             op.padding.iter().all(|dim| (dim.low, dim.high, dim.interior) == (0, 0, 0)).then(|| node.operand(0))
         };
-        "pad(pad(x)) = pad(x)", "borders of the same value around borders", |node| {
-            let Op::Pad(outer) = node.op else { return None };
-            let (Op::Pad(inner), &[x, value]) = node.made_by(node.operand(0))? else { return None };
+        "pad(pad(x)) = pad(x)", "borders of the same value around borders",
+            given Op::Pad(outer) => made by (Op::Pad(inner), &[x, value]) => |node| {
             (value == node.operand(1)).then_some(())?;
             let padding = outer.padding.iter().zip(&inner.padding).map(|(outer, inner)| {
                 // What a border removes must be counted before what another adds.
@@ -145,15 +131,15 @@ rules! {
     }
     CONCATENATE {
         "concatenate(x) = x", "there is nothing to join", |node| same_dims(node).filter(|_| node.operands().len() == 1);
-        "concatenate(x, empty) = concatenate(x)", "nothing comes from what is empty", |node| {
-            let Op::Concatenate(op) = node.op else { return None };
+        "concatenate(x, empty) = concatenate(x)", "nothing comes from what is empty",
+            given Op::Concatenate(op) => |node| {
             let full = |&x: &Value| node.ty_of(x).dims[op.axis] > 0;
             let kept: SmallVec<[Value; 4]> = node.operands().iter().copied().filter(full).collect();
             (!kept.is_empty() && kept.len() < node.operands().len()).then_some(())?;
             node.push(op.clone(), &kept)
         };
-        "concatenate(concatenate(x, y), z) = concatenate(x, y, z)", "along one dimension", |node| {
-            let Op::Concatenate(op) = node.op else { return None };
+        "concatenate(concatenate(x, y), z) = concatenate(x, y, z)", "along one dimension",
+            given Op::Concatenate(op) => |node| {
             let mut flat: SmallVec<[Value; 8]> = SmallVec::new();
             for &operand in node.operands() {
                 match node.made_by(operand) {
@@ -167,23 +153,20 @@ rules! {
         "concatenate(x[a:b], x[b:c]) = x[a:c]", "neighbouring parts of one tensor", |node| join_slices(node);
     }
     REVERSE {
-        "reverse(x) = x", "a dimension of one element is its own reverse", |node| {
-            let Op::Reverse(op) = node.op else { return None };
+        "reverse(x) = x", "a dimension of one element is its own reverse", given Op::Reverse(op) => |node| {
             let axes: AxisList = op.axes.iter().copied().filter(|&axis| node.ty.dims[axis] > 1).collect();
             if axes.is_empty() { Some(node.operand(0)) } else if axes.len() == op.axes.len() { None } else {
                 node.push(Reverse { axes }, &[node.operand(0)])
             }
         };
-        "reverse(reverse(x)) = reverse(x)", "a dimension reversed twice is as it was", |node| {
-            let Op::Reverse(outer) = node.op else { return None };
-            let (Op::Reverse(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "reverse(reverse(x)) = reverse(x)", "a dimension reversed twice is as it was",
+            given Op::Reverse(outer) => made by (Op::Reverse(inner), &[x]) => |node| {
             let odd = |&axis: &usize| outer.axes.contains(&axis) != inner.axes.contains(&axis);
             let axes = (0..node.ty.rank()).filter(odd).collect();
             node.push(Reverse { axes }, &[x])
         };
-        "reverse(broadcast(x)) = broadcast(x)", "repetitions are alike in any order", |node| {
-            let Op::Reverse(op) = node.op else { return None };
-            let (Op::BroadcastInDim(inner), _) = node.made_by(node.operand(0))? else { return None };
+        "reverse(broadcast(x)) = broadcast(x)", "repetitions are alike in any order",
+            given Op::Reverse(op) => made by (Op::BroadcastInDim(inner), _) => |node| {
             let axes: AxisList = op.axes.iter().copied().filter(|axis| inner.mapping.contains(axis)).collect();
             (axes.len() < op.axes.len()).then_some(())?;
             if axes.is_empty() { Some(node.operand(0)) } else { node.push(Reverse { axes }, &[node.operand(0)]) }
@@ -210,16 +193,15 @@ rules! {
             |node| (node.ty_of(node.operand(1)) == node.ty).then(|| node.operand(1));
     }
     REDUCE {
-        "reduce(x) = reshape(x)", "over dimensions of one element; not a float sum: 0 + -0 = 0", |node| {
-            let Op::Reduce(op) = node.op else { return None };
+        "reduce(x) = reshape(x)", "over dimensions of one element; not a float sum: 0 + -0 = 0",
+            given Op::Reduce(op) => |node| {
             let is_exact = op.kind != ReduceKind::Sum || !node.dtype().is_float();
             let dims = &node.ty_of(node.operand(0)).dims;
             (is_exact && op.axes.iter().all(|&axis| dims[axis] == 1)).then_some(())?;
             node.push(Reshape { dims: node.ty.dims.clone() }, &[node.operand(0)])
         };
-        "reduce(reduce(x)) = reduce(x)", "not a float sum or product, whose order matters", |node| {
-            let Op::Reduce(outer) = node.op else { return None };
-            let (Op::Reduce(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "reduce(reduce(x)) = reduce(x)", "not a float sum or product, whose order matters",
+            given Op::Reduce(outer) => made by (Op::Reduce(inner), &[x]) => |node| {
             let is_exact = is_idempotent(outer.kind) || !node.dtype().is_float();
             (is_exact && outer.kind == inner.kind).then_some(())?;
             let left = complement(&inner.axes, node.ty_of(x).rank());
@@ -228,9 +210,8 @@ rules! {
             axes.sort_unstable();
             node.push(Reduce { kind: outer.kind, axes }, &[x])
         };
-        "max(broadcast(x)) = x", "max, min, and, or of repetitions of one element", |node| {
-            let Op::Reduce(op) = node.op else { return None };
-            let (Op::BroadcastInDim(inner), &[x]) = node.made_by(node.operand(0))? else { return None };
+        "max(broadcast(x)) = x", "max, min, and, or of repetitions of one element",
+            given Op::Reduce(op) => made by (Op::BroadcastInDim(inner), &[x]) => |node| {
             let repeated = |&axis: &usize| !inner.mapping.contains(&axis) && inner.dims[axis] > 0;
             (is_idempotent(op.kind) && op.axes.iter().all(repeated)).then_some(())?;
             let left = complement(&op.axes, inner.dims.len());
