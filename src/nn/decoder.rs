@@ -9,7 +9,7 @@ use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
 use crate::ops::RematPolicy;
-use crate::trace::{MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+use crate::trace::{MapTree, Param, Tensor, TensorSpec, checkpoint, einsum_with, scan, scope};
 use crate::transform::pipeline::PipelineOptions;
 
 /// The shape of a decoder.
@@ -85,45 +85,13 @@ crate::tree! {
     }
 }
 
-/// The layer stack: one set of parameters with a leading layer dimension, or one for each layer.
-#[derive(Clone, Debug)]
-pub enum Layers<T> {
-    /// Paths read `layers.attention.wq`.
-    Stacked(Box<DecoderLayer<T>>),
-    /// Paths read `layers.3.attention.wq`.
-    Separate(Vec<DecoderLayer<T>>),
-}
-
-impl<T: Tree<Leaf = T>> Tree for Layers<T> {
-    type Leaf = T;
-
-    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
-        match self {
-            Layers::Stacked(layer) => layer.visit(path, f),
-            Layers::Separate(layers) => layers.visit(path, f),
-        }
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
-        match self {
-            Layers::Stacked(layer) => Layers::Stacked(Box::new(layer.rebuild(next))),
-            Layers::Separate(layers) => Layers::Separate(layers.rebuild(next)),
-        }
-    }
-}
-
-impl<T, U> MapTree<U> for Layers<T>
-where
-    T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
-    U: Tree<Leaf = U>,
-{
-    type Mapped = Layers<U>;
-
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Layers<U> {
-        match self {
-            Layers::Stacked(layer) => Layers::Stacked(Box::new(layer.map_with(path, f))),
-            Layers::Separate(layers) => Layers::Separate(layers.map_with(path, f)),
-        }
+crate::tree! {
+    /// The layer stack: one set of parameters with a leading layer dimension, or one for each layer.
+    pub enum Layers<T> {
+        /// Paths read `layers.attention.wq`.
+        Stacked(Box<DecoderLayer<T>>),
+        /// Paths read `layers.3.attention.wq`.
+        Separate(Vec<DecoderLayer<T>>),
     }
 }
 

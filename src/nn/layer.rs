@@ -9,7 +9,7 @@ use super::moe::{Moe, MoeConfig, moe};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use super::{DecoderConfig, batch_split};
-use crate::trace::{Init, MapTree, Param, Path, Tensor, Tree, scope};
+use crate::trace::{Init, Param, Tensor, scope};
 
 /// What sets a family apart from Llama, which has none of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,64 +37,23 @@ crate::tree! {
     }
 }
 
-/// A tree that is one of several, with the paths of the one that it is.
-macro_rules! tree_choice {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident($part:ident),)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub enum $name<T> {
-            $($(#[$variant_doc])* $variant(Box<$part<T>>),)*
-        }
-
-        impl<T: Tree<Leaf = T>> Tree for $name<T> {
-            type Leaf = T;
-
-            fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
-                match self {
-                    $($name::$variant(part) => part.visit(path, f),)*
-                }
-            }
-
-            fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
-                match self {
-                    $($name::$variant(part) => $name::$variant(Box::new(part.rebuild(next))),)*
-                }
-            }
-        }
-
-        impl<T, U> MapTree<U> for $name<T>
-        where
-            T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
-            U: Tree<Leaf = U>,
-        {
-            type Mapped = $name<U>;
-
-            fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> $name<U> {
-                match self {
-                    $($name::$variant(part) => $name::$variant(Box::new(part.map_with(path, f))),)*
-                }
-            }
-        }
-    };
-}
-
-tree_choice! {
+crate::tree! {
     /// Parameters of a layer's attention.
-    AttentionBlock {
+    pub enum AttentionBlock<T> {
         /// Grouped-query attention.
-        Grouped(Attention),
+        Grouped(Box<Attention<T>>),
         /// Latent attention.
-        Latent(LatentAttention),
+        Latent(Box<LatentAttention<T>>),
     }
 }
 
-tree_choice! {
+crate::tree! {
     /// Parameters of a layer's feed-forward block.
-    FeedForward {
+    pub enum FeedForward<T> {
         /// One block for all tokens.
-        Dense(Mlp),
+        Dense(Box<Mlp<T>>),
         /// Routed experts.
-        Routed(Moe),
+        Routed(Box<Moe<T>>),
     }
 }
 

@@ -127,6 +127,6 @@ impl DecoderConfig {
             None => fail_internal(format_args!("weight {path}"), format_args!("{leading} leading dimensions")),
         });
         let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };
-        (model, Decoder { layers: Layers::Stacked(Box::new(flat)), ..params.clone() })
+        (model, Decoder { layers: Layers::Stacked(flat), ..params.clone() })
     }
 }

@@ -1,22 +1,23 @@
 //! What a run's programs read and replace: one replica or several, one step or several in a call.
 
 use super::diloco::{DilocoStep, DilocoTrainState};
-use super::model::{Model, tree_of_trees};
+use super::model::Model;
 use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::{Literal, Name};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, Param, Path, Tensor, TensorSpec, Tree, scan};
+use meshloom::trace::{Function, MapTree, Param, Tensor, TensorSpec, Tree, scan};
 use meshloom::transform::diloco::REPLICAS;
 
-/// The state of a run.
-#[derive(Clone, Debug)]
-pub enum RunState<T, P = Decoder<T>> {
-    /// Of one replica. Paths read `params.embedding`.
-    Single(Box<TrainState<T, P>>),
-    /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
-    Diloco(Box<DilocoTrainState<T, P>>),
+meshloom::tree! {
+    /// The state of a run.
+    pub enum RunState<T, P = Decoder<T>> {
+        /// Of one replica. Paths read `params.embedding`.
+        Single(Box<TrainState<T, P>>),
+        /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
+        Diloco(Box<DilocoTrainState<T, P>>),
+    }
 }
 
 impl<T, P> RunState<T, P> {
@@ -53,41 +54,7 @@ impl<P: MapTree<Array, Mapped = P> + Tree<Leaf = Array>> RunState<Array, P> {
     }
 }
 
-impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
-    type Leaf = T;
-
-    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
-        match self {
-            RunState::Single(state) => state.visit(path, f),
-            RunState::Diloco(state) => state.visit(path, f),
-        }
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
-        match self {
-            RunState::Single(state) => RunState::Single(Box::new(state.rebuild(next))),
-            RunState::Diloco(state) => RunState::Diloco(Box::new(state.rebuild(next))),
-        }
-    }
-}
-
-impl<T, U, P> MapTree<U> for RunState<T, P>
-where
-    T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
-    U: Tree<Leaf = U>,
-    P: Tree<Leaf = T> + MapTree<U>,
-{
-    type Mapped = RunState<U, P::Mapped>;
-
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Self::Mapped {
-        match self {
-            RunState::Single(state) => RunState::Single(Box::new(MapTree::<U>::map_with(&**state, path, f))),
-            RunState::Diloco(state) => RunState::Diloco(Box::new(MapTree::<U>::map_with(&**state, path, f))),
-        }
-    }
-}
-
-tree_of_trees! {
+meshloom::tree! {
     /// What a run's program takes.
     pub struct RunInput<T, P = Decoder<T>, B = Batch<T>> {
         /// The state, which is donated.
