@@ -71,6 +71,7 @@ crate::tree! {
     }
 
     /// One batch of packed sequences; all `[batch, length]`.
+    #[derive(PartialEq)]
     pub struct Batch<T> {
         /// Input tokens, `s32`.
         pub tokens: T,

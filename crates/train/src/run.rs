@@ -7,7 +7,7 @@ use crate::Error;
 use meshloom::ir::{Literal, Name};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, Param, Tensor, TensorSpec, Tree, scan};
+use meshloom::trace::{Function, MapTree, Param, Tensor, TensorSpec, Tree, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
 
 meshloom::tree! {
@@ -221,7 +221,7 @@ impl<M: Model> RunStep<M> {
             }
             // The state was declared by the same step.
             (_, state) => {
-                let nothing = *state.step();
+                let nothing = fail_internal("a train step", "the state that it declares");
                 (state, (nothing, nothing))
             }
         }
