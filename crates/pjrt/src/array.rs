@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::buffer::{Buffer, HostCopy};
 use super::client::Client;
 use super::error::PjrtError;
-use super::executable::check_count;
+use super::executable::{check_count, check_type};
 use super::layout::{ShardLayout, box_type, copy_in, copy_out};
 use meshloom_hlo::{Literal, TensorType};
 
@@ -80,11 +80,7 @@ impl Array {
         check_dims(&ty, &layout)?;
         check_count(|| "shards", layout.device_count(), shards.len())?;
         for (index, shard) in shards.iter().enumerate() {
-            let Some(expected) = layout.local_type(ty.dtype, index) else { continue };
-            if *shard.ty() != expected {
-                let (expected, actual) = (expected.into(), shard.ty().clone().into());
-                return Err(PjrtError::Type { what: format!("shard {index}"), expected, actual });
-            }
+            check_type(|| format!("shard {index}"), layout.local_type(ty.dtype, index).as_ref(), shard.ty())?;
         }
         Ok(Array { ty, layout, shards })
     }
@@ -159,21 +155,13 @@ impl Array {
     /// ([`Buffer::block_until_ready_within`] says what can be done then).
     pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
         let start = Instant::now();
-        self.shards.iter().try_for_each(|shard| {
-            let waited = shard.block_until_ready_within(limit.saturating_sub(start.elapsed()));
-            waited.map_err(|error| match error {
-                PjrtError::TimedOut { program, device, .. } => PjrtError::TimedOut { program, device, limit },
-                error => error,
-            })
-        })
+        self.shards.iter().try_for_each(|shard| shard.wait_since(start, limit))
     }
 
     /// Starts copying what one device holds to the host.
     pub fn start_copy(&self, device: usize) -> Result<HostCopy, PjrtError> {
-        let shard = self.shards.get(device).ok_or_else(|| PjrtError::InvalidOption {
-            option: "shard".into(),
-            value: device.to_string(),
-            expected: format!("less than {}, the number of shards", self.shards.len()),
+        let shard = self.shards.get(device).ok_or_else(|| {
+            PjrtError::option("shard", device, format!("less than {}, the number of shards", self.shards.len()))
         })?;
         shard.check_usable(&format!("shard {device} of the array"))?;
         shard.start_copy()
@@ -191,15 +179,8 @@ fn pad(literal: &Literal, layout: &ShardLayout) -> Result<Option<Literal>, PjrtE
 }
 
 fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
-    if ty.dims.as_slice() != layout.value_dims() {
-        let expected = TensorType::new(ty.dtype, layout.value_dims()).into();
-        return Err(PjrtError::Type {
-            what: "the value of a shard layout".into(),
-            expected,
-            actual: ty.clone().into(),
-        });
-    }
-    Ok(())
+    let expected = TensorType::new(ty.dtype, layout.value_dims());
+    check_type(|| "the value of a shard layout".into(), Some(&expected), ty)
 }
 
 /// A literal of these bytes, whose number must be that of the type.

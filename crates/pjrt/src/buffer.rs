@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::api::{Api, Arguments, Owned, sized, slice};
 use super::client::Client;
@@ -108,7 +108,12 @@ impl Buffer {
     /// waits for what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is
     /// for programs that a plugin may run before `execute` returns.
     pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
-        if self.ready_event()?.wait_within(limit)? {
+        self.wait_since(Instant::now(), limit)
+    }
+
+    /// As [`Buffer::block_until_ready_within`], where the time has run since `start`.
+    pub(super) fn wait_since(&self, start: Instant, limit: Duration) -> Result<(), PjrtError> {
+        if self.ready_event()?.wait_within(limit.saturating_sub(start.elapsed()))? {
             return Ok(());
         }
         let device = &self.client().devices()[self.device()];

@@ -85,21 +85,15 @@ impl Client {
         let mut values = options.platform_options.clone();
         if let Some(count) = options.device_count {
             if !CPU_DEVICE_COUNTS.contains(&count) {
-                return Err(PjrtError::InvalidOption {
-                    option: "device_count".into(),
-                    value: count.to_string(),
-                    expected: format!("{} to {}", CPU_DEVICE_COUNTS.start(), CPU_DEVICE_COUNTS.end()),
-                });
+                let expected = format!("{} to {}", CPU_DEVICE_COUNTS.start(), CPU_DEVICE_COUNTS.end());
+                return Err(PjrtError::option("device_count", count, expected));
             }
             values.push(("cpu_device_count".into(), NamedValue::Int(count as i64)));
         }
         let count_is_ours = |(name, _): &&(String, NamedValue)| name == "cpu_device_count";
         if let Some((name, value)) = options.platform_options.iter().find(count_is_ours) {
-            return Err(PjrtError::InvalidOption {
-                option: name.clone(),
-                value: value.to_string(),
-                expected: "`ClientOptions::device_count` instead, which is checked".into(),
-            });
+            let expected = "`ClientOptions::device_count` instead, which is checked";
+            return Err(PjrtError::option(name, value, expected));
         }
         let raw_values: Vec<_> = values.iter().map(|(name, value)| value.to_raw(name)).collect();
         let arguments = PJRT_Client_Create_Args {
@@ -168,13 +162,10 @@ impl Client {
     /// The raw device with an index, which must be one that this process can use.
     pub(super) fn raw_device(&self, index: usize) -> Result<*mut PJRT_Device, PjrtError> {
         let device = self.0.devices.get(index).filter(|device| device.addressable);
-        device.map(|device| device.raw.0).ok_or_else(|| PjrtError::InvalidOption {
-            option: "device".into(),
-            value: index.to_string(),
-            expected: format!(
-                "the index of one of the client's {} devices that this process can use",
-                self.0.devices.len()
-            ),
+        device.map(|device| device.raw.0).ok_or_else(|| {
+            let count = self.0.devices.len();
+            let expected = format!("the index of one of the client's {count} devices that this process can use");
+            PjrtError::option("device", index, expected)
         })
     }
 

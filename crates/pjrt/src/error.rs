@@ -311,6 +311,12 @@ pub enum PjrtError {
     },
 }
 
+impl PjrtError {
+    pub(super) fn option(option: &str, value: impl ToString, expected: impl Into<String>) -> PjrtError {
+        PjrtError::InvalidOption { option: option.into(), value: value.to_string(), expected: expected.into() }
+    }
+}
+
 fn described(program: &Option<String>) -> String {
     program.as_ref().map_or("a transfer".into(), |program| format!("program \"{program}\""))
 }

@@ -247,21 +247,14 @@ impl Executable {
         spawned.map_err(io_error("start a thread for", Path::new(self.name())))?;
         let outputs = match receiver.recv_timeout(limit) {
             Ok(launched) => launched?,
-            Err(_) => return Err(self.timed_out(self.devices().first().copied(), limit)),
+            Err(_) => {
+                let first = self.devices().first().and_then(|&device| self.client().devices().get(device));
+                let device = first.map_or_else(String::new, |device| device.description.clone());
+                return Err(PjrtError::TimedOut { program: Some(self.name().into()), device, limit });
+            }
         };
-        for buffer in outputs.iter().flatten() {
-            buffer.block_until_ready_within(limit.saturating_sub(start.elapsed())).map_err(|error| match error {
-                PjrtError::TimedOut { .. } => self.timed_out(Some(buffer.device()), limit),
-                error => error,
-            })?;
-        }
+        outputs.iter().flatten().try_for_each(|buffer| buffer.wait_since(start, limit))?;
         Ok(outputs)
-    }
-
-    fn timed_out(&self, device: Option<usize>, limit: Duration) -> PjrtError {
-        let device = device.and_then(|device| self.client().devices().get(device));
-        let device = device.map_or_else(String::new, |device| device.description.clone());
-        PjrtError::TimedOut { program: Some(self.name().into()), device, limit }
     }
 
     /// Executes on global arrays: checks each against its parameter, and gives the outputs as arrays with the types and
@@ -347,27 +340,18 @@ impl Executable {
             check_count(|| format!("arguments for device {position}"), inner.parameters.len(), list.len())?;
             for (index, (buffer, parameter)) in list.iter().zip(&inner.parameters).enumerate() {
                 let what = || format!("{} for device {position}", parameter.describe(index));
+                let misplaced = |expected, actual| Err(PjrtError::Placement { what: what(), expected, actual });
                 if !buffer.client().is_same(&inner.client) {
-                    return Err(PjrtError::Placement {
-                        what: what(),
-                        expected: "the executable's client".into(),
-                        actual: "another client".into(),
-                    });
+                    return misplaced("the executable's client".into(), "another client".into());
                 }
                 if buffer.device() != device {
-                    return Err(PjrtError::Placement {
-                        what: what(),
-                        expected: format!("device {device}"),
-                        actual: format!("device {}", buffer.device()),
-                    });
+                    return misplaced(format!("device {device}"), format!("device {}", buffer.device()));
                 }
                 check_type(what, parameter.local_type.as_ref(), buffer.ty())?;
                 if !parameter.row_major {
-                    return Err(PjrtError::InvalidOption {
-                        option: format!("layout of {}", parameter.describe(index)),
-                        value: "not row-major".into(),
-                        expected: "a module whose parameters are row-major, the only layout buffers have here".into(),
-                    });
+                    let option = format!("layout of {}", parameter.describe(index));
+                    let expected = "a module whose parameters are row-major, the only layout buffers have here";
+                    return Err(PjrtError::option(&option, "not row-major", expected));
                 }
                 if buffer.is_donated() {
                     buffer.check_usable(&what())?;
@@ -385,11 +369,8 @@ impl Executable {
     ) -> Result<Vec<&'a Buffer>, PjrtError> {
         let parameters = self.parameters();
         if let Some(&index) = options.non_donatable.iter().find(|&&index| index >= parameters.len()) {
-            return Err(PjrtError::InvalidOption {
-                option: "non_donatable".into(),
-                value: index.to_string(),
-                expected: format!("numbers of the program's {} parameters", parameters.len()),
-            });
+            let expected = format!("numbers of the program's {} parameters", parameters.len());
+            return Err(PjrtError::option("non_donatable", index, expected));
         }
         let mut is_taken: Vec<bool> = parameters.iter().map(|parameter| parameter.donated).collect();
         for &index in &options.non_donatable {
@@ -500,7 +481,7 @@ pub(super) fn check_count<S: Into<String>>(
     if expected == actual { Ok(()) } else { Err(PjrtError::Count { what: what().into(), expected, actual }) }
 }
 
-fn check_type(
+pub(super) fn check_type(
     what: impl FnOnce() -> String,
     expected: Option<&TensorType>,
     actual: &TensorType,
