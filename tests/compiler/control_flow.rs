@@ -313,7 +313,7 @@ fn lowering_unrolls() {
     let loops = |length: usize, factor: usize, without: &[&str]| {
         let graph = traced(&[&[2], &[length, 2], &[2]], |x| vec![layers(factor, false, x)]);
         let options = LowerOptions { without, ..LowerOptions::default() };
-        let module = lower(&graph, &options).expect("lowered").module.decode();
+        let module = lower(&graph, &options).expect("lowered").module.decode().expect("a module");
         let all = module.computations.iter().flat_map(|computation| &computation.instructions);
         let named = |opcode: &str| all.clone().filter(|instruction| instruction.opcode == opcode).count();
         (named("while"), named("sine"))

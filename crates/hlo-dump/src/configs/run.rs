@@ -49,7 +49,7 @@ impl Run {
         }
         let module = match stage {
             Stage::Compiled => ahead::of_config(&config, &lowered)?,
-            _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()), config: None },
+            _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()?), config: None },
         };
         Ok((Run { config, lowered }, module))
     }
