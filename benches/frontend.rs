@@ -8,14 +8,12 @@
 //! Each case traces forward pass, differentiates it, adds AdamW, runs the passes and emits. Allocation counts and bytes
 //! are those of one iteration; "max alloc" is the peak.
 
-mod shared;
-
 use divan::{AllocProfiler, Bencher, black_box};
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::ops::RematPolicy;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom_benches::llama_405b;
 use meshloom_train::step::{TrainStep, aliases};
-use shared::llama_405b;
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();

@@ -12,8 +12,6 @@
 //! both see the same machine; times are medians, and a ratio is ours / GSPMD's. What moves is read off both compiled
 //! modules by the same analysis. `MESHLOOM_BENCH_SET` holds config overrides, separated by semicolons.
 
-mod shared;
-
 use std::time::Instant;
 
 use anyhow::Context;
@@ -25,10 +23,10 @@ use meshloom::ops::RematPolicy;
 use meshloom::partition::Amount;
 use meshloom::pjrt::{Client, MemoryStats};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom_benches::{llama_405b, median};
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::{TrainStep, aliases};
-use shared::{llama_405b, median};
 
 const DEVICES: usize = 8;
 
@@ -61,7 +59,8 @@ const MODEL: &[&str] = &[
 const MIB: f64 = (1 << 20) as f64;
 
 fn config(mesh: &str, mode: &str) -> anyhow::Result<RunConfig> {
-    let mut overrides: Vec<String> = MODEL.iter().map(|&text| text.to_owned()).chain([shared::text()]).collect();
+    let mut overrides: Vec<String> =
+        MODEL.iter().map(|&text| text.to_owned()).chain([meshloom_benches::text()]).collect();
     overrides.push(format!("mesh.axes=\"{mesh}\""));
     let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
     overrides.extend(own.split(';').filter(|text| !text.is_empty()).map(str::to_owned));

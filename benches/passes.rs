@@ -9,8 +9,6 @@
 //! `MESHLOOM_BENCH_SET` holds config overrides, separated by commas. Variants take turns, so that all see the same
 //! machine; printed are the smallest and the median.
 
-mod shared;
-
 use std::time::Instant;
 
 use anyhow::Context;
@@ -19,10 +17,10 @@ use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::Tree;
+use meshloom_benches::{llama_405b, smallest_and_median};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::step::{StepFunction, TrainStep, aliases};
-use shared::llama_405b;
 
 /// Which passes run.
 struct Variant {
@@ -39,12 +37,6 @@ fn variants() -> Vec<Variant> {
     ];
     variants.extend(all.iter().map(but));
     variants
-}
-
-fn smallest_and_median(seconds: &[f64]) -> (f64, f64) {
-    let mut sorted = seconds.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    (sorted[0], sorted[sorted.len() / 2])
 }
 
 /// Seconds that this thread has been on a CPU, where the system says so: other processes do not count.
@@ -192,7 +184,8 @@ fn main() -> anyhow::Result<()> {
         &["model.scan_layers=true", "remat.policy=full"],
         &["model.scan_layers=false"],
     ] {
-        let mut overrides = vec![shared::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
+        let mut overrides =
+            vec![meshloom_benches::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
         overrides.extend(set.iter().map(|&text| text.to_owned()));
         overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
         let config = RunConfig::from_overrides(&overrides)?;

@@ -12,8 +12,6 @@
 //! frontend is from closure to serialized HLO here, trace and lowering there; each is the first in its process. Without
 //! a Python that has JAX, ours alone is printed.
 
-mod shared;
-
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -30,9 +28,9 @@ use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, WeightPlan, pipeline};
+use meshloom_benches::jax::Jax;
+use meshloom_benches::median;
 use serde::Deserialize;
-use shared::jax::Jax;
-use shared::median;
 
 const DEVICES: usize = 8;
 const MIB: f64 = (1 << 20) as f64;

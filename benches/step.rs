@@ -9,17 +9,11 @@
 //! median seconds of each side, and the ratio ours / JAX of both. `MESHLOOM_BENCH_SET` holds config overrides for our
 //! side, separated by commas.
 
-mod shared;
-
 use meshloom::pjrt::{Client, ClientOptions, Plugin};
+use meshloom_benches::jax::Jax;
+use meshloom_benches::smallest_and_median;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use shared::jax::Jax;
-
-fn smallest_and_median(mut seconds: Vec<f64>) -> (f64, f64) {
-    seconds.sort_by(f64::total_cmp);
-    (seconds[0], seconds[seconds.len() / 2])
-}
 
 fn main() -> anyhow::Result<()> {
     // `cargo bench` adds `--bench`.
@@ -27,7 +21,7 @@ fn main() -> anyhow::Result<()> {
     let rounds = arguments.first().and_then(|argument| argument.parse::<usize>().ok());
     let options = &arguments[usize::from(rounds.is_some())..];
     let rounds = rounds.unwrap_or(20).max(1);
-    let mut overrides = vec![shared::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
+    let mut overrides = vec![meshloom_benches::text(), "mesh.axes=data=1".to_owned(), "target.devices=1".to_owned()];
     let own = std::env::var("MESHLOOM_BENCH_SET").unwrap_or_default();
     overrides.extend(own.split(',').filter(|text| !text.is_empty()).map(str::to_owned));
 
@@ -60,10 +54,10 @@ fn main() -> anyhow::Result<()> {
             theirs.push(jax.step()?.0);
         }
     }
-    let (own_smallest, own_median) = smallest_and_median(ours);
+    let (own_smallest, own_median) = smallest_and_median(&ours);
     println!("meshloom: smallest {own_smallest:.3} s, median {own_median:.3} s of {rounds} steps");
     if !theirs.is_empty() {
-        let (smallest, median) = smallest_and_median(theirs);
+        let (smallest, median) = smallest_and_median(&theirs);
         println!("JAX:      smallest {smallest:.3} s, median {median:.3} s");
         println!("ratio:    {:.3} of the smallest, {:.3} of the medians", own_smallest / smallest, own_median / median);
     }

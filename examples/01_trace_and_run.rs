@@ -26,7 +26,7 @@ fn main() -> Result<(), Error> {
 
     let lowered = lower(function.graph(), &LowerOptions::default())?;
     println!("-- the HLO module, {} bytes as a proto", lowered.module.bytes.len());
-    println!("{}", print(&lowered.module.decode(), &TextOptions::canonical()));
+    println!("{}", print(&lowered.module.decode()?, &TextOptions::canonical()));
 
     let compiled = compile(&function, &Client::cpu(1)?, &LowerOptions::default())?;
     let x = Literal::matrix(&[[1f32, 2.0, 3.0], [0.0, 0.0, 0.0]]);

@@ -39,7 +39,7 @@ const FORMS: [(&str, &[&str]); 3] = [
 /// Bytes that each device sends over `diloco` in each step, from the program: of the branches that the step takes.
 fn sent(config: &RunConfig) -> Result<Vec<u64>, Error> {
     let lowered = config.lower_train_step()?.1;
-    let (mesh, module) = (config.mesh()?, lowered.module.decode());
+    let (mesh, module) = (config.mesh()?, lowered.module.decode()?);
     let axis = AxisPart::parse("diloco", &mesh)?;
     let devices = Devices::partitioned(mesh.device_count());
     let found = traffic(&module, devices, (&mesh, &axis), &step_inputs(&module, None), 0..STEPS);

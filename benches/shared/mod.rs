@@ -1,8 +1,5 @@
 //! What several benches use.
 
-// Each bench uses a part of it.
-#![allow(dead_code)]
-
 pub mod jax;
 
 use meshloom::ir::DType;
@@ -45,6 +42,11 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
         microbatches: 1,
         dropout: DropoutConfig::default(),
     }
+}
+
+/// The smallest and the median of some measurements.
+pub fn smallest_and_median(measured: &[f64]) -> (f64, f64) {
+    (measured.iter().copied().fold(f64::INFINITY, f64::min), median(measured))
 }
 
 /// The median of some measurements.

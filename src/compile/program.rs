@@ -6,7 +6,7 @@ use super::stages::{Lowered, Ports};
 use super::{ArgumentError, Error};
 use crate::ir::{PortInfo, TensorType};
 use crate::partition::Ledger;
-use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Device, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
@@ -42,7 +42,7 @@ impl Lowered {
     /// The client has too few devices.
     pub fn compile_options(&self, client: &Client) -> Result<CompileOptions, Error> {
         let usable = client.devices().iter().filter(|device| device.addressable);
-        self.options_on(&usable.map(Device::place).collect::<Vec<_>>())
+        self.options_on(&usable.map(|device| device.place()).collect::<Vec<_>>())
     }
 
     /// What the module asks of a compiler: as many partitions as the mesh has devices, in the order that suits the

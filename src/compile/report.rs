@@ -30,7 +30,7 @@ impl Lowered {
         if self.partitioned_by_xla() {
             return Err(LedgerError::PartitionedByXla.into());
         }
-        Ok(memory(&self.module.decode())?)
+        Ok(memory(&self.module.decode()?)?)
     }
 
     /// Why values have their shardings: see [`explain`]. If XLA partitions the program, this is what meshloom would do.

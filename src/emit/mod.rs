@@ -68,9 +68,12 @@ pub struct EmittedModule {
 
 impl EmittedModule {
     /// The module as messages.
-    pub fn decode(&self) -> proto::HloModuleProto {
-        // The bytes are our own, so they decode; an empty module would show up at once wherever it is used.
-        proto::HloModuleProto::decode(self.bytes.as_slice()).unwrap_or_default()
+    ///
+    /// # Errors
+    /// The bytes are no longer what was emitted.
+    pub fn decode(&self) -> Result<proto::HloModuleProto, InternalError> {
+        let decoded = proto::HloModuleProto::decode(self.bytes.as_slice());
+        decoded.map_err(|error| InternalError::new("bytes of a module", format_args!("a module, found {error}")))
     }
 }
 

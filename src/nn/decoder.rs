@@ -2,14 +2,14 @@
 
 use super::attention::AttentionMask;
 use super::dropout::Dropout;
-use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs, tree_choice};
+use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
 use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
 use crate::ops::RematPolicy;
-use crate::trace::{MapTree, Param, Path, Tensor, TensorSpec, Tree, checkpoint, einsum_with, scan, scope};
+use crate::trace::{MapTree, Param, Tensor, TensorSpec, checkpoint, einsum_with, scan, scope};
 use crate::transform::pipeline::PipelineOptions;
 
 /// The shape of a decoder.
@@ -71,6 +71,7 @@ crate::tree! {
     }
 
     /// One batch of packed sequences; all `[batch, length]`.
+    #[derive(PartialEq)]
     pub struct Batch<T> {
         /// Input tokens, `s32`.
         pub tokens: T,
@@ -85,9 +86,9 @@ crate::tree! {
     }
 }
 
-tree_choice! {
+crate::tree! {
     /// The layer stack: one set of parameters with a leading layer dimension, or one for each layer.
-    Layers<T> {
+    pub enum Layers<T> {
         /// Paths read `layers.attention.wq`.
         Stacked(Box<DecoderLayer<T>>),
         /// Paths read `layers.3.attention.wq`.

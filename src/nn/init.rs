@@ -50,8 +50,8 @@ fn draw(init: Init, path: &str, seed: u64, count: usize, numbers: &mut Vec<f32>)
     }
 }
 
-/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators").
-fn next_bits(state: &mut u64) -> u64 {
+/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators"): the next 64 random bits.
+pub fn next_bits(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -9,7 +9,7 @@ use super::moe::{Moe, MoeConfig, moe};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use super::{DecoderConfig, batch_split};
-use crate::trace::{Init, MapTree, Param, Path, Tensor, Tree, scope};
+use crate::trace::{Init, Param, Tensor, scope};
 
 /// What sets a family apart from Llama, which has none of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,52 +37,9 @@ crate::tree! {
     }
 }
 
-/// A tree that is one of several, with the paths of the one that it is.
-macro_rules! tree_choice {
-    ($(#[$doc:meta])* $name:ident<T> { $($(#[$variant_doc:meta])* $variant:ident($part:ty),)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        pub enum $name<T> {
-            $($(#[$variant_doc])* $variant($part),)*
-        }
-
-        impl<T: Tree<Leaf = T>> Tree for $name<T> {
-            type Leaf = T;
-
-            fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
-                match self {
-                    $($name::$variant(part) => part.visit(path, f),)*
-                }
-            }
-
-            fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
-                match self {
-                    $($name::$variant(part) => $name::$variant(part.rebuild(next)),)*
-                }
-            }
-        }
-
-        impl<T, U> MapTree<U> for $name<T>
-        where
-            T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
-            U: Tree<Leaf = U>,
-        {
-            type Mapped = $name<U>;
-
-            fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> $name<U> {
-                match self {
-                    $($name::$variant(part) => $name::$variant(part.map_with(path, f)),)*
-                }
-            }
-        }
-    };
-}
-
-pub(super) use tree_choice;
-
-tree_choice! {
+crate::tree! {
     /// Parameters of a layer's attention.
-    AttentionBlock<T> {
+    pub enum AttentionBlock<T> {
         /// Grouped-query attention.
         Grouped(Box<Attention<T>>),
         /// Latent attention.
@@ -90,9 +47,9 @@ tree_choice! {
     }
 }
 
-tree_choice! {
+crate::tree! {
     /// Parameters of a layer's feed-forward block.
-    FeedForward<T> {
+    pub enum FeedForward<T> {
         /// One block for all tokens.
         Dense(Box<Mlp<T>>),
         /// Routed experts.

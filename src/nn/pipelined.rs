@@ -123,7 +123,7 @@ impl DecoderConfig {
         };
         let leading = pipeline.leading_dims().len();
         let flat = layers.map(|path, weight| match weight.dims().get(leading..) {
-            Some(rest) => weight.reshape([&[self.layers], rest].concat()),
+            Some(rest) => weight.reshape([&[self.layers][..], rest].concat()),
             None => fail_internal(format_args!("weight {path}"), format_args!("{leading} leading dimensions")),
         });
         let model = DecoderConfig { pipeline: None, scan_layers: true, ..self.clone() };

@@ -25,40 +25,13 @@ impl Default for AdamW {
     }
 }
 
-/// AdamW's state for parameters of the tree type `P`.
-#[derive(Clone, Debug)]
-pub struct AdamWState<P> {
-    /// First moments, `f32`.
-    pub first: P,
-    /// Second moments, `f32`.
-    pub second: P,
-}
-
-impl<P: Tree> Tree for AdamWState<P> {
-    type Leaf = P::Leaf;
-
-    fn visit(&self, path: &mut crate::trace::Path, f: &mut dyn FnMut(&crate::trace::Path, &P::Leaf)) {
-        path.descend("first", |path| self.first.visit(path, f));
-        path.descend("second", |path| self.second.visit(path, f));
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> P::Leaf) -> Self {
-        AdamWState { first: self.first.rebuild(next), second: self.second.rebuild(next) }
-    }
-}
-
-impl<U, P: MapTree<U>> MapTree<U> for AdamWState<P> {
-    type Mapped = AdamWState<P::Mapped>;
-
-    fn map_with(
-        &self,
-        path: &mut crate::trace::Path,
-        f: &mut dyn FnMut(&crate::trace::Path, &P::Leaf) -> U,
-    ) -> Self::Mapped {
-        AdamWState {
-            first: path.descend("first", |path| self.first.map_with(path, f)),
-            second: path.descend("second", |path| self.second.map_with(path, f)),
-        }
+crate::tree! {
+    /// AdamW's state for parameters of the tree type `P`.
+    pub struct AdamWState<P> {
+        /// First moments, `f32`.
+        pub first: P,
+        /// Second moments, `f32`.
+        pub second: P,
     }
 }
 

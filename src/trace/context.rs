@@ -207,9 +207,9 @@ pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
 }
 
-/// Notes what cannot happen and has, in the innermost trace.
+/// Notes what cannot happen and has, in the innermost trace, which then fails: `subject` lacks what is `expected` of it.
 #[track_caller]
-pub(crate) fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
+pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
     let error = InternalError::new(subject, expected);
     with_stack(|stack| {
         let origin = stack.origin(None);

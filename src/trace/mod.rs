@@ -42,7 +42,8 @@ mod tree;
 mod windows;
 
 pub use batching::{MappedAxes, VmapOptions, vmap, vmap_with};
-pub(crate) use context::{Place, composite, fail_internal};
+pub use context::fail_internal;
+pub(crate) use context::{Place, composite};
 pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};

@@ -61,7 +61,7 @@ impl fmt::Display for Path {
 
 /// A value made of leaves of one type, always visited in the same order.
 ///
-/// Structs get it from [`tree!`](crate::tree); tuples, `Vec`, arrays and `Option` of trees are trees.
+/// Structs get it from [`tree!`](crate::tree); tuples, `Vec`, arrays, `Box` and `Option` of trees are trees.
 pub trait Tree: Sized {
     /// The leaves' type.
     type Leaf;
@@ -171,8 +171,7 @@ macro_rules! tree_leaf {
 
 tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 
-/// Declares structs that are trees over their type parameter; fields may also be trees of further type parameters, each
-/// with a default, over the same leaves.
+/// Declares structs, or one enum, that are trees over their type parameters, which are trees with leaves of one type.
 ///
 /// ```
 /// meshloom::tree! {
@@ -188,44 +187,24 @@ tree_leaf!(Tensor, TensorSpec, Param, Literal, String);
 /// let names = Dense { weight: "w".to_owned(), bias: Some("b".to_owned()) };
 /// assert_eq!(names.paths(), ["weight", "bias"]);
 /// ```
+///
+/// An enum is a tree that is one of several, with the paths of the one that it is.
 #[macro_export]
 macro_rules! tree {
-    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$leaf:ident $(, $tree:ident = $default:ty)*> {
+    ($($(#[$doc:meta])* $visibility:vis struct $name:ident<$first:ident $(, $rest:ident $(= $default:ty)?)*> {
         $($(#[$field_doc:meta])* $field_visibility:vis $field:ident: $ty:ty),* $(,)?
     })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug)]
-        $visibility struct $name<$leaf $(, $tree = $default)*> {
+        $visibility struct $name<$first $(, $rest $(= $default)?)*> {
             $($(#[$field_doc])* $field_visibility $field: $ty,)*
         }
 
-        impl<$leaf: $crate::trace::Tree<Leaf = $leaf> $(, $tree: $crate::trace::Tree<Leaf = $leaf>)*>
-            $crate::trace::Tree for $name<$leaf $(, $tree)*>
-        {
-            type Leaf = $leaf;
-
-            fn visit(&self, path: &mut $crate::trace::Path, f: &mut dyn FnMut(&$crate::trace::Path, &$leaf)) {
-                $(path.descend(stringify!($field), |path| $crate::trace::Tree::visit(&self.$field, path, f));)*
-            }
-
-            fn rebuild(&self, next: &mut dyn FnMut() -> $leaf) -> Self {
-                $name { $($field: $crate::trace::Tree::rebuild(&self.$field, next),)* }
-            }
-        }
-
-        impl<$leaf, Mapped $(, $tree)*> $crate::trace::MapTree<Mapped> for $name<$leaf $(, $tree)*>
-        where
-            $leaf: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped, Mapped = Mapped>,
-            Mapped: $crate::trace::Tree<Leaf = Mapped>,
-            $($tree: $crate::trace::Tree<Leaf = $leaf> + $crate::trace::MapTree<Mapped>,)*
-        {
-            type Mapped = $name<Mapped $(, <$tree as $crate::trace::MapTree<Mapped>>::Mapped)*>;
-
-            fn map_with(
-                &self,
-                path: &mut $crate::trace::Path,
-                f: &mut dyn FnMut(&$crate::trace::Path, &$leaf) -> Mapped,
-            ) -> Self::Mapped {
+        $crate::tree! {
+            @impl $name<$first $(, $rest)*>, self, path, f, next,
+            { $(path.descend(stringify!($field), |path| $crate::trace::Tree::visit(&self.$field, path, f));)* }
+            { $name { $($field: $crate::trace::Tree::rebuild(&self.$field, next),)* } }
+            {
                 $name {
                     $($field: path.descend(stringify!($field), |path| {
                         $crate::trace::MapTree::<Mapped>::map_with(&self.$field, path, f)
@@ -234,6 +213,65 @@ macro_rules! tree {
             }
         }
     )*};
+
+    ($(#[$doc:meta])* $visibility:vis enum $name:ident<$first:ident $(, $rest:ident $(= $default:ty)?)*> {
+        $($(#[$variant_doc:meta])* $variant:ident($part:ty)),* $(,)?
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        $visibility enum $name<$first $(, $rest $(= $default)?)*> {
+            $($(#[$variant_doc])* $variant($part),)*
+        }
+
+        $crate::tree! {
+            @impl $name<$first $(, $rest)*>, self, path, f, next,
+            { match self { $($name::$variant(part) => $crate::trace::Tree::visit(part, path, f),)* } }
+            { match self { $($name::$variant(part) => $name::$variant($crate::trace::Tree::rebuild(part, next)),)* } }
+            {
+                match self {
+                    $($name::$variant(part) => {
+                        $name::$variant($crate::trace::MapTree::<Mapped>::map_with(part, path, f))
+                    })*
+                }
+            }
+        }
+    };
+
+    (
+        @impl $name:ident<$first:ident $(, $rest:ident)*>, $self:ident, $path:ident, $f:ident, $next:ident,
+        $visit:block $rebuild:block $map:block
+    ) => {
+        impl<$first: $crate::trace::Tree $(, $rest: $crate::trace::Tree<Leaf = $first::Leaf>)*> $crate::trace::Tree
+            for $name<$first $(, $rest)*>
+        {
+            type Leaf = $first::Leaf;
+
+            fn visit(
+                &$self,
+                $path: &mut $crate::trace::Path,
+                $f: &mut dyn FnMut(&$crate::trace::Path, &$first::Leaf),
+            ) $visit
+
+            fn rebuild(&$self, $next: &mut dyn FnMut() -> $first::Leaf) -> Self $rebuild
+        }
+
+        impl<Mapped, $first, $($rest),*> $crate::trace::MapTree<Mapped> for $name<$first $(, $rest)*>
+        where
+            $first: $crate::trace::MapTree<Mapped>,
+            $($rest: $crate::trace::Tree<Leaf = $first::Leaf> + $crate::trace::MapTree<Mapped>,)*
+        {
+            type Mapped = $name<
+                <$first as $crate::trace::MapTree<Mapped>>::Mapped
+                $(, <$rest as $crate::trace::MapTree<Mapped>>::Mapped)*
+            >;
+
+            fn map_with(
+                &$self,
+                $path: &mut $crate::trace::Path,
+                $f: &mut dyn FnMut(&$crate::trace::Path, &$first::Leaf) -> Mapped,
+            ) -> Self::Mapped $map
+        }
+    };
 }
 
 /// No leaves at all: what a scan without stacked inputs or outputs stacks.
@@ -268,26 +306,6 @@ impl<U, A: MapTree<U>> MapTree<U> for Vec<A> {
     }
 }
 
-impl<A: Tree> Tree for Box<A> {
-    type Leaf = A::Leaf;
-
-    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
-        (**self).visit(path, f);
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
-        Box::new((**self).rebuild(next))
-    }
-}
-
-impl<U, A: MapTree<U>> MapTree<U> for Box<A> {
-    type Mapped = Box<A::Mapped>;
-
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
-        Box::new((**self).map_with(path, f))
-    }
-}
-
 impl<A: Tree, const N: usize> Tree for [A; N] {
     type Leaf = A::Leaf;
 
@@ -311,6 +329,26 @@ impl<U, A: MapTree<U>, const N: usize> MapTree<U> for [A; N] {
             index += 1;
             path.descend(index - 1, |path| element.map_with(path, f))
         })
+    }
+}
+
+impl<A: Tree> Tree for Box<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        A::visit(self, path, f);
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        Box::new(A::rebuild(self, next))
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Box<A> {
+    type Mapped = Box<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        Box::new(A::map_with(self, path, f))
     }
 }
 

@@ -86,7 +86,9 @@ pub fn replicas_on_slices_sync_under_the_conditional() {
         assert!(!inputs.is_empty(), "an input counts steps");
         traffic(module, Devices::partitioned(DEVICES), (mesh, &axis), &inputs, 0..22).steps
     };
-    for (found, written) in by_step(&compiled.module).iter().zip(by_step(&compiled.written.module.decode())) {
+    for (found, written) in
+        by_step(&compiled.module).iter().zip(by_step(&compiled.written.module.decode().expect("a module")))
+    {
         assert_eq!(found.moved_bytes.amount().bound(), Some(found.moved_bytes.least), "known");
         let vectors = if written.moved_bytes.least > 0 { 3 } else { 0 };
         check_bytes(found.moved_bytes.most, written.moved_bytes.most, vectors);

@@ -253,7 +253,7 @@ fn offloaded_values_are_moved_out_and_in() {
     to host f64[2,3] in scan
     to device f64[2,3] in scan_backward
     ");
-    let text = print(&lowered.module.decode(), &TextOptions::canonical());
+    let text = print(&lowered.module.decode().expect("a module"), &TextOptions::canonical());
     let _bound = support::snapshots_in("hlo_snapshots/remat");
     insta::assert_snapshot!("offload_in_scan", text);
 }
@@ -262,7 +262,7 @@ fn offloaded_values_are_moved_out_and_in() {
 #[test]
 fn offloading_without_a_host_memory_is_the_identity() {
     let lowered = lower(&offloading(), &LowerOptions::default()).expect("lowered");
-    let module = lowered.module.decode();
+    let module = lowered.module.decode().expect("a module");
     let mut all = module.computations.iter().flat_map(|computation| &computation.instructions);
     assert!(!all.any(|instruction| instruction.opcode == "custom-call"));
     let graph = offloading();

@@ -553,7 +553,7 @@ fn called_functions_are_emitted_once() {
     });
     let graph = graph.expect("trace");
     assert_eq!(count(&graph, "call"), 3);
-    let module = meshloom::emit::emit(&graph, Default::default()).expect("a module").decode();
+    let module = meshloom::emit::emit(&graph, Default::default()).expect("a module").decode().expect("a module");
     let named =
         |name: &str| module.computations.iter().filter(|computation| computation.name.starts_with(name)).count();
     assert_eq!((module.computations.len(), named("layer")), (4, 1), "entry, condition, body, layer");

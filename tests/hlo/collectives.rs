@@ -176,7 +176,7 @@ fn what_is_emitted_is_what_the_ledger_has() {
     let ledger: Vec<_> = ledger.iter().unwrap().collect();
     assert_eq!(ledger.len(), 5);
     for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
-        let mut module = emit(&graph, options(&mesh, groups)).expect("a module").decode();
+        let mut module = emit(&graph, options(&mesh, groups)).expect("a module").decode().expect("a module");
         let annotated = entries(&module);
         for computation in &mut module.computations {
             computation.instructions.iter_mut().for_each(|instruction| instruction.backend_config.clear());

@@ -345,7 +345,7 @@ fn a_train_step_costs_six_n_d() {
     let (layers, embed, heads, kv_heads, head_dim, mlp, sequence, batch, vocab) = (3, 64, 4, 2, 16, 160, 64, 16, 256);
     for scanned in ["true", "false"] {
         let overrides = ["mesh.axes=\"data=1\"", "target.devices=1", &format!("model.scan_layers={scanned}")];
-        let module = explicit_step(&overrides).module.decode();
+        let module = explicit_step(&overrides).module.decode().expect("a module");
         let found = of(&module);
         let dots = found.instructions.iter().filter(|entry| entry.op == "dot");
         let flops: u64 = dots.map(|entry| entry.total.flops).sum();

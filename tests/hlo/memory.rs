@@ -328,7 +328,7 @@ fn rows() -> Vec<Row> {
         rows.push(Row {
             name: name.into(),
             compiled: of(&compiled),
-            emitted: Some(of(&lowered.module.decode())),
+            emitted: Some(of(&lowered.module.decode().expect("a module"))),
             xla: [stats.arguments, stats.outputs, stats.aliased, stats.temporary].map(|bytes| bytes as u64),
         });
     }

@@ -61,7 +61,7 @@ fn check(preset: &str, axes: &str) {
     let plain = Mesh::parse(axes, 8).expect("a mesh");
     let found = |module: &HloModuleProto| collectives(module, Devices::partitioned(8)).along(&plain);
     let ledger = of_ledger(&lowered.collectives());
-    let emitted = of_module(&found(&lowered.module.decode()));
+    let emitted = of_module(&found(&lowered.module.decode().expect("a module")));
     assert!(!ledger.is_empty());
     assert_eq!(emitted, ledger, "{preset} {axes}, over {mesh}");
     let program = lowered.compile(&client()).expect("a compiled program");

@@ -274,7 +274,7 @@ fn check_schedule(settings: &[&str], fsdp: usize) {
     // More than two periods.
     let steps = 2 * schedule.period() + 3;
     let lowered = config.lower_train_step().unwrap_or_else(|error| panic!("{settings:?}: {error}")).1;
-    let found = by_step(&config, &lowered.module.decode(), "diloco", steps as u64);
+    let found = by_step(&config, &lowered.module.decode().expect("a module"), "diloco", steps as u64);
     let wanted: Vec<_> = (1..=steps).map(|step| (exactly(expected(step)), exactly(0))).collect();
     assert_eq!(found, wanted, "{settings:?}");
     // The ledger has the same bounds: a step without a sync, and the largest fragment.
@@ -316,7 +316,7 @@ fn a_compiled_program_sends_the_same_at_each_step() {
         let lowered = config.lower_train_step().expect("it lowers").1;
         let program = lowered.compile(&client()).expect("it compiles");
         let compiled = program.executable().optimized_hlo().expect("a program").decode().expect("a module");
-        let written = by_step(&config, &lowered.module.decode(), "diloco", 24);
+        let written = by_step(&config, &lowered.module.decode().expect("a module"), "diloco", 24);
         assert_eq!(by_step(&config, &compiled, "diloco", 24), written, "{settings:?}");
         assert!(written.iter().any(|(bytes, _)| bytes.least > 0));
     }
@@ -328,7 +328,7 @@ fn what_crosses_replica_does_not_depend_on_microbatches() {
         let config =
             config(&["mesh.axes=replica=2,fsdp=4", "train.batch=64", &format!("train.microbatches={microbatches}")]);
         let lowered = config.lower_train_step().expect("it lowers").1;
-        by_step(&config, &lowered.module.decode(), "replica", 2)
+        by_step(&config, &lowered.module.decode().expect("a module"), "replica", 2)
     };
     let once = sent(1);
     let (bytes, in_loops) = once[0];

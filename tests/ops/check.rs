@@ -48,7 +48,7 @@ impl Program {
         let module = emitted(graph);
         let compiled = client.compile(&module.bytes, &options());
         let explain = |error| {
-            let text = print(&module.decode(), &TextOptions::canonical());
+            let text = print(&module.decode().expect("a module"), &TextOptions::canonical());
             let start: String = text.chars().take(4000).collect();
             panic!("{}: {error}\n{start}", graph.name())
         };
@@ -462,7 +462,7 @@ fn modules_are_those_of_the_snapshots() {
             modules.push((format!("{name}_vjp"), vjp_graph(&modules[0].1)));
         }
         for (name, graph) in modules {
-            let module = emitted(&graph).decode();
+            let module = emitted(&graph).decode().expect("a module");
             check_reads_back(&name, &module);
             let program = Program::compile(&graph);
             check_reads_back(&name, &program.0.optimized_hlo().expect("a program").decode().expect("a module"));

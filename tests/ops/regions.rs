@@ -321,7 +321,7 @@ fn instructions_around_a_body_are_the_ops_own() {
         let results = b.push(scan_op("f32", 3, false), x).expect("fits");
         b.push(Call { function: called }, &results[..1]).expect("fits").to_vec()
     });
-    let module = meshloom::emit::emit(&graph, Default::default()).expect("a module").decode();
+    let module = meshloom::emit::emit(&graph, Default::default()).expect("a module").decode().expect("a module");
     let instructions: Vec<_> = module.computations.iter().flat_map(|computation| &computation.instructions).collect();
     for (opcode, op) in
         [("while", "scan"), ("dynamic-update-slice", "scan"), ("dynamic-slice", "scan"), ("call", "call")]

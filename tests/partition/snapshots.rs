@@ -66,7 +66,7 @@ fn check(name: &str, mesh: &str, preset: &str) {
     let lowered = lower(&graph, &options).expect("it lowers");
 
     let _bound = support::snapshots_in("hlo_snapshots/partition");
-    assert_snapshot!(name, print(&lowered.module.decode(), &TextOptions::canonical()));
+    assert_snapshot!(name, print(&lowered.module.decode().expect("a module"), &TextOptions::canonical()));
     compile(&lowered).expect("the plugin takes it");
 }
 

@@ -26,7 +26,7 @@ fn check(mesh: &str) {
     }
     if std::env::var("HLO").is_ok() {
         use meshloom::hlo::text::{TextOptions, print};
-        println!("{}", print(&lowered.module.decode(), &TextOptions::canonical()));
+        println!("{}", print(&lowered.module.decode().expect("a module"), &TextOptions::canonical()));
     }
     for timing in &lowered.timings {
         println!("{timing:?}");

@@ -208,7 +208,7 @@ fn called_functions_stay_one() {
         let lowered = lower(function.graph(), &options).expect("it lowers");
         let bodies = lowered.graph().nodes().flat_map(|node| node.op().regions().map(Arc::as_ptr).collect::<Vec<_>>());
         assert_eq!(bodies.collect::<HashSet<_>>().len(), 1);
-        lowered.module.decode().computations.len()
+        lowered.module.decode().expect("a module").computations.len()
     };
     assert_eq!((computations(None), computations(Some((&mesh, &sets)))), (2, 2));
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
-use meshloom::pjrt::{Client, Device, DeviceDescription, NamedValue};
+use meshloom::pjrt::{Client, DeviceDescription, NamedValue};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
 use support::devices::tpus;
 
@@ -193,7 +193,7 @@ fn places_of_descriptions() {
 #[test]
 fn cpu_devices_keep_their_order() {
     let client = Client::cpu(8).expect("a client");
-    let places: Vec<DevicePlace> = client.devices().iter().map(Device::place).collect();
+    let places: Vec<DevicePlace> = client.devices().iter().map(|device| device.place()).collect();
     let ids: Vec<i32> = (0..8).collect();
     assert_eq!(device_order(&mesh("data=2,fsdp=4", "data=2", 8), &places).expect("an order"), ids);
 }

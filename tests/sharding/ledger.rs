@@ -139,7 +139,7 @@ fn names_are_the_modules() {
     let mesh = mesh("a=4,b=2");
     let graph = nested();
     let options = EmitOptions { mesh: Some(&mesh), partitioned: true, ..EmitOptions::default() };
-    let module = emit(&graph, options).expect("a module").decode();
+    let module = emit(&graph, options).expect("a module").decode().expect("a module");
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
     let mut emitted: Vec<&str> =
         instructions.filter(|instruction| instruction.channel_id > 0).map(|found| found.name.as_str()).collect();

@@ -112,7 +112,7 @@ fn check(name: &str, (graph, aliases): (Graph, Vec<(usize, usize)>), with_graph:
             ..LowerOptions::default()
         };
         let lowered = lower(&graph, &options).expect("it lowers");
-        let text = print(&lowered.module.decode(), &TextOptions::canonical());
+        let text = print(&lowered.module.decode().expect("a module"), &TextOptions::canonical());
         assert_snapshot!(format!("{name}.{place}"), text);
         compile(&lowered).expect("the plugin takes it");
         if with_graph && sharding.is_none() {

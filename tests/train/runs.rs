@@ -173,7 +173,7 @@ fn the_state_is_donated() {
         let (function, lowered) = config.lower_train_step().expect("it lowers");
         let expected: Vec<(usize, usize)> = (0..state_count).map(|index| (index, index)).collect();
         assert_eq!(aliases(&function), expected);
-        let entries = lowered.module.decode().input_output_alias.expect("aliases").entries;
+        let entries = lowered.module.decode().expect("a module").input_output_alias.expect("aliases").entries;
         let pairs: Vec<_> =
             entries.iter().map(|entry| (entry.output_shape_index.clone(), entry.parameter_number)).collect();
         assert_eq!(pairs, expected.iter().map(|&(index, _)| (vec![index as i64], index as i64)).collect::<Vec<_>>());

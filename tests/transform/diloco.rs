@@ -338,7 +338,7 @@ fn overlapping_programs_decide_nothing() {
     let settings = [STREAMING, &["diloco.overlap_steps=1"]].concat();
     let module = |calls| {
         let lowered = diloco_config(2, &settings).lower_run(calls, GroupFormat::Lists).expect("it lowers").1;
-        let proto = lowered.module.decode();
+        let proto = lowered.module.decode().expect("a module");
         let instructions = proto.computations.iter().flat_map(|computation| &computation.instructions);
         instructions.filter(|instruction| instruction.opcode == "conditional").count()
     };

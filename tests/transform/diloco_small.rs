@@ -398,7 +398,7 @@ fn programs_as_text() {
         let lowered = lower(function.graph(), &LowerOptions { aliases, ..stack_options(&mesh, &rules) });
         let lowered = lowered.unwrap_or_else(|error| panic!("{name}: {error}"));
         compile(&lowered).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let text = print(&lowered.module.decode(), &TextOptions::canonical());
+        let text = print(&lowered.module.decode().expect("a module"), &TextOptions::canonical());
         assert_snapshot!(name, text);
     }
 }

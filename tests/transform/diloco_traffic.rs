@@ -290,7 +290,7 @@ fn programs_do_not_grow_with_the_fragments() {
     let size = |fragments: usize, order: &str| {
         let count = format!("diloco.fragments={fragments}");
         let settings = ["model.layers=16", "diloco.streaming=true", "diloco.overlap_steps=1", &count, order];
-        let module = Program::of(&[PLAIN_MESH, &settings], Calls::Single).lowered.module.decode();
+        let module = Program::of(&[PLAIN_MESH, &settings], Calls::Single).lowered.module.decode().expect("a module");
         let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
         instructions.filter(|instruction| instruction.opcode != "constant").count()
     };

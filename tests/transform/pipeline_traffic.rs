@@ -331,7 +331,10 @@ fn programs() {
                 ..LowerOptions::default()
             };
             let lowered = lower(case.pipelined().graph(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
-            assert_snapshot!(format!("{name}_{stage}"), print(&lowered.module.decode(), &TextOptions::canonical()));
+            assert_snapshot!(
+                format!("{name}_{stage}"),
+                print(&lowered.module.decode().expect("a module"), &TextOptions::canonical())
+            );
             compile(&lowered).unwrap_or_else(|error| panic!("{case}: {error}"));
         }
     }

@@ -276,6 +276,6 @@ fn programs() {
         let sharding = Some((&mesh, &rules));
         let options = LowerOptions { sharding, partition, omit_metadata: true, ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options).unwrap_or_else(|error| panic!("{error}"));
-        assert_snapshot!(stage, print(&lowered.module.decode(), &TextOptions::canonical()));
+        assert_snapshot!(stage, print(&lowered.module.decode().expect("a module"), &TextOptions::canonical()));
     }
 }

@@ -27,6 +27,14 @@ pub(super) unsafe trait Arguments: Default {
     }
 }
 
+/// A C struct with its own size set and zeroes elsewhere, for those that are not arguments of a function.
+macro_rules! sized {
+    ($type:ident, $size:ident { $($field:ident $(: $value:expr)?),* $(,)? }) => {
+        $type { struct_size: $size as usize, $($field $(: $value)?,)* ..Default::default() }
+    };
+}
+pub(super) use sized;
+
 /// The functions we call: each is its name, its argument struct and that struct's size.
 macro_rules! functions {
     ($($function:ident $arguments:ident $size:ident),* $(,)?) => {
@@ -52,10 +60,10 @@ macro_rules! functions {
     };
 }
 
-type Function<A> = unsafe extern "C" fn(*mut A) -> *mut PJRT_Error;
+/// A function of the API.
+pub(super) type Function<A> = unsafe extern "C" fn(*mut A) -> *mut PJRT_Error;
 
 functions! {
-    PJRT_Error_GetCode PJRT_Error_GetCode_Args PJRT_Error_GetCode_Args_STRUCT_SIZE,
     PJRT_Plugin_Initialize PJRT_Plugin_Initialize_Args PJRT_Plugin_Initialize_Args_STRUCT_SIZE,
     PJRT_Plugin_Attributes PJRT_Plugin_Attributes_Args PJRT_Plugin_Attributes_Args_STRUCT_SIZE,
     PJRT_Event_Destroy PJRT_Event_Destroy_Args PJRT_Event_Destroy_Args_STRUCT_SIZE,
@@ -160,27 +168,14 @@ impl Api {
         }
     }
 
-    /// Calls the function that takes `A`.
+    /// Calls the function that takes `A`; returns the arguments with what it wrote into them.
     ///
     /// # Safety
     /// The arguments must be what the header asks of this function: live handles, valid pointers and lengths.
-    pub(super) unsafe fn call<A: Arguments>(self, arguments: &mut A) -> Result<(), PjrtError> {
-        let function = self.function::<Function<A>>(A::OFFSET).ok_or(PjrtError::Unsupported { function: A::NAME })?;
-        // SAFETY: the caller's promise.
-        let error = unsafe { function(arguments) };
-        // SAFETY: what a PJRT function returns is null or an error that is ours to free.
-        unsafe { self.check(A::NAME, error) }
-    }
-
-    /// Calls a destructor. A failure is only logged, since nothing can be done about it.
-    ///
-    /// # Safety
-    /// As for [`Api::call`]; the handle is gone afterwards.
-    pub(super) unsafe fn destroy<A: Arguments>(self, mut arguments: A) {
-        // SAFETY: the caller's promise.
-        if let Err(error) = unsafe { self.call(&mut arguments) } {
-            tracing::warn!("{error}");
-        }
+    pub(super) unsafe fn call<A: Arguments>(self, mut arguments: A) -> Result<A, PjrtError> {
+        // SAFETY: the caller's promise, and the offset is that of a function over these arguments.
+        unsafe { self.errors().call(A::NAME, self.function(A::OFFSET), &mut arguments)? };
+        Ok(arguments)
     }
 
     /// Turns a `PJRT_Error*` into ours and frees it.
@@ -188,35 +183,145 @@ impl Api {
     /// # Safety
     /// `error` must be null or an error of this plugin that nobody else frees.
     pub(super) unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.errors().check(function, error) }
+    }
+
+    fn errors(self) -> ErrorFunctions {
+        ErrorFunctions {
+            destroy: self.function(offset_of!(PJRT_Api, PJRT_Error_Destroy)),
+            message: self.function(offset_of!(PJRT_Api, PJRT_Error_Message)),
+            code: self.function(offset_of!(PJRT_Api, PJRT_Error_GetCode)),
+        }
+    }
+}
+
+/// What reads and frees errors. An extension has such functions of its own for its errors, with arguments of the same
+/// form.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ErrorFunctions {
+    destroy: PJRT_Error_Destroy,
+    message: PJRT_Error_Message,
+    code: PJRT_Error_GetCode,
+}
+
+impl ErrorFunctions {
+    /// Calls a function whose errors are of this kind.
+    ///
+    /// # Safety
+    /// The arguments must be what the header asks of the function.
+    pub(super) unsafe fn call<A>(
+        self,
+        name: &'static str,
+        function: Option<Function<A>>,
+        arguments: &mut A,
+    ) -> Result<(), PjrtError> {
+        let function = function.ok_or(PjrtError::Unsupported { function: name })?;
+        // SAFETY: the caller's promise; what such a function returns is null or an error that is ours to free.
+        unsafe { self.check(name, function(arguments)) }
+    }
+
+    /// Turns an error into ours and frees it.
+    ///
+    /// # Safety
+    /// `error` must be null or an error of this kind that nobody else frees.
+    unsafe fn check(self, function: &'static str, error: *mut PJRT_Error) -> Result<(), PjrtError> {
         if error.is_null() {
             return Ok(());
         }
-        let mut message = PJRT_Error_Message_Args {
-            struct_size: PJRT_Error_Message_Args_STRUCT_SIZE as usize,
-            error,
-            ..Default::default()
-        };
-        let mut code = PJRT_Error_GetCode_Args { error, ..Arguments::new() };
-        let mut destroy = PJRT_Error_Destroy_Args {
-            struct_size: PJRT_Error_Destroy_Args_STRUCT_SIZE as usize,
-            error,
-            ..Default::default()
-        };
-        type Void<A> = unsafe extern "C" fn(*mut A);
+        let mut message = sized!(PJRT_Error_Message_Args, PJRT_Error_Message_Args_STRUCT_SIZE { error });
+        let mut code = sized!(PJRT_Error_GetCode_Args, PJRT_Error_GetCode_Args_STRUCT_SIZE { error });
+        let mut destroy = sized!(PJRT_Error_Destroy_Args, PJRT_Error_Destroy_Args_STRUCT_SIZE { error });
         // SAFETY: `error` is live until it is destroyed last; the message is copied before that. `GetCode` cannot
-        // itself fail on a live error, so its result (which `call` would send here again) is not looked at.
+        // itself fail on a live error, so its result is not looked at.
         unsafe {
-            if let Some(get) = self.function::<Void<_>>(offset_of!(PJRT_Api, PJRT_Error_Message)) {
+            if let Some(get) = self.message {
                 get(&mut message);
             }
-            if let Some(get) = self.function::<Function<_>>(offset_of!(PJRT_Api, PJRT_Error_GetCode)) {
+            if let Some(get) = self.code {
                 get(&mut code);
             }
             let text = string(message.message, message.message_size);
-            if let Some(free) = self.function::<Void<_>>(offset_of!(PJRT_Api, PJRT_Error_Destroy)) {
+            if let Some(free) = self.destroy {
                 free(&mut destroy);
             }
             Err(PjrtError::Plugin { function: function.into(), code: ErrorCode::from_raw(code.code), message: text })
+        }
+    }
+}
+
+/// A C object that the plugin makes and frees.
+///
+/// # Safety
+/// [`Handle::destroy`] must give the arguments of the function that frees the object. PJRT must allow any thread to use
+/// it.
+pub(super) unsafe trait Handle: Sized {
+    type Destroy: Arguments;
+
+    fn destroy(raw: *mut Self) -> Self::Destroy;
+}
+
+/// The objects that we own: each is its name, the arguments of its destructor, and the field that it is in them.
+macro_rules! handles {
+    ($($handle:ident $arguments:ident $field:ident),* $(,)?) => {$(
+        // SAFETY: these are its destructor's arguments, and the header says of each that any thread may use it.
+        unsafe impl Handle for $handle {
+            type Destroy = $arguments;
+
+            fn destroy(raw: *mut Self) -> $arguments {
+                $arguments { $field: raw, ..Arguments::new() }
+            }
+        }
+    )*};
+}
+
+handles! {
+    PJRT_Buffer PJRT_Buffer_Destroy_Args buffer,
+    PJRT_Client PJRT_Client_Destroy_Args client,
+    PJRT_Event PJRT_Event_Destroy_Args event,
+    PJRT_Executable PJRT_Executable_Destroy_Args executable,
+    PJRT_LoadedExecutable PJRT_LoadedExecutable_Destroy_Args executable,
+    PJRT_TopologyDescription PJRT_TopologyDescription_Destroy_Args topology,
+}
+
+/// A C object that is ours, or null: freed when this is dropped. What it points into must be dropped later.
+pub(super) struct Owned<T: Handle> {
+    raw: *mut T,
+    api: Api,
+}
+
+// SAFETY: any thread may use a `Handle`.
+unsafe impl<T: Handle> Send for Owned<T> {}
+// SAFETY: as above.
+unsafe impl<T: Handle> Sync for Owned<T> {}
+
+impl<T: Handle> Owned<T> {
+    /// # Safety
+    /// `raw` must be null or a live object of this plugin that nobody else frees.
+    pub(super) unsafe fn new(api: Api, raw: *mut T) -> Owned<T> {
+        Owned { raw, api }
+    }
+
+    /// The object, which is live as long as this is.
+    pub(super) fn raw(&self) -> *mut T {
+        self.raw
+    }
+
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+}
+
+impl<T: Handle> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if self.raw.is_null() {
+            return;
+        }
+        // SAFETY: the object is live and ours, and not used again.
+        if let Err(error) = unsafe { self.api.call(T::destroy(self.raw)) } {
+            // Nothing can be done about it.
+            tracing::warn!("{error}");
         }
     }
 }
@@ -242,11 +347,3 @@ pub(super) unsafe fn slice<'a, T>(data: *const T, size: usize) -> &'a [T] {
     // SAFETY: the caller's promise.
     unsafe { ptr::slice_from_raw_parts(data, size).as_ref().unwrap_or(&[]) }
 }
-
-/// A C struct with its own size set and zeroes elsewhere, for those that are not arguments of a function.
-macro_rules! sized {
-    ($type:ident, $size:ident { $($field:ident: $value:expr),* $(,)? }) => {
-        $type { struct_size: $size as usize, $($field: $value,)* ..Default::default() }
-    };
-}
-pub(super) use sized;

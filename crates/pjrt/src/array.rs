@@ -1,14 +1,14 @@
 //! A global value spread over devices.
 
 use std::collections::HashMap;
-
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::buffer::{Buffer, HostCopy};
 use super::client::Client;
 use super::error::PjrtError;
-use super::executable::check_count;
-use super::layout::{ShardLayout, copy_in, copy_out};
+use super::executable::{check_count, check_type};
+use super::layout::{ShardLayout, box_type, copy_in, copy_out};
 use meshloom_hlo::{Literal, TensorType};
 
 /// A global type and where its parts lie.
@@ -42,31 +42,37 @@ impl Array {
         layout: &ShardLayout,
         devices: &[usize],
     ) -> Result<Array, PjrtError> {
-        let ty = literal.ty().clone();
-        check_dims(&ty, layout)?;
-        check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
         let padded = pad(literal, layout)?;
-        let literal = padded.as_ref().unwrap_or(literal);
-        // Copies of one box are cut out once.
+        let whole = padded.as_ref().unwrap_or(literal);
+        Array::put_parts(client, literal.ty().clone(), layout, devices, |index| {
+            let shard = &layout.boxes()[index];
+            match layout.is_whole(shard) {
+                true => Ok(whole.clone()),
+                false => dense(box_type(whole.ty().dtype, shard), copy_out(whole.bytes(), whole.ty(), shard)),
+            }
+        })
+    }
+
+    /// As [`Array::put_on`], of a value that is never there as a whole: `part` gives what lies in the layout's box with
+    /// this index. Of equal boxes, it is asked for one.
+    pub fn put_parts<E: From<PjrtError>>(
+        client: &Client,
+        ty: TensorType,
+        layout: &ShardLayout,
+        devices: &[usize],
+        part: impl Fn(usize) -> Result<Literal, E>,
+    ) -> Result<Array, E> {
+        check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
         let mut parts = HashMap::new();
         let mut shards = Vec::with_capacity(devices.len());
-        for (index, (shard, &device)) in layout.boxes().iter().zip(devices).enumerate() {
-            let part = match parts.get(shard) {
-                Some(part) => part,
-                None if layout.is_whole(shard) => parts.entry(shard).or_insert_with(|| literal.clone()),
-                None => {
-                    let bytes = copy_out(literal.bytes(), literal.ty(), shard);
-                    let actual = bytes.len();
-                    let part = layout
-                        .local_type(literal.ty().dtype, index)
-                        .and_then(|local| Literal::from_bytes(local, bytes))
-                        .ok_or_else(|| bad_size(literal.ty(), actual))?;
-                    parts.entry(shard).or_insert(part)
-                }
+        for ((index, shard), &device) in layout.boxes().iter().enumerate().zip(devices) {
+            let part = match parts.entry(shard) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(part(index)?),
             };
             shards.push(Buffer::from_literal(client, part, device)?);
         }
-        Ok(Array { ty, layout: layout.clone(), shards })
+        Ok(Array::from_shards(ty, layout.clone(), shards)?)
     }
 
     /// An array from buffers that are on devices already, in the order of the layout's boxes.
@@ -74,11 +80,7 @@ impl Array {
         check_dims(&ty, &layout)?;
         check_count(|| "shards", layout.device_count(), shards.len())?;
         for (index, shard) in shards.iter().enumerate() {
-            let Some(expected) = layout.local_type(ty.dtype, index) else { continue };
-            if *shard.ty() != expected {
-                let (expected, actual) = (expected.into(), shard.ty().clone().into());
-                return Err(PjrtError::Type { what: format!("shard {index}"), expected, actual });
-            }
+            check_type(|| format!("shard {index}"), layout.local_type(ty.dtype, index).as_ref(), shard.ty())?;
         }
         Ok(Array { ty, layout, shards })
     }
@@ -117,16 +119,13 @@ impl Array {
         for (device, copy) in copies {
             copy_in(&mut bytes, &padded, &self.layout.boxes()[device], copy.finish()?.bytes());
         }
-        let actual = bytes.len();
-        self.cut(Literal::from_bytes(padded.clone(), bytes).ok_or_else(|| bad_size(&padded, actual))?)
+        self.cut(dense(padded, bytes)?)
     }
 
     /// The value without its padding.
     fn cut(&self, padded: Literal) -> Result<Literal, PjrtError> {
         let Some(own) = self.layout.value_box() else { return Ok(padded) };
-        let bytes = copy_out(padded.bytes(), padded.ty(), &own);
-        let actual = bytes.len();
-        Literal::from_bytes(self.ty.clone(), bytes).ok_or_else(|| bad_size(&self.ty, actual))
+        dense(self.ty.clone(), copy_out(padded.bytes(), padded.ty(), &own))
     }
 
     /// Waits for what one device holds and copies it to the host.
@@ -156,21 +155,13 @@ impl Array {
     /// ([`Buffer::block_until_ready_within`] says what can be done then).
     pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
         let start = Instant::now();
-        self.shards.iter().try_for_each(|shard| {
-            let waited = shard.block_until_ready_within(limit.saturating_sub(start.elapsed()));
-            waited.map_err(|error| match error {
-                PjrtError::TimedOut { program, device, .. } => PjrtError::TimedOut { program, device, limit },
-                error => error,
-            })
-        })
+        self.shards.iter().try_for_each(|shard| shard.wait_since(start, limit))
     }
 
     /// Starts copying what one device holds to the host.
     pub fn start_copy(&self, device: usize) -> Result<HostCopy, PjrtError> {
-        let shard = self.shards.get(device).ok_or_else(|| PjrtError::InvalidOption {
-            option: "shard".into(),
-            value: device.to_string(),
-            expected: format!("less than {}, the number of shards", self.shards.len()),
+        let shard = self.shards.get(device).ok_or_else(|| {
+            PjrtError::option("shard", device, format!("less than {}, the number of shards", self.shards.len()))
         })?;
         shard.check_usable(&format!("shard {device} of the array"))?;
         shard.start_copy()
@@ -179,26 +170,21 @@ impl Array {
 
 /// The literal with zeros where the layout has more than it; none where it has as much.
 fn pad(literal: &Literal, layout: &ShardLayout) -> Result<Option<Literal>, PjrtError> {
+    check_dims(literal.ty(), layout)?;
     let Some(own) = layout.value_box() else { return Ok(None) };
     let ty = TensorType::new(literal.ty().dtype, layout.dims());
     let mut bytes = vec![0; ty.byte_count()];
     copy_in(&mut bytes, &ty, &own, literal.bytes());
-    let actual = bytes.len();
-    Literal::from_bytes(ty.clone(), bytes).map(Some).ok_or_else(|| bad_size(&ty, actual))
+    dense(ty, bytes).map(Some)
 }
 
 fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
-    if ty.dims.as_slice() != layout.value_dims() {
-        let expected = TensorType::new(ty.dtype, layout.value_dims()).into();
-        return Err(PjrtError::Type {
-            what: "the value of a shard layout".into(),
-            expected,
-            actual: ty.clone().into(),
-        });
-    }
-    Ok(())
+    let expected = TensorType::new(ty.dtype, layout.value_dims());
+    check_type(|| "the value of a shard layout".into(), Some(&expected), ty)
 }
 
-fn bad_size(ty: &TensorType, actual: usize) -> PjrtError {
-    PjrtError::Count { what: format!("bytes of {ty}"), expected: ty.byte_count(), actual }
+/// A literal of these bytes, whose number must be that of the type.
+fn dense(ty: TensorType, bytes: Vec<u8>) -> Result<Literal, PjrtError> {
+    let (what, expected, actual) = (format!("bytes of {ty}"), ty.byte_count(), bytes.len());
+    Literal::from_bytes(ty, bytes).ok_or(PjrtError::Count { what, expected, actual })
 }

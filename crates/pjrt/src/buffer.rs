@@ -4,9 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::api::{Api, Arguments, sized, slice};
+use super::api::{Api, Arguments, Owned, sized, slice};
 use super::client::Client;
 use super::error::PjrtError;
 use super::event::Event;
@@ -19,7 +19,9 @@ use meshloom_hlo::{DType, Literal, TensorType};
 pub struct Buffer(Arc<Inner>);
 
 struct Inner {
-    raw: *mut PJRT_Buffer,
+    /// Its memory is the client's, so it goes first: fields are dropped in this order. PJRT itself keeps the memory of a
+    /// buffer that an execution still reads.
+    raw: Owned<PJRT_Buffer>,
     client: Client,
     device: usize,
     ty: TensorType,
@@ -29,11 +31,6 @@ struct Inner {
     donated: AtomicBool,
 }
 
-// SAFETY: PJRT buffers may be used from any thread.
-unsafe impl Send for Inner {}
-// SAFETY: as above.
-unsafe impl Sync for Inner {}
-
 impl Buffer {
     /// Starts copying a literal to the device with an index. The literal's bytes are kept until that is done.
     pub fn from_literal(client: &Client, literal: &Literal, device: usize) -> Result<Buffer, PjrtError> {
@@ -41,7 +38,7 @@ impl Buffer {
         let ty = literal.ty().clone();
         let dims: Vec<i64> = ty.dims.iter().map(|&size| size as i64).collect();
         let literal = literal.clone();
-        let mut arguments = PJRT_Client_BufferFromHostBuffer_Args {
+        let arguments = PJRT_Client_BufferFromHostBuffer_Args {
             client: client.raw(),
             data: literal.bytes().as_ptr().cast(),
             type_: raw_dtype(ty.dtype),
@@ -55,21 +52,20 @@ impl Buffer {
         // bytes are immutable and kept until the event says that the plugin has done with them. Buffer and event are
         // then ours.
         unsafe {
-            client.api().call(&mut arguments)?;
-            let buffer = Buffer::owned(client, device, ty, None, arguments.buffer);
-            Event::from_raw(client.api(), arguments.done_with_host_buffer).hold_until_ready(literal);
-            Ok(buffer)
+            let started = client.api().call(arguments)?;
+            let buffer = Owned::new(client.api(), started.buffer);
+            Event::from_raw(client.api(), started.done_with_host_buffer).hold_until_ready(literal);
+            Ok(Buffer::new(client, device, ty, None, buffer))
         }
     }
 
-    /// # Safety
-    /// `raw` must be a live buffer of this client, device and type that nobody else frees.
-    pub(super) unsafe fn owned(
+    /// A handle to a buffer of this client, device and type.
+    pub(super) fn new(
         client: &Client,
         device: usize,
         ty: TensorType,
         program: Option<Arc<str>>,
-        raw: *mut PJRT_Buffer,
+        raw: Owned<PJRT_Buffer>,
     ) -> Buffer {
         Buffer(Arc::new(Inner { raw, client: client.clone(), device, ty, program, donated: AtomicBool::new(false) }))
     }
@@ -112,7 +108,12 @@ impl Buffer {
     /// waits for what still runs on its devices. [`ExecuteOptions::time_limit`](super::ExecuteOptions::time_limit) is
     /// for programs that a plugin may run before `execute` returns.
     pub fn block_until_ready_within(&self, limit: Duration) -> Result<(), PjrtError> {
-        if self.ready_event()?.wait_within(limit)? {
+        self.wait_since(Instant::now(), limit)
+    }
+
+    /// As [`Buffer::block_until_ready_within`], where the time has run since `start`.
+    pub(super) fn wait_since(&self, start: Instant, limit: Duration) -> Result<(), PjrtError> {
+        if self.ready_event()?.wait_within(limit.saturating_sub(start.elapsed()))? {
             return Ok(());
         }
         let device = &self.client().devices()[self.device()];
@@ -153,8 +154,8 @@ impl Buffer {
                 __bindgen_anon_1: PJRT_Buffer_MemoryLayout__bindgen_ty_1 { tiled },
             }
         );
-        let mut arguments = PJRT_Buffer_ToHostBuffer_Args {
-            src: self.0.raw,
+        let arguments = PJRT_Buffer_ToHostBuffer_Args {
+            src: self.raw(),
             host_layout: &mut layout,
             dst: target.as_mut_ptr().cast(),
             dst_size: target.len(),
@@ -162,21 +163,15 @@ impl Buffer {
         };
         // SAFETY: the buffer is live, the layout outlives the call, and the target is kept, unread, until the event
         // (see `HostCopy`), which is then ours.
-        let event = unsafe {
-            self.api().call(&mut arguments)?;
-            Event::from_raw(self.api(), arguments.event)
-        };
+        let event = unsafe { Event::from_raw(self.api(), self.api().call(arguments)?.event) };
         Ok(HostCopy { event: Some(event), ty: ty.clone(), bytes })
     }
 
     fn ready_event(&self) -> Result<Event, PjrtError> {
         self.check_usable("the buffer")?;
-        let mut arguments = PJRT_Buffer_ReadyEvent_Args { buffer: self.0.raw, ..Arguments::new() };
+        let arguments = PJRT_Buffer_ReadyEvent_Args { buffer: self.raw(), ..Arguments::new() };
         // SAFETY: the buffer is live; the event is then ours.
-        unsafe {
-            self.api().call(&mut arguments)?;
-            Ok(Event::from_raw(self.api(), arguments.event))
-        }
+        unsafe { Ok(Event::from_raw(self.api(), self.api().call(arguments)?.event)) }
     }
 
     /// An error that names the value when its memory is gone.
@@ -194,27 +189,19 @@ impl Buffer {
 
     /// Takes a donation back, after an execution that did not start, if the plugin has not consumed the memory.
     pub(super) fn take_back(&self) {
-        let mut arguments = PJRT_Buffer_IsDeleted_Args { buffer: self.0.raw, ..Arguments::new() };
+        let arguments = PJRT_Buffer_IsDeleted_Args { buffer: self.raw(), ..Arguments::new() };
         // SAFETY: the buffer is live.
-        if unsafe { self.api().call(&mut arguments) }.is_ok() && !arguments.is_deleted {
+        if unsafe { self.api().call(arguments) }.is_ok_and(|answer| !answer.is_deleted) {
             self.0.donated.store(false, Ordering::Release);
         }
     }
 
     pub(super) fn raw(&self) -> *mut PJRT_Buffer {
-        self.0.raw
+        self.0.raw.raw()
     }
 
     fn api(&self) -> Api {
-        self.0.client.api()
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: the last handle is going, and the client is still there. PJRT itself keeps the memory of a buffer
-        // that an execution still reads.
-        unsafe { self.client.api().destroy(PJRT_Buffer_Destroy_Args { buffer: self.raw, ..Arguments::new() }) };
+        self.0.raw.api()
     }
 }
 
@@ -283,19 +270,15 @@ pub(super) fn dtype_from_raw(raw: PJRT_Buffer_Type) -> Option<DType> {
 }
 
 /// The type that the plugin reports for a buffer.
-///
-/// # Safety
-/// `raw` must be a live buffer.
-pub(super) unsafe fn type_of(api: Api, raw: *mut PJRT_Buffer) -> Result<TensorType, PjrtError> {
-    let mut element = PJRT_Buffer_ElementType_Args { buffer: raw, ..Arguments::new() };
-    let mut dimensions = PJRT_Buffer_Dimensions_Args { buffer: raw, ..Arguments::new() };
+pub(super) fn type_of(buffer: &Owned<PJRT_Buffer>) -> Result<TensorType, PjrtError> {
+    let (api, buffer) = (buffer.api(), buffer.raw());
     // SAFETY: the buffer is live and owns the dimensions.
     unsafe {
-        api.call(&mut element)?;
-        api.call(&mut dimensions)?;
-        let dtype = dtype_from_raw(element.type_).ok_or_else(|| PjrtError::ElementType {
+        let element = api.call(PJRT_Buffer_ElementType_Args { buffer, ..Arguments::new() })?.type_;
+        let dimensions = api.call(PJRT_Buffer_Dimensions_Args { buffer, ..Arguments::new() })?;
+        let dtype = dtype_from_raw(element).ok_or_else(|| PjrtError::ElementType {
             what: "an output".into(),
-            name: format!("number {} of PJRT", element.type_),
+            name: format!("number {element} of PJRT"),
         })?;
         let dims = slice(dimensions.dims, dimensions.num_dims).iter().map(|&size| size.max(0) as usize).collect();
         Ok(TensorType { dtype, dims })

@@ -32,8 +32,6 @@ pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> 
     files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
 }
 
-/// The Python to ask for packages and for pip.
-pub(super) fn python() -> std::ffi::OsString {
-    // A virtual environment that is switched on is first in PATH, so `python3` is right there as well.
-    "python3".into()
-}
+/// The Python to ask for packages and for pip. A virtual environment that is switched on is first in PATH, so this is
+/// right there as well.
+pub(super) const PYTHON: &str = "python3";

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use super::api::{Api, Arguments, sized, slice, string};
+use super::api::{Arguments, Owned, sized, slice, string};
 use super::buffer::dtype_from_raw;
 use super::error::{ErrorCode, PjrtError};
 use super::plugin::Plugin;
@@ -87,45 +87,35 @@ impl OptimizedProgram {
     }
 }
 
-/// An owned `PJRT_Executable`. One that came from a loaded program points into it and must go before it.
+/// A compiled program. One that came from a loaded program points into it and must go before it.
 pub(super) struct Compiled {
-    raw: *mut PJRT_Executable,
+    raw: Owned<PJRT_Executable>,
     plugin: Arc<Plugin>,
 }
-
-// SAFETY: PJRT executables may be used from any thread.
-unsafe impl Send for Compiled {}
-// SAFETY: as above.
-unsafe impl Sync for Compiled {}
 
 impl Compiled {
     /// # Safety
     /// `raw` must be a live executable of this plugin that nobody else frees.
     pub(super) unsafe fn owned(plugin: &Arc<Plugin>, raw: *mut PJRT_Executable) -> Compiled {
-        Compiled { raw, plugin: plugin.clone() }
-    }
-
-    fn api(&self) -> Api {
-        self.plugin.api()
+        // SAFETY: the caller's promise.
+        Compiled { raw: unsafe { Owned::new(plugin.api(), raw) }, plugin: plugin.clone() }
     }
 
     /// How many outputs each device gives.
     pub(super) fn output_count(&self) -> Result<usize, PjrtError> {
-        let mut outputs = PJRT_Executable_NumOutputs_Args { executable: self.raw, ..Arguments::new() };
+        let executable = self.raw.raw();
         // SAFETY: the executable is live.
-        unsafe { self.api().call(&mut outputs)? };
-        Ok(outputs.num_outputs)
+        Ok(unsafe { self.raw.api().call(PJRT_Executable_NumOutputs_Args { executable, ..Arguments::new() })? }
+            .num_outputs)
     }
 
     /// The type of each output on one device; `None` for an element type that has no host form here.
     pub(super) fn output_types(&self) -> Result<Vec<Option<TensorType>>, PjrtError> {
-        let api = self.api();
-        let mut elements = PJRT_Executable_OutputElementTypes_Args { executable: self.raw, ..Arguments::new() };
-        let mut dimensions = PJRT_Executable_OutputDimensions_Args { executable: self.raw, ..Arguments::new() };
+        let (api, executable) = (self.raw.api(), self.raw.raw());
         // SAFETY: the executable is live and owns the lists; there are as many dimensions as the ranks add up to.
         unsafe {
-            api.call(&mut elements)?;
-            api.call(&mut dimensions)?;
+            let elements = api.call(PJRT_Executable_OutputElementTypes_Args { executable, ..Arguments::new() })?;
+            let dimensions = api.call(PJRT_Executable_OutputDimensions_Args { executable, ..Arguments::new() })?;
             let ranks = slice(dimensions.dim_sizes, dimensions.num_outputs);
             let mut dims = slice(dimensions.dims, ranks.iter().sum());
             let mut types = Vec::with_capacity(ranks.len());
@@ -140,10 +130,9 @@ impl Compiled {
     }
 
     pub(super) fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
-        let mut stats = PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw, ..Arguments::new() };
+        let arguments = PJRT_Executable_GetCompiledMemoryStats_Args { executable: self.raw.raw(), ..Arguments::new() };
         // SAFETY: the executable is live.
-        let called = unsafe { self.api().call(&mut stats) };
-        self.feature("memory statistics", called)?;
+        let stats = unsafe { self.ask("memory statistics", arguments)? };
         Ok(MemoryStats {
             generated_code: stats.generated_code_size_in_bytes,
             arguments: stats.argument_size_in_bytes,
@@ -155,11 +144,10 @@ impl Compiled {
     }
 
     pub(super) fn cost_analysis(&self) -> Result<CostAnalysis, PjrtError> {
-        let mut costs = PJRT_Executable_GetCostAnalysis_Args { executable: self.raw, ..Arguments::new() };
+        let arguments = PJRT_Executable_GetCostAnalysis_Args { executable: self.raw.raw(), ..Arguments::new() };
         // SAFETY: the executable is live, and owns the properties.
         let properties = unsafe {
-            let called = self.api().call(&mut costs);
-            self.feature("cost analysis", called)?;
+            let costs = self.ask("cost analysis", arguments)?;
             NamedValue::map_from_raw(slice(costs.properties, costs.num_properties))
         };
         let number = |(name, value)| match value {
@@ -172,44 +160,40 @@ impl Compiled {
 
     pub(super) fn optimized_hlo(&self) -> Result<OptimizedProgram, PjrtError> {
         let mut program = sized!(PJRT_Program, PJRT_Program_STRUCT_SIZE {});
-        let mut arguments =
-            PJRT_Executable_OptimizedProgram_Args { executable: self.raw, program: &mut program, ..Arguments::new() };
+        let executable = self.raw.raw();
+        let arguments = PJRT_Executable_OptimizedProgram_Args { executable, program: &mut program, ..Arguments::new() };
         // SAFETY: the executable is live. The first call sets the size, the second fills a buffer of that size; the
         // format string is the plugin's and is copied.
         unsafe {
-            let called = self.api().call(&mut arguments);
-            self.feature("the optimized program", called)?;
+            let arguments = self.ask("the optimized program", arguments)?;
             let mut bytes = vec![0u8; (*arguments.program).code_size];
             (*arguments.program).code = bytes.as_mut_ptr().cast::<c_char>();
-            self.api().call(&mut arguments)?;
+            let arguments = self.raw.api().call(arguments)?;
             let format = string((*arguments.program).format, (*arguments.program).format_size);
             Ok(OptimizedProgram { format, bytes })
         }
     }
 
     pub(super) fn serialize(&self) -> Result<Vec<u8>, PjrtError> {
-        let mut arguments = PJRT_Executable_Serialize_Args { executable: self.raw, ..Arguments::new() };
+        let arguments = PJRT_Executable_Serialize_Args { executable: self.raw.raw(), ..Arguments::new() };
         // SAFETY: the executable is live. The bytes are copied before what holds them is freed, once.
         unsafe {
-            let called = self.api().call(&mut arguments);
-            self.feature("serialized programs", called)?;
-            let bytes = slice(arguments.serialized_bytes.cast::<u8>(), arguments.serialized_bytes_size).to_vec();
-            if let Some(free) = arguments.serialized_executable_deleter {
-                free(arguments.serialized_executable);
+            let serialized = self.ask("serialized programs", arguments)?;
+            let bytes = slice(serialized.serialized_bytes.cast::<u8>(), serialized.serialized_bytes_size).to_vec();
+            if let Some(free) = serialized.serialized_executable_deleter {
+                free(serialized.serialized_executable);
             }
             Ok(bytes)
         }
     }
 
-    fn feature(&self, feature: &'static str, called: Result<(), PjrtError>) -> Result<(), PjrtError> {
-        called.map_err(|error| unimplemented(&self.plugin, feature, error))
-    }
-}
-
-impl Drop for Compiled {
-    fn drop(&mut self) {
-        // SAFETY: the executable is live and ours, and not used again.
-        unsafe { self.api().destroy(PJRT_Executable_Destroy_Args { executable: self.raw, ..Arguments::new() }) };
+    /// Calls a function that some plugins have not got.
+    ///
+    /// # Safety
+    /// As for [`Api::call`](super::api::Api::call).
+    unsafe fn ask<A: Arguments>(&self, feature: &'static str, arguments: A) -> Result<A, PjrtError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.raw.api().call(arguments) }.map_err(|error| unimplemented(&self.plugin, feature, error))
     }
 }
 

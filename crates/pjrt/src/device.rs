@@ -73,17 +73,17 @@ impl DeviceDescription {
 
     /// # Safety
     /// The description must be live.
-    pub(super) unsafe fn read(api: Api, raw: *mut PJRT_DeviceDescription) -> Result<DeviceDescription, PjrtError> {
-        let mut id = PJRT_DeviceDescription_Id_Args { device_description: raw, ..Arguments::new() };
-        let mut kind = PJRT_DeviceDescription_Kind_Args { device_description: raw, ..Arguments::new() };
-        let mut debug = PJRT_DeviceDescription_DebugString_Args { device_description: raw, ..Arguments::new() };
-        let mut attributes = PJRT_DeviceDescription_Attributes_Args { device_description: raw, ..Arguments::new() };
+    pub(super) unsafe fn read(
+        api: Api,
+        device_description: *mut PJRT_DeviceDescription,
+    ) -> Result<DeviceDescription, PjrtError> {
         // SAFETY: the description is live, and owns what it returns, which is copied.
         unsafe {
-            api.call(&mut id)?;
-            api.call(&mut kind)?;
-            api.call(&mut debug)?;
-            api.call(&mut attributes)?;
+            let id = api.call(PJRT_DeviceDescription_Id_Args { device_description, ..Arguments::new() })?;
+            let kind = api.call(PJRT_DeviceDescription_Kind_Args { device_description, ..Arguments::new() })?;
+            let debug = api.call(PJRT_DeviceDescription_DebugString_Args { device_description, ..Arguments::new() })?;
+            let attributes =
+                api.call(PJRT_DeviceDescription_Attributes_Args { device_description, ..Arguments::new() })?;
             Ok(DeviceDescription {
                 id: id.id,
                 kind: string(kind.device_kind, kind.device_kind_size),

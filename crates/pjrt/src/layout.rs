@@ -92,7 +92,7 @@ impl ShardLayout {
 
     /// The type of what a device holds; `None` when there is no such device.
     pub fn local_type(&self, dtype: DType, device: usize) -> Option<TensorType> {
-        Some(TensorType { dtype, dims: self.boxes.get(device)?.iter().map(ExactSizeIterator::len).collect() })
+        self.boxes.get(device).map(|shard| box_type(dtype, shard))
     }
 
     /// Whether every device holds the whole value.
@@ -142,6 +142,11 @@ impl ShardLayout {
             ranges.iter().zip(ranges.iter().skip(1)).all(|(left, right)| left.1 <= right.0)
         })
     }
+}
+
+/// The type of what lies in a box.
+pub(super) fn box_type(dtype: DType, shard: &[Range<usize>]) -> TensorType {
+    TensorType { dtype, dims: shard.iter().map(ExactSizeIterator::len).collect() }
 }
 
 fn volume(shard: &[Range<usize>]) -> usize {

@@ -232,7 +232,7 @@ impl CompileOptions {
 }
 
 fn invalid<T>(option: &str, value: &dyn fmt::Debug, expected: String) -> Result<T, PjrtError> {
-    Err(PjrtError::InvalidOption { option: option.into(), value: format!("{value:?}"), expected })
+    Err(PjrtError::option(option, format!("{value:?}"), expected))
 }
 
 /// The first of a long list of ids.

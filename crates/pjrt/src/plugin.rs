@@ -105,7 +105,7 @@ impl Plugin {
             return Err(PjrtError::ApiVersion { path, major: version.0, minor: version.1 });
         }
         // SAFETY: called once for each plugin, before anything else.
-        unsafe { api.call(&mut PJRT_Plugin_Initialize_Args::new())? };
+        unsafe { api.call(PJRT_Plugin_Initialize_Args::new())? };
         let attributes = attributes(api)?;
         let plugin = Arc::new(Plugin { path, api, version, attributes });
         loaded.push(plugin.clone());
@@ -181,10 +181,9 @@ fn cause(error: &libloading::Error) -> String {
 }
 
 fn attributes(api: Api) -> Result<BTreeMap<String, NamedValue>, PjrtError> {
-    let mut arguments = PJRT_Plugin_Attributes_Args::new();
     // SAFETY: the plugin is initialised; its attributes live as long as the process.
     unsafe {
-        api.call(&mut arguments)?;
-        Ok(NamedValue::map_from_raw(slice(arguments.attributes, arguments.num_attributes)))
+        let answer = api.call(PJRT_Plugin_Attributes_Args::new())?;
+        Ok(NamedValue::map_from_raw(slice(answer.attributes, answer.num_attributes)))
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use prost::Message;
 
-use super::api::string;
-use super::error::{ErrorCode, PjrtError};
+use super::api::{ErrorFunctions, Function};
+use super::error::PjrtError;
 use super::files::write_atomically;
 use super::plugin::Plugin;
 use super::sys::*;
@@ -66,7 +66,7 @@ impl Profile {
 /// A profiler that is recording. Dropping it throws away what it recorded.
 pub struct Profiler {
     raw: *mut PluginProfiler,
-    table: Table,
+    functions: Functions,
     is_running: bool,
 }
 
@@ -79,7 +79,7 @@ impl Profiler {
     /// # Errors
     /// [`PjrtError::Unimplemented`] when the plugin has no profiler (the CPU plugins have none); or it cannot start.
     pub fn start(plugin: &Arc<Plugin>, options: &ProfilerOptions) -> Result<Profiler, PjrtError> {
-        let table = Table::of(plugin)?;
+        let functions = Functions::of(plugin)?;
         let options = ProfileOptionsProto {
             host_tracer_level: options.host_level,
             device_tracer_level: options.device_level,
@@ -95,9 +95,9 @@ impl Profiler {
             profiler: ptr::null_mut(),
         };
         // SAFETY: the options outlive the call. The profiler is then ours.
-        unsafe { table.call("PLUGIN_Profiler_Create", table.functions.create, &mut create)? };
-        let mut profiler = Profiler { raw: create.profiler, table, is_running: false };
-        profiler.call("PLUGIN_Profiler_Start", table.functions.start)?;
+        unsafe { functions.errors.call("PLUGIN_Profiler_Create", functions.create, &mut create)? };
+        let mut profiler = Profiler { raw: create.profiler, functions, is_running: false };
+        profiler.call("PLUGIN_Profiler_Start", functions.start)?;
         profiler.is_running = true;
         Ok(profiler)
     }
@@ -105,41 +105,41 @@ impl Profiler {
     /// Stops recording and collects the records. First wait for the work that they should contain.
     pub fn stop(mut self) -> Result<Profile, PjrtError> {
         self.is_running = false;
-        self.call("PLUGIN_Profiler_Stop", self.table.functions.stop)?;
+        self.call("PLUGIN_Profiler_Stop", self.functions.stop)?;
         let mut collect = CollectArguments {
             struct_size: size_of::<CollectArguments>(),
             profiler: self.raw,
             buffer: ptr::null_mut(),
             buffer_size: 0,
         };
-        let (name, function) = ("PLUGIN_Profiler_CollectData", self.table.functions.collect_data);
+        let (name, function) = ("PLUGIN_Profiler_CollectData", self.functions.collect_data);
         // SAFETY: the profiler is live. The first call sets the size, the second fills a buffer of that size.
         unsafe {
-            self.table.call(name, function, &mut collect)?;
+            self.functions.errors.call(name, function, &mut collect)?;
             let mut bytes = vec![0u8; collect.buffer_size];
             if !bytes.is_empty() {
                 collect.buffer = bytes.as_mut_ptr();
-                self.table.call(name, function, &mut collect)?;
+                self.functions.errors.call(name, function, &mut collect)?;
             }
             Ok(Profile { bytes })
         }
     }
 
-    fn call(&self, name: &'static str, function: Function<ProfilerArguments>) -> Result<(), PjrtError> {
+    fn call(&self, name: &'static str, function: Option<Function<ProfilerArguments>>) -> Result<(), PjrtError> {
         let mut arguments = ProfilerArguments { struct_size: size_of::<ProfilerArguments>(), profiler: self.raw };
         // SAFETY: the profiler is live.
-        unsafe { self.table.call(name, function, &mut arguments) }
+        unsafe { self.functions.errors.call(name, function, &mut arguments) }
     }
 }
 
 impl Drop for Profiler {
     fn drop(&mut self) {
         if self.is_running
-            && let Err(error) = self.call("PLUGIN_Profiler_Stop", self.table.functions.stop)
+            && let Err(error) = self.call("PLUGIN_Profiler_Stop", self.functions.stop)
         {
             tracing::warn!("{error}");
         }
-        if let Err(error) = self.call("PLUGIN_Profiler_Destroy", self.table.functions.destroy) {
+        if let Err(error) = self.call("PLUGIN_Profiler_Destroy", self.functions.destroy) {
             tracing::warn!("{error}");
         }
     }
@@ -151,12 +151,6 @@ struct PluginProfiler {
     _private: [u8; 0],
 }
 
-/// Opaque.
-#[repr(C)]
-struct PluginError {
-    _private: [u8; 0],
-}
-
 #[repr(C)]
 struct ProfilerExtension {
     base: PJRT_Extension_Base,
@@ -164,23 +158,18 @@ struct ProfilerExtension {
     traceme_context_id: i64,
 }
 
-type Function<A> = Option<unsafe extern "C" fn(*mut A) -> *mut PluginError>;
-type Void<A> = Option<unsafe extern "C" fn(*mut A)>;
-
-/// `PLUGIN_Profiler_Api`.
+/// `PLUGIN_Profiler_Api`. Its errors are not PJRT's, but the functions for them take the same arguments.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Functions {
     struct_size: usize,
     private: *mut std::ffi::c_void,
-    error_destroy: Void<ErrorArguments>,
-    error_message: Void<MessageArguments>,
-    error_get_code: Function<CodeArguments>,
-    create: Function<CreateArguments>,
-    destroy: Function<ProfilerArguments>,
-    start: Function<ProfilerArguments>,
-    stop: Function<ProfilerArguments>,
-    collect_data: Function<CollectArguments>,
+    errors: ErrorFunctions,
+    create: Option<Function<CreateArguments>>,
+    destroy: Option<Function<ProfilerArguments>>,
+    start: Option<Function<ProfilerArguments>>,
+    stop: Option<Function<ProfilerArguments>>,
+    collect_data: Option<Function<CollectArguments>>,
 }
 
 #[repr(C)]
@@ -206,41 +195,8 @@ struct CollectArguments {
     buffer_size: usize,
 }
 
-#[repr(C)]
-struct ErrorArguments {
-    struct_size: usize,
-    private: *mut std::ffi::c_void,
-    error: *mut PluginError,
-}
-
-#[repr(C)]
-struct MessageArguments {
-    struct_size: usize,
-    private: *mut std::ffi::c_void,
-    error: *const PluginError,
-    message: *const c_char,
-    message_size: usize,
-}
-
-#[repr(C)]
-struct CodeArguments {
-    struct_size: usize,
-    private: *mut std::ffi::c_void,
-    error: *const PluginError,
-    code: i32,
-}
-
-/// `offsetof(code) + sizeof(code)`: the header counts no padding after the last field.
-const CODE_ARGUMENTS_SIZE: usize = std::mem::offset_of!(CodeArguments, code) + size_of::<i32>();
-
-/// A plugin's profiler functions.
-#[derive(Clone, Copy)]
-struct Table {
-    functions: Functions,
-}
-
-impl Table {
-    fn of(plugin: &Plugin) -> Result<Table, PjrtError> {
+impl Functions {
+    fn of(plugin: &Plugin) -> Result<Functions, PjrtError> {
         let missing = |reason: &str| PjrtError::Unimplemented {
             feature: FEATURE.into(),
             plugin: plugin.describe(),
@@ -260,43 +216,7 @@ impl Table {
             if (&raw const (*functions).struct_size).read() < size_of::<Functions>() {
                 return Err(missing("its profiler's function table is too short"));
             }
-            Ok(Table { functions: functions.read() })
-        }
-    }
-
-    /// # Safety
-    /// The arguments must be what the header asks of the function.
-    unsafe fn call<A>(&self, name: &'static str, function: Function<A>, arguments: &mut A) -> Result<(), PjrtError> {
-        let function = function.ok_or(PjrtError::Unsupported { function: name })?;
-        // SAFETY: the caller's promise.
-        let error = unsafe { function(arguments) };
-        if error.is_null() {
-            return Ok(());
-        }
-        let private = ptr::null_mut();
-        let mut message = MessageArguments {
-            struct_size: size_of::<MessageArguments>(),
-            private,
-            error,
-            message: ptr::null(),
-            message_size: 0,
-        };
-        let mut code = CodeArguments { struct_size: CODE_ARGUMENTS_SIZE, private, error, code: 0 };
-        let mut destroy = ErrorArguments { struct_size: size_of::<ErrorArguments>(), private, error };
-        // SAFETY: the error is live until it is destroyed last; the message is copied before that.
-        unsafe {
-            if let Some(get) = self.functions.error_message {
-                get(&mut message);
-            }
-            if let Some(get) = self.functions.error_get_code {
-                get(&mut code);
-            }
-            let text = string(message.message, message.message_size);
-            if let Some(free) = self.functions.error_destroy {
-                free(&mut destroy);
-            }
-            let code = ErrorCode::from_raw(u32::try_from(code.code).unwrap_or(u32::MAX));
-            Err(PjrtError::Plugin { function: name.into(), code, message: text })
+            Ok(functions.read())
         }
     }
 }

@@ -12,7 +12,7 @@ use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
     HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ShapeProto,
 };
-use meshloom_hlo::{DType, TensorType};
+use meshloom_hlo::{DType, TensorType, element_type};
 
 /// One parameter of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,26 +248,7 @@ fn leaves<'a>(shape: &'a ShapeProto, found: &mut Vec<&'a ShapeProto>) {
 
 /// The type of a dense array; `None` for anything else.
 pub(super) fn tensor_type(shape: &ShapeProto) -> Option<TensorType> {
-    let dtype = match PrimitiveType::try_from(shape.element_type).ok()? {
-        PrimitiveType::Pred => DType::Pred,
-        PrimitiveType::S4 => DType::S4,
-        PrimitiveType::U4 => DType::U4,
-        PrimitiveType::F8e4m3fn => DType::F8E4M3FN,
-        PrimitiveType::F8e5m2 => DType::F8E5M2,
-        PrimitiveType::S8 => DType::S8,
-        PrimitiveType::S16 => DType::S16,
-        PrimitiveType::S32 => DType::S32,
-        PrimitiveType::S64 => DType::S64,
-        PrimitiveType::U8 => DType::U8,
-        PrimitiveType::U16 => DType::U16,
-        PrimitiveType::U32 => DType::U32,
-        PrimitiveType::U64 => DType::U64,
-        PrimitiveType::Bf16 => DType::BF16,
-        PrimitiveType::F16 => DType::F16,
-        PrimitiveType::F32 => DType::F32,
-        PrimitiveType::F64 => DType::F64,
-        _ => return None,
-    };
+    let dtype = DType::ALL.into_iter().find(|&dtype| element_type(dtype) == shape.element_type)?;
     let dims = shape.dimensions.iter().map(|&size| usize::try_from(size).ok()).collect::<Option<_>>()?;
     Some(TensorType { dtype, dims })
 }

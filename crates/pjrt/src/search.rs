@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use super::cached::{cached_path, default_cache_directory, missing_companion, python};
+use super::cached::{PYTHON, cached_path, default_cache_directory, missing_companion};
 use super::error::{Attempt, PjrtError};
 #[cfg(feature = "fetch")]
 use super::fetch::fetch;
@@ -148,7 +148,7 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
         // The empty entry of the path is the current folder, which is nobody's package.
         let script =
             "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-        let output = Command::new(python()).args(["-c", script]).stdin(Stdio::null()).output();
+        let output = Command::new(PYTHON).args(["-c", script]).stdin(Stdio::null()).output();
         let output = match output {
             Ok(output) if output.status.success() => output,
             Ok(output) => {

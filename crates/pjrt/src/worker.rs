@@ -9,14 +9,12 @@ use std::{env, fs, process};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::ahead_of_time::protocol::{
-    self, ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Task,
+    ANSWER, Answer, FOLDER_VARIABLE, REQUEST, Reported, Request, STARTED, Said, Task, read, write,
 };
-use super::ahead_of_time::protocol::{read, write};
 use super::client::{Client, ClientOptions};
 use super::compiled::Compiled;
 use super::device::DeviceDescription;
 use super::error::PjrtError;
-use super::executable::Executable;
 use super::options::CompileOptions;
 use super::plugin::Plugin;
 use super::topology::{Topology, TopologyDescription};
@@ -76,18 +74,7 @@ fn answer(request: Request) -> Result<Answer, PjrtError> {
         Task::Compile { module, options } => {
             let ids: Vec<i32> = target.devices()?.iter().map(|device| device.id).collect();
             let device_assignment = options.assignment(&ids, &request.topology)?;
-            let start = Instant::now();
-            let program = target.compile(&module, &options, &device_assignment)?;
-            let seconds = start.elapsed().as_secs_f64();
-            let compiled = program.compiled();
-            Ok(Answer::Compiled(Box::new(protocol::Compiled {
-                device_assignment,
-                seconds,
-                memory_stats: compiled.memory_stats().map_err(Reported::from),
-                cost_analysis: compiled.cost_analysis().map_err(Reported::from),
-                optimized: compiled.optimized_hlo().map_err(Reported::from),
-                serialized: compiled.serialize().map_err(Reported::from),
-            })))
+            target.compile(&module, &options, device_assignment)
         }
     }
 }
@@ -114,28 +101,32 @@ impl Target {
     fn devices(&self) -> Result<Vec<DeviceDescription>, PjrtError> {
         match self {
             Target::Topology(topology) => topology.devices(),
-            Target::Client(client) => Ok(client.devices().iter().map(|device| device.to_description()).collect()),
+            Target::Client(client) => {
+                Ok(client.devices().iter().map(|device| DeviceDescription::clone(device)).collect())
+            }
         }
     }
 
-    fn compile(&self, module: &[u8], options: &CompileOptions, assignment: &[Vec<i32>]) -> Result<Program, PjrtError> {
+    fn compile(
+        &self,
+        module: &[u8],
+        options: &CompileOptions,
+        device_assignment: Vec<Vec<i32>>,
+    ) -> Result<Answer, PjrtError> {
+        let start = Instant::now();
+        let answer = |compiled: &Compiled| {
+            let compile_time = start.elapsed();
+            let said = Said {
+                memory_stats: compiled.memory_stats().map_err(Reported::from),
+                cost_analysis: compiled.cost_analysis().map_err(Reported::from),
+                optimized: compiled.optimized_hlo().map_err(Reported::from),
+                serialized: compiled.serialize().map_err(Reported::from),
+            };
+            Answer::Compiled { device_assignment: device_assignment.clone(), compile_time, said: Box::new(said) }
+        };
         match self {
-            Target::Topology(topology) => Ok(Program::Ahead(topology.compile(module, &options.encode(assignment))?)),
-            Target::Client(client) => Ok(Program::Loaded(client.compile(module, options)?)),
-        }
-    }
-}
-
-enum Program {
-    Ahead(Compiled),
-    Loaded(Executable),
-}
-
-impl Program {
-    fn compiled(&self) -> &Compiled {
-        match self {
-            Program::Ahead(compiled) => compiled,
-            Program::Loaded(executable) => executable.compiled(),
+            Target::Topology(topology) => Ok(answer(&topology.compile(module, &options.encode(&device_assignment))?)),
+            Target::Client(client) => Ok(answer(client.compile(module, options)?.compiled())),
         }
     }
 }

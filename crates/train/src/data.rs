@@ -7,12 +7,14 @@
 //!
 //! [`TextDataset::batch`] needs nothing but seed and step, so a run resumes anywhere, and no mesh changes what is read.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
 use meshloom::ir::{Literal, TensorType};
+use meshloom::nn::next_bits;
 
 /// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its
 /// context.
@@ -72,20 +74,9 @@ pub enum DataError {
     },
 }
 
-/// One training batch. All fields have the dimensions `[batch, seq]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Batch {
-    /// s32: the input tokens; 0 in padding.
-    pub tokens: Literal,
-    /// s32: the token to be predicted at each place; 0 where there is none.
-    pub targets: Literal,
-    /// s32: the segment of each token, from 1 in every row; 0 in padding.
-    pub segment_ids: Literal,
-    /// s32: the place of each token in its segment; 0 in padding.
-    pub positions: Literal,
-    /// f32: 1 where there is a target, else 0.
-    pub weights: Literal,
-}
+/// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in padding
+/// everything is 0.
+pub type Batch = meshloom::nn::Batch<Literal>;
 
 /// A text, cut into documents.
 #[derive(Debug)]
@@ -109,9 +100,7 @@ struct Epoch {
 impl TextDataset {
     /// Reads a file. Its bytes are the tokens, whatever their encoding.
     pub fn load(path: impl AsRef<Path>) -> Result<TextDataset, DataError> {
-        let path = path.as_ref();
-        let text = std::fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-        TextDataset::from_bytes(text, &path.display().to_string())
+        TextDataset::load_with(path, &Tokenizer::bytes())
     }
 
     /// Reads a file and takes it apart by a tokenizer.
@@ -181,9 +170,7 @@ impl TextDataset {
 
     /// What a model that knows only how often each token occurs loses per token, in nats.
     pub fn unigram_entropy(&self) -> f64 {
-        let mut counts = std::collections::BTreeMap::new();
-        (0..self.token_count()).for_each(|at| *counts.entry(self.token(at)).or_insert(0u64) += 1);
-        entropy(counts.into_values(), self.token_count())
+        entropy((0..self.token_count()).map(|at| self.token(at)))
     }
 
     /// Which tokens each document has. Together they are all.
@@ -200,9 +187,8 @@ impl TextDataset {
     /// epochs in turn.
     pub fn batch(&self, seed: u64, step: u64, batch: usize, seq: usize) -> Result<Batch, DataError> {
         let size_error = || DataError::BatchSize { batch, seq };
-        let count =
-            batch.checked_mul(seq).filter(|&count| count > 0 && count <= i32::MAX as usize).ok_or_else(size_error)?;
-        let mut rows = Rows::new(count);
+        batch.checked_mul(seq).filter(|&count| count > 0 && count <= i32::MAX as usize).ok_or_else(size_error)?;
+        let mut rows = Rows::default();
         let rows_per_epoch = self.rows_per_epoch(seq) as u128;
         for row in 0..batch {
             // Wide, so that no step number overflows.
@@ -261,15 +247,12 @@ impl Epoch {
     }
 }
 
-/// The finalizer of SplitMix64 after one step of its counter: each bit of the result depends on every bit of the
-/// argument.
-fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
+/// A number each bit of which depends on every bit of the argument.
+fn mix(mut value: u64) -> u64 {
+    next_bits(&mut value)
 }
 
+#[derive(Default)]
 struct Rows {
     tokens: Vec<i32>,
     targets: Vec<i32>,
@@ -279,17 +262,6 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(count: usize) -> Rows {
-        let integers = || Vec::with_capacity(count);
-        Rows {
-            tokens: integers(),
-            targets: integers(),
-            segment_ids: integers(),
-            positions: integers(),
-            weights: Vec::with_capacity(count),
-        }
-    }
-
     fn push(&mut self, token: i32, target: Option<i32>, segment: i32, position: i32) {
         self.tokens.push(token);
         self.targets.push(target.unwrap_or(0));
@@ -329,13 +301,16 @@ fn split_documents(text: &[u8]) -> Vec<Range<usize>> {
 
 /// What a model that knows only how often each byte occurs loses per byte, in nats. 0 for no bytes.
 pub fn unigram_entropy(bytes: &[u8]) -> f64 {
-    let mut counts = [0u64; 256];
-    bytes.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
-    entropy(counts, bytes.len())
+    entropy(bytes.iter().map(|&byte| byte.into()))
 }
 
-fn entropy(counts: impl IntoIterator<Item = u64>, total: usize) -> f64 {
-    let shares = counts.into_iter().filter(|&count| count > 0).map(|count| count as f64 / total as f64);
+fn entropy(tokens: impl Iterator<Item = i32>) -> f64 {
+    let (mut counts, mut total) = (BTreeMap::new(), 0u64);
+    for token in tokens {
+        *counts.entry(token).or_insert(0u64) += 1;
+        total += 1;
+    }
+    let shares = counts.into_values().map(|count| count as f64 / total as f64);
     shares.map(|share| -share * share.ln()).sum()
 }
 

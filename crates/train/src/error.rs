@@ -72,6 +72,7 @@ of_compiler! {
     ShardingError,
     SpecError,
     meshloom::compile::ArgumentError,
+    meshloom::ir::InternalError,
     meshloom::partition::LedgerError,
     meshloom::sharding::UnknownTensor,
     meshloom::trace::LeafCountError,

@@ -26,10 +26,6 @@ pub struct StepMetrics {
 }
 
 impl StepMetrics {
-    /// Of no step.
-    pub(super) const NONE: StepMetrics =
-        StepMetrics { step: 0, loss: f64::NAN, grad_norm: f64::NAN, tokens_per_second: 0.0, step_seconds: 0.0 };
-
     /// The metrics line, without its line end. Floats have ten significant digits, enough to read an f32 back exactly.
     /// A number that is not finite is `null`, because JSON has no other form for it.
     pub fn to_json(&self) -> String {

@@ -15,7 +15,6 @@ use safetensors::{Dtype, SafeTensorError};
 use crate::Error;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::ops::Splat;
 use meshloom::pjrt::{Array, Client, PjrtError};
 use meshloom::trace::{MapTree, Param, TensorSpec, Tree};
 
@@ -160,12 +159,6 @@ impl Typed for Param {
     }
 }
 
-impl Typed for TensorType {
-    fn ty(&self) -> &TensorType {
-        self
-    }
-}
-
 impl Typed for TensorSpec {
     fn ty(&self) -> &TensorType {
         &self.ty
@@ -225,7 +218,7 @@ where
         leaves.push((stored, path, leaf));
     }
     sort(&mut leaves);
-    let header = header(file, &leaves)?;
+    let header = header(file, leaves.iter().map(|(stored, path, leaf)| (*stored, path, leaf.ty().clone())))?;
     let failed = |source| ParameterError::Write { file: file.to_owned(), source };
     let directory = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -252,15 +245,17 @@ pub(super) fn sort<L>(leaves: &mut [(Dtype, String, L)]) {
 }
 
 /// The header of a file with these tensors in this order, padded to a multiple of 8 bytes.
-pub(super) fn header<L: Typed>(file: &Path, leaves: &[(Dtype, String, L)]) -> Result<Vec<u8>, ParameterError> {
+pub(super) fn header<'a>(
+    file: &Path,
+    tensors: impl Iterator<Item = (Dtype, &'a String, TensorType)>,
+) -> Result<Vec<u8>, ParameterError> {
     let mut offset = 0;
-    let info = |(dtype, path, leaf): &(Dtype, String, L)| {
+    let info = |(dtype, path, ty): (Dtype, &String, TensorType)| {
         let start = offset;
-        offset += leaf.ty().byte_count();
-        let data_offsets = (start, offset);
-        (path.clone(), TensorInfo { dtype: *dtype, shape: leaf.ty().dims.to_vec(), data_offsets })
+        offset += ty.byte_count();
+        (path.clone(), TensorInfo { dtype, shape: ty.dims.to_vec(), data_offsets: (start, offset) })
     };
-    let infos = leaves.iter().map(info).collect();
+    let infos = tensors.map(info).collect();
     let refused = |reason: String| ParameterError::Format { file: file.to_owned(), reason };
     let metadata = Metadata::new(None, infos).map_err(|error| refused(error.to_string()))?;
     let mut header = serde_json::to_vec(&metadata).map_err(|error| refused(error.to_string()))?;
@@ -389,19 +384,12 @@ impl ParameterFile {
             reason: format!("{path} has {} bytes, which is not what {expected} has", offsets.1 - offsets.0),
         };
         let literal = Literal::from_bytes(expected.with_dtype(dtype), bytes).ok_or_else(damaged)?;
-        if dtype == expected.dtype { Ok(literal) } else { converted(&literal, expected).ok_or_else(damaged) }
+        if dtype == expected.dtype {
+            return Ok(literal);
+        }
+        let numbers = literal.to_f64_vec();
+        Ok(Literal::from_fn(expected.clone(), |place| numbers[place]))
     }
-}
-
-/// A literal rounded to another floating-point type.
-fn converted(literal: &Literal, ty: &TensorType) -> Option<Literal> {
-    let scalar = TensorType::scalar(ty.dtype);
-    let mut bytes = Vec::with_capacity(ty.byte_count());
-    for number in literal.to_f64_vec() {
-        let (element, count) = Splat::new(scalar.clone(), number).element_bytes();
-        bytes.extend_from_slice(&element[..count]);
-    }
-    Literal::from_bytes(ty.clone(), bytes)
 }
 
 /// Reads every parameter of a tree, each into what `place` makes of it.
@@ -441,12 +429,8 @@ where
 /// Those of [`load`], or the plugin fails.
 pub fn load_like<T>(file: impl AsRef<Path>, tree: &T, client: &Client, options: LoadOptions) -> Result<T, Error>
 where
-    T: Tree<Leaf = Array> + Clone,
+    T: MapTree<Array, Mapped = T> + Tree<Leaf = Array>,
 {
     let put = |like: &Array, literal: Literal| Ok(Array::put(client, &literal, like.layout())?);
-    let arrays = load_each(file.as_ref(), tree, options, put)?;
-    let Some(last) = arrays.last().cloned() else { return Ok(tree.clone()) };
-    let mut arrays = arrays.into_iter();
-    // One was read for each leaf.
-    Ok(tree.rebuild(&mut || arrays.next().unwrap_or_else(|| last.clone())))
+    Ok(tree.fill(load_each(file.as_ref(), tree, options, put)?)?)
 }

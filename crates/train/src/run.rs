@@ -7,16 +7,17 @@ use crate::Error;
 use meshloom::ir::{Literal, Name};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, Param, Path, Tensor, TensorSpec, Tree, scan};
+use meshloom::trace::{Function, MapTree, Param, Tensor, TensorSpec, Tree, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
 
-/// The state of a run.
-#[derive(Clone, Debug)]
-pub enum RunState<T, P = Decoder<T>> {
-    /// Of one replica. Paths read `params.embedding`.
-    Single(Box<TrainState<T, P>>),
-    /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
-    Diloco(Box<DilocoTrainState<T, P>>),
+meshloom::tree! {
+    /// The state of a run.
+    pub enum RunState<T, P = Decoder<T>> {
+        /// Of one replica. Paths read `params.embedding`.
+        Single(Box<TrainState<T, P>>),
+        /// Of several. Paths read `inner.params.embedding`, `outer.params.embedding`, `outer.momentum.embedding`.
+        Diloco(Box<DilocoTrainState<T, P>>),
+    }
 }
 
 impl<T, P> RunState<T, P> {
@@ -50,40 +51,6 @@ impl<P: MapTree<Array, Mapped = P> + Tree<Leaf = Array>> RunState<Array, P> {
             }
         }
         Ok(())
-    }
-}
-
-impl<T: Tree<Leaf = T>, P: Tree<Leaf = T>> Tree for RunState<T, P> {
-    type Leaf = T;
-
-    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T)) {
-        match self {
-            RunState::Single(state) => state.visit(path, f),
-            RunState::Diloco(state) => state.visit(path, f),
-        }
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> T) -> Self {
-        match self {
-            RunState::Single(state) => RunState::Single(state.rebuild(next)),
-            RunState::Diloco(state) => RunState::Diloco(state.rebuild(next)),
-        }
-    }
-}
-
-impl<T, U, P> MapTree<U> for RunState<T, P>
-where
-    T: Tree<Leaf = T> + MapTree<U, Mapped = U>,
-    U: Tree<Leaf = U>,
-    P: Tree<Leaf = T> + MapTree<U>,
-{
-    type Mapped = RunState<U, P::Mapped>;
-
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &T) -> U) -> Self::Mapped {
-        match self {
-            RunState::Single(state) => RunState::Single(Box::new(MapTree::<U>::map_with(&**state, path, f))),
-            RunState::Diloco(state) => RunState::Diloco(Box::new(MapTree::<U>::map_with(&**state, path, f))),
-        }
     }
 }
 
@@ -254,7 +221,7 @@ impl<M: Model> RunStep<M> {
             }
             // The state was declared by the same step.
             (_, state) => {
-                let nothing = *state.step();
+                let nothing = fail_internal("a train step", "the state that it declares");
                 (state, (nothing, nothing))
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::ir::{DType, Literal};
+use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
@@ -65,24 +65,16 @@ impl Sampler {
         for _ in 0..count {
             let start = text.len().saturating_sub(self.seq);
             let seen = &text[start..];
-            let mut window = seen.to_vec();
-            window.resize(self.seq, 0);
-            let positions: Vec<i32> = (0..self.seq as i32).collect();
-            let row = |elements: &[i32]| {
-                // A row has as many elements as its dimensions say.
-                Literal::from_slice(&[1, self.seq], elements).unwrap_or_else(|| Literal::scalar(0i32))
-            };
-            let ones = vec![1; self.seq];
+            let row =
+                |element: &dyn Fn(usize) -> f64| Literal::from_fn(TensorType::new(DType::S32, &[1, self.seq]), element);
+            let tokens = row(&|place| seen.get(place).map_or(0.0, |&token| token.into()));
             let last = Literal::scalar(seen.len().saturating_sub(1) as i32);
-            let inputs = [row(&window), row(&ones), row(&positions), last];
+            let inputs = [tokens, row(&|_| 1.0), row(&|place| place as f64), last];
             let inputs = self.program.put(self.params.len(), &inputs)?;
             let arguments: Vec<&Array> = self.params.iter().chain(&inputs).collect();
             let outputs = self.program.run(&arguments)?;
-            let logits = match outputs.first() {
-                Some(logits) => logits.get()?.to_f64_vec(),
-                None => Vec::new(),
-            };
-            text.push(draw(&logits, temperature, &mut state));
+            let logits = outputs.first().ok_or_else(|| InternalError::new("next_token", "logits for its output"))?;
+            text.push(draw(&logits.get()?.to_f64_vec(), temperature, &mut state));
         }
         Ok(text.split_off(prompt.len()))
     }

@@ -8,7 +8,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
 use meshloom::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
-use meshloom::trace::{Function, Init, Key, MapTree, Param, Path, Tensor, TensorSpec, Tree, scope};
+use meshloom::trace::{Function, Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, scope};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 
 meshloom::tree! {
@@ -30,6 +30,14 @@ meshloom::tree! {
         pub batch: B,
     }
 
+    /// What the forward pass takes: trees of parameters and of a batch.
+    pub struct LossInput<P, B> {
+        /// Parameters.
+        pub params: P,
+        /// The batch.
+        pub batch: B,
+    }
+
     /// What a step returns.
     pub struct StepOutput<T, P = Decoder<T>> {
         /// The new state.
@@ -38,39 +46,6 @@ meshloom::tree! {
         pub loss: T,
         /// Global norm of the gradient before clipping, `f32`.
         pub grad_norm: T,
-    }
-}
-
-/// What the forward pass takes: trees of parameters and of a batch.
-#[derive(Clone, Debug)]
-pub struct LossInput<P, B> {
-    /// Parameters.
-    pub params: P,
-    /// The batch.
-    pub batch: B,
-}
-
-impl<P: Tree, B: Tree<Leaf = P::Leaf>> Tree for LossInput<P, B> {
-    type Leaf = P::Leaf;
-
-    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &P::Leaf)) {
-        path.descend("params", |path| self.params.visit(path, f));
-        path.descend("batch", |path| self.batch.visit(path, f));
-    }
-
-    fn rebuild(&self, next: &mut dyn FnMut() -> P::Leaf) -> Self {
-        LossInput { params: self.params.rebuild(next), batch: self.batch.rebuild(next) }
-    }
-}
-
-impl<U, P: MapTree<U>, B: MapTree<U> + Tree<Leaf = P::Leaf>> MapTree<U> for LossInput<P, B> {
-    type Mapped = LossInput<P::Mapped, B::Mapped>;
-
-    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &P::Leaf) -> U) -> Self::Mapped {
-        LossInput {
-            params: path.descend("params", |path| self.params.map_with(path, f)),
-            batch: path.descend("batch", |path| self.batch.map_with(path, f)),
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::tokenizer::Tokenizer;
 use crate::Error;
 use meshloom::compile::{Lowered, Program};
 use meshloom::emit::GroupFormat;
-use meshloom::ir::{Literal, TensorType};
+use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::pjrt::{Array, Client, CompileOptions};
 use meshloom::sharding::Mesh;
@@ -61,9 +61,7 @@ impl Text {
 
 impl Dataset<DecoderConfig> for Text {
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch<Literal>, Error> {
-        let super::data::Batch { tokens, targets, segment_ids, positions, weights } =
-            self.dataset.batch(seed, step, rows, self.length)?;
-        Ok(Batch { tokens, targets, segment_ids, positions, weights })
+        Ok(self.dataset.batch(seed, step, rows, self.length)?)
     }
 }
 
@@ -216,9 +214,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The plugin fails; or replicas differ that should not, where the config wants that checked.
     pub fn step(&mut self) -> Result<StepMetrics, Error> {
-        let metrics = self.call(Calls::Single)?;
-        // A call of one step has one.
-        Ok(metrics.into_iter().next().unwrap_or(StepMetrics::NONE))
+        let metrics = self.call(Calls::Single)?.into_iter().next();
+        Ok(metrics.ok_or_else(|| InternalError::new("a call of one step", "the metrics of one step"))?)
     }
 
     /// Runs one call of the program: `train.steps_per_call` steps, or one where so many may not begin or would be more

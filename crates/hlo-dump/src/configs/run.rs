@@ -51,7 +51,7 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
     }
     let module = match stage {
         Stage::Compiled => ahead::of_config(&config, &lowered)?,
-        _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()), config: None },
+        _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()?), config: None },
     };
     Ok((Box::new(Lowering { config, lowered }), module))
 }

@@ -57,12 +57,17 @@ impl fmt::Display for WorkerLog {
 }
 
 /// What became of a worker that did not do what it was asked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerFailure {
     /// The worker lives and says no: mostly the plugin's own error.
+    #[error("{0}")]
     Refused(PjrtError),
     /// A signal ended it. `SIGABRT` (6) is how XLA ends its process when a `CHECK` fails.
+    #[error(
+        "the plugin ended its process by {} after {:.1} s; this process continues{log}",
+        signal_name(*signal), after.as_secs_f64()
+    )]
     Died {
         /// The signal's number.
         signal: i32,
@@ -72,6 +77,7 @@ pub enum WorkerFailure {
         log: WorkerLog,
     },
     /// It was killed because it took longer than allowed.
+    #[error("the plugin was not done after {} s, the time limit, and was killed{log}", limit.as_secs_f64())]
     TimedOut {
         /// The time it was given.
         limit: Duration,
@@ -79,6 +85,7 @@ pub enum WorkerFailure {
         log: WorkerLog,
     },
     /// It ended without an answer.
+    #[error("the worker ended with {} {}{log}", status_text(*status), silence(*started))]
     NoAnswer {
         /// Its exit status.
         status: Option<i32>,
@@ -88,11 +95,13 @@ pub enum WorkerFailure {
         log: WorkerLog,
     },
     /// Its answer cannot be read.
+    #[error("the worker's answer cannot be read: {reason}")]
     WrongAnswer {
         /// Why not.
         reason: String,
     },
     /// It could not be started.
+    #[error("the worker {} cannot be started: {reason}", worker.display())]
     NotStarted {
         /// The worker's program.
         worker: PathBuf,
@@ -100,45 +109,23 @@ pub enum WorkerFailure {
         reason: String,
     },
     /// There is no program to be the worker.
+    #[error(
+        "this program cannot be its own worker: call `meshloom_pjrt::worker::run_if_asked()` first in its main, or set \
+         MESHLOOM_WORKER to the path of the program meshloom-worker"
+    )]
     NoWorker,
 }
 
-impl fmt::Display for WorkerFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WorkerFailure::Refused(error) => write!(f, "{error}"),
-            WorkerFailure::Died { signal, after, log } => {
-                let (name, seconds) = (signal_name(*signal), after.as_secs_f64());
-                write!(f, "the plugin ended its process by {name} after {seconds:.1} s; this process continues{log}")
-            }
-            WorkerFailure::TimedOut { limit, log } => {
-                let seconds = limit.as_secs_f64();
-                write!(f, "the plugin was not done after {seconds} s, the time limit, and was killed{log}")
-            }
-            WorkerFailure::NoAnswer { status, started, log } => {
-                let status = status.map_or("an unknown status".into(), |status| format!("status {status}"));
-                match started {
-                    true => write!(f, "the worker ended with {status} and gave no answer{log}"),
-                    false => write!(
-                        f,
-                        "the worker ended with {status} before it began; its main must call \
-                         `meshloom_pjrt::worker::run_if_asked()` first{log}"
-                    ),
-                }
-            }
-            WorkerFailure::WrongAnswer { reason } => write!(f, "the worker's answer cannot be read: {reason}"),
-            WorkerFailure::NotStarted { worker, reason } => {
-                write!(f, "the worker {} cannot be started: {reason}", worker.display())
-            }
-            WorkerFailure::NoWorker => f.write_str(
-                "this program cannot be its own worker: call `meshloom_pjrt::worker::run_if_asked()` first in its main, or set \
-                 MESHLOOM_WORKER to the path of the program meshloom-worker",
-            ),
-        }
-    }
+fn status_text(status: Option<i32>) -> String {
+    status.map_or("an unknown status".into(), |status| format!("status {status}"))
 }
 
-impl std::error::Error for WorkerFailure {}
+fn silence(started: bool) -> &'static str {
+    match started {
+        true => "and gave no answer",
+        false => "before it began; its main must call `meshloom_pjrt::worker::run_if_asked()` first",
+    }
+}
 
 fn signal_name(signal: i32) -> String {
     let name = match signal {

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 pub use failure::{WorkerFailure, WorkerLog};
 
-use self::protocol::{Answer, Compiled, Reported, Request, Task};
+use self::protocol::{Answer, Request, Said, Task};
 use super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 use super::device::DeviceDescription;
 use super::error::PjrtError;
@@ -79,10 +79,7 @@ pub struct CompiledAhead {
     pub device_assignment: Vec<Vec<i32>>,
     /// How long the plugin took to compile it.
     pub compile_time: Duration,
-    memory_stats: Result<MemoryStats, Reported>,
-    cost_analysis: Result<CostAnalysis, Reported>,
-    optimized: Result<OptimizedProgram, Reported>,
-    serialized: Result<Vec<u8>, Reported>,
+    said: Box<Said>,
 }
 
 impl CompiledAhead {
@@ -91,23 +88,23 @@ impl CompiledAhead {
     /// # Errors
     /// [`PjrtError::Unimplemented`] when the plugin does not say; so have the next three.
     pub fn memory_stats(&self) -> Result<MemoryStats, PjrtError> {
-        self.memory_stats.clone().map_err(Reported::into_error)
+        Ok(self.said.memory_stats.clone()?)
     }
 
     /// XLA's estimate of what one execution costs on each device.
     pub fn cost_analysis(&self) -> Result<&CostAnalysis, PjrtError> {
-        self.cost_analysis.as_ref().map_err(|reported| reported.clone().into_error())
+        Ok(self.said.cost_analysis.as_ref().map_err(Clone::clone)?)
     }
 
     /// The program after XLA's passes, partitioned and optimized.
     pub fn optimized_hlo(&self) -> Result<&OptimizedProgram, PjrtError> {
-        self.optimized.as_ref().map_err(|reported| reported.clone().into_error())
+        Ok(self.said.optimized.as_ref().map_err(Clone::clone)?)
     }
 
     /// The compiled program, for the same plugin on such hardware to load
     /// ([`Client::deserialize`](super::Client::deserialize)).
     pub fn serialized(&self) -> Result<&[u8], PjrtError> {
-        self.serialized.as_deref().map_err(|reported| reported.clone().into_error())
+        Ok(self.said.serialized.as_ref().map_err(Clone::clone)?)
     }
 }
 
@@ -117,11 +114,10 @@ impl CompiledAhead {
 /// [`PjrtError::NotFound`] when there is no plugin; [`PjrtError::Worker`] when the plugin knows no such topology, or
 /// the worker died, took too long or could not be started.
 pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTopology, PjrtError> {
-    let action = || format!("describing {topology}");
-    match run(topology, action, Task::Describe, settings)? {
-        Answer::Described(devices, api_version) => Ok(DescribedTopology { devices, api_version }),
-        _ => Err(unexpected(action())),
-    }
+    run(topology, format!("describing {topology}"), Task::Describe, settings, |answer| match answer {
+        Answer::Described(devices, api_version) => Some(DescribedTopology { devices, api_version }),
+        _ => None,
+    })
 }
 
 /// Compiles a serialized `HloModuleProto` for a topology. Without a device assignment in the options, partitions lie on
@@ -139,39 +135,35 @@ pub fn compile(
     options.check()?;
     let info = ProgramInfo::read(module, options.num_partitions > 1)?;
     options.check_propagation(&info)?;
-    let action = || format!("compiling \"{}\" for {topology}", info.name);
+    let action = format!("compiling \"{}\" for {topology}", info.name);
     let module = program::for_platform(module, topology.platform()).into_owned();
-    match run(topology, action, Task::Compile { module, options: options.clone() }, settings)? {
-        Answer::Compiled(compiled) => {
-            let Compiled { device_assignment, seconds, memory_stats, cost_analysis, optimized, serialized } = *compiled;
-            Ok(CompiledAhead {
-                program: info.name,
-                topology: topology.clone(),
-                device_assignment,
-                compile_time: Duration::try_from_secs_f64(seconds).unwrap_or_default(),
-                memory_stats,
-                cost_analysis,
-                optimized,
-                serialized,
-            })
+    let task = Task::Compile { module, options: options.clone() };
+    run(topology, action, task, settings, |answer| match answer {
+        Answer::Compiled { device_assignment, compile_time, said } => {
+            let (program, topology) = (info.name, topology.clone());
+            Some(CompiledAhead { program, topology, device_assignment, compile_time, said })
         }
-        _ => Err(unexpected(action())),
-    }
+        _ => None,
+    })
 }
 
-fn run(topology: &Topology, action: impl Fn() -> String, task: Task, settings: &Settings) -> Result<Answer, PjrtError> {
+/// Has a worker do a task. `expected` takes the answers to it, and no others.
+fn run<R>(
+    topology: &Topology,
+    action: String,
+    task: Task,
+    settings: &Settings,
+    expected: impl FnOnce(Answer) -> Option<R>,
+) -> Result<R, PjrtError> {
     let plugin = Plugin::locate(topology.platform(), &settings.find)?;
     let request = Request { parent: std::process::id(), plugin: plugin.clone(), topology: topology.to_string(), task };
-    let failed = |failure| PjrtError::Worker { action: action(), plugin, failure: Box::new(failure) };
-    match child::run(&request, settings) {
-        Ok(Answer::Failed(reported)) => Err(failed(WorkerFailure::Refused(reported.into_error()))),
-        Ok(answer) => Ok(answer),
-        Err(failure) => Err(failed(failure)),
-    }
-}
-
-/// An answer to another question than was asked.
-fn unexpected(action: String) -> PjrtError {
-    let reason = "it answers another question than was asked".into();
-    PjrtError::Worker { action, plugin: PathBuf::new(), failure: Box::new(WorkerFailure::WrongAnswer { reason }) }
+    let failure = match child::run(&request, settings) {
+        Ok(Answer::Failed(reported)) => WorkerFailure::Refused(reported.into()),
+        Ok(answer) => match expected(answer) {
+            Some(result) => return Ok(result),
+            None => WorkerFailure::WrongAnswer { reason: "it answers another question than was asked".into() },
+        },
+        Err(failure) => failure,
+    };
+    Err(PjrtError::Worker { action, plugin, failure: Box::new(failure) })
 }

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,7 @@ pub(in super::super) const STARTED: &str = "started";
 pub(in super::super) const ANSWER: &str = "answer";
 
 /// Changed whenever a message changes its form. Worker and parent are mostly one program, but need not be.
-const HEADER: &[u8] = concat!("meshloom worker message 1 of ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
+const HEADER: &[u8] = concat!("meshloom worker message 2 of ", env!("CARGO_PKG_VERSION"), "\n").as_bytes();
 const SUM_LENGTH: usize = 32;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -49,14 +50,17 @@ pub(in super::super) enum Task {
 pub(in super::super) enum Answer {
     /// The devices, and the version of the plugin's API.
     Described(Vec<DeviceDescription>, (i32, i32)),
-    Compiled(Box<Compiled>),
+    Compiled {
+        device_assignment: Vec<Vec<i32>>,
+        compile_time: Duration,
+        said: Box<Said>,
+    },
     Failed(Reported),
 }
 
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(in super::super) struct Compiled {
-    pub(in super::super) device_assignment: Vec<Vec<i32>>,
-    pub(in super::super) seconds: f64,
+/// What a plugin says of a program that it compiled, each part or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in super::super) struct Said {
     pub(in super::super) memory_stats: Result<MemoryStats, Reported>,
     pub(in super::super) cost_analysis: Result<CostAnalysis, Reported>,
     pub(in super::super) optimized: Result<OptimizedProgram, Reported>,
@@ -87,9 +91,9 @@ impl From<PjrtError> for Reported {
     }
 }
 
-impl Reported {
-    pub(super) fn into_error(self) -> PjrtError {
-        match self {
+impl From<Reported> for PjrtError {
+    fn from(reported: Reported) -> PjrtError {
+        match reported {
             Reported::Plugin { function, code, message } => {
                 PjrtError::Plugin { function: function.into(), code, message }
             }

@@ -4,7 +4,7 @@
 //! over them says which digit it is. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv 2010.11929.
 
 use meshloom::ir::{AxisNames, DType, Literal};
-use meshloom::nn::{Dropout, Mlp, WholeBatch, mlp, rms_norm};
+use meshloom::nn::{Dropout, Mlp, WholeBatch, mlp, next_bits, rms_norm};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree, einsum, full, iota, scan, scope};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
 use meshloom_train::data::DataError;
@@ -190,19 +190,11 @@ const LINES: [[[usize; 2]; 2]; 7] = [
     [[5, 0], [5, 6]],
 ];
 
-/// A draw: SplitMix64.
-fn draw(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 impl Digits {
     /// The patches of one image, and what it shows.
     fn image(seed: u64, number: u64) -> (Vec<f32>, i32) {
         let mut state = seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        let mut below = |limit: usize| (draw(&mut state) % limit as u64) as usize;
+        let mut below = |limit: usize| (next_bits(&mut state) % limit as u64) as usize;
         let (digit, row, column) = (below(CLASSES), below(SIDE - 10), below(SIDE - 6));
         let mut image = [[0f32; SIDE]; SIDE];
         image.iter_mut().flatten().for_each(|pixel| *pixel = below(100) as f32 / 250.0);

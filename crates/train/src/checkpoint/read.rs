@@ -1,6 +1,6 @@
 //! Opening a checkpoint, which checks every byte of it, and reading the boxes that devices need.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece};
 use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::pjrt::{Array, ArraySpec, Buffer, Client, ShardBox, ShardLayout, shared_runs};
+use meshloom::pjrt::{Array, ArraySpec, Client, ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{MapTree, Param, Tree};
 
 /// The longest manifest that is read: some million pieces.
@@ -201,17 +201,8 @@ impl Checkpoint {
         devices: &[usize],
     ) -> Result<Array, CheckpointError> {
         let stored = self.stored(leaf)?;
-        // Copies of one box are read once.
-        let mut parts: HashMap<&ShardBox, Literal> = HashMap::new();
-        let mut shards = Vec::with_capacity(devices.len());
-        for ((index, shard), &device) in layout.boxes().iter().enumerate().zip(devices) {
-            let part = match parts.get(shard) {
-                Some(part) => part.clone(),
-                None => parts.entry(shard).or_insert(self.read_part(leaf, stored, layout, index)?).clone(),
-            };
-            shards.push(Buffer::from_literal(client, &part, device)?);
-        }
-        Ok(Array::from_shards(leaf.own_ty.clone(), layout.clone(), shards)?)
+        let part = |index| self.read_part(leaf, stored, layout, index);
+        Array::put_parts(client, leaf.own_ty.clone(), layout, devices, part)
     }
 
     /// Reads what a device holds of a leaf, with zeros where that is padded.

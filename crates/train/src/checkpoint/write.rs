@@ -13,7 +13,6 @@ use super::snapshot::{Piece, Snapshot};
 use super::sums::hex;
 use super::{CheckpointError, MANIFEST, Phase, SUMS};
 use crate::parameters;
-use meshloom::ir::TensorType;
 use meshloom::pjrt::runs;
 
 /// What is handed to the system at once.
@@ -79,9 +78,7 @@ fn write_pieces<'a>(
     });
     let mut named: Vec<(Dtype, String, Piece)> = named.collect();
     parameters::sort(&mut named);
-    let typed: Vec<(Dtype, String, TensorType)> =
-        named.iter().map(|(dtype, name, piece)| (*dtype, name.clone(), piece.ty())).collect();
-    let header = parameters::header(&file.path, &typed)
+    let header = parameters::header(&file.path, named.iter().map(|(dtype, name, piece)| (*dtype, name, piece.ty())))
         .map_err(|error| failed("write", &file.path, io::Error::other(error.to_string())))?;
     file.write(&(header.len() as u64).to_le_bytes())?;
     file.write(&header)?;
