@@ -247,7 +247,7 @@ fn is_carried(computation: &HloComputationProto, name: &str) -> bool {
         "copy-done",
         "copy-start",
         "get-tuple-element",
-        "optimization-barrier",
+        "opt-barrier",
         "reshape",
         "transpose",
         "tuple",

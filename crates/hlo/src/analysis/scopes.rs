@@ -98,7 +98,7 @@ pub fn scope_graph(walk: &Walk<'_>, depth: usize) -> ScopeGraph {
 /// Whether an instruction only carries values about.
 fn carries(instruction: &HloInstructionProto) -> bool {
     const CARRIERS: [&str; 8] =
-        ["bitcast", "constant", "copy", "get-tuple-element", "optimization-barrier", "parameter", "reshape", "tuple"];
+        ["bitcast", "constant", "copy", "get-tuple-element", "opt-barrier", "parameter", "reshape", "tuple"];
     CARRIERS.contains(&instruction.opcode.as_str())
 }
 

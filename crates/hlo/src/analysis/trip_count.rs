@@ -287,7 +287,7 @@ impl Evaluation<'_> {
             "get-tuple-element" => {
                 self.deeper()?.element(self.computation.operand(instruction, 0)?, instruction.tuple_index)
             }
-            "copy" | "bitcast" | "reshape" | "broadcast" | "optimization-barrier" => {
+            "copy" | "bitcast" | "reshape" | "broadcast" | "opt-barrier" => {
                 // A bitcast may make other numbers of the same bytes.
                 let from = self.computation.operand(instruction, 0)?.shape.as_ref()?.element_type;
                 if from == instruction.shape.as_ref()?.element_type { self.operand(instruction, 0) } else { None }
@@ -340,7 +340,7 @@ impl Evaluation<'_> {
         let operand = |position| self.computation.operand(tuple, position);
         match tuple.opcode.as_str() {
             "tuple" => Some(deeper.symbol(operand(usize::try_from(index).ok()?)?)),
-            "copy" | "optimization-barrier" | "bitcast" => deeper.element(operand(0)?, index),
+            "copy" | "opt-barrier" | "bitcast" => deeper.element(operand(0)?, index),
             "parameter" if self.symbol(tuple) == Symbol::Carried => {
                 Some(Symbol::Number(Scalar::Element { index, plus: 0 }))
             }

@@ -128,7 +128,7 @@ impl<'w, 'a> Values<'w, 'a> {
                 return self.value(callee, root, element, iterations);
             }
             "while" => return self.after_loop(place, it, element, iterations),
-            "optimization-barrier" | "copy-done" | "copy" | "custom-call" => {
+            "opt-barrier" | "copy-done" | "copy" | "custom-call" => {
                 return if passes_on(it) { self.operand(place, it, 0, element, iterations) } else { None };
             }
             // The copy, and what it is made of.
@@ -243,7 +243,7 @@ impl<'w, 'a> Values<'w, 'a> {
                     next = first.and_then(|first| computation.operand(it, first));
                     continue;
                 }
-                "copy" | "optimization-barrier" => {}
+                "copy" | "opt-barrier" => {}
                 _ => return false,
             }
             next = computation.operand(it, 0);

@@ -363,7 +363,7 @@ fn is_free(opcode: &str) -> bool {
             | "domain"
             | "get-dimension-size"
             | "get-tuple-element"
-            | "optimization-barrier"
+            | "opt-barrier"
             | "parameter"
             | "partition-id"
             | "replica-id"

@@ -241,7 +241,7 @@ impl<'w, 'a> Flow<'w, 'a> {
                     }
                 }
             }
-            ("bitcast" | "optimization-barrier" | "add-dependency" | "domain" | "async-update", Some(operand)) => {
+            ("bitcast" | "opt-barrier" | "add-dependency" | "domain" | "async-update", Some(operand)) => {
                 let nodes = self.nodes(operand);
                 self.join_all(results, nodes);
             }
