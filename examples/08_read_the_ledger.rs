@@ -1,5 +1,5 @@
-//! The ledger: what a partitioned program communicates and needs, as data to assert on. And what it says of an op that cannot
-//! work on parts.
+//! The ledger: what a partitioned program communicates and needs, as data to assert on. And what it says of an op that
+//! cannot work on parts.
 //!
 //! ```text
 //! cargo run --release --example 08_read_the_ledger
@@ -73,7 +73,8 @@ fn main() -> Result<(), Error> {
     println!("\n-- memory of one device\n{memory}");
     assert_eq!(memory.peak, memory.arguments + memory.outputs - memory.aliased + memory.temporaries);
 
-    // Sorting needs the whole of a dimension. Here it is split, so every device is given all of it: a warning, or an error.
+    // Sorting needs the whole of a dimension. Here it is split, so every device is given all of it: a warning, or an
+    // error.
     let rows = TensorSpec::new(F32, [BATCH, WIDTH]).with_axes(&["batch", ""]);
     let sorted = Function::trace("sorted", rows, |x| scope("rank", || x.sort(0)))?;
     println!("\n-- what cannot be split");

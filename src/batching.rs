@@ -1,9 +1,9 @@
 //! Batching (`vmap`): a graph over examples becomes a graph over a batch of them.
 //!
-//! A batched value has the batch as its leading dimension; a value that is the same for all examples stays as it is, and
-//! so does everything computed from such values alone. Each op states what becomes of it in its
-//! [`batch`](crate::ops::Primitive::batch) rule; for most the batch is one more parallel factor of the op's
-//! [factor rule](crate::ops::FactorRule). Ops with regions are treated in `regions.rs`: their bodies are batched.
+//! A batched value has the batch as its leading dimension; a value that is the same for all examples stays as it is,
+//! and so does everything computed from such values alone. Each op states what becomes of it in its
+//! [`batch`](crate::ops::Primitive::batch) rule; for most the batch is one more parallel factor of the op's [factor
+//! rule](crate::ops::FactorRule). Ops with regions are treated in `regions.rs`: their bodies are batched.
 //!
 //! ```
 //! use meshloom::batching::{BatchAxis, vmap};

@@ -67,8 +67,8 @@ impl VjpContext<'_> {
         }
     }
 
-    /// The rule of an op with one result that only the first operand has a gradient of: the operand's cotangent from the
-    /// result's, where there is one.
+    /// The rule of an op with one result that only the first operand has a gradient of: the operand's cotangent from
+    /// the result's, where there is one.
     ///
     /// # Errors
     /// Those of the rule.

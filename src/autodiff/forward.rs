@@ -6,9 +6,9 @@ use super::context::JvpContext;
 use super::forward_regions::{self, JvpCache};
 use crate::ir::{Graph, GraphBuilder, OpError, Value, ValueMap, Values};
 
-/// Copies `graph` into `builder` with `arguments` for its inputs, and pushes tangents through it: from one tangent for each
-/// input (`None` for zero) to one for each output. Nothing is stored for later, so a loop needs no more memory than twice
-/// that of the values themselves.
+/// Copies `graph` into `builder` with `arguments` for its inputs, and pushes tangents through it: from one tangent for
+/// each input (`None` for zero) to one for each output. Nothing is stored for later, so a loop needs no more memory
+/// than twice that of the values themselves.
 ///
 /// # Errors
 /// A tangent reaches an op that is not differentiable.

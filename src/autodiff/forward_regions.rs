@@ -1,7 +1,7 @@
 //! Forward mode through ops with regions: the same op over bodies that take and return tangents too.
 //!
-//! Tangents stand after the values they belong to, within each group of an op's operands and results (a scan's invariants,
-//! carries, slices). Nothing is stacked: a loop carries its tangents along.
+//! Tangents stand after the values they belong to, within each group of an op's operands and results (a scan's
+//! invariants, carries, slices). Nothing is stacked: a loop carries its tangents along.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -73,8 +73,8 @@ fn refuse_node(graph: &Graph, node: NodeRef<'_>, reason: &'static str) -> OpErro
     OpError::new(node.op().name(), TypeError::NotLinear(reason), types, node.origin())
 }
 
-/// Checks each op of a graph that a cotangent reaches. Of the inputs is known which depend on the linear ones, by any way
-/// and differentiably, and which are zero when these are.
+/// Checks each op of a graph that a cotangent reaches. Of the inputs is known which depend on the linear ones, by any
+/// way and differentiably, and which are zero when these are.
 fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], wanted: &[bool]) -> Result<(), OpError> {
     let depends = Fact::Depends.values(graph, depends);
     let zero = Fact::Zero.values(graph, zero);
@@ -123,8 +123,8 @@ fn check_body(graph: &Graph, depends: &[bool], active: &[bool], zero: &[bool], w
     Ok(())
 }
 
-/// Whether the pullback of one op has no gradient for an operand that depends on the linear inputs, or reads one, or reads
-/// results.
+/// Whether the pullback of one op has no gradient for an operand that depends on the linear inputs, or reads one, or
+/// reads results.
 fn why_not_linear(
     graph: &Graph,
     node: NodeRef<'_>,
@@ -173,8 +173,8 @@ fn custom_reads(custom: &CustomVjp, depends: &[bool]) -> bool {
     custom.backward.outputs().iter().any(|value| backward[value.index()])
 }
 
-/// Which outputs of a region get a cotangent where the results marked do. A carry's goes from iteration to iteration, whether
-/// or not its last value is wanted.
+/// Which outputs of a region get a cotangent where the results marked do. A carry's goes from iteration to iteration,
+/// whether or not its last value is wanted.
 fn wanted_outputs(op: &Op, region: usize, body: &Graph, results: &[bool]) -> Vec<bool> {
     let mut wanted = vec![false; body.outputs().len()];
     for edge in op.edges() {

@@ -1,15 +1,16 @@
 //! Differentiation over the IR: reverse mode, forward mode, and transposes of linear functions.
 //!
-//! Reverse mode takes two walks. [`Tape::record`] copies the graph forwards into a builder, and lets ops with regions leave
-//! behind what their backward pass needs: a scan stacks residuals, a checkpoint notes what its policy keeps (`keep.rs`).
-//! [`Tape::pullback`] then walks the graph backwards and asks each op's `vjp` rule for the cotangents of its operands. Both
-//! walks only append nodes, so differentiating the result again gives second derivatives.
+//! Reverse mode takes two walks. [`Tape::record`] copies the graph forwards into a builder, and lets ops with regions
+//! leave behind what their backward pass needs: a scan stacks residuals, a checkpoint notes what its policy keeps
+//! (`keep.rs`). [`Tape::pullback`] then walks the graph backwards and asks each op's `vjp` rule for the cotangents of
+//! its operands. Both walks only append nodes, so differentiating the result again gives second derivatives.
 //!
 //! Forward mode ([`jvp`]) takes one walk, which carries tangents along and keeps nothing. The two may be mixed: the
 //! forward-mode derivative of a gradient is the product of a Hessian with a vector. [`transpose`] is reverse mode for a
 //! function that is checked to be linear, without a point to take it at.
 //!
-//! A cotangent or tangent is absent rather than zero where none flows, so nothing is computed for paths that do not matter.
+//! A cotangent or tangent is absent rather than zero where none flows, so nothing is computed for paths that do not
+//! matter.
 //!
 //! The bodies of scans, branches and calls are differentiated as one joint graph which is then cut in two (`split.rs`):
 //! what the backward half reads from the forward half are the residuals.

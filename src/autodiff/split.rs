@@ -82,8 +82,8 @@ impl Joint {
     }
 
     /// Cuts. `results` are the cotangents that the backward half returns; `kept` tells of each body input whether the
-    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same holds
-    /// of the body's outputs from `first_kept_output` on.
+    /// backward pass has it anyway, so that neither it nor values cheaply computed from it need be saved. The same
+    /// holds of the body's outputs from `first_kept_output` on.
     pub(super) fn split(&self, results: &[Value], kept: impl Fn(usize) -> bool, first_kept_output: usize) -> Halves {
         let graph = self.builder.graph();
         let kept: Vec<bool> = (0..self.forward_inputs).map(kept).collect();
@@ -131,8 +131,8 @@ impl Joint {
         }
     }
 
-    /// Which of some values of the forward half depend on the first `input_count` inputs alone, and a graph that computes
-    /// these from them.
+    /// Which of some values of the forward half depend on the first `input_count` inputs alone, and a graph that
+    /// computes these from them.
     pub(super) fn part_of_inputs(&self, input_count: usize, values: &[Value]) -> (Vec<bool>, Graph) {
         let graph = self.builder.graph();
         let mut known = vec![false; graph.value_count()];

@@ -88,8 +88,8 @@ fn demands(flags: &[bool]) -> Vec<Demand> {
     flags.iter().map(|&batched| if batched { Demand::Batched } else { Demand::Any }).collect()
 }
 
-/// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In what is stacked, the
-/// loop's dimension comes first and the batch second.
+/// The loop runs once for all examples. Invariants and slices that are the same for all stay so. In what is stacked,
+/// the loop's dimension comes first and the batch second.
 fn batch_scan(builder: &mut GraphBuilder, scan: &Scan, operands: &[Batched], mapping: &Mapping) -> Results {
     let first_slice = scan.invariant_count + scan.carry_count;
     let op = Op::from(scan.clone());
@@ -112,7 +112,8 @@ fn batch_scan(builder: &mut GraphBuilder, scan: &Scan, operands: &[Batched], map
     Ok(results)
 }
 
-/// The loop runs until it has ended for every example. Where examples end by themselves, those that have keep their carries.
+/// The loop runs until it has ended for every example. Where examples end by themselves, those that have keep their
+/// carries.
 fn batch_while(builder: &mut GraphBuilder, op: &While, operands: &[Batched], mapping: &Mapping) -> Results {
     let inputs = Differs.through(&op.clone().into(), &flags(operands)).inputs.swap_remove(0);
     let carries = &inputs[op.invariant_count..];
@@ -161,8 +162,8 @@ fn choose(builder: &mut GraphBuilder, chosen: Value, on_true: Value, on_false: V
 }
 
 /// With one choice for all examples, one branch runs. With a choice for each, all branches run for all examples, and
-/// each example takes its results. The gradient of a result that is not taken is zero times the branch's slope: a branch
-/// that is not defined for an example must be made so, or its NaN gets through.
+/// each example takes its results. The gradient of a result that is not taken is zero times the branch's slope: a
+/// branch that is not defined for an example must be made so, or its NaN gets through.
 fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], mapping: &Mapping) -> Results {
     let (selector, arguments) = (operands[0], &operands[1..]);
     if !selector.batched {
@@ -193,10 +194,10 @@ fn batch_cond(builder: &mut GraphBuilder, cond: &Cond, operands: &[Batched], map
 
 /// All three graphs are batched so that they still fit each other.
 ///
-/// All floating-point outputs are batched, even one that is the same for all examples: its cotangent then has a part for
-/// each example, and the hand-written rule, which runs once for each, gets that example's part. Given the whole cotangent
-/// of a shared output, each run would count it again. The cotangent of an operand that all examples share is the sum of
-/// what they return.
+/// All floating-point outputs are batched, even one that is the same for all examples: its cotangent then has a part
+/// for each example, and the hand-written rule, which runs once for each, gets that example's part. Given the whole
+/// cotangent of a shared output, each run would count it again. The cotangent of an operand that all examples share is
+/// the sum of what they return.
 fn batch_custom_vjp(
     builder: &mut GraphBuilder,
     custom: &CustomVjp,

@@ -182,7 +182,8 @@ impl GraphBuilder {
         source.outputs().iter().map(|&value| map.get(value)).collect()
     }
 
-    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is not so.
+    /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is
+    /// not so.
     pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {
         self.graph.outputs = outputs;
         self.graph.output_info = output_info;
@@ -228,8 +229,8 @@ impl ValueMap {
         map
     }
 
-    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has not is
-    /// a value that no graph has, which the verifier refuses as used before it is defined.
+    /// What stands for `value`. Architecture invariant: callers walk in topological order, so it has been set. What has
+    /// not is a value that no graph has, which the verifier refuses as used before it is defined.
     pub(crate) fn get(&self, value: Value) -> Value {
         Value(self.0[value.index()])
     }

@@ -41,7 +41,8 @@ entities! {
 }
 
 // Scopes and names live in one table for the whole process, so that a node can be moved from graph to graph by copying
-// four bytes. It only ever holds distinct names, so its size is bounded by the programs' text, not by how often they run.
+// four bytes. It only ever holds distinct names, so its size is bounded by the programs' text, not by how often they
+// run.
 static NAMES: LazyLock<RwLock<IndexSet<Box<str>>>> =
     LazyLock::new(|| RwLock::new(IndexSet::from_iter([Box::from("")])));
 static SCOPES: LazyLock<RwLock<IndexSet<(Scope, Name)>>> =

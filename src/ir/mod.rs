@@ -1,9 +1,9 @@
 //! The intermediate representation: one [`Graph`] type from trace to emission.
 //!
-//! A graph is a list of nodes in the order of data flow. A node applies an [`Op`](crate::ops::Op) to values and makes values;
-//! each [`Value`] has a [`TensorType`]. Inputs and outputs carry [`PortInfo`]: path, axis names, role and, once sharded, a
-//! spec. Loop bodies and called functions are graphs of their own, held by their op, and closed: whatever a body needs
-//! from outside is an operand.
+//! A graph is a list of nodes in the order of data flow. A node applies an [`Op`](crate::ops::Op) to values and makes
+//! values; each [`Value`] has a [`TensorType`]. Inputs and outputs carry [`PortInfo`]: path, axis names, role and, once
+//! sharded, a spec. Loop bodies and called functions are graphs of their own, held by their op, and closed: whatever a
+//! body needs from outside is an operand.
 //!
 //! A graph prints as text, which reads back as an equal graph; bodies follow it under the names `@0`, `@1`, ...:
 //!

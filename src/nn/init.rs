@@ -25,7 +25,8 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
     })
 }
 
-/// The path that a layer's parameter has where layers are not stacked: `layers.3.mlp.up` for layer 3 of `layers.mlp.up`.
+/// The path that a layer's parameter has where layers are not stacked: `layers.3.mlp.up` for layer 3 of
+/// `layers.mlp.up`.
 fn layer_path(stacked: &str, layer: usize) -> String {
     let parts: Vec<&str> = stacked.split('.').collect();
     let end = parts.iter().position(|&part| part == "layers").map_or(parts.len(), |position| position + 1);

@@ -1,7 +1,7 @@
 //! A decoder whose layers are a pipeline.
 //!
-//! Embedding, head and loss stand around it, where stages split the batch as further data parallelism. With the schedule 1F1B head and
-//! loss are in its loop, and stages split the sequence of each microbatch for them.
+//! Embedding, head and loss stand around it, where stages split the batch as further data parallelism. With the
+//! schedule 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
 use super::attention::AttentionMask;
 use super::decoder::Head;
@@ -20,7 +20,8 @@ use crate::transform::pipeline::{
 type Sequence = (Tensor, Tensor);
 
 impl DecoderConfig {
-    /// All layers over `x` `[batch, length, embed]` as a pipeline, and the mean of their own losses; none if they are no pipeline.
+    /// All layers over `x` `[batch, length, embed]` as a pipeline, and the mean of their own losses; none if they are
+    /// no pipeline.
     pub(super) fn pipelined_layers(
         &self,
         params: &Decoder<Tensor>,
@@ -94,8 +95,8 @@ impl DecoderConfig {
         Some((options, StackedWeights { weights, names }))
     }
 
-    /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is gathered. It uses vectors,
-    /// and the router, as they are.
+    /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is
+    /// gathered. It uses vectors, and the router, as they are.
     pub fn dtype_in_use(&self, path: &str, param: &Param) -> DType {
         let is_converted = param.unstacked_rank() > 1 && !path.ends_with("router");
         if is_converted { self.compute_dtype } else { param.spec.ty.dtype }

@@ -5,8 +5,9 @@ use super::{BinaryKind, Direction, OperandClass, Operands, ReduceKind, Select};
 
 /// `clamp(low, operand, high)`: `min(max(operand, low), high)`, so where the bounds cross, `high` wins; NaN stays.
 ///
-/// Each bound has the operand's dimensions, or none. The operand's slope is 1 strictly between the bounds and 0 elsewhere;
-/// a bound has the slope that the operand loses to it beyond it. Exactly at a bound nothing has one, as in JAX.
+/// Each bound has the operand's dimensions, or none. The operand's slope is 1 strictly between the bounds and 0
+/// elsewhere; a bound has the slope that the operand loses to it beyond it. Exactly at a bound nothing has one, as in
+/// JAX.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Clamp;
 

@@ -1,13 +1,13 @@
 //! Communication between devices: the ops that only a partitioned graph has.
 //!
-//! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. A collective runs within
-//! groups of devices that differ only in their positions along some mesh axes. The meanings are XLA's (`AllGather`,
-//! `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
+//! A partitioned graph is the program of one device of a mesh, the same on all, with local shapes. A collective runs
+//! within groups of devices that differ only in their positions along some mesh axes. The meanings are XLA's
+//! (`AllGather`, `ReduceScatter`, ... in its operation semantics), with groups given by axes instead of device lists.
 //!
-//! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange that
-//! moves them all. In HLO it is that of all operands laid side by side: not every plugin takes more than one operand, or
-//! treats them right. All-to-all and collective-permute take one: HLO reads an all-to-all of
-//! several operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
+//! All-gather, all-reduce and reduce-scatter take any number of operands and give one result for each: one exchange
+//! that moves them all. In HLO it is that of all operands laid side by side: not every plugin takes more than one
+//! operand, or treats them right. All-to-all and collective-permute take one: HLO reads an all-to-all of several
+//! operands as one whose parts are the operands, and a permute of several is unknown to plugins of API 0.81.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ use crate::ir::Axes;
 use meshloom_hlo::CollectiveKind;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
 
-/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes, the
-/// first of which is the most major.
+/// Devices that communicate: those that differ only in their positions along `axes`. Their ranks count along the axes,
+/// the first of which is the most major.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// Mesh axes, major to minor.
@@ -58,8 +58,8 @@ impl fmt::Display for Group {
     }
 }
 
-/// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole. Each
-/// operand by itself.
+/// Joins the parts of the group's devices along a dimension, in the order of their ranks: every device gets the whole.
+/// Each operand by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllGather {
     /// Who takes part.
@@ -70,7 +70,8 @@ pub struct AllGather {
 
 crate::ir::op_text!(AllGather = "all-gather" { group: key("axes"), dim: key("dim") });
 
-/// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element type.
+/// Combines the group's values elementwise: every device gets the result. Each operand by itself; all of one element
+/// type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllReduce {
     /// Who takes part.
@@ -81,8 +82,8 @@ pub struct AllReduce {
 
 crate::ir::op_text!(AllReduce = "all-reduce" { group: key("axes"), kind: bare });
 
-/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by itself;
-/// all of one element type.
+/// Adds up the group's values, and gives each device its rank's part of the sum along a dimension. Each operand by
+/// itself; all of one element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReduceScatter {
     /// Who takes part.
@@ -93,8 +94,8 @@ pub struct ReduceScatter {
 
 crate::ir::op_text!(ReduceScatter = "reduce-scatter" { group: key("axes"), dim: key("dim") });
 
-/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined along
-/// the same dimension in the order of the senders' ranks.
+/// Cuts a dimension into as many parts as the group has devices; part `i` goes to rank `i`, and what arrives is joined
+/// along the same dimension in the order of the senders' ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllToAll {
     /// Who takes part.

@@ -1,9 +1,9 @@
 //! Convolutions (correlations, as everywhere in machine learning: the kernel is not reversed).
 //!
 //! Layouts are fixed: input `[batch, features, space..]`, kernel `[out_features, features / groups, space..]`, result
-//! `[batch, out_features, space..]`. The gradient in the input is a convolution of the cotangent with the reversed kernel, that
-//! in the kernel one of the input with the cotangent; feature groups are moved into place by reshapes, so that the family is
-//! closed under differentiation and batching.
+//! `[batch, out_features, space..]`. The gradient in the input is a convolution of the cotangent with the reversed
+//! kernel, that in the kernel one of the input with the cotangent; feature groups are moved into place by reshapes, so
+//! that the family is closed under differentiation and batching.
 
 use super::rules::*;
 use super::{AxisList, Precision, ReduceKind, Reverse};
@@ -96,8 +96,8 @@ impl Window {
 pub struct Convolution {
     /// How the kernel moves, for each dimension of space.
     pub windows: Box<[Window]>,
-    /// Number of groups into which input and output features are divided; each output group sees its input group alone. As
-    /// many groups as features is a depthwise convolution.
+    /// Number of groups into which input and output features are divided; each output group sees its input group alone.
+    /// As many groups as features is a depthwise convolution.
     pub feature_groups: usize,
     /// Element type of the result and of the accumulation.
     pub dtype: DType,
@@ -280,8 +280,8 @@ impl Primitive for Convolution {
         rule
     }
 
-    /// A batch of inputs goes into the batch dimension, one of kernels into the output features of each group, one of both
-    /// into the groups.
+    /// A batch of inputs goes into the batch dimension, one of kernels into the output features of each group, one of
+    /// both into the groups.
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
         let size = context.size;
         let (input, kernel) = (context.operand(0), context.operand(1));

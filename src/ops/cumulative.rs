@@ -50,8 +50,8 @@ impl CumulativeKind {
 
 /// Element i of the result folds elements 0 to i of one dimension (i to the last, in reverse).
 ///
-/// Emitted as a reduce-window over the whole dimension, which XLA's `ReduceWindowRewriter` turns into a tree of short ones
-/// on every backend: the work grows with the length, not with its square.
+/// Emitted as a reduce-window over the whole dimension, which XLA's `ReduceWindowRewriter` turns into a tree of short
+/// ones on every backend: the work grows with the length, not with its square.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cumulative {
     /// How to fold.
@@ -148,7 +148,8 @@ impl Primitive for Cumulative {
     }
 
     /// With `y'[i] = a[i] y'[i - 1] + c[i] x'[i]`, cotangents run the other way: `s[i] = a[i + 1] s[i + 1] + y*[i]` and
-    /// `x*[i] = c[i] s[i]`. Nothing is divided by, so zeros in a product do no harm, and of equal extrema the first gets all.
+    /// `x*[i] = c[i] s[i]`. Nothing is divided by, so zeros in a product do no harm, and of equal extrema the first
+    /// gets all.
     fn facts(&self) -> Facts<'_> {
         match self.kind {
             CumulativeKind::Sum => Facts::LINEAR,

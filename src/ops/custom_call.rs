@@ -27,8 +27,8 @@ crate::ir::word_attribute!(CustomCallApi {
 
 /// Calls a target that the plugin has registered under a name.
 ///
-/// Operands and results are dense and row-major. It has no derivative: wrap it in a `custom_vjp` to give it one. It has no
-/// batching rule: apply it in a scan over the batch.
+/// Operands and results are dense and row-major. It has no derivative: wrap it in a `custom_vjp` to give it one. It has
+/// no batching rule: apply it in a scan over the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CustomCall {
     /// The name.
@@ -39,7 +39,8 @@ pub struct CustomCall {
     pub config: String,
     /// How it is called.
     pub api: CustomCallApi,
-    /// Whether it does something besides returning results: then it runs, once for each execution, even if nobody reads them.
+    /// Whether it does something besides returning results: then it runs, once for each execution, even if nobody reads
+    /// them.
     pub has_side_effect: bool,
     /// Pairs of (result, operand) that share a buffer: the target overwrites the operand's copy.
     pub aliases: Box<[(usize, usize)]>,

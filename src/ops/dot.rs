@@ -118,7 +118,8 @@ impl DotDims {
 }
 
 impl DotGeneral {
-    /// The cotangent of the left operand, from that of the result, in which the right one's free dimensions are `free_in_ct`.
+    /// The cotangent of the left operand, from that of the result, in which the right one's free dimensions are
+    /// `free_in_ct`.
     fn of_left(
         &self,
         builder: &mut GraphBuilder,
@@ -194,8 +195,8 @@ impl Primitive for DotGeneral {
     fn vjp(&self, context: &mut VjpContext<'_>) -> Result<(), OpError> {
         let Some(ct) = context.cotangent(0) else { return Ok(()) };
         let operands = [context.operand(0), context.operand(1)];
-        // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one. Eight
-        // bits do not span what cotangents do: there the operands are widened.
+        // Products with a cotangent are made in the operands' own type, accumulated by the backend in its wider one.
+        // Eight bits do not span what cotangents do: there the operands are widened.
         let own = context.operand_type(0).dtype;
         let dtype = if own.byte_count() == 1 { self.dtype } else { own };
         let ct = context.builder.convert(ct, dtype)?;

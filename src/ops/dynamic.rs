@@ -183,11 +183,11 @@ impl Primitive for DynamicUpdateSlice {
     }
 }
 
-/// The starts, which are the operands from `first` on, moved to where the slice fits, and the dimensions of operand 0 that are
-/// split and of which less than the whole is taken. If there are any, the starts are of type `s32`.
+/// The starts, which are the operands from `first` on, moved to where the slice fits, and the dimensions of operand 0
+/// that are split and of which less than the whole is taken. If there are any, the starts are of type `s32`.
 ///
-/// The op moves starts by itself; but XLA's simplifier merges a slice of a dynamic slice, as resharding makes them, into one
-/// without minding that.
+/// The op moves starts by itself; but XLA's simplifier merges a slice of a dynamic slice, as resharding makes them,
+/// into one without minding that.
 fn split_starts(
     context: &mut PartitionContext<'_>,
     first: usize,
@@ -214,8 +214,8 @@ fn clamp(builder: &mut GraphBuilder, value: Value, limit: f64) -> Result<Value, 
     builder.binary(BinaryKind::Minimum, value, limit)
 }
 
-/// The device's part of operand 0 with zeros around dimension `dim`, and the start that finds a slice of `size` in it: elements
-/// that other devices have, it finds to be zeros.
+/// The device's part of operand 0 with zeros around dimension `dim`, and the start that finds a slice of `size` in it:
+/// elements that other devices have, it finds to be zeros.
 fn zeros_where_absent(
     context: &mut PartitionContext<'_>,
     value: Value,
@@ -232,7 +232,8 @@ fn zeros_where_absent(
     Ok((value, start))
 }
 
-/// The operands of the op over a batch, which stands before all other dimensions, with the same starts for all examples.
+/// The operands of the op over a batch, which stands before all other dimensions, with the same starts for all
+/// examples.
 fn with_leading_start(context: &mut BatchContext<'_>, first: usize) -> Result<Vec<Value>, OpError> {
     let mut operands = (0..first).map(|index| context.aligned(index)).collect::<Result<Vec<Value>, _>>()?;
     let starts = first..context.operand_count();
@@ -259,7 +260,8 @@ fn batched_starts(context: &mut BatchContext<'_>, first: usize, dims: &[usize]) 
     context.builder.push1(Concatenate { axis: 1 }, &columns)
 }
 
-/// Replaces a slice at a position of each example's own: a scatter. It drops what does not fit, so starts are moved first.
+/// Replaces a slice at a position of each example's own: a scatter. It drops what does not fit, so starts are moved
+/// first.
 fn update_each(context: &mut BatchContext<'_>) -> Result<(), OpError> {
     let indexed = cut_dims(&context.example_type(0).dims, &context.example_type(1).dims);
     let starts = batched_starts(context, 2, &indexed)?;

@@ -1,7 +1,7 @@
 //! Facts: what passes ask of an op besides its rules.
 //!
-//! A pass that treats some ops alike asks for a fact here instead of listing the ops. An op states its facts next to its
-//! rules, most of them in one line out of the constants of [`Facts`].
+//! A pass that treats some ops alike asks for a fact here instead of listing the ops. An op states its facts next to
+//! its rules, most of them in one line out of the constants of [`Facts`].
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ pub struct Facts<'a> {
     pub is_cheap: bool,
     /// Whether each device can make its part of the result, however it is split, if the operands are scalars.
     pub is_made_anywhere: bool,
-    /// Whether it changes elements of its first operand and leaves the others, so that it can work in that operand's buffer.
+    /// Whether it changes elements of its first operand and leaves the others, so that it can work in that operand's
+    /// buffer.
     pub is_in_place: bool,
     /// Whether result `i` depends on operand `i` alone.
     pub is_separate: bool,
@@ -99,7 +100,8 @@ pub enum Linear {
 /// Where an op's floating-point results are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// Where linearity says so: where all operands are that it is linear in together, or one that it is linear in alone.
+    /// Where linearity says so: where all operands are that it is linear in together, or one that it is linear in
+    /// alone.
     OfLinear,
     /// Where all of these are.
     Of(Operands),
@@ -127,8 +129,8 @@ pub enum Effect {
     None,
     /// It keeps computation apart: it may be dropped, but neither merged nor moved.
     Fence,
-    /// It does something besides giving results, so it runs once for each time it is reached: it may not be dropped either,
-    /// whoever reads its results.
+    /// It does something besides giving results, so it runs once for each time it is reached: it may not be dropped
+    /// either, whoever reads its results.
     Side,
 }
 

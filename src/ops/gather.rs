@@ -1,5 +1,5 @@
-//! Slices at many computed positions, and updates at many computed positions. The derivatives of scatters that do not add
-//! stand in `scatter_rules.rs`.
+//! Slices at many computed positions, and updates at many computed positions. The derivatives of scatters that do not
+//! add stand in `scatter_rules.rs`.
 //!
 //! The dimension numbers are XLA's (see "Gather" and "Scatter" in XLA's operation semantics). A gather moves start
 //! indices back until the slice fits; a scatter drops updates that do not fit.
@@ -41,7 +41,8 @@ crate::ir::attributes!(GatherDims {
     index_vector_dim: key("vector"),
 });
 
-/// What the writer of a program knows of its start indices. XLA relies on it: a promise that is broken gives any result.
+/// What the writer of a program knows of its start indices. XLA relies on it: a promise that is broken gives any
+/// result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct IndexPromise {
     /// They increase, compared component by component.
@@ -55,8 +56,8 @@ pub struct IndexPromise {
 crate::ir::attributes!(IndexPromise { sorted: flag("sorted"), unique: flag("unique"), in_bounds: flag("in_bounds") });
 
 impl GatherDims {
-    /// Of indices that select single elements of dimension `batch`, the last, in step with all dimensions before it. Each
-    /// index is one number; `index_vector_dim` is the rank of the indices.
+    /// Of indices that select single elements of dimension `batch`, the last, in step with all dimensions before it.
+    /// Each index is one number; `index_vector_dim` is the rank of the indices.
     pub(crate) fn along_last(batch: usize, index_vector_dim: usize) -> GatherDims {
         GatherDims {
             collapsed_dims: AxisList::from_slice(&[batch]),
@@ -167,9 +168,9 @@ impl GatherDims {
         }
     }
 
-    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is. `sizes` are
-    /// those of a slice: one of everything begins at zero on each device. A gather's indices are clamped first, as the whole gather
-    /// would.
+    /// Indices into this device's part of operand 0, where a dimension that is indexed is split; `None` where none is.
+    /// `sizes` are those of a slice: one of everything begins at zero on each device. A gather's indices are clamped
+    /// first, as the whole gather would.
     fn local_indices(
         &self,
         context: &mut PartitionContext<'_>,
@@ -210,8 +211,8 @@ impl GatherDims {
         Ok(Some(context.builder.sub(indices, offsets)?))
     }
 
-    /// Which of the local indices point into this device's part of operand 0, with the dimensions of the indices but for that of the
-    /// components.
+    /// Which of the local indices point into this device's part of operand 0, with the dimensions of the indices but
+    /// for that of the components.
     fn inside_part(
         &self,
         context: &mut PartitionContext<'_>,
@@ -459,7 +460,8 @@ impl ScatterKind {
         }
     }
 
-    /// What it takes to split the updates. Which of several updates of one place stays is not known where they are apart.
+    /// What it takes to split the updates. Which of several updates of one place stays is not known where they are
+    /// apart.
     fn factor_kind(self) -> FactorKind {
         self.reduction().map_or(FactorKind::Replicated, FactorKind::Reduction)
     }
@@ -619,7 +621,8 @@ impl Primitive for Scatter {
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
         if let Some(kind) = self.folds_whole(context) {
-            // The CPU plugins drop updates that no index places, if this device's part of the operand has a single element.
+            // The CPU plugins drop updates that no index places, if this device's part of the operand has a single
+            // element.
             let rows = complement(&self.dims.offset_dims, context.operand_type(2).rank());
             let update = context.builder.reduce(kind, &rows, context.operand(2))?;
             let update = context.builder.reshape(update, &context.operand_dims(0))?;

@@ -74,7 +74,8 @@ impl Primitive for Barrier {
 }
 
 /// Moves a value into a memory: the host's, where it waits, or back to the device's, where it is computed with. Emitted
-/// only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that there is one; else its operand is its result.
+/// only where [`EmitOptions::host_memory`](crate::emit::EmitOptions) says that there is one; else its operand is its
+/// result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MoveTo(pub Memory);
 
@@ -95,8 +96,8 @@ crate::ir::op_text!(Named = "name" { 0: lead });
 pub struct WithAxes {
     /// The logical axis names.
     pub names: AxisNames,
-    /// Mesh axes that split no dimension of the result, whatever the rules say: what they split otherwise is gathered. The
-    /// cotangent is not split over them either.
+    /// Mesh axes that split no dimension of the result, whatever the rules say: what they split otherwise is gathered.
+    /// The cotangent is not split over them either.
     pub gathered: AxisNames,
     /// As in [`Reshard`].
     pub keeps_partial: bool,

@@ -1,8 +1,9 @@
 //! The table of all primitives. One op, one place: everything the compiler must know about an op stands in one file.
 //!
 //! [`Primitive`] has no default bodies, so a missing rule is a compile error, and no pass lists ops: it asks for their
-//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are [`RegionOp`]s: they have
-//! [data-flow edges](Edge) instead of rules, which is all that most passes need to know of them.
+//! [`Facts`]. Ops with regions ([`Scan`], [`While`], [`Cond`], [`Call`], [`Checkpoint`], [`CustomVjp`]) are
+//! [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes need to know of
+//! them.
 
 mod build;
 mod collective;
@@ -118,8 +119,8 @@ pub trait Primitive: OpName {
     /// The batched results have more bytes than can be addressed.
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError>;
 
-    /// The partitioning rule: this device's part of the results from its parts of the operands, as nodes. The parts are those
-    /// that the axes given to the factors of [`Primitive::factors`] make; what [`FactorKind::Parallel`] and
+    /// The partitioning rule: this device's part of the results from its parts of the operands, as nodes. The parts are
+    /// those that the axes given to the factors of [`Primitive::factors`] make; what [`FactorKind::Parallel`] and
     /// [`FactorKind::Reduction`] say of a split factor must hold of these nodes, and what a factor of kind
     /// [`FactorKind::Permutation`] or [`FactorKind::Indexed`] takes to split is done by them.
     ///
@@ -143,8 +144,8 @@ macro_rules! op_table {
             $($(#[$region_doc])* $region($region),)*
         }
 
-        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated in a way
-        /// of its own.
+        /// An op with regions. A match on it names every one there is, so that none is overlooked where each is treated
+        /// in a way of its own.
         #[derive(Clone, Copy, Debug)]
         pub enum RegionKind<'a> {
             $($(#[$region_doc])* $region(&'a $region),)*
@@ -374,8 +375,8 @@ impl Op {
         Some(self.as_region()?.with_bodies(&mut f))
     }
 
-    /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached: no pass
-    /// may drop, merge or move it, whoever reads its results.
+    /// Whether running the op does something besides giving results. Such an op runs once for each time it is reached:
+    /// no pass may drop, merge or move it, whoever reads its results.
     pub fn has_side_effect(&self) -> bool {
         self.facts().effect == Effect::Side
     }

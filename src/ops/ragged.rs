@@ -1,8 +1,8 @@
 //! Matrix products over groups of rows: what routed experts need.
 //!
-//! Rows of the left operand belong to groups of consecutive rows, whose sizes are data: the first `sizes[0]` rows to group 0,
-//! and so on. Rows beyond the sum of the sizes belong to none. Sizes must not be negative; a group that would reach beyond
-//! the last row ends there.
+//! Rows of the left operand belong to groups of consecutive rows, whose sizes are data: the first `sizes[0]` rows to
+//! group 0, and so on. Rows beyond the sum of the sizes belong to none. Sizes must not be negative; a group that would
+//! reach beyond the last row ends there.
 //!
 //! The two forms are each other's gradients, so the family is closed under differentiation.
 
@@ -30,13 +30,14 @@ impl RaggedMode {
     pub const ALL: [RaggedMode; 2] = [RaggedMode::Rows, RaggedMode::Contracted];
 }
 
-/// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of a
-/// signed integer type.
+/// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of
+/// a signed integer type.
 ///
-/// All operands and the result have `batch_count` further leading dimensions. After those, everything but the matrices `[g,k,n]` has
-/// `block_count` dimensions more: blocks of rows, each divided into groups by sizes of its own, that share the matrices. So
-/// `Rows` is `[*batch,*blocks,m,k], [*batch,g,k,n], [*batch,*blocks,g] -> [*batch,*blocks,m,n]`, and `Contracted` sums over the blocks. They are the
-/// prefix dimensions of XLA's instruction (`RaggedDotDimensionNumbers`).
+/// All operands and the result have `batch_count` further leading dimensions. After those, everything but the matrices
+/// `[g,k,n]` has `block_count` dimensions more: blocks of rows, each divided into groups by sizes of its own, that
+/// share the matrices. So `Rows` is `[*batch,*blocks,m,k], [*batch,g,k,n], [*batch,*blocks,g] -> [*batch,*blocks,m,n]`,
+/// and `Contracted` sums over the blocks. They are the prefix dimensions of XLA's instruction
+/// (`RaggedDotDimensionNumbers`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedDot {
     /// Which dimension the groups divide.

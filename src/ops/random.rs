@@ -6,8 +6,9 @@ use super::expect_same_types;
 use super::rules::*;
 use crate::emit::InstructionId;
 
-/// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key and two of
-/// counter; all of the same dimensions. An element of the result depends on the same element of the operands alone.
+/// `threefry(key0, key1, counter0, counter1)`: two pseudo-random `u32` words for each element, from two words of key
+/// and two of counter; all of the same dimensions. An element of the result depends on the same element of the operands
+/// alone.
 ///
 /// Threefry-2x32 with 20 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011; constants of
 /// Random123).

@@ -72,7 +72,8 @@ crate::ir::op_text!(Reduce = ReduceKind {
 } => { kind, axes: key("axes") });
 
 impl Reduce {
-    /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in it.
+    /// Which elements of `x` attain the extremum `y`, as ones among zeros, and how many do: each has an equal share in
+    /// it.
     fn attained(&self, builder: &mut GraphBuilder, x: Value, y: Value) -> Result<(Value, Value), OpError> {
         let ty = builder.ty(x).clone();
         let kept = complement(&self.axes, ty.rank());
@@ -83,8 +84,8 @@ impl Reduce {
         Ok((ones, count))
     }
 
-    /// For each element of `x` the product of all others that it is folded with, one dimension after the other. Nothing is
-    /// divided, so zeros do no harm.
+    /// For each element of `x` the product of all others that it is folded with, one dimension after the other. Nothing
+    /// is divided, so zeros do no harm.
     fn others(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
         let dims = builder.ty(x).dims.clone();
         let mut axes = self.axes.clone();

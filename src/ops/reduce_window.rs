@@ -131,8 +131,8 @@ crate::ir::op_text!(ReduceWindow = ReduceKind {
 } => { kind, window: key("window") });
 
 impl ReduceWindow {
-    /// The cotangent of a sum of windows: every element collects from the windows that it is in, which is a sum of windows
-    /// over the cotangent, moved apart by the stride.
+    /// The cotangent of a sum of windows: every element collects from the windows that it is in, which is a sum of
+    /// windows over the cotangent, moved apart by the stride.
     fn spread(&self, builder: &mut GraphBuilder, ct: Value, operand: &TensorType) -> Result<Value, OpError> {
         let counts = builder.ty(ct).dims.clone();
         if counts.contains(&0) || operand.dims.contains(&0) {
@@ -208,7 +208,8 @@ impl Positions {
         self.restore(builder, sums)
     }
 
-    /// The element of a tensor with the operand's dimensions at the position of each window; 0 for those without elements.
+    /// The element of a tensor with the operand's dimensions at the position of each window; 0 for those without
+    /// elements.
     fn gather(&self, builder: &mut GraphBuilder, source: Value) -> Result<Value, OpError> {
         let source = builder.transpose(source, &self.order)?;
         let rows = self.rows();

@@ -84,9 +84,9 @@ macro_rules! compare_by_identity {
 /// A loop of fixed length.
 ///
 /// Operands: `invariant_count` values seen unchanged by every iteration, `carry_count` initial carries, then stacked
-/// inputs with a leading dimension of `length`. The body takes the invariants, the carries and one slice of each stacked
-/// input, and returns the new carries and one slice of each stacked output. Results: the final carries, then the stacked
-/// outputs.
+/// inputs with a leading dimension of `length`. The body takes the invariants, the carries and one slice of each
+/// stacked input, and returns the new carries and one slice of each stacked output. Results: the final carries, then
+/// the stacked outputs.
 #[derive(Clone, Debug)]
 pub struct Scan {
     /// One iteration.
@@ -99,8 +99,8 @@ pub struct Scan {
     pub carry_count: usize,
     /// Whether iterations run from the last slice to the first.
     pub reverse: bool,
-    /// How many iterations one round of the emitted loop runs: at least 1, which is a plain loop; from `length` on there
-    /// is no loop left. [`passes::unroll`](crate::passes::unroll) sees to it after everything else, so that
+    /// How many iterations one round of the emitted loop runs: at least 1, which is a plain loop; from `length` on
+    /// there is no loop left. [`passes::unroll`](crate::passes::unroll) sees to it after everything else, so that
     /// differentiation meets the rolled loop. The loops that come of this one inherit it.
     pub unroll: usize,
 }
@@ -117,8 +117,8 @@ compare_by_identity!(Scan, bodies: [body], attributes: [length, invariant_count,
 
 /// A loop that runs as long as a condition holds, which is asked before each iteration.
 ///
-/// Operands: `invariant_count` values seen unchanged by every iteration, then the initial carries. Condition and body take
-/// both; the condition returns a `pred[]`, the body the new carries. Results: the final carries.
+/// Operands: `invariant_count` values seen unchanged by every iteration, then the initial carries. Condition and body
+/// take both; the condition returns a `pred[]`, the body the new carries. Results: the final carries.
 ///
 /// How often it runs is not known before, so there is no room to keep what a backward pass would read: it has a forward
 /// mode, but no reverse mode.
@@ -137,9 +137,9 @@ compare_by_identity!(While, bodies: [condition, body], attributes: [invariant_co
 
 /// Runs one of several branches.
 ///
-/// Operands: the selector, then the operands of every branch. The selector is a `pred[]` that chooses branch 1 if it holds
-/// and branch 0 if not, or an `s32[]` that counts from 0; one outside the range chooses the last branch, as XLA has it.
-/// Results: those of the branch that ran; all branches have the same types.
+/// Operands: the selector, then the operands of every branch. The selector is a `pred[]` that chooses branch 1 if it
+/// holds and branch 0 if not, or an `s32[]` that counts from 0; one outside the range chooses the last branch, as XLA
+/// has it. Results: those of the branch that ran; all branches have the same types.
 #[derive(Clone, Debug)]
 pub struct Cond {
     /// The branches.

@@ -5,8 +5,8 @@ use crate::ir::Name;
 
 /// What a checkpoint keeps of its body's intermediate values for the backward pass; all others are computed again.
 ///
-/// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: what it keeps
-/// there is kept, whatever policy an inner checkpoint has for its own boundary.
+/// A policy looks into scans, calls, branches, hand-written forward rules and checkpoints inside the body: what it
+/// keeps there is kept, whatever policy an inner checkpoint has for its own boundary.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RematPolicy {
     /// Everything: as if there were no checkpoint.

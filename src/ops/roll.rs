@@ -7,8 +7,8 @@ use crate::partition::Stretch;
 /// Moves the elements of one dimension `shift` places on; those that leave it at the end come in again at the start, so
 /// `result[i] = operand[(i - shift) mod size]`.
 ///
-/// HLO has no such op: two slices and a concatenate do it. It is an op of its own because a dimension that is split over
-/// devices stays split: every device sends its last elements to the next one, which the factor's kind says.
+/// HLO has no such op: two slices and a concatenate do it. It is an op of its own because a dimension that is split
+/// over devices stays split: every device sends its last elements to the next one, which the factor's kind says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Roll {
     /// The dimension shifted.

@@ -10,8 +10,8 @@ use super::{
 use crate::hlo::proto;
 use crate::partition::Stretch;
 
-/// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same size.
-/// `mapping` increases, so nothing is transposed.
+/// Repeats the operand along new dimensions: operand dimension `i` is result dimension `mapping[i]`, with the same
+/// size. `mapping` increases, so nothing is transposed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BroadcastInDim {
     /// Sizes of the result.

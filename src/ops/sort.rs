@@ -1,8 +1,8 @@
 //! Sorting and selection of the largest.
 //!
 //! A sort moves its operands by one permutation, so its derivatives are moves by the same permutation: forward, the
-//! tangents ride along as further operands; backward, sorting by the permutation itself undoes it. Neither needs a gather,
-//! and both split over every other dimension as the sort does.
+//! tangents ride along as further operands; backward, sorting by the permutation itself undoes it. Neither needs a
+//! gather, and both split over every other dimension as the sort does.
 
 use smallvec::SmallVec;
 
@@ -15,11 +15,11 @@ use crate::emit::{InstructionId, comparison_type};
 /// Positions that a sort or top-k gives: each lies within the operand, and occurs once.
 const PERMUTATION: IndexPromise = IndexPromise { sorted: false, unique: true, in_bounds: true };
 
-/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. Stable: equal
-/// keys stay in order.
+/// Sorts its operands together along one dimension, by the first `key_count` of them in lexicographic order. Stable:
+/// equal keys stay in order.
 ///
-/// Operands have the same dimensions and any element types; results have the operands' types. Floating-point keys are in
-/// total order, in which -0 equals 0 and NaN, whatever its sign, is the largest.
+/// Operands have the same dimensions and any element types; results have the operands' types. Floating-point keys are
+/// in total order, in which -0 equals 0 and NaN, whatever its sign, is the largest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sort {
     /// The dimension sorted along.
@@ -135,8 +135,8 @@ impl Primitive for Sort {
 
 /// Whether the first of each pair of inputs comes before the second.
 ///
-/// Its form, and that of [`canonical`], is the one that XLA's GPU backend recognizes as a total order when it replaces a
-/// sort by a radix sort (`sort_rewriter.cc`).
+/// Its form, and that of [`canonical`], is the one that XLA's GPU backend recognizes as a total order when it replaces
+/// a sort by a radix sort (`sort_rewriter.cc`).
 fn lexicographic(
     context: &mut EmitContext<'_>,
     direction: &str,
@@ -250,8 +250,9 @@ impl Primitive for TopK {
 
     rules!(batch: unchanged, partition: unchanged);
 
-    /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc` recognizes. XLA also
-    /// has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU are untried.
+    /// A sort with positions, and a slice: the form that every plugin takes and that XLA's `topk_rewriter.cc`
+    /// recognizes. XLA also has an instruction `topk`, which the CPU plugins take; it is not used because TPU and GPU
+    /// are untried.
     fn emit(&self, context: &mut EmitContext<'_>) {
         let ty = context.operand_type(0).clone();
         let axis = ty.rank().saturating_sub(1);

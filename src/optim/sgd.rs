@@ -15,9 +15,9 @@ use crate::trace::{Init, MapTree, Param, Tensor, Tree};
 /// p := p - rate * (if nesterov { g + mu * v } else { v })
 /// ```
 ///
-/// So the velocity is not scaled by the rate, and the gradient comes into it whole (no dampening). These are the semantics of
-/// PyTorch's `torch.optim.SGD(momentum, nesterov)` and of optax's `sgd(momentum, nesterov)`. Source of the second form:
-/// Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
+/// So the velocity is not scaled by the rate, and the gradient comes into it whole (no dampening). These are the
+/// semantics of PyTorch's `torch.optim.SGD(momentum, nesterov)` and of optax's `sgd(momentum, nesterov)`. Source of the
+/// second form: Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     /// Share of the velocity that is kept, mu.

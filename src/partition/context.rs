@@ -137,7 +137,8 @@ impl<'a> PartitionContext<'a> {
         self.builder.push1(AxisIndex { group }, &[])
     }
 
-    /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that dimension of `dims`.
+    /// The global positions (`s32`) of this device's part of a dimension that is split over `axes`, along that
+    /// dimension of `dims`.
     ///
     /// # Errors
     /// None that a mesh could cause.

@@ -3,13 +3,14 @@
 use crate::ir::{Graph, Phase, TensorType, Value};
 use crate::ops::{Class, Effect, Linear, Op};
 
-/// The operands in which an op is best applied to partial sums. Those that the op is linear in together must be partial sums
-/// over the same axes; of those that it is linear in alone, one may be, while the others are complete.
+/// The operands in which an op is best applied to partial sums. Those that the op is linear in together must be partial
+/// sums over the same axes; of those that it is linear in alone, one may be, while the others are complete.
 ///
 /// An op with a result of more elements, or one that takes time, is better applied to the sum.
 ///
-/// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the same: it is to have the
-/// bits of its primal, not those of a sum of them, and a gradient that is added up in a loop would else be reduced in every iteration.
+/// To fewer bits, the sum of the rounded parts is not the rounded sum. A cotangent is rounded part by part all the
+/// same: it is to have the bits of its primal, not those of a sum of them, and a gradient that is added up in a loop
+/// would else be reduced in every iteration.
 pub(super) fn linearity(op: &Op, operands: &[&TensorType], result: &TensorType, phase: Phase) -> Linear {
     let facts = op.facts();
     let linear = match facts.linear {

@@ -1,10 +1,10 @@
 //! From a graph of global shapes to the program of one device: local shapes and explicit collectives.
 //!
-//! The graph is walked once. Each op gets its operands in the specs that its [factor rule](crate::ops::FactorRule) and the
-//! specs around it ask for ([`resolve`](crate::sharding)), runs on its part, and gives results whose spec follows from the
-//! rule: over a reduction factor that is split, a sum is left partial (`unreduced`). Partial sums pass through linear ops and
-//! loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are planned
-//! (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
+//! The graph is walked once. Each op gets its operands in the specs that its [factor rule](crate::ops::FactorRule) and
+//! the specs around it ask for ([`resolve`](crate::sharding)), runs on its part, and gives results whose spec follows
+//! from the rule: over a reduction factor that is split, a sum is left partial (`unreduced`). Partial sums pass through
+//! linear ops and loops and are added up once, where a spec is demanded or an op is not linear. Changes of a spec are
+//! planned (`plan.rs`) and carried out (`reshard.rs`); a version of a value that has been made is used again.
 
 mod context;
 mod error;

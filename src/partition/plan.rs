@@ -1,9 +1,9 @@
 //! Planning the change of a value's sharding: the cheapest sequence of collectives from one spec to another.
 //!
-//! A plan is found by uniform-cost search over specs. Its moves are those of [`Step`]; the cost of a move is the number of
-//! bytes that a device sends, plus a small constant for each collective, so that of two plans that move the same, the one
-//! with fewer collectives wins. An axis only ever moves towards its place in the goal, which keeps the search small: a few
-//! dozen states for the specs of decoders.
+//! A plan is found by uniform-cost search over specs. Its moves are those of [`Step`]; the cost of a move is the number
+//! of bytes that a device sends, plus a small constant for each collective, so that of two plans that move the same,
+//! the one with fewer collectives wins. An axis only ever moves towards its place in the goal, which keeps the search
+//! small: a few dozen states for the specs of decoders.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -77,8 +77,8 @@ pub struct Plan {
 /// What a collective costs besides its bytes, in bytes: enough to prefer one collective to two that move as much.
 const COLLECTIVE: u64 = 1024;
 
-/// The cheapest plan from one spec to another, for a value of `dims` whose elements have `element_bytes` bytes. The goal
-/// may be unreduced over axes that the start is unreduced over, and over no others.
+/// The cheapest plan from one spec to another, for a value of `dims` whose elements have `element_bytes` bytes. The
+/// goal may be unreduced over axes that the start is unreduced over, and over no others.
 ///
 /// # Errors
 /// The goal cannot be reached: it asks for a partial sum that the start is not.

@@ -84,8 +84,9 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// How the op's loops are split: by the specs that its operands have, and those that propagation gave its results. An operand
-    /// that has to be added up first gets there what propagation gave it. Axes over which partial sums are carried split nothing.
+    /// How the op's loops are split: by the specs that its operands have, and those that propagation gave its results.
+    /// An operand that has to be added up first gets there what propagation gave it. Axes over which partial sums are
+    /// carried split nothing.
     fn factor_axes(
         &self,
         node: NodeRef<'_>,
@@ -122,8 +123,8 @@ impl Walk<'_, '_> {
         resolve(self.mesh, rule, &specs, &bytes)
     }
 
-    /// The axes over which the op is best applied to partial sums. Only what nothing else needs is left partial: else it would be
-    /// added up here and there.
+    /// The axes over which the op is best applied to partial sums. Only what nothing else needs is left partial: else
+    /// it would be added up here and there.
     fn carried(&self, node: NodeRef<'_>, operands: &[&TensorType]) -> Option<Carried> {
         let unreduced = |index: usize| -> Option<&[MeshAxis]> {
             let value = node.operands()[index];
@@ -167,8 +168,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether a partial sum is needed in one place only: it has a single reader, or each of its readers takes some elements of it
-    /// and zeros for the others, so that they are added up here or there.
+    /// Whether a partial sum is needed in one place only: it has a single reader, or each of its readers takes some
+    /// elements of it and zeros for the others, so that they are added up here or there.
     fn is_passed_on(&self, value: Value) -> bool {
         let takes_some = |node: NodeRef<'_>| {
             let other = match node.operands() {
@@ -198,8 +199,8 @@ impl Walk<'_, '_> {
         false
     }
 
-    /// Whether a sum is best scattered before the op: the result is to be split over all axes that a single operand is partial
-    /// over, so that there is less to compute, and nothing more to move.
+    /// Whether a sum is best scattered before the op: the result is to be split over all axes that a single operand is
+    /// partial over, so that there is less to compute, and nothing more to move.
     fn is_scattered(&self, node: NodeRef<'_>, carried: &Carried) -> bool {
         let is_partial = |&&index: &&usize| {
             let versions = self.versions(node.operands()[index]);
@@ -230,7 +231,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// A value that enters a reduction once: on other devices than the first of `axes` the reduction starts from nothing.
+    /// A value that enters a reduction once: on other devices than the first of `axes` the reduction starts from
+    /// nothing.
     fn in_one_part(&mut self, value: Value, kind: ReduceKind, axes: &[MeshAxis]) -> Result<Value, OpError> {
         match kind {
             ReduceKind::Sum | ReduceKind::Prod => {

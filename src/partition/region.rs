@@ -96,8 +96,8 @@ impl<'a> Walk<'a, '_> {
                 *input = spec.clone().with_unreduced([]);
             }
         }
-        // A stacked gradient is scattered in each iteration, and stays partial over what no dimension takes: that is summed
-        // once, after the loop.
+        // A stacked gradient is scattered in each iteration, and stays partial over what no dimension takes: that is
+        // summed once, after the loop.
         let stacked = |spec: &Spec, wanted: &Spec| {
             let used: Axes = wanted.used_axes().collect();
             wanted.clone().with_unreduced(without(spec.unreduced(), &used))
@@ -127,9 +127,9 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    /// For each carry, the axes over which it can stay a partial sum all through the loop: what an iteration adds is partial
-    /// over them, and nothing in it needs the sum. Found from above: every carry is taken to be partial over all axes that
-    /// do not split it, until what comes out of an iteration is what went in.
+    /// For each carry, the axes over which it can stay a partial sum all through the loop: what an iteration adds is
+    /// partial over them, and nothing in it needs the sum. Found from above: every carry is taken to be partial over
+    /// all axes that do not split it, until what comes out of an iteration is what went in.
     fn partial_carries(
         &mut self,
         scan: &Scan,

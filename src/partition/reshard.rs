@@ -69,8 +69,8 @@ fn exchange(builder: &mut GraphBuilder, value: Value, from: usize, to: usize, gr
 fn reordered(mesh: &Mesh, before: &Axes, after: &Axes) -> Box<[(u32, u32)]> {
     let size = |axis: &MeshAxis| mesh.size(*axis);
     let count: usize = before.iter().map(size).product();
-    // The device at position p along `before` holds part p. Part p is wanted by the device whose positions along `after`
-    // spell p.
+    // The device at position p along `before` holds part p. Part p is wanted by the device whose positions along
+    // `after` spell p.
     let wanted_by = |part: usize| {
         let mut rest = part;
         let mut positions = [0; Mesh::MAX_AXES];

@@ -22,8 +22,8 @@ pub struct Partitioned {
     pub fallbacks: Vec<Fallback>,
 }
 
-/// Partitions a graph whose values have these specs. Ports have those that they have in `graph`; where there is none, an input is
-/// whole on every device, and an output is left as propagation would have it.
+/// Partitions a graph whose values have these specs. Ports have those that they have in `graph`; where there is none,
+/// an input is whole on every device, and an output is left as propagation would have it.
 ///
 /// # Errors
 /// A dimension does not divide by the axes of its spec.
@@ -60,8 +60,8 @@ pub(super) struct Walk<'a, 'b> {
     pub(super) builder: &'b mut GraphBuilder,
     pub(super) calls: &'b mut Calls,
     pub(super) fallbacks: &'b mut Vec<Fallback>,
-    /// For each value of the global graph what has been made of it, the first version first; none of what is made where it is
-    /// needed (splats and iotas).
+    /// For each value of the global graph what has been made of it, the first version first; none of what is made where
+    /// it is needed (splats and iotas).
     versions: Vec<SmallVec<[Version; 1]>>,
     /// How often each value is read: by nodes and as an output.
     uses: Vec<u32>,
@@ -168,7 +168,8 @@ impl<'a, 'b> Walk<'a, 'b> {
         let cheapest = plans.into_iter().min_by_key(|(plan, ..)| (plan.bytes_sent, plan.steps.len()));
         let (plan, local, reached) = cheapest
             .ok_or_else(|| self.located(InternalError::new(value, "a local value of what has been computed"), value))?;
-        // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it elsewhere.
+        // What adds up a sum is there because of who made its parts; what moves a value, because of who wants it
+        // elsewhere.
         let reduces = plan.steps.iter().any(|step| matches!(step, Step::AllReduce { .. } | Step::ReduceScatter { .. }));
         let outer = self.builder.origin();
         if let (true, Some(node)) = (reduces, self.graph.defining_node(value)) {
@@ -195,8 +196,8 @@ impl<'a, 'b> Walk<'a, 'b> {
         error.at(self.graph.defining_node(value).map_or_else(|| self.builder.origin(), |node| node.origin()))
     }
 
-    /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but what it is
-    /// made of. None where that would move as much.
+    /// A value that has been spread out along dimensions, spread out once more in another spec: nothing is moved but
+    /// what it is made of. None where that would move as much.
     fn spread_again(&mut self, value: Value, spec: &Spec) -> Result<Option<Value>, PartitionError> {
         let Some(node) = self.graph.defining_node(value) else { return Ok(None) };
         let Op::BroadcastInDim(broadcast) = node.op() else { return Ok(None) };

@@ -17,8 +17,8 @@
 //!
 //! All but the last share one walk when they run together, in which each sees what the others make; see `rewrite.rs`.
 //!
-//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`] and [`combine_collectives`], which
-//! may change the order of additions.
+//! Partitioned graphs have passes of their own, [`cancel_collectives`], [`hoist_gathers`] and [`combine_collectives`],
+//! which may change the order of additions.
 
 mod algebra;
 mod collectives;

@@ -19,9 +19,9 @@ pub struct Annotated {
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// Gives every input a spec by the rules of its role, and turns every `with-axes`, in regions too, into the reshard that
-/// the compute rules ask for. An output that shares its buffer with an input (`aliases` of (output, input)) gets that
-/// input's spec, one with names that of its names; the others are replicated.
+/// Gives every input a spec by the rules of its role, and turns every `with-axes`, in regions too, into the reshard
+/// that the compute rules ask for. An output that shares its buffer with an input (`aliases` of (output, input)) gets
+/// that input's spec, one with names that of its names; the others are replicated.
 ///
 /// # Errors
 /// What [`Rules::resolve`](super::Rules::resolve) refuses, with the user's source line for a `with-axes`.

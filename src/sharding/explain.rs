@@ -69,8 +69,8 @@ struct Levels<'a> {
     table: Option<&'a ShardingTable>,
 }
 
-/// Explains the values that a name stands for: the path of an input or output (or its end: `wq`), a scope path or its end
-/// (`layers/attention`), or `file:line`. At most so many are explained, ports first.
+/// Explains the values that a name stands for: the path of an input or output (or its end: `wq`), a scope path or its
+/// end (`layers/attention`), or `file:line`. At most so many are explained, ports first.
 ///
 /// # Errors
 /// No tensor has this name.

@@ -345,8 +345,8 @@ fn passes_through(rule: &FactorRule) -> bool {
     })
 }
 
-/// What enters and leaves the bodies of a node: each end of an edge outside with each one inside. So a carry is one value
-/// before, in and after the loop.
+/// What enters and leaves the bodies of a node: each end of an edge outside with each one inside. So a carry is one
+/// value before, in and after the loop.
 pub(crate) fn ties(node: NodeRef<'_>) -> Vec<Tie> {
     let (edges, results): (Vec<Edge>, SmallVec<[Value; 4]>) = (node.op().edges(), node.results().collect());
     let operand = |edge: &Edge| edge.operand().map(|index| node.operands()[index]);

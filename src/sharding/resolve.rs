@@ -15,13 +15,13 @@ struct Claim {
     bytes: u64,
 }
 
-/// Decides for each factor the axes that it is split over, from the specs of those tensors that have one (operands first,
-/// then results; `bytes` of each).
+/// Decides for each factor the axes that it is split over, from the specs of those tensors that have one (operands
+/// first, then results; `bytes` of each).
 ///
 /// A factor gets the axes that most of its tensors have. A mesh axis can split only one factor of an op; where several
-/// claim it, it goes to the one claimed by most tensors, then to a parallel one rather than a reduction, then to the one
-/// whose tensors are larger. So in `x[b,e] w[e,m]`, with `b` and `e` both over `fsdp`, `x` and the result outvote the weight,
-/// which is gathered; that is what FSDP means.
+/// claim it, it goes to the one claimed by most tensors, then to a parallel one rather than a reduction, then to the
+/// one whose tensors are larger. So in `x[b,e] w[e,m]`, with `b` and `e` both over `fsdp`, `x` and the result outvote
+/// the weight, which is gathered; that is what FSDP means.
 pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], bytes: &[u64]) -> FactorAxes {
     let mut claims: SmallVec<[SmallVec<[Claim; 3]>; 4]> = rule.factors.iter().map(|_| SmallVec::new()).collect();
     let tensors = rule.operands.iter().chain(&rule.results);
@@ -44,8 +44,8 @@ pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], b
     chosen
 }
 
-/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: what stands after one that is
-/// not cannot be split. Returns whether there was any such factor.
+/// Parts of a dimension are contiguous only as long as every more major factor is split to its end: what stands after
+/// one that is not cannot be split. Returns whether there was any such factor.
 fn drop_interleaved(mesh: &Mesh, rule: &FactorRule, chosen: &mut [Axes]) -> bool {
     let mut dropped = false;
     for factors in rule.operands.iter().chain(&rule.results).flatten().filter(|factors| factors.len() > 1) {

@@ -46,7 +46,8 @@ struct Stack {
     place: Option<Place>,
 }
 
-/// Frame ids are unique in the process, so that a tensor sent to another thread is never taken for one of a trace there.
+/// Frame ids are unique in the process, so that a tensor sent to another thread is never taken for one of a trace
+/// there.
 static NEXT_ID: AtomicU32 = AtomicU32::new(1);
 
 thread_local! {
@@ -207,7 +208,8 @@ pub(super) fn fail_error(error: TraceError) -> Tensor {
     with_stack(|stack| stack.fail(error))
 }
 
-/// Notes what cannot happen and has, in the innermost trace, which then fails: `subject` lacks what is `expected` of it.
+/// Notes what cannot happen and has, in the innermost trace, which then fails: `subject` lacks what is `expected` of
+/// it.
 #[track_caller]
 pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::Display) -> Tensor {
     let error = InternalError::new(subject, expected);
@@ -340,8 +342,8 @@ pub(super) fn push_values(
     Some(values.into_iter().map(|value| Tensor { frame, value }).collect())
 }
 
-/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even if
-/// there is no body: it says how to put the results together.
+/// Traces a closure as [`trace_body`] does, from the tensors of its inputs to a tree. What it returned comes back even
+/// if there is no body: it says how to put the results together.
 pub(super) fn trace_tree<O: TensorTree>(
     name: &str,
     inputs: impl IntoIterator<Item = (TensorType, PortInfo)>,

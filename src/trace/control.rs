@@ -198,8 +198,8 @@ fn are_healthy(tensors: &[Tensor]) -> bool {
     tensors.iter().all(|tensor| tensor.value != context::POISON)
 }
 
-/// `then` of the inputs if `predicate`, a `pred[]`, holds; else `otherwise` of them. Only one of them runs. Both may use
-/// outer tensors and must return the same types.
+/// `then` of the inputs if `predicate`, a `pred[]`, holds; else `otherwise` of them. Only one of them runs. Both may
+/// use outer tensors and must return the same types.
 ///
 /// ```
 /// # use meshloom::trace::{Function, TensorSpec, cond};
@@ -298,8 +298,8 @@ fn finish<B>(traced: Result<B, TraceError>, f: impl FnOnce(B) -> Vec<Tensor>) ->
     }
 }
 
-/// Runs `f`, whose intermediate values are computed again in the backward pass as far as `policy` does not keep them. `f`
-/// may use outer tensors; only its operands and results are kept for sure.
+/// Runs `f`, whose intermediate values are computed again in the backward pass as far as `policy` does not keep them.
+/// `f` may use outer tensors; only its operands and results are kept for sure.
 #[track_caller]
 pub fn checkpoint<P: TensorTree, O: TensorTree>(policy: RematPolicy, inputs: P, f: impl FnOnce(P) -> O) -> O {
     let place = Location::caller();

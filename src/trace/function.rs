@@ -79,8 +79,9 @@ where
         &self.outputs
     }
 
-    /// The same function with logical axis names for an output, by which it is sharded; without, an output is whole on every device.
-    /// A path that no output has changes nothing, and so do names for an output that shares its buffer with an input.
+    /// The same function with logical axis names for an output, by which it is sharded; without, an output is whole on
+    /// every device. A path that no output has changes nothing, and so do names for an output that shares its buffer
+    /// with an input.
     #[must_use]
     pub fn with_output_axes(self, path: &str, names: &[&str]) -> Function<I, O> {
         let mut graph = Arc::unwrap_or_clone(self.graph);

@@ -15,13 +15,14 @@
 //! ```
 //!
 //! Rules of the language:
-//! - **Shapes are strict.** Elementwise operators take two tensors of the same dimensions, or one without dimensions (or
-//!   a Rust number), which is repeated. Anything else is broadcast explicitly ([`Tensor::broadcast_to`],
-//!   [`Tensor::broadcast_like`]). Element types never convert by themselves, except that a Rust number takes the tensor's.
-//! - **Errors come at the end.** A wrong operation poisons its result; [`Function::trace`] returns the first error, with
-//!   the source line and scope of the call that was wrong.
-//! - **Closures capture.** The closures of [`scan`], [`while_loop`], [`cond`], [`checkpoint`], [`value_and_grad`], [`vmap`] may use outer
-//!   tensors.
+//! - **Shapes are strict.** Elementwise operators take two tensors of the same dimensions, or one without dimensions
+//!   (or a Rust number), which is repeated. Anything else is broadcast explicitly ([`Tensor::broadcast_to`],
+//!   [`Tensor::broadcast_like`]). Element types never convert by themselves, except that a Rust number takes the
+//!   tensor's.
+//! - **Errors come at the end.** A wrong operation poisons its result; [`Function::trace`] returns the first error,
+//!   with the source line and scope of the call that was wrong.
+//! - **Closures capture.** The closures of [`scan`], [`while_loop`], [`cond`], [`checkpoint`], [`value_and_grad`],
+//!   [`vmap`] may use outer tensors.
 //! - **Axes count from the front (0, 1, ..) or from the back (-1, -2, ..).**
 
 mod batching;

@@ -32,8 +32,8 @@
 //! | `fallbacks` | the ops that could not work on parts, where `partition` found any |
 //!
 //! A pass is one of `compile::PASSES` or `compile::LOCAL_PASSES`; or `hoist`, which is `passes::hoist_invariants`; or
-//! `partition`, which shards by the specs of ports and partitions; or `vmap`; or `all`, all that an unsharded graph goes
-//! through.
+//! `partition`, which shards by the specs of ports and partitions; or `vmap`; or `all`, all that an unsharded graph
+//! goes through.
 //!
 //! For every case it is checked too that the text reads back as the same graph. But for `vmap`, whose values
 //! `tests/compiler/vmap.rs` and `tests/ops/batching.rs` compare, it is checked that ports keep their descriptions, that

@@ -1,4 +1,4 @@
-//! The structure of the workspace: who imports whom, and what users pay for.
+//! The structure of the workspace: who imports whom, what users pay for, and what no source file may contain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -146,17 +146,68 @@ fn users_of_the_library_pay_for_no_program() {
     assert_eq!(pjrt, ["meshloom-hlo", "meshloom-pjrt"]);
 }
 
-#[test]
-fn files_are_not_too_long() {
+/// Every source file that is written by hand.
+fn hand_written() -> Vec<PathBuf> {
     let folders = ["src", "crates", "tests", "examples", "benches"];
-    let long: Vec<String> = folders
-        .iter()
-        .flat_map(|folder| sources(&root().join(folder)))
-        .filter(|path| !["sys.rs", "generated.rs"].iter().any(|name| path.ends_with(name)))
-        .filter_map(|path| {
-            let lines = fs::read_to_string(&path).expect("a source file").lines().count();
-            (lines > 800).then(|| format!("{}: {lines} lines", path.display()))
-        })
-        .collect();
-    assert!(long.is_empty(), "more than 800 lines:\n{}", long.join("\n"));
+    let files = folders.iter().flat_map(|folder| sources(&root().join(folder)));
+    files.filter(|path| !["sys.rs", "generated.rs"].iter().any(|name| path.ends_with(name))).collect()
+}
+
+#[test]
+fn files_and_comments_are_not_too_long() {
+    let mut long = Vec::new();
+    for path in hand_written() {
+        let text = fs::read_to_string(&path).expect("a source file");
+        let lines = text.lines().count();
+        if lines > 800 {
+            long.push(format!("{}: {lines} lines", path.display()));
+        }
+        for (number, line) in text.lines().enumerate() {
+            // A row of a table is one line, however long it is.
+            let comment = line.trim_start().strip_prefix("//").map(|text| text.trim_start_matches(['/', '!', ' ']));
+            if comment.is_some_and(|text| !text.starts_with('|')) && line.chars().count() > 120 {
+                long.push(format!("{}:{}: a comment of more than 120 columns", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "{}", long.join("\n"));
+}
+
+/// What answers a case that cannot happen with a value, and what to write instead.
+const MADE_UP: [(&str, &str); 10] = [
+    ("debug_assert", "return an InternalError: in release the program goes on"),
+    (".ok().flatten()", "carry the error up"),
+    (".next().unwrap_or(", "a missing element is an InternalError; in a trace, use trace::refill"),
+    (".next().unwrap_or_default", "a missing element is an InternalError; in a trace, use trace::refill"),
+    (".pop().unwrap_or(", "a missing element is an InternalError"),
+    (".pop().unwrap_or_default", "a missing element is an InternalError"),
+    (".nth(index).unwrap_or", "a missing element is an InternalError"),
+    ("unwrap_or(Tensor::POISONED)", "say what is missing with trace::fail_internal"),
+    ("unwrap_or_else(||Literal::scalar", "a literal of the wrong type is no answer"),
+    ("_=>Ok(vec![None", "a gradient that is not known is not zero: return an InternalError"),
+];
+
+/// Where a default is the meaning: file, what is written there, and why.
+const MEANT: [(&str, &str, &str); 3] = [
+    ("partition/ledger/select.rs", ".next().unwrap_or(", "a name without a separator is its own first part"),
+    ("sharding/explain.rs", ".next().unwrap_or_default", "a message about a program without ports has no example"),
+    ("transform/pipeline/timeline/mod.rs", ".next().unwrap_or(", "a repeat that no phase uses spans nothing"),
+];
+
+#[test]
+fn no_value_is_made_up_for_what_cannot_happen() {
+    let src = root().join("src");
+    let (mut wrong, mut meant) = (Vec::new(), Vec::new());
+    for path in sources(&src) {
+        let code: String = code(&path).split_whitespace().collect();
+        let file = path.strip_prefix(&src).expect("in src").display().to_string();
+        for (pattern, instead) in MADE_UP.into_iter().filter(|(pattern, _)| code.contains(pattern)) {
+            match MEANT.iter().find(|(of, what, _)| *of == file && *what == pattern) {
+                Some(exception) => meant.push(exception),
+                None => wrong.push(format!("{file}: `{pattern}`: {instead}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(meant.len(), MEANT.len(), "an exception is not needed any more: {MEANT:?} against {meant:?}");
 }

@@ -46,9 +46,9 @@ struct Case<'a> {
     patterns: Vec<Vec<bool>>,
 }
 
-/// Of half the runs of an op, a case for each with operands of other sizes than before, in several patterns; and one for
-/// each that has an operand or result of another element type than before. Each is compiled, which takes longer than all
-/// else here.
+/// Of half the runs of an op, a case for each with operands of other sizes than before, in several patterns; and one
+/// for each that has an operand or result of another element type than before. Each is compiled, which takes longer
+/// than all else here.
 fn cases(entries: &[Entry]) -> Vec<Case<'_>> {
     let mut known = BTreeSet::new();
     let mut cases = Vec::new();

@@ -1,5 +1,6 @@
-//! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it what
-//! each takes, gives and must compute; `check.rs`, `batching.rs`, `factors.rs` and `partition.rs` have the checks, which are the same for all.
+//! Every op of the table: types, values, gradients, emitted modules. `table.rs` lists the ops, the modules beside it
+//! what each takes, gives and must compute; `check.rs`, `batching.rs`, `factors.rs` and `partition.rs` have the checks,
+//! which are the same for all.
 
 mod batching;
 mod check;

@@ -1,5 +1,5 @@
-//! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is snapshotted under
-//! hlo_snapshots/partition and compiled by the CPU plugin. What moves in it is counted in traffic.rs.
+//! One device's program of a small decoder's train step as text, for each preset over eight devices. Each is
+//! snapshotted under hlo_snapshots/partition and compiled by the CPU plugin. What moves in it is counted in traffic.rs.
 
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};
@@ -37,8 +37,8 @@ fn model() -> DecoderConfig {
     }
 }
 
-/// A step of plain gradient descent, whose text is short: the loss and the new parameters, in place of the old. With the pairs
-/// of (output, input) that share a buffer.
+/// A step of plain gradient descent, whose text is short: the loss and the new parameters, in place of the old. With
+/// the pairs of (output, input) that share a buffer.
 fn descent(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
     let params = model.parameters().map(|_, param| param.spec.clone());
     let aliases = (0..params.leaves().len()).map(|index| (1 + index, index)).collect();

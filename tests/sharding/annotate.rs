@@ -1,5 +1,5 @@
-//! The sharding pass and its annotations: which specs inputs, outputs and named values get, in loops too; and that XLA puts
-//! each element on the device that the spec says.
+//! The sharding pass and its annotations: which specs inputs, outputs and named values get, in loops too; and that XLA
+//! puts each element on the device that the spec says.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -213,7 +213,8 @@ fn called_functions_stay_one() {
     assert_eq!((computations(None), computations(Some((&mesh, &sets)))), (2, 2));
 }
 
-/// The devices of each tile, as XLA expands the V2 form: the devices counted in the order of `iota_reshape_dims`, transposed.
+/// The devices of each tile, as XLA expands the V2 form: the devices counted in the order of `iota_reshape_dims`,
+/// transposed.
 fn tile_devices(sharding: &meshloom::hlo::proto::OpSharding) -> Vec<i64> {
     let sizes = &sharding.iota_reshape_dims;
     let order: Vec<usize> = sharding.iota_transpose_perm.iter().map(|&axis| axis as usize).collect();
@@ -275,7 +276,8 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
 fn op_shardings() {
     let two = "a=2,b=4";
     let three = "a=2,b=2,c=2";
-    // Mesh, spec, tile dimensions (the last one of replicas, if marked), and the devices of the tiles in row-major order.
+    // Mesh, spec, tile dimensions (the last one of replicas, if marked), and the devices of the tiles in row-major
+    // order.
     type Case<'a> = (&'a str, &'a [&'a [&'a str]], &'a [i64], bool, [i64; 8]);
     let cases: &[Case<'_>] = &[
         (two, &[&["a"], &[]], &[2, 1, 4], true, [0, 1, 2, 3, 4, 5, 6, 7]),

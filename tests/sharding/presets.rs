@@ -1,4 +1,5 @@
-//! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight devices.
+//! What each preset makes of a decoder: the spec of every parameter and of every value with axis names, on eight
+//! devices.
 
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower};
 use meshloom::sharding::{Mesh, Role, RowKind, Rule, RuleSets, Rules, ShardingRow, ShardingTable};
@@ -164,8 +165,8 @@ fn other_decoders() {
     }
 }
 
-/// Parameters, computation and optimizer state have rules of their own: here parameters are whole in between, moments are split
-/// over everything.
+/// Parameters, computation and optimizer state have rules of their own: here parameters are whole in between, moments
+/// are split over everything.
 #[test]
 fn roles() {
     let own = |name: &str, axes: &[&str]| Rule {
@@ -198,7 +199,8 @@ fn roles() {
     assert!(table.input_bytes_per_device(Role::Optimizer) < params / 2, "two moments of an eighth each, and the norms");
 }
 
-/// Names say where numbers lie, not what they are: XLA's partitioner, which follows the specs, gets those of one device.
+/// Names say where numbers lie, not what they are: XLA's partitioner, which follows the specs, gets those of one
+/// device.
 #[test]
 fn the_numbers_of_one_device() {
     let numbers = |overrides: &[&str]| -> Vec<f64> {

@@ -1,5 +1,5 @@
-//! Programs that XLA partitions: each dialect of annotations gives the values of one device on every plugin that takes it,
-//! and is refused where it is not read.
+//! Programs that XLA partitions: each dialect of annotations gives the values of one device on every plugin that takes
+//! it, and is refused where it is not read.
 
 use meshloom::compile::Lowered;
 use meshloom::emit::Annotation;

@@ -1,4 +1,5 @@
-//! Dimensions that their axes do not divide: refused, unless asked for; then padded, and eight devices compute what one does.
+//! Dimensions that their axes do not divide: refused, unless asked for; then padded, and eight devices compute what one
+//! does.
 
 use meshloom::compile::{LowerOptions, PartitionMode, compile, lower};
 use meshloom::ir::{DType, Literal};

@@ -13,7 +13,8 @@ pub fn client() -> Client {
     CLIENT.get_or_init(|| Client::cpu(8).expect("the CPU plugin, with eight devices")).clone()
 }
 
-/// Compiles a program whose numbers matter, not its speed: that LLVM takes its time over small kernels is of no use then.
+/// Compiles a program whose numbers matter, not its speed: that LLVM takes its time over small kernels is of no use
+/// then.
 pub fn compile(lowered: &Lowered) -> Result<Program, meshloom::Error> {
     let options = CompileOptions { debug_options: crate::unoptimized(), ..lowered.compile_options(&client())? };
     lowered.compile_with(&client(), &options)

@@ -47,7 +47,8 @@ fn client() -> &'static Client {
     CLIENT.get_or_init(|| Client::cpu(1).expect("a CPU client"))
 }
 
-/// What XLA is told where the numbers matter, and not the speed: its own passes run as always, but LLVM does not optimize.
+/// What XLA is told where the numbers matter, and not the speed: its own passes run as always, but LLVM does not
+/// optimize.
 pub fn unoptimized() -> BTreeMap<String, DebugValue> {
     [("xla_backend_optimization_level".to_owned(), DebugValue::Int(0))].into()
 }

@@ -25,8 +25,9 @@ pub fn cpu_plugins() -> Vec<Arc<Plugin>> {
     cpu_wheels().map(load).collect()
 }
 
-/// Why tests that need the plugin for hardware that is not there are ignored, if they are. With `MESHLOOM_TEST_PLUGINS=all` the plugin is
-/// downloaded where it is not at hand, and its absence is an error. Looked for once for all tests of a program.
+/// Why tests that need the plugin for hardware that is not there are ignored, if they are. With
+/// `MESHLOOM_TEST_PLUGINS=all` the plugin is downloaded where it is not at hand, and its absence is an error. Looked
+/// for once for all tests of a program.
 pub fn why_without(platform: &'static str) -> Result<Option<String>, String> {
     type Found = BTreeMap<&'static str, Result<Option<String>, String>>;
     static FOUND: Mutex<Found> = Mutex::new(Found::new());

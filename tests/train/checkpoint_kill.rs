@@ -1,5 +1,5 @@
-//! `meshloom train`, killed at random moments again and again: it goes on from the newest complete checkpoint, and all losses are
-//! those of the run that nobody killed.
+//! `meshloom train`, killed at random moments again and again: it goes on from the newest complete checkpoint, and all
+//! losses are those of the run that nobody killed.
 //!
 //! ```text
 //! CHECKPOINT_KILLS=200 cargo test --release -p meshloom-tests --test train checkpoint_kill -- --nocapture
@@ -180,8 +180,8 @@ fn final_values(run: &Run) -> Vec<u8> {
     shards.iter().flat_map(|path| fs::read(path).expect("a file")).collect()
 }
 
-/// Starts the program and kills it some time later: within its start, or after a random number of steps and a while. Whether it came to
-/// its end before.
+/// Starts the program and kills it some time later: within its start, or after a random number of steps and a while.
+/// Whether it came to its end before.
 fn kill_one(run: &Run, program: &Path, duration: Duration, random: &mut Random, kills: &mut Kills) -> bool {
     let (from, old) = (run.newest(), run.raw_lines());
     // What this process has written: the times in a line tell it from those of killed ones.

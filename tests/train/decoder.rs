@@ -1,5 +1,5 @@
-//! The decoder against JAX (tests/oracle/decoder.py): loss, every gradient and four AdamW steps, for scanned and unrolled
-//! layers and every remat policy; and how many nodes, dots and saved bytes its train step has.
+//! The decoder against JAX (tests/oracle/decoder.py): loss, every gradient and four AdamW steps, for scanned and
+//! unrolled layers and every remat policy; and how many nodes, dots and saved bytes its train step has.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -337,14 +337,14 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
     lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph().clone()
 }
 
-/// A layer has nine dots (four projections, two in attention, three in the mlp), each with two in the backward pass; the
-/// head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens, 4 bytes each, is 128):
+/// A layer has nine dots (four projections, two in attention, three in the mlp), each with two in the backward pass;
+/// the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens, 4 bytes each, is 128):
 ///
 /// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), softmax (8192), two norms' statistics (128
 ///   each), gate, up and hidden (6144 each): 47360.
 /// - `full`: x.
-/// - `dots`: x and eight dots: q, mixed, the attention's output (4096 each), k, v, scores (8192), gate, up: 40960. The last
-///   dot, whose result the backward pass never reads, is not among them.
+/// - `dots`: x and eight dots: q, mixed, the attention's output (4096 each), k, v, scores (8192), gate, up: 40960. The
+///   last dot, whose result the backward pass never reads, is not among them.
 /// - `save`: x and the two values named: mixed and hidden.
 #[test]
 fn dots_and_residuals_of_the_train_step() {

@@ -307,8 +307,8 @@ fn a_long_overlap() {
     check(4, &late, &[vec![0, 2], vec![1, 3]]);
 }
 
-/// However many steps a call has, the state after them is the same: with transfers that overlap (24 steps, from step 1 on), and
-/// without (a count that fits no period; no overlap).
+/// However many steps a call has, the state after them is the same: with transfers that overlap (24 steps, from step 1
+/// on), and without (a count that fits no period; no overlap).
 #[test]
 fn steps_per_call() {
     let uneven =
@@ -347,7 +347,8 @@ fn overlapping_programs_decide_nothing() {
     assert!(module(Calls::Single) > 0);
 }
 
-/// That errors are small says something only if what could be wrong makes large ones: a step too late, another weight, another cut.
+/// That errors are small says something only if what could be wrong makes large ones: a step too late, another weight,
+/// another cut.
 #[test]
 fn other_runs_are_other_numbers() {
     let steps = 60;
@@ -385,7 +386,8 @@ fn replicas_that_are_partially_sharded() {
     check_steps(2, &settings, &[vec![0, 2], vec![1, 3]], 60);
 }
 
-/// Replicas with routed experts, and with activations that drop: mapped over the replicas, both are what each computes alone.
+/// Replicas with routed experts, and with activations that drop: mapped over the replicas, both are what each computes
+/// alone.
 #[test]
 fn replicas_of_other_models() {
     let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];

@@ -1,5 +1,5 @@
-//! DiLoCo on models of a few numbers: the simulation that peers have, what is lost on the way in few bits, what is refused, and programs
-//! as text.
+//! DiLoCo on models of a few numbers: the simulation that peers have, what is lost on the way in few bits, what is
+//! refused, and programs as text.
 
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, lower};

@@ -1,7 +1,9 @@
-//! Pipelines compute what their layers compute one after the other: loss and every gradient, for every form of pipeline.
+//! Pipelines compute what their layers compute one after the other: loss and every gradient, for every form of
+//! pipeline.
 //!
-//! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time that XLA
-//! takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of random ones.
+//! Random ones run on host values, by the reference interpreter, in which a small pipeline takes a fraction of the time
+//! that XLA takes to compile it; some run on eight devices of the CPU plugin. `PIPELINE_CASES` sets the number of
+//! random ones.
 
 use crate::pipelines::{Case, save};
 use meshloom::compile::{LowerOptions, Lowered, Partitioned, lower};

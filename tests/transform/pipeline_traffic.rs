@@ -56,8 +56,8 @@ impl Counted for Ledger {
     }
 }
 
-/// Of the two matrices of a layer: gathers and reduce-scatters over `fsdp`, once for each repeat; nothing in the loop over
-/// microbatches but what moves activations from stage to stage.
+/// Of the two matrices of a layer: gathers and reduce-scatters over `fsdp`, once for each repeat; nothing in the loop
+/// over microbatches but what moves activations from stage to stage.
 #[test]
 fn a_sliding_window_moves_each_weight_once_a_repeat() {
     for weights in [WeightPlan::SlidingWindow, WeightPlan::SplitSlidingWindow] {
@@ -112,8 +112,8 @@ fn check_sliding(case: &Case, repeats: u64) {
     check_permutes(case, &ledger);
 }
 
-/// One permute in each iteration hands results on. Inputs are handed to the first stage during the first M iterations, and results
-/// away from the last during the last M; where these are one loop, by one permute for both.
+/// One permute in each iteration hands results on. Inputs are handed to the first stage during the first M iterations,
+/// and results away from the last during the last M; where these are one loop, by one permute for both.
 fn check_permutes(case: &Case, ledger: &Ledger) {
     let PipelineOptions { stages, repeats, microbatches, .. } = case.options;
     let iterations = case.options.iterations() as u64;
@@ -121,7 +121,8 @@ fn check_permutes(case: &Case, ledger: &Ledger) {
     let permutes = ledger.kind(CollectiveKind::CollectivePermute);
     for pass in [permutes.forward(), permutes.backward()] {
         let count = executions(&pass);
-        // What the last iteration hands on, and the first of the backward pass, nobody reads: outside of loops it is left out.
+        // What the last iteration hands on, and the first of the backward pass, nobody reads: outside of loops it is
+        // left out.
         let expected = iterations + around;
         assert!(count <= expected && count + 2 >= expected, "{case}: {count} of {expected}\n{ledger}");
         let parts = case.mesh().device_count() / stages;
@@ -165,8 +166,9 @@ fn weights_of_an_iteration_are_gathered_in_it() {
     }
 }
 
-/// In one loop, weights are gathered once for both directions. Three permutes an iteration: activations, cotangents, and both inputs and
-/// their cotangents. What is kept of activations is room for 2 S - 1 microbatches, however many there are.
+/// In one loop, weights are gathered once for both directions. Three permutes an iteration: activations, cotangents,
+/// and both inputs and their cotangents. What is kept of activations is room for 2 S - 1 microbatches, however many
+/// there are.
 #[test]
 fn one_forward_one_backward_keeps_few_microbatches() {
     for (stages, microbatches) in [(2, 4), (4, 8), (4, 32)] {
@@ -249,8 +251,8 @@ fn assert_independent(case: &Case, graph: &Graph, gathers: &[Node], (segment, _)
     }
 }
 
-/// The gather of a repeat's weights and the iterations before the change to it do not depend on each other, so a compiler may run
-/// them at the same time: forwards and, from the last repeat to the first, backwards.
+/// The gather of a repeat's weights and the iterations before the change to it do not depend on each other, so a
+/// compiler may run them at the same time: forwards and, from the last repeat to the first, backwards.
 #[test]
 fn gathers_may_overlap_with_a_repeat() {
     let case = Case::new(options(4, 3, 8, WeightPlan::SlidingWindow), "stage=4,fsdp=2");
@@ -292,7 +294,8 @@ fn gathers_may_overlap_in_a_loop_over_repeats() {
     }
 }
 
-/// Of a gather in two halves, the second waits for the first half of the iterations that it overlaps with; nothing waits for it.
+/// Of a gather in two halves, the second waits for the first half of the iterations that it overlaps with; nothing
+/// waits for it.
 #[test]
 fn half_a_gather_waits_for_half_a_repeat() {
     let case = Case::new(options(4, 3, 16, WeightPlan::SplitSlidingWindow), "stage=4,fsdp=2");

@@ -52,7 +52,8 @@ pub fn lowered(step: &TrainStep, config: &RunConfig, limits: CollectiveLimits) -
 /// How a step is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum By {
-    /// By the interpreter, which is faster than compiling; but it knows no sort, so routed experts are compiled all the same.
+    /// By the interpreter, which is faster than compiling; but it knows no sort, so routed experts are compiled all the
+    /// same.
     Interpreter,
     /// By the CPU plugin, on eight devices.
     Plugin,

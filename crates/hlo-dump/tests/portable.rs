@@ -1,4 +1,5 @@
-//! People keep XLA dumps on every system: `meshloom-hlo`, and `hlo-dump` without run configs, use nothing that only one has.
+//! People keep XLA dumps on every system: `meshloom-hlo`, and `hlo-dump` without run configs, use nothing that only one
+//! has.
 
 // A test says what it found by panicking.
 #![allow(clippy::panic)]

@@ -19,8 +19,8 @@ use meshloom_hlo::{DType, Literal, TensorType};
 pub struct Buffer(Arc<Inner>);
 
 struct Inner {
-    /// Its memory is the client's, so it goes first: fields are dropped in this order. PJRT itself keeps the memory of a
-    /// buffer that an execution still reads.
+    /// Its memory is the client's, so it goes first: fields are dropped in this order. PJRT itself keeps the memory of
+    /// a buffer that an execution still reads.
     raw: Owned<PJRT_Buffer>,
     client: Client,
     device: usize,

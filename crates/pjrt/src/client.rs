@@ -101,8 +101,8 @@ impl Client {
             num_options: raw_values.len(),
             ..Arguments::new()
         };
-        // SAFETY: the options and what they point to outlive the call. The client is then ours, and owns the strings and
-        // devices that it returns.
+        // SAFETY: the options and what they point to outlive the call. The client is then ours, and owns the strings
+        // and devices that it returns.
         unsafe {
             let raw = Owned::new(api, api.call(arguments)?.client);
             let client = raw.raw();

@@ -74,8 +74,8 @@ pub enum DataError {
     },
 }
 
-/// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in padding
-/// everything is 0.
+/// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in
+/// padding everything is 0.
 pub type Batch = meshloom::nn::Batch<Literal>;
 
 /// A text, cut into documents.

@@ -50,9 +50,9 @@ macro_rules! attributes {
 }
 pub(crate) use attributes;
 
-/// States an op's name and [`attributes`]; the name alone, if the attributes take code of their own. For an op of several
-/// kinds, `Kind { Value = name, .. } =>` or `name of VALUES, |kind| name =>` stands in place of the name, and the first field
-/// is the one that holds the kind.
+/// States an op's name and [`attributes`]; the name alone, if the attributes take code of their own. For an op of
+/// several kinds, `Kind { Value = name, .. } =>` or `name of VALUES, |kind| name =>` stands in place of the name, and
+/// the first field is the one that holds the kind.
 macro_rules! op_text {
     ($op:ty = $name:literal { $($fields:tt)* }) => {
         $crate::ir::attributes!($op { $($fields)* });

@@ -15,8 +15,8 @@
 //! }
 //! ```
 //!
-//! - Values are `%number`. Attributes stand in braces after the operands. Those that have their default are left out, and
-//!   so is what the result types say. Each op states its attributes itself, in its own file, with `op_text!`.
+//! - Values are `%number`. Attributes stand in braces after the operands. Those that have their default are left out,
+//!   and so is what the result types say. Each op states its attributes itself, in its own file, with `op_text!`.
 //! - The bodies of region ops follow the graph that uses them, each once, under the names `@0`, `@1`, ... A body that
 //!   two nodes share is one body again when it is read.
 //! - Mesh axes are numbers, or names if the text begins with a mesh: see [`GraphTextOptions::mesh`].

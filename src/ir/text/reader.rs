@@ -288,8 +288,8 @@ impl<'t> Reader<'t> {
         Ok(items)
     }
 
-    /// Reads up to, but not including, the first of these letters that stands in no brackets or quotes; on the same line
-    /// if `one_line`. `None`, without moving, if there is none.
+    /// Reads up to, but not including, the first of these letters that stands in no brackets or quotes; on the same
+    /// line if `one_line`. `None`, without moving, if there is none.
     pub(super) fn split_before(&mut self, stops: &[u8], one_line: bool) -> Option<Reader<'t>> {
         let bytes = self.text.as_bytes().get(..self.end).unwrap_or_default();
         let (mut at, mut depth) = (self.at, 0usize);

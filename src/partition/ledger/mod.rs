@@ -1,8 +1,9 @@
 //! The ledger: every collective of a partitioned program, with what it moves, how often, and which line caused it.
 //!
-//! It is read off the local graph, so it is known before XLA sees the program. The graph is walked in the order in which it
-//! is emitted; collectives are numbered as their channels are, so that an entry has the name of its instruction in the
-//! module. A function that is called twice is emitted once: it has an entry for each call, under one name.
+//! It is read off the local graph, so it is known before XLA sees the program. The graph is walked in the order in
+//! which it is emitted; collectives are numbered as their channels are, so that an entry has the name of its
+//! instruction in the module. A function that is called twice is emitted once: it has an entry for each call, under one
+//! name.
 //!
 //! [`Ledger`] is data to assert on:
 //!
@@ -69,7 +70,8 @@ pub struct Collective {
     pub moved_bytes: u64,
     /// How often it runs in one run of the program: the product of the trip counts around it.
     pub executions: Amount,
-    /// The branches of conditionals that it is in, outermost first. `executions` is the number where all of them are taken.
+    /// The branches of conditionals that it is in, outermost first. `executions` is the number where all of them are
+    /// taken.
     #[serde(skip)]
     pub branches: Vec<Branch>,
     /// Loops around it.
@@ -88,7 +90,8 @@ pub struct Collective {
 
 /// The collectives of a program, or a selection of them: see the methods that filter.
 ///
-/// A filter that names an axis, or a scope, which the program does not have makes a ledger whose every answer is that error.
+/// A filter that names an axis, or a scope, which the program does not have makes a ledger whose every answer is that
+/// error.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     entries: Vec<Arc<Collective>>,

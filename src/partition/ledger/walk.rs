@@ -53,8 +53,8 @@ struct Walk<'a> {
     conditionals: usize,
 }
 
-/// The channels that emission gives to collectives: it counts them as it writes them, and writes a function at its first
-/// call.
+/// The channels that emission gives to collectives: it counts them as it writes them, and writes a function at its
+/// first call.
 #[derive(Default)]
 struct Channels {
     next: usize,

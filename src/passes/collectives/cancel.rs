@@ -10,12 +10,12 @@ use crate::ops::{
 
 /// Takes out what need not be communicated, in every region too:
 ///
-/// - this device's slice of what was gathered along the same axes is what it had before; along the first of them, what is
-///   gathered along the rest;
+/// - this device's slice of what was gathered along the same axes is what it had before; along the first of them, what
+///   is gathered along the rest;
 /// - slices, gathered again, are what they were cut from, if that is the same on all devices of the group;
 /// - this device's slice of an all-reduced sum that nothing else reads is reduce-scattered instead;
-/// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once, also where
-///   something is added in between.
+/// - the sum or difference of two all-reduced (or reduce-scattered) sums that nothing else reads is reduced once, also
+///   where something is added in between.
 pub fn cancel_collectives(graph: &Graph) -> Graph {
     rewrite(graph, &of_inputs(graph.input_info()))
 }
@@ -222,8 +222,8 @@ fn adds_over_devices(op: &Op) -> bool {
     }
 }
 
-/// The dimension and the group of a slice that takes, of the parts that a dimension has for the devices of a group, this
-/// device's.
+/// The dimension and the group of a slice that takes, of the parts that a dimension has for the devices of a group,
+/// this device's.
 fn own_part<'g>(graph: &'g Graph, op: &Op, operands: &[Value]) -> Option<(usize, &'g Group)> {
     let (Op::DynamicSlice(DynamicSlice { sizes }), Some((&value, starts))) = (op, operands.split_first()) else {
         return None;

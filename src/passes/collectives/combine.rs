@@ -7,8 +7,8 @@ use super::MIB;
 use crate::ir::{BodyCache, DType, Graph, GraphCopy, Node, NodeRef, Phase, Value};
 use crate::ops::{Class, Op};
 
-/// A collective of several operands copies them side by side and apart again (see their emission), which costs more than it saves
-/// once they take longer to copy than a collective takes to start.
+/// A collective of several operands copies them side by side and apart again (see their emission), which costs more
+/// than it saves once they take longer to copy than a collective takes to start.
 const LARGEST_COPIED: u64 = MIB;
 
 /// Later collectives of a kind that are looked at for each: as many as a large layer has.
@@ -17,14 +17,17 @@ const LOOKED_AT: usize = 64;
 /// Nodes that may be done earlier for the sake of an operand.
 const MOVED: usize = 16;
 
-/// Makes one collective of several, in every region by itself: of one kind, group, dimension, combiner, element type and phase.
+/// Makes one collective of several, in every region by itself: of one kind, group, dimension, combiner, element type
+/// and phase.
 ///
-/// The first of them, where it stands, is joined by later ones that could run there as well: their operands are known there,
-/// or made of what is known there by ops that only compute elementwise or move elements. So nothing is ever delayed, none
-/// depends on another of them, and the price is that results are there earlier than needed, `limit` bytes of them at most. A
-/// gather of the backward pass never joins one of the forward pass, so neither is held for the other.
+/// The first of them, where it stands, is joined by later ones that could run there as well: their operands are known
+/// there, or made of what is known there by ops that only compute elementwise or move elements. So nothing is ever
+/// delayed, none depends on another of them, and the price is that results are there earlier than needed, `limit` bytes
+/// of them at most. A gather of the backward pass never joins one of the forward pass, so neither is held for the
+/// other.
 ///
-/// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The operands must be live: dead code comes first.
+/// Only small ones are combined, as they are copied together; plugins combine the large ones, without copies. The
+/// operands must be live: dead code comes first.
 pub fn combine_collectives(graph: &Graph, limit: u64) -> Graph {
     combine(graph, limit, &mut BodyCache::default())
 }
@@ -127,8 +130,8 @@ impl Walk<'_> {
         nodes().flat_map(|node| node.results()).zip(results).for_each(|(old, new)| self.copy.map.set(old, new));
     }
 
-    /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if that is more than
-    /// moving what is known about.
+    /// The nodes that must be done for a collective's operands to be known here, in their order; `None` if that is more
+    /// than moving what is known about.
     fn needed(&self, collective: NodeRef<'_>) -> Option<Vec<Node>> {
         let mut open: SmallVec<[Value; 8]> = collective.operands().into();
         let mut needed: FxHashSet<Node> = FxHashSet::default();

@@ -1,8 +1,8 @@
 //! Along which mesh axes a value of a local graph may differ from device to device.
 //!
-//! Shapes of a local graph do not say whether devices hold parts of a value or copies. This analysis does: from the specs of
-//! the inputs through every op, loops to a fixed point. It errs on one side: an axis that is not in the set is one along which
-//! all devices hold the same bits.
+//! Shapes of a local graph do not say whether devices hold parts of a value or copies. This analysis does: from the
+//! specs of the inputs through every op, loops to a fixed point. It errs on one side: an axis that is not in the set is
+//! one along which all devices hold the same bits.
 
 use smallvec::SmallVec;
 

@@ -75,7 +75,8 @@ impl Fragments {
     /// Cuts parameters as the options say.
     ///
     /// # Errors
-    /// There are no stacked layers to cut, or they do not divide as the options want; or the layout is that of other parameters.
+    /// There are no stacked layers to cut, or they do not divide as the options want; or the layout is that of other
+    /// parameters.
     pub fn new(
         options: &DilocoOptions,
         params: &impl Tree<Leaf = Param>,

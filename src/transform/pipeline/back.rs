@@ -153,7 +153,8 @@ impl Backward<'_> {
         (state, weights.stack(by_repeat))
     }
 
-    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one, reduced.
+    /// The phase in which stages change to a repeat: the sums of the repeat before, begun, and those of this one,
+    /// reduced.
     fn change(
         &self,
         repeat: Number,

@@ -135,8 +135,9 @@ impl Machine<'_> {
         })
     }
 
-    /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second waits for the
-    /// first half of the phase: `shift` is a part of the state that is not there before, and that the second half needs.
+    /// Runs a phase and, meanwhile, gathers the weights of a repeat: at once, or in two halves of which the second
+    /// waits for the first half of the phase: `shift` is a part of the state that is not there before, and that the
+    /// second half needs.
     pub(super) fn prefetching<S>(
         &self,
         stacked: &[Tensor],
@@ -197,7 +198,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The phases up to the last with a sliding window: the state, the weights of the last repeat, and those of all, if they are kept.
+    /// The phases up to the last with a sliding window: the state, the weights of the last repeat, and those of all, if
+    /// they are kept.
     fn sliding(
         &self,
         stacked: &[Tensor],

@@ -11,8 +11,8 @@ use crate::trace::{
 /// The logical axis that runs over the stages in activations.
 pub(super) const STAGE: &str = "activation_stage";
 
-/// Which layer works on which part of the batch; both `s32[]`. Random numbers that depend on these, and on positions, are the same
-/// however the layers are run.
+/// Which layer works on which part of the batch; both `s32[]`. Random numbers that depend on these, and on positions,
+/// are the same however the layers are run.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerPlace {
     /// The number of the layer in the whole stack.
@@ -51,7 +51,8 @@ pub(super) struct Iteration {
     pub(super) residuals: Vec<Tensor>,
 }
 
-/// The traced function of an iteration, from [`StageInputs`] to activations `[S, mb, ..]` and auxiliary values `[S, ..]`.
+/// The traced function of an iteration, from [`StageInputs`] to activations `[S, mb, ..]` and auxiliary values `[S,
+/// ..]`.
 pub(super) struct StageFunction {
     /// The layers of one stage: outer tensors that they use, then [`StageInputs`] without stages.
     one: Graph,
@@ -91,8 +92,8 @@ fn over_stages(one: &Graph, shared: &[bool], stages: usize, place: Place) -> Opt
 }
 
 impl StageFunction {
-    /// Traces the layer, once for all iterations; `example` has the types of what an iteration gets. No function if that
-    /// fails, which has been noted.
+    /// Traces the layer, once for all iterations; `example` has the types of what an iteration gets. No function if
+    /// that fails, which has been noted.
     pub(super) fn trace<W, X, A>(
         options: &PipelineOptions,
         (weights, rows): (&W, &X),
@@ -156,8 +157,8 @@ impl StageFunction {
         Some(StageHalves { halves, forward, backward })
     }
 
-    /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured` stands for the
-    /// outer tensors that the layer uses.
+    /// Runs an iteration; under differentiation, `halves` are those of [`StageFunction::differentiate`]. `captured`
+    /// stands for the outer tensors that the layer uses.
     pub(super) fn run(&self, halves: Option<&StageHalves>, captured: &[Tensor], inputs: &StageInputs) -> Iteration {
         let graph = halves.map_or(&self.all, |halves| &halves.forward);
         let arguments = [captured, &inputs.leaves()].concat();
@@ -182,8 +183,8 @@ impl StageFunction {
         halves.forward.output_types().skip(self.all.outputs().len()).chain(x).cloned().collect()
     }
 
-    /// The cotangents of the weights and of the activations that an iteration began with. Of `inputs`, the activations are not
-    /// looked at: they are among the residuals.
+    /// The cotangents of the weights and of the activations that an iteration began with. Of `inputs`, the activations
+    /// are not looked at: they are among the residuals.
     pub(super) fn run_back(
         &self,
         halves: &StageHalves,
@@ -206,8 +207,8 @@ impl StageFunction {
     }
 }
 
-/// The slices of the leading dimension. Their cotangents are put together again, rather than each padded and all added: so they can stay
-/// partial sums.
+/// The slices of the leading dimension. Their cotangents are put together again, rather than each padded and all added:
+/// so they can stay partial sums.
 fn unstack(stacked: Tensor, count: usize) -> Vec<Tensor> {
     let apart = move |stacked: Tensor| -> Vec<Tensor> {
         let dims = stacked.dims();

@@ -17,11 +17,11 @@ use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, arange, custom_vjp
 pub struct PipelineLoss<H> {
     /// Its weights, and the logical names of their dimensions; they are not stacked.
     pub weights: StackedWeights<H>,
-    /// The logical names of the activations that it gets: where the stages are to split the work on it, one of these has to be a name that
-    /// the rules split over `stage`.
+    /// The logical names of the activations that it gets: where the stages are to split the work on it, one of these
+    /// has to be a name that the rules split over `stage`.
     pub names: Vec<&'static str>,
-    /// What is added to the loss of each auxiliary value of the layers: this many times the sum of its elements, over layers and
-    /// microbatches. Empty for nothing.
+    /// What is added to the loss of each auxiliary value of the layers: this many times the sum of its elements, over
+    /// layers and microbatches. Empty for nothing.
     pub penalties: Vec<f64>,
 }
 
@@ -29,8 +29,8 @@ pub struct PipelineLoss<H> {
 /// scalar. It is a sum over rows, so it may be computed microbatch by microbatch. Returns the loss with all penalties,
 /// and the auxiliary values, through which only the gradient of the penalties flows.
 ///
-/// With the schedule 1F1B the loss of a microbatch and its gradient are computed while others are on their way; otherwise the loss is
-/// that of the whole batch.
+/// With the schedule 1F1B the loss of a microbatch and its gradient are computed while others are on their way;
+/// otherwise the loss is that of the whole batch.
 #[track_caller]
 pub fn pipeline_with_loss<W, X, A, H>(
     options: &PipelineOptions,
@@ -144,11 +144,13 @@ struct WithLoss<'a> {
     penalties: &'a [f64],
 }
 
-/// Inputs: stacked weights, activations in slots, rows, what else the layer uses; the weights of the loss, and what else it uses.
+/// Inputs: stacked weights, activations in slots, rows, what else the layer uses; the weights of the loss, and what
+/// else it uses.
 type Inputs = [Vec<Tensor>; 6];
 
 impl WithLoss<'_> {
-    /// The loss and the sums of auxiliary values. Under differentiation, gradients are found in the same pass, and kept.
+    /// The loss and the sums of auxiliary values. Under differentiation, gradients are found in the same pass, and
+    /// kept.
     fn differentiable(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>) {
         custom_vjp(
             inputs,
@@ -188,7 +190,8 @@ impl WithLoss<'_> {
         (penalized(value, self.penalties, &sums), sums)
     }
 
-    /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the loss.
+    /// The loss, the sums of auxiliary values, and the gradients with respect to weights, inputs and the weights of the
+    /// loss.
     fn both_ways(&self, inputs: Inputs) -> (Tensor, Vec<Tensor>, [Vec<Tensor>; 3]) {
         let [weights, io, rows, captured, head, of_loss] = inputs;
         let Program { options, stage, weights: stages, names, place } = self.program;

@@ -73,7 +73,8 @@ fn together(trainer: &Trainer) -> BTreeMap<String, Vec<u8>> {
     all
 }
 
-/// A run that stops after `before` steps and goes on is the run that did not stop: every loss, every norm, all of the state.
+/// A run that stops after `before` steps and goes on is the run that did not stop: every loss, every norm, all of the
+/// state.
 fn check_resume(overrides: &[&[&str]], before: usize, after: usize) {
     let config = config(overrides);
     let mut whole = trainer(&config);
@@ -133,8 +134,8 @@ fn a_fragment_under_way_is_part_of_the_state() {
     check_resume(&[SMALL, STREAMING], 4, 5);
 }
 
-/// From mesh to mesh, from form to form, and back: the same state all the way, and the same numbers as far as the order of
-/// additions allows.
+/// From mesh to mesh, from form to form, and back: the same state all the way, and the same numbers as far as the order
+/// of additions allows.
 #[test]
 fn any_mesh_goes_on_from_any() {
     let directory = tempfile::tempdir().expect("a folder");

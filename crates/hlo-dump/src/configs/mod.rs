@@ -1,5 +1,5 @@
-//! Run configs, and what asks a plugin: all that knows the compiler and the trainer. `absent.rs` stands in its place where the program
-//! is built without the feature `configs`.
+//! Run configs, and what asks a plugin: all that knows the compiler and the trainer. `absent.rs` stands in its place
+//! where the program is built without the feature `configs`.
 
 mod ahead;
 pub mod commands;

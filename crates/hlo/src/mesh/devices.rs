@@ -170,8 +170,8 @@ fn cut(axes: &[usize], shape: &[usize]) -> Option<Vec<Vec<Piece>>> {
     Some(cuts)
 }
 
-/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions taken
-/// whole, then those with faster links.
+/// The best way to make an axis out of what is left of the dimensions: fewest dimensions cut, then most dimensions
+/// taken whole, then those with faster links.
 fn choose(axis: usize, left: &[usize]) -> Option<Vec<usize>> {
     let score = |sizes: &Vec<usize>| {
         let taken = || sizes.iter().zip(left).filter(|(size, _)| **size > 1);

@@ -331,8 +331,8 @@ fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     [None, Full, Dots, Save(Vec::new()), Offload(Vec::new())].into_iter()
 }
 
-/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are for
-/// single products, not for a whole model.
+/// What parameters and computation can be in: they have gradients, so only floating-point types. The 8-bit types are
+/// for single products, not for a whole model.
 fn float_types() -> impl Iterator<Item = DType> + Clone {
     DType::ALL.into_iter().filter(|dtype| dtype.is_float() && dtype.byte_count() >= 2)
 }
