@@ -1,6 +1,6 @@
 //! Whole train steps of decoders, over random meshes with random rules: many devices compute what one does.
 //!
-//! Thirty run on eight devices of the CPU plugin, partitioned by meshloom and some by XLA. 500 more run on host values,
+//! Fifteen run on eight devices of the CPU plugin, partitioned by meshloom and some by XLA. 500 more run on host values,
 //! by the reference interpreter, on meshes of other sizes too: compiling takes XLA seconds, where interpreting a small
 //! model takes a fraction of one. `MESHLOOM_CASES` sets either number.
 
@@ -212,7 +212,7 @@ fn random_rules_on_random_meshes() {
     let references: Vec<Reference> = models.iter().map(reference).collect();
     let mut random = Random(setting("MESHLOOM_SEED", 1) as u64);
     let cases = only(&models, || {
-        (0..setting("MESHLOOM_CASES", 30)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
+        (0..setting("MESHLOOM_CASES", 15)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
     });
     // XLA's own partitioner takes as long again.
     let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);

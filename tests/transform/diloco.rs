@@ -18,7 +18,7 @@ use meshloom_train::run::{Calls, RunState};
 use meshloom_train::step::aliases;
 use support::configs::{self, TINY, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
-use support::every_case;
+use support::{every_case, some_of};
 
 /// What each replica does with a tiny decoder.
 const RUN: &[&str] = &["train.steps=200", "train.learning_rate=1e-3", UNOPTIMIZED];
@@ -314,7 +314,8 @@ fn steps_per_call() {
     let uneven =
         &["diloco.streaming=true", "diloco.fragments=4", "diloco.uneven_fragments=true", "diloco.overlap_steps=2"][..];
     let overlapping = [STREAMING, &["diloco.overlap_steps=1", "diloco.overlap_alpha=0.5"]].concat();
-    let cases: [(&[&str], &[&str]); 3] = [(&overlapping, &["24", "12", "7"]), (uneven, &["12"]), (&[], &["12"])];
+    let all: &[&str] = if every_case() { &["24", "12", "7"] } else { &["24", "7"] };
+    let cases: [(&[&str], &[&str]); 3] = [(&overlapping, all), (uneven, &["12"]), (&[], &["12"])];
     for (settings, counts) in cases {
         let (expected, expected_losses) = run(&diloco_config(2, settings), steps());
         for count in counts {
@@ -428,7 +429,8 @@ fn replicas_that_differ_are_found() {
     );
 }
 
-/// Pseudo-gradients in 16, 8 and 4 bits train as well as whole ones: the mean loss of the last steps is within 1 %.
+/// Pseudo-gradients in 16, 8 and 4 bits train as well as whole ones: the mean loss of the last steps is within 1 %. By
+/// default, the fewest bits are tried.
 #[test]
 fn low_bit_transport_learns_as_well() {
     let last = |transport: &str| {
@@ -440,7 +442,7 @@ fn low_bit_transport_learns_as_well() {
     };
     let (first, whole) = last("f32");
     assert!(whole < 0.7 * first, "from {first} to {whole}");
-    for transport in ["bf16", "f8", "int4"] {
+    for transport in some_of(["int4", "f8", "bf16"], 3) {
         let (_, loss) = last(transport);
         println!("{transport}: {loss:.4}, in full precision {whole:.4}");
         assert!((loss / whole - 1.0).abs() <= 0.01, "{transport}: {loss}, in full precision {whole}");

@@ -101,9 +101,9 @@ fn check(mesh: &str, model: &[&str]) {
     check_equal(&what, &run(&lowered, &inputs), &expected, 1e-5);
 }
 
-/// So many cases by default; more by the environment variable.
+/// One case for each model by default; more by the environment variable.
 fn count() -> usize {
-    std::env::var("MESHLOOM_EXPERT_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(12)
+    std::env::var("MESHLOOM_EXPERT_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(MODELS.len())
 }
 
 #[test]
