@@ -1,6 +1,5 @@
 //! The checks that every entry of the table passes.
 
-use std::collections::BTreeSet;
 use std::env;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -16,10 +15,8 @@ use meshloom::ops::*;
 use meshloom::pjrt::{Buffer, Client, CompileOptions, Executable, ExecuteOptions};
 use prost::Message;
 
-use crate::elementwise::tolerance;
 use crate::harness::*;
 use crate::table::entries;
-use support::interpret::known;
 use support::normal_hlo::normalize;
 use support::plugins::{cpu_clients, cpu_wheels, load};
 use support::some_of;
@@ -188,32 +185,6 @@ fn values_on(plugin: &str, client: &Client, share: usize) {
         }
         assert!(problems.is_empty(), "{plugin}: {} problems\n{}", problems.len(), problems.join("\n"));
     });
-}
-
-/// Ops that file tests and random graphs do without.
-const NOT_INTERPRETED: [&str; 7] =
-    ["ArgReduceWindow", "Convolution", "CustomCall", "RaggedDot", "ReduceWindow", "Sort", "TopK"];
-
-/// The reference interpreter, which passes and the partitioner are held to, computes what the plugin does.
-#[test]
-fn interpreted_values_are_those_of_the_reference() {
-    let (mut problems, mut unknown) = (Vec::new(), BTreeSet::new());
-    for entry in entries() {
-        for run in entry.runs.iter().filter(|run| run.op.as_primitive().is_some()) {
-            let operands: Vec<Literal> = run.operands.iter().map(Tensor::literal).collect();
-            let types: Vec<&TensorType> = run.expected.iter().map(|result| &result.ty).collect();
-            let Some(found) = known(&run.op, &operands.iter().collect::<Vec<_>>(), &types) else {
-                unknown.insert(run.op.variant());
-                continue;
-            };
-            for (found, expected) in found.iter().zip(&run.expected) {
-                let tolerance = run.tolerance.max(tolerance(expected.ty.dtype));
-                problems.extend(compare(&format!("{}: {:?}", entry.name, run.op), found, expected, tolerance).err());
-            }
-        }
-    }
-    assert!(problems.is_empty(), "{} problems\n{}", problems.len(), problems.join("\n"));
-    assert_eq!(unknown, BTreeSet::from(NOT_INTERPRETED), "tests/support/interpret/apply.rs has the values of ops");
 }
 
 // Gradients.

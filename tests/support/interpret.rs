@@ -17,7 +17,7 @@ use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::ops::{Cond, Op, Scan, While};
 use meshloom::sharding::Mesh;
 
-pub use apply::{apply, known};
+pub use apply::apply;
 pub use number::literal;
 
 use super::spmd;

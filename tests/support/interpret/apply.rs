@@ -11,21 +11,16 @@ use super::number::{binary, compare, cumulate, packed, round, unary};
 
 /// The results of an op, which have these types.
 pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Literal> {
-    known(op, operands, types).unwrap_or_else(|| panic!("{} is not interpreted", op.name()))
-}
-
-/// As [`apply`]; `None` for an op that is not interpreted.
-pub fn known(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Option<Vec<Literal>> {
     match op {
         Op::Barrier(_) | Op::MoveTo(_) | Op::Named(_) | Op::Reshard(_) | Op::StopGradient(_) | Op::WithAxes(_) => {
-            Some(operands.iter().map(|&literal| literal.clone()).collect())
+            operands.iter().map(|&literal| literal.clone()).collect()
         }
-        Op::Threefry(_) => Some(threefry(operands, types)),
+        Op::Threefry(_) => threefry(operands, types),
         op => {
             let ty = types[0];
             let found =
                 moved(op, operands, ty).or_else(|| computed(op, operands, ty)).or_else(|| evaluate(op, operands));
-            found.map(|literal| vec![literal])
+            vec![found.unwrap_or_else(|| panic!("{} is not interpreted", op.name()))]
         }
     }
 }
