@@ -147,12 +147,19 @@ impl Walk<'_, '_> {
                     is_zero(self.graph, value) || complete && operands[index].rank() == 0
                 };
                 let mut stated = which.iter().copied().filter(|&index| !is_made(index));
-                let mut common: Axes = unreduced(stated.next()?)?.into();
+                let mut axes: Axes = unreduced(stated.next()?)?.into();
+                // So is one that is a sum over fewer axes than another: of scalars, one reduction over all axes costs
+                // less than one for each.
+                let is_union = which.iter().all(|&index| operands[index].rank() == 0);
                 for index in stated {
                     let other = unreduced(index)?;
-                    common.retain(|axis| other.contains(axis));
+                    if is_union {
+                        axes.extend(without(other, &axes));
+                    } else {
+                        axes.retain(|axis| other.contains(axis));
+                    }
                 }
-                (!common.is_empty()).then_some(Carried { axes: common, operands: which })
+                (!axes.is_empty()).then_some(Carried { axes, operands: which })
             }
             Linear::Each(which) => {
                 let which = which.of(operands.len());
