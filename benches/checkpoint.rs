@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let rows = (mib * 256 / VALUES).next_multiple_of(DEVICES);
     let ty = TensorType::new(DType::F32, &[rows, WIDTH]);
     let bytes: Vec<u8> = (0..ty.byte_count()).map(|place| (place / 3) as u8).collect();
-    let literal = Literal::from_bytes(ty.clone(), bytes).ok_or_else(|| anyhow::anyhow!("a size"))?;
+    let literal = Literal::from_bytes(ty.clone(), bytes)?;
     let part = rows / DEVICES;
     let boxes = (0..DEVICES).map(|device| vec![device * part..(device + 1) * part, 0..WIDTH]).collect();
     let layout = ShardLayout::from_boxes(&ty.dims, boxes)?;

@@ -79,6 +79,23 @@ pub mod partition;
 pub mod emit;
 pub mod compile;
 
+/// What most programs use: `use meshloom::prelude::*;`.
+pub mod prelude {
+    pub use crate::compile::{CompiledFunction, LowerOptions, compile, lower};
+    pub use crate::ir::DType::{self, *};
+    pub use crate::ir::Literal;
+    pub use crate::nn::{self, initialize};
+    pub use crate::optim::{AdamW, Sgd, WarmupCosine, clip_by_global_norm, global_norm};
+    pub use crate::pjrt::{Array, Client};
+    pub use crate::sharding::{Mesh, RuleSets, Rules};
+    pub use crate::trace::{
+        Function, Init, Key, MapTree, Param, ScanOptions, Tensor, TensorSpec, Tree, VmapOptions, arange, checkpoint,
+        concatenate, cond, constant, custom_vjp, einsum, einsum_with, full, grad, iota, jvp, scan, scan_with, scope,
+        stack, value_and_grad, value_and_grad_aux, vjp, vmap, vmap_with, while_loop, zeros,
+    };
+    pub use crate::tree;
+}
+
 pub use compile::Error;
 pub use meshloom_hlo as hlo;
 pub use meshloom_pjrt as pjrt;

@@ -23,6 +23,9 @@ pub enum Error {
     /// The caller's fault: values that do not fill a tree.
     #[error(transparent)]
     Leaves(#[from] crate::trace::LeafCountError),
+    /// The caller's fault: host values that do not fill a literal.
+    #[error(transparent)]
+    Literal(#[from] crate::ir::LiteralError),
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),

@@ -15,7 +15,8 @@ pub struct CompiledFunction<I, O> {
     outputs: O,
 }
 
-/// Lowers a function and compiles it.
+/// Lowers a function and compiles it. The state of a [step](Function::trace_step) is donated, besides what the options
+/// say.
 ///
 /// ```
 /// use meshloom::compile::{LowerOptions, compile};
@@ -44,7 +45,9 @@ where
     I: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
     O: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
 {
-    let program = lower(function.graph(), options)?.compile(client)?;
+    let mut options = options.clone();
+    options.aliases.extend(function.aliases());
+    let program = lower(function.graph(), &options)?.compile(client)?;
     Ok(CompiledFunction { program, inputs: function.inputs().clone(), outputs: function.outputs().clone() })
 }
 
@@ -96,6 +99,39 @@ where
     pub fn call(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<O as MapTree<Literal>>::Mapped, Error> {
         let outputs = self.run(&self.put(inputs)?)?.leaves();
         let outputs = outputs.iter().map(Array::get).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.outputs.fill(outputs)?)
+    }
+}
+
+impl<S, I, O> CompiledFunction<(S, I), (S, O)>
+where
+    S: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
+    I: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
+    O: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
+    <S as MapTree<Literal>>::Mapped: MapTree<Array, Mapped = <S as MapTree<Array>>::Mapped>,
+    <I as MapTree<Literal>>::Mapped: MapTree<Array>,
+{
+    /// Copies a state to the devices, laid out as the program takes it.
+    ///
+    /// # Errors
+    /// A device is out of memory.
+    pub fn put_state(&self, state: &<S as MapTree<Literal>>::Mapped) -> Result<<S as MapTree<Array>>::Mapped, Error> {
+        self.program.put(0, state)
+    }
+
+    /// Starts a step: the old state, which is gone then, and host inputs to the new state and the other outputs, which
+    /// can be read at once.
+    ///
+    /// # Errors
+    /// An input has another type than it was traced with, or a device is out of memory.
+    pub fn step(
+        &self,
+        state: <S as MapTree<Array>>::Mapped,
+        inputs: &<I as MapTree<Literal>>::Mapped,
+    ) -> Result<(<S as MapTree<Array>>::Mapped, <O as MapTree<Array>>::Mapped), Error> {
+        let state = state.leaves();
+        let inputs = self.program.put(state.len(), inputs)?.leaves();
+        let outputs = self.program.run(&state.iter().chain(&inputs).collect::<Vec<_>>())?;
         Ok(self.outputs.fill(outputs)?)
     }
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::rules::*;
 use super::{AxisList, Linear, Operands, ReduceKind, after_batch, batched_dims, complement, to_i64, with_batch};
 use crate::hlo::proto;
-use crate::ir::InternalError;
+use crate::ir::{InternalError, Literal};
 use crate::ops::BinaryKind;
 
 /// Which dimensions of operand, indices and window correspond.
@@ -256,13 +256,8 @@ impl GatherDims {
             builder.splat(ty.clone(), limit as f64)
         } else {
             // A limit that the indices' type cannot hold saturates: no index exceeds it then.
-            let bytes = limits.iter().flat_map(|&limit| {
-                let (bytes, count) = super::Splat::new(TensorType::scalar(ty.dtype), limit as f64).element_bytes();
-                bytes.into_iter().take(count)
-            });
-            let literal =
-                crate::ir::Literal::from_bytes(TensorType::new(ty.dtype, &[limits.len()]), bytes.collect::<Vec<u8>>());
-            let Some(literal) = literal else { return Ok(indices) };
+            let limits_ty = TensorType::new(ty.dtype, &[limits.len()]);
+            let literal = Literal::from_fn(limits_ty, |index| limits[index] as f64);
             let limits = builder.push1(super::Constant(Box::new(literal)), &[])?;
             builder.broadcast(limits, &ty.dims, &[self.index_vector_dim])?
         };

@@ -193,8 +193,10 @@ impl Primitive for WithAxes {
     rules!(jvp: linear, factors: pointwise);
 
     fn batch(&self, context: &mut BatchContext<'_>) -> Result<(), OpError> {
-        let names = std::iter::once(context.axis_name()).chain(self.names.iter().copied());
-        context.all(WithAxes { names: names.collect(), ..self.clone() })
+        // What the batch is called, a dimension of an example is not: it is the batch that is split so.
+        let batch = context.axis_name();
+        let of_example = self.names.iter().map(|&name| if name == batch { Name::default() } else { name });
+        context.all(WithAxes { names: std::iter::once(batch).chain(of_example).collect(), ..self.clone() })
     }
 
     rules!(partition: unchanged);

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::expect_one_for_each;
 use crate::ir::DType;
-use crate::trace::{Init, MapTree, Param, Tensor, Tree, refill};
+use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, refill};
 
 /// AdamW's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl AdamW {
     }
 
     /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar)
-    /// counts from 0, `rate` is an `f32` scalar. Computed in `f32`.
+    /// counts from 0, `rate` is an `f32` scalar or a number. Computed in `f32`.
     ///
     /// `p := p - rate * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay * p)` with `t = step + 1`.
     ///
@@ -66,7 +66,7 @@ impl AdamW {
         gradients: &P,
         state: &AdamWState<P>,
         step: Tensor,
-        rate: Tensor,
+        rate: impl Operand,
     ) -> (P, AdamWState<P>) {
         let leaves = params.leaves();
         let lists = [

@@ -5,14 +5,13 @@
 //! ```
 //! use meshloom::ir::DType::{F32, S32};
 //! use meshloom::optim::{AdamW, WarmupCosine};
-//! use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, grad};
+//! use meshloom::trace::{Function, Init, Param, TensorSpec, grad};
 //!
 //! let params = (Param::new(F32, [8, 4], &["embed", "mlp"], Init::Normal(0.1)),);
 //! let (adamw, schedule) = (AdamW::default(), WarmupCosine { peak: 1e-3, warmup: 10, steps: 100, floor: 0.1 });
 //! let state = adamw.state(&params);
-//! let spec = |param: &Param| param.spec.clone();
-//! let specs = (params.map(|_, param| spec(param)), state.map(|_, param| spec(param)), TensorSpec::new(S32, []));
-//! let function = Function::trace("update", specs, |(weights, state, step)| {
+//! let inputs = (&params, &state, TensorSpec::new(S32, []));
+//! let function = Function::trace("update", inputs, |(weights, state, step)| {
 //!     let gradients = grad(weights, |(weight,)| weight.square().sum(..));
 //!     adamw.update(&params, &weights, &gradients, &state, step, schedule.rate(step))
 //! })?;

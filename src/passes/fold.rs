@@ -87,7 +87,7 @@ fn fold_constants(node: &mut Match<'_, '_>) -> Option<Value> {
     if let Some(first) = first
         && elements.all(|element| element == first)
     {
-        let element = Literal::from_bytes(TensorType::scalar(result.ty().dtype), first)?;
+        let element = Literal::from_bytes(TensorType::scalar(result.ty().dtype), first).ok()?;
         if let Some(splat) = splat(&element, node.ty) {
             return node.push(splat, &[]);
         }

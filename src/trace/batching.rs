@@ -73,7 +73,9 @@ pub struct VmapOptions {
     /// The axis of each output that runs over the examples; `None` for one that must be the same for all.
     pub outputs: MappedAxes,
     /// The logical axis name of the batch: it is put before the names that `f` gives with [`Tensor::with_axes`], so the
-    /// rules in force shard the batch. Without a name, such a value is not split along the batch.
+    /// rules in force shard the batch. A dimension of an example that `f` gives the same name has none then. By default
+    /// it is the name that the mapped axis has in the first input that declares one, as an input of the traced function
+    /// or by [`Tensor::with_axes`]. Without a name, such a value is not split along the batch.
     pub name: Option<&'static str>,
     /// Number of examples; needed only when no input is mapped.
     pub size: Option<usize>,
@@ -206,7 +208,12 @@ impl Examples {
             let message = "a vmap that maps no input needs `VmapOptions::size`".to_owned();
             return Err(TraceErrorKind::Other(message));
         };
-        examples.axis = BatchAxis { size, name: options.name.map(Name::new).unwrap_or_default() };
+        let declared = || {
+            let of_leaf = |(&leaf, &axis): (&Tensor, &Option<usize>)| context::names_of(leaf).get(axis?).copied();
+            leaves.iter().zip(&examples.axes).filter_map(of_leaf).find(|name| !name.is_none())
+        };
+        let name = options.name.map(Name::new).or_else(declared).unwrap_or_default();
+        examples.axis = BatchAxis { size, name };
         Ok(examples)
     }
 }

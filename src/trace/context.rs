@@ -17,7 +17,10 @@ use smallvec::SmallVec;
 
 use super::control::unreachable_body;
 use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
-use crate::ir::{DType, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType, Value};
+use crate::ir::{
+    AxisNames, DType, Definition, Graph, GraphBuilder, InternalError, OpError, Origin, PortInfo, Scope, TensorType,
+    Value,
+};
 use crate::ops::Op;
 
 pub(crate) type Place = &'static Location<'static>;
@@ -237,6 +240,22 @@ pub(super) fn port_of(tensor: Tensor) -> (TensorType, PortInfo) {
         frame.paths.get(&tensor.value).cloned()
     });
     (type_of(tensor), path.map(PortInfo::named).unwrap_or_default())
+}
+
+/// The logical axis names that a tensor was given, as an input or by the op that made it; empty for none.
+pub(super) fn names_of(tensor: Tensor) -> AxisNames {
+    with_stack(|stack| {
+        let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame);
+        let graph = frame.filter(|_| tensor.value != POISON)?.builder.graph();
+        match graph.definition(tensor.value) {
+            Definition::Input(input) => Some(graph.input_info().get(input as usize)?.axes.clone()),
+            Definition::Result(node, _) => match graph.node(node).op() {
+                Op::WithAxes(op) => Some(op.names.clone()),
+                _ => None,
+            },
+        }
+    })
+    .unwrap_or_default()
 }
 
 /// Runs `f` with one more name on the scope path.

@@ -70,6 +70,18 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
             ));
         }
     }
+    for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate().skip(1) {
+        let (first, ty) = (operands[0], operand.ty());
+        if ty.dtype != first.dtype() {
+            return refuse(format!("operand 0 has type {}, but operand {index} {ty}; convert one of them", first.ty()));
+        }
+        for (letter, size) in letters.iter().zip(ty.dims) {
+            let place = inputs[0].iter().position(|other| other == letter);
+            if let Some(other) = place.map(|place| first.dims()[place]).filter(|&other| other != size) {
+                return refuse(format!("`{letter}` has size {other} in operand 0, but size {size} in operand {index}"));
+            }
+        }
+    }
     for letters in inputs.iter().chain([&output]) {
         for (index, letter) in letters.iter().enumerate() {
             if !letter.is_alphabetic() {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::autodiff::GradientError;
-use crate::ir::{OpError, Origin, write_place};
+use crate::ir::{DType, OpError, Origin, write_place};
 
 /// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
 /// has no meaning.
@@ -43,6 +43,14 @@ pub enum TraceErrorKind {
         /// The construct.
         construct: &'static str,
     },
+    /// A Rust number that the element type of a tensor cannot hold.
+    #[error("{dtype} cannot hold the number {number}; {}", advice(*.dtype))]
+    Number {
+        /// The number.
+        number: f64,
+        /// The element type.
+        dtype: DType,
+    },
     /// An einsum formula that cannot be read.
     #[error("einsum formula `{formula}`: {problem}")]
     Einsum {
@@ -62,6 +70,15 @@ pub enum TraceErrorKind {
     Other(String),
 }
 
+/// What to do about a number that does not fit.
+fn advice(dtype: DType) -> &'static str {
+    if dtype.is_float() {
+        "convert the tensor to a wider type first"
+    } else {
+        "convert the tensor to a type that can first, such as `x.convert(F32)`"
+    }
+}
+
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
@@ -78,7 +95,14 @@ impl std::error::Error for TraceError {}
 impl TraceError {
     /// An error without a known place.
     pub(crate) fn other(message: String) -> TraceError {
-        TraceError { kind: TraceErrorKind::Other(message), origin: Origin::default() }
+        TraceErrorKind::Other(message).into()
+    }
+}
+
+/// Without a place.
+impl From<TraceErrorKind> for TraceError {
+    fn from(kind: TraceErrorKind) -> TraceError {
+        TraceError { kind, origin: Origin::default() }
     }
 }
 

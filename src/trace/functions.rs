@@ -20,7 +20,7 @@ impl Tensor {
     /// The larger of each element and 0. The gradient at 0 is 0; NaN stays.
     #[track_caller]
     pub fn relu(self) -> Tensor {
-        self.clamp(0.0, self.dtype().highest())
+        if self.dtype().is_float() { self.clamp(0.0, self.dtype().highest()) } else { self.maximum(0.0) }
     }
 
     /// `x * logistic(x)`.
@@ -103,21 +103,36 @@ impl Tensor {
         })
     }
 
-    /// The mean along the axes.
+    /// The mean along the axes, of a floating-point tensor.
     #[track_caller]
     pub fn mean(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
-        composite(place, || self.mean_along(&self.axes(axes, place)))
+        composite(place, || {
+            let x = self.expect_float("the mean");
+            x.mean_along(&x.axes(axes, place))
+        })
     }
 
-    /// Mean squared distance from the mean along the axes (of the population: divided by the count).
+    /// Mean squared distance from the mean along the axes (of the population: divided by the count), of a
+    /// floating-point tensor.
     #[track_caller]
     pub fn variance(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
         composite(place, || {
-            let axes = self.axes(axes, place);
-            (self - self.mean_along(&axes).repeated_along(&axes, self)).square().mean_along(&axes)
+            let x = self.expect_float("the variance");
+            let axes = x.axes(axes, place);
+            (x - x.mean_along(&axes).repeated_along(&axes, x)).square().mean_along(&axes)
         })
+    }
+
+    /// This tensor, if it is of a floating-point type: of integers, what `what` names would mostly be rounded.
+    #[track_caller]
+    pub(crate) fn expect_float(self, what: &str) -> Tensor {
+        if self.dtype().is_float() {
+            return self;
+        }
+        let expected = "a floating-point tensor, such as `x.convert(F32)`".to_owned();
+        self.mismatch(&format!("{what} of a tensor"), expected, self.ty().to_string(), Location::caller())
     }
 
     #[track_caller]

@@ -271,9 +271,9 @@ impl At<'_> {
         Some((combined, dims))
     }
 
-    /// The last index of a dimension; one that the indices' type cannot hold is above all that it can.
+    /// The last index of a dimension, or of the indices' type, if that is less.
     fn last(self, axis: usize) -> f64 {
-        self.target.dims()[axis] as f64 - 1.0
+        (self.target.dims()[axis] as f64 - 1.0).min(self.indices[axis].dtype().highest())
     }
 
     fn fill_outside(self, found: Tensor, number: f64, place: Place) -> Tensor {

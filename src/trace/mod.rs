@@ -18,7 +18,7 @@
 //! - **Shapes are strict.** Elementwise operators take two tensors of the same dimensions, or one without dimensions
 //!   (or a Rust number), which is repeated. Anything else is broadcast explicitly ([`Tensor::broadcast_to`],
 //!   [`Tensor::broadcast_like`]). Element types never convert by themselves, except that a Rust number takes the
-//!   tensor's.
+//!   tensor's. A number that the type cannot hold, such as 0.5 in an `s32`, is an error, never rounded to an integer.
 //! - **Errors come at the end.** A wrong operation poisons its result; [`Function::trace`] returns the first error,
 //!   with the source line and scope of the call that was wrong.
 //! - **Closures capture.** The closures of [`scan`], [`while_loop`], [`cond`], [`checkpoint`], [`value_and_grad`],
@@ -53,10 +53,11 @@ pub use function::Function;
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
 pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together};
-pub use operators::Operand;
+pub use operators::{Broadcast, KeepDims, Operand};
 pub use random::{Fold, Key};
 pub use tensor::{
-    Axes, Index, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack, zeros,
+    Axes, Index, Indices, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack,
+    zeros,
 };
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
-pub use tree::{LeafCountError, MapTree, Path, PathPart, TensorTree, Tree};
+pub use tree::{Inputs, LeafCountError, MapTree, Path, PathPart, Specs, TensorTree, Tree};

@@ -3,7 +3,7 @@
 use std::ops;
 use std::panic::Location;
 
-use super::context::{Place, apply};
+use super::context::{self, Place, apply, composite};
 use super::tensor::splat;
 use super::{Axes, DotOptions, Tensor};
 use crate::ops::{
@@ -12,14 +12,26 @@ use crate::ops::{
 };
 
 /// Something that takes part in an elementwise operation with a tensor: a tensor or a Rust number.
+///
+/// A number takes the tensor's element type, which must [hold](crate::ir::DType::holds) it: `x * 0.5` is an error where
+/// `x` is `s32`. Division of integers truncates, as Rust's does.
 pub trait Operand: Copy {
     /// The operand as a tensor; a number takes the type of `other`.
     fn tensor(self, other: Tensor, place: Place) -> Tensor;
+
+    /// The tensor that it is, if it is no number.
+    fn own(self) -> Option<Tensor> {
+        None
+    }
 }
 
 impl Operand for Tensor {
     fn tensor(self, _: Tensor, _: Place) -> Tensor {
         self
+    }
+
+    fn own(self) -> Option<Tensor> {
+        Some(self)
     }
 }
 
@@ -32,6 +44,21 @@ impl Operand for f64 {
 impl Operand for i32 {
     fn tensor(self, other: Tensor, place: Place) -> Tensor {
         splat(other.ty(), self.into(), place)
+    }
+}
+
+/// A tensor that is repeated to the dimensions of the other operand, as NumPy does: dimensions are matched from the
+/// back, missing ones and those of size 1 repeat. [`Tensor::broadcast`] asks for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Broadcast(Tensor);
+
+impl Operand for Broadcast {
+    fn tensor(self, other: Tensor, place: Place) -> Tensor {
+        if other.value == context::POISON { other } else { self.0.broadcast_to_at(&other.dims(), place) }
+    }
+
+    fn own(self) -> Option<Tensor> {
+        Some(self.0)
     }
 }
 
@@ -236,6 +263,35 @@ comparison_methods! {
     not_equal Ne;
 }
 
+/// A tensor whose reductions keep the dimensions that they fold, with size 1. [`Tensor::keep_dims`] makes it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct KeepDims(Tensor);
+
+impl KeepDims {
+    /// The mean along the axes, of a floating-point tensor.
+    #[track_caller]
+    pub fn mean(self, axes: impl Axes) -> Tensor {
+        self.fold(axes, Location::caller(), |x, axes| x.mean(axes))
+    }
+
+    /// As [`Tensor::variance`].
+    #[track_caller]
+    pub fn variance(self, axes: impl Axes) -> Tensor {
+        self.fold(axes, Location::caller(), |x, axes| x.variance(axes))
+    }
+
+    fn fold(self, axes: impl Axes, place: Place, f: impl FnOnce(Tensor, &[i32]) -> Tensor) -> Tensor {
+        composite(place, || {
+            let axes = self.0.axes(axes, place);
+            let folded = f(self.0, &axes.iter().map(|&axis| axis as i32).collect::<Vec<_>>());
+            let mut dims = self.0.dims();
+            axes.iter().for_each(|&axis| dims[axis] = 1);
+            folded.reshape_at(&dims, place)
+        })
+    }
+}
+
 macro_rules! reduction_methods {
     ($($(#[$doc:meta])* $method:ident $kind:ident;)*) => {
         impl Tensor {$(
@@ -244,6 +300,14 @@ macro_rules! reduction_methods {
             pub fn $method(self, axes: impl Axes) -> Tensor {
                 let axes = self.axes(axes, Location::caller());
                 apply(Reduce { kind: ReduceKind::$kind, axes }, &[self], Location::caller())
+            }
+        )*}
+
+        impl KeepDims {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(self, axes: impl Axes) -> Tensor {
+                self.fold(axes, Location::caller(), |x, axes| x.$method(axes))
             }
         )*}
     };
@@ -265,6 +329,23 @@ reduction_methods! {
 }
 
 impl Tensor {
+    /// This tensor with reductions that keep the dimensions that they fold: `x.keep_dims().sum(-1)`.
+    pub fn keep_dims(self) -> KeepDims {
+        KeepDims(self)
+    }
+
+    /// This tensor as an operand that NumPy's rules repeat to the dimensions of the other one.
+    ///
+    /// ```
+    /// # use meshloom::prelude::*;
+    /// let function = Function::trace("center", TensorSpec::new(F32, [4, 8]), |x| x - x.keep_dims().mean(-1).broadcast())?;
+    /// assert_eq!(function.outputs().ty.to_string(), "f32[4,8]");
+    /// # Ok::<(), meshloom::Error>(())
+    /// ```
+    pub fn broadcast(self) -> Broadcast {
+        Broadcast(self)
+    }
+
     /// Position (`s32`) of the largest element along an axis; the first of equals.
     #[track_caller]
     pub fn argmax(self, axis: i32) -> Tensor {
@@ -288,21 +369,24 @@ impl Tensor {
         binary(BinaryKind::Multiply, self, self, Location::caller())
     }
 
-    /// One over each element.
+    /// One over each element, of a floating-point tensor.
     #[track_caller]
     pub fn recip(self) -> Tensor {
         let place = Location::caller();
+        self.expect_float("the reciprocal");
         binary(BinaryKind::Divide, splat(self.ty(), 1.0, place), self, place)
     }
 
-    /// Elementwise choice by this `pred` tensor. Where one of the three has no dimensions, it is repeated.
+    /// Elementwise choice by this `pred` tensor. Where one of the three has no dimensions, it is repeated. One of the
+    /// choices may be a number, of the type of the other.
     #[track_caller]
     pub fn select(self, on_true: impl Operand, on_false: impl Operand) -> Tensor {
         let place = Location::caller();
-        // A number takes the type of the other choice, so one of the two must be a tensor for the type to be known.
-        let on_true_tensor = on_true.tensor(self, place);
-        let on_false = on_false.tensor(on_true_tensor, place);
-        let on_true = on_true.tensor(on_false, place);
+        let Some(choice) = on_true.own().or(on_false.own()) else {
+            let expected = "one that is a tensor, whose type the other takes".to_owned();
+            return self.mismatch("the choices of a select", expected, "two numbers".to_owned(), place);
+        };
+        let (on_true, on_false) = (on_true.tensor(choice, place), on_false.tensor(choice, place));
         let (on_true, on_false) = align(on_true, on_false, place);
         let (chosen, on_true) = align(self, on_true, place);
         let (chosen, on_false) = align(chosen, on_false, place);

@@ -25,7 +25,7 @@ use std::panic::Location;
 
 use super::context::{self, Place, apply, apply_many, composite};
 use super::tensor::splat;
-use super::{Index, Tensor, TensorSpec, TraceErrorKind, arange, full, iota, sort_together, stack, zeros};
+use super::{Tensor, TensorSpec, TraceErrorKind, arange, full, iota, sort_together, stack, zeros};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{ArgReduce, ArgReduceKind, Threefry};
 
@@ -110,7 +110,7 @@ fn threefry(key: Key<Tensor>, counters: [Tensor; 2]) -> [Tensor; 2] {
         return [fail("the key of a random draw", expected, ty.to_string()); 2];
     }
     let dims = counters[1].dims();
-    let [first, second] = [0, 1].map(|word| key.data.index([Index::At(word)]).broadcast_to(&dims));
+    let [first, second] = [0, 1].map(|word| key.data.index(word).broadcast_to(&dims));
     let operands = [first, second, counters[0], counters[1]];
     let words = apply_many(Threefry.into(), &operands, 2, Location::caller());
     [words[0], words[1]]
@@ -176,7 +176,7 @@ fn gumbel(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
 
 /// Row `index` of a stack of keys.
 fn key_at(keys: Tensor, index: usize) -> Key<Tensor> {
-    Key { data: keys.index([Index::At(index as i64)]) }
+    Key { data: keys.index(index as i64) }
 }
 
 fn split(key: Key<Tensor>, count: usize) -> Tensor {

@@ -1,7 +1,7 @@
 //! Tensor handles, their shape operations, and tensors made from nothing.
 
 use std::fmt;
-use std::ops::{Bound, Range, RangeBounds, RangeFull};
+use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeTo};
 use std::panic::Location;
 
 use smallvec::SmallVec;
@@ -164,22 +164,68 @@ pub enum Index {
     At(i64),
 }
 
-impl From<i32> for Index {
-    fn from(at: i32) -> Index {
-        Index::At(at.into())
+macro_rules! indices_from {
+    ($($from:ty: |$value:ident| $index:expr;)*) => {$(
+        impl From<$from> for Index {
+            fn from($value: $from) -> Index {
+                $index
+            }
+        }
+
+        impl Indices for $from {
+            fn indices(self) -> SmallVec<[Index; 6]> {
+                [self.into()].into_iter().collect()
+            }
+        }
+    )*};
+}
+
+/// What [`Tensor::index`] takes: one index, or a tuple or array of them. `x.index((.., 0, 2..5))`.
+pub trait Indices {
+    /// One entry for each of the leading dimensions.
+    fn indices(self) -> SmallVec<[Index; 6]>;
+}
+
+indices_from! {
+    i32: |at| Index::At(at.into());
+    i64: |at| Index::At(at);
+    RangeFull: |_all| Index::Range(0, None);
+    Range<usize>: |range| Index::Range(range.start, Some(range.end));
+    RangeFrom<usize>: |range| Index::Range(range.start, None);
+    RangeTo<usize>: |range| Index::Range(0, Some(range.end));
+}
+
+impl<const N: usize> Indices for [Index; N] {
+    fn indices(self) -> SmallVec<[Index; 6]> {
+        self.into_iter().collect()
     }
 }
 
-impl From<RangeFull> for Index {
-    fn from(_: RangeFull) -> Index {
-        Index::Range(0, None)
+impl<const N: usize> Indices for [i64; N] {
+    fn indices(self) -> SmallVec<[Index; 6]> {
+        self.map(Index::At).into_iter().collect()
     }
 }
 
-impl From<Range<usize>> for Index {
-    fn from(range: Range<usize>) -> Index {
-        Index::Range(range.start, Some(range.end))
-    }
+macro_rules! indices_of_tuples {
+    ($(($($index:ident)*);)*) => {$(
+        impl<$($index: Into<Index>),*> Indices for ($($index,)*) {
+            #[expect(non_snake_case, reason = "types and values of a tuple share their names")]
+            fn indices(self) -> SmallVec<[Index; 6]> {
+                let ($($index,)*) = self;
+                [$($index.into()),*].into_iter().collect()
+            }
+        }
+    )*};
+}
+
+indices_of_tuples! {
+    (A);
+    (A B);
+    (A B C);
+    (A B C D);
+    (A B C D E);
+    (A B C D E F);
 }
 
 impl Tensor {
@@ -297,7 +343,11 @@ impl Tensor {
     /// Repeats to `dims`: dimensions are matched from the back, missing ones and those of size 1 are repeated.
     #[track_caller]
     pub fn broadcast_to(self, dims: impl AsRef<[usize]>) -> Tensor {
-        let (dims, own, place) = (dims.as_ref(), self.dims(), Location::caller());
+        self.broadcast_to_at(dims.as_ref(), Location::caller())
+    }
+
+    pub(super) fn broadcast_to_at(self, dims: &[usize], place: Place) -> Tensor {
+        let own = self.dims();
         let offset = dims.len().saturating_sub(own.len());
         // Dimensions of size 1 that grow are dropped first, since a broadcast never changes a size.
         let kept: AxisList = (0..own.len()).filter(|&dim| Some(&own[dim]) == dims.get(offset + dim)).collect();
@@ -355,9 +405,18 @@ impl Tensor {
     }
 
     /// Selects along the leading dimensions: a range keeps a dimension, a number removes it; later dimensions stay.
+    /// Negative numbers count from the back.
+    ///
+    /// ```
+    /// # use meshloom::prelude::*;
+    /// let function = Function::trace("last", TensorSpec::new(F32, [4, 8, 3]), |x| (x.index((.., -1)), x.index(2)))?;
+    /// assert_eq!(function.outputs().0.ty.to_string(), "f32[4,3]");
+    /// assert_eq!(function.outputs().1.ty.to_string(), "f32[8,3]");
+    /// # Ok::<(), meshloom::Error>(())
+    /// ```
     #[track_caller]
-    pub fn index(self, indices: impl AsRef<[Index]>) -> Tensor {
-        let (dims, place, indices) = (self.dims(), Location::caller(), indices.as_ref());
+    pub fn index(self, indices: impl Indices) -> Tensor {
+        let (dims, place, indices) = (self.dims(), Location::caller(), indices.indices());
         if indices.len() > dims.len() {
             let expected = format!("at most {} indices", dims.len());
             return self.mismatch("indexing", expected, indices.len().to_string(), place);
@@ -492,7 +551,7 @@ impl Tensor {
         apply(Reshard::new(spec), &[self], Location::caller())
     }
 
-    /// A tensor of this type whose elements are all `number`.
+    /// A tensor of this type whose elements are all `number`, which the type must hold.
     #[track_caller]
     pub fn full_like(self, number: f64) -> Tensor {
         splat(self.ty(), number, Location::caller())
@@ -505,11 +564,15 @@ impl Tensor {
     }
 }
 
+/// A number as every element of a tensor: where Rust numbers enter a trace. Nothing is rounded to an integer.
 pub(super) fn splat(ty: TensorType, number: f64, place: Place) -> Tensor {
+    if !ty.dtype.holds(number) {
+        return context::fail(TraceErrorKind::Number { number, dtype: ty.dtype }, place);
+    }
     apply(Splat::new(ty, number), &[], place)
 }
 
-/// A tensor whose elements are all `number`.
+/// A tensor whose elements are all `number`, which the type must hold.
 #[track_caller]
 pub fn full(dtype: DType, dims: impl AsRef<[usize]>, number: f64) -> Tensor {
     splat(TensorType::new(dtype, dims.as_ref()), number, Location::caller())
@@ -527,22 +590,28 @@ pub fn constant(value: Literal) -> Tensor {
     apply(Constant(Box::new(value)), &[], Location::caller())
 }
 
-/// Positions along dimension `axis` of a tensor.
+/// Positions along dimension `axis` of a tensor, which an integer type must hold; floating-point types round them.
 #[track_caller]
 pub fn iota(dtype: DType, dims: impl AsRef<[usize]>, axis: i32) -> Tensor {
     let (ty, place) = (TensorType::new(dtype, dims.as_ref()), Location::caller());
-    match resolve_axes([axis], ty.rank()) {
-        Ok(axes) => apply(Iota { ty, axis: axes[0] }, &[], place),
+    let axis = match resolve_axes([axis], ty.rank()) {
+        Ok(axes) => axes[0],
         Err(axis) => {
-            context::fail(TraceErrorKind::Other(format!("axis {axis} is out of range for an iota of type {ty}")), place)
+            let message = format!("axis {axis} is out of range for an iota of type {ty}");
+            return context::fail(TraceErrorKind::Other(message), place);
         }
+    };
+    let last = ty.dims[axis].saturating_sub(1) as f64;
+    if !dtype.is_float() && !dtype.holds(last) {
+        return context::fail(TraceErrorKind::Number { number: last, dtype }, place);
     }
+    apply(Iota { ty, axis }, &[], place)
 }
 
-/// 0, 1, .. below `count`.
+/// 0, 1, .. below `count`. As [`iota`] of one dimension.
 #[track_caller]
 pub fn arange(dtype: DType, count: usize) -> Tensor {
-    apply(Iota { ty: TensorType::new(dtype, &[count]), axis: 0 }, &[], Location::caller())
+    iota(dtype, [count], 0)
 }
 
 /// Joins tensors along a dimension.

@@ -129,6 +129,51 @@ pub trait MapTree<U>: Tree {
     }
 }
 
+/// What [`Function::trace`](super::Function::trace) takes for the inputs of a function: [`TensorSpec`]s and
+/// [`Param`]s, in the structs of [`tree!`](crate::tree), tuples, `Vec`, arrays, `Box` and `Option`.
+pub trait Inputs {
+    /// The same structure over types.
+    type Specs: Tree<Leaf = TensorSpec> + MapTree<Tensor>;
+
+    /// The type of every input.
+    fn specs(&self) -> Self::Specs;
+}
+
+/// Any tree of types as [`Inputs`]: for code that is generic over trees.
+#[derive(Clone, Debug)]
+pub struct Specs<I>(pub I);
+
+impl<I: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone> Inputs for Specs<I> {
+    type Specs = I;
+
+    fn specs(&self) -> I {
+        self.0.clone()
+    }
+}
+
+macro_rules! inputs {
+    ($([$($generics:tt)*] $type:ty => $specs:ty, |$this:ident| $expr:expr;)*) => {$(
+        impl<$($generics)*> Inputs for $type {
+            type Specs = $specs;
+
+            fn specs(&self) -> $specs {
+                let $this = self;
+                $expr
+            }
+        }
+    )*};
+}
+
+inputs! {
+    [] TensorSpec => TensorSpec, |this| this.clone();
+    [] Param => TensorSpec, |this| this.spec.clone();
+    [A: Inputs] &A => A::Specs, |this| A::specs(this);
+    [A: Inputs] Vec<A> => Vec<A::Specs>, |this| this.iter().map(A::specs).collect();
+    [A: Inputs, const N: usize] [A; N] => [A::Specs; N], |this| this.each_ref().map(A::specs);
+    [A: Inputs] Box<A> => Box<A::Specs>, |this| Box::new(A::specs(this));
+    [A: Inputs] Option<A> => Option<A::Specs>, |this| this.as_ref().map(A::specs);
+}
+
 /// Values that do not fill a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a tree of {expected} leaves cannot be filled with {found} values")]
@@ -204,6 +249,7 @@ macro_rules! tree {
             @impl $name<$first $(, $rest)*>, self, path, f, next,
             { $(path.descend(stringify!($field), |path| $crate::trace::Tree::visit(&self.$field, path, f));)* }
             { $name { $($field: $crate::trace::Tree::rebuild(&self.$field, next),)* } }
+            { $name { $($field: $crate::trace::Inputs::specs(&self.$field),)* } }
             {
                 $name {
                     $($field: path.descend(stringify!($field), |path| {
@@ -227,6 +273,7 @@ macro_rules! tree {
             @impl $name<$first $(, $rest)*>, self, path, f, next,
             { match self { $($name::$variant(part) => $crate::trace::Tree::visit(part, path, f),)* } }
             { match self { $($name::$variant(part) => $name::$variant($crate::trace::Tree::rebuild(part, next)),)* } }
+            { match self { $($name::$variant(part) => $name::$variant($crate::trace::Inputs::specs(part)),)* } }
             {
                 match self {
                     $($name::$variant(part) => {
@@ -239,8 +286,16 @@ macro_rules! tree {
 
     (
         @impl $name:ident<$first:ident $(, $rest:ident)*>, $self:ident, $path:ident, $f:ident, $next:ident,
-        $visit:block $rebuild:block $map:block
+        $visit:block $rebuild:block $specs:block $map:block
     ) => {
+        impl<$first: $crate::trace::Inputs $(, $rest: $crate::trace::Inputs)*> $crate::trace::Inputs
+            for $name<$first $(, $rest)*>
+        {
+            type Specs = $name<$first::Specs $(, $rest::Specs)*>;
+
+            fn specs(&$self) -> Self::Specs $specs
+        }
+
         impl<$first: $crate::trace::Tree $(, $rest: $crate::trace::Tree<Leaf = $first::Leaf>)*> $crate::trace::Tree
             for $name<$first $(, $rest)*>
         {
@@ -385,6 +440,14 @@ macro_rules! tuple_trees {
 
             fn rebuild(&self, next: &mut dyn FnMut() -> $first::Leaf) -> Self {
                 ($(self.$index.rebuild(next),)*)
+            }
+        }
+
+        impl<$first: Inputs, $($rest: Inputs),*> Inputs for ($first, $($rest,)*) {
+            type Specs = ($first::Specs, $($rest::Specs,)*);
+
+            fn specs(&self) -> Self::Specs {
+                ($(self.$index.specs(),)*)
             }
         }
 

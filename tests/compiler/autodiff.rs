@@ -23,7 +23,7 @@ fn scan_equals_unrolled() {
         &[&[3], &[4, 3, 3]],
         &[
             |x| scan(x[0], x[1], |h, w| (h.matmul(w).tanh(), ())).0.square().sum(..),
-            |x| (0..4).fold(x[0], |h, layer| h.matmul(x[1].index([layer.into()])).tanh()).square().sum(..),
+            |x| (0..4).fold(x[0], |h, layer| h.matmul(x[1].index(layer)).tanh()).square().sum(..),
         ],
     );
 }
@@ -42,7 +42,7 @@ fn reverse_scan_equals_unrolled() {
                 let mut h = x[0];
                 let mut total = zeros(F64, []);
                 for layer in [3, 2, 1, 0] {
-                    let w = x[1].index([layer.into()]);
+                    let w = x[1].index(layer);
                     total = total + (h.exp() * w).sum(..);
                     h = (h * w).sin();
                 }
@@ -71,7 +71,7 @@ fn scan_with_unused_outputs() {
     check(&[&[3], &[4, 3]], |x| {
         let ((h, _), (_, out)) =
             scan((x[0], x[0]), x[1], |(h, unused), w| (((h * w).tanh(), unused.exp()), (unused.sin(), h * h)));
-        h.sum(..) + out.index([1.into()]).sum(..)
+        h.sum(..) + out.index(1).sum(..)
     });
 }
 
@@ -613,7 +613,7 @@ fn interpret(steps: &[Step], h: Tensor, x: &[Tensor]) -> Tensor {
         Step::DotTransposed => x[1].matmul(h.transpose([1, 0])).cos(),
         Step::Normalize => h * (h.square().mean(-1) + 0.1).rsqrt().broadcast_like(h, 0),
         Step::Reshape => h.reshape([9]).pad(0, 1, 0, 0.5).slice(0, ..9).reshape([3, 3]),
-        Step::Slice => stack(&[h.slice(0, 1..).sum(0), x[2], h.index([0.into()])], 1),
+        Step::Slice => stack(&[h.slice(0, 1..).sum(0), x[2], h.index(0)], 1),
         Step::Maximum => (h.maximum(x[1]) + h.max(0).broadcast_to([3, 3]) * h).tanh(),
         Step::Scan { length, reverse, body } => {
             let options = ScanOptions { reverse: *reverse, ..Default::default() };

@@ -6,6 +6,8 @@ mod filetests;
 mod forward_mode;
 mod functions;
 mod library;
+mod numbers;
+mod parts;
 mod passes;
 mod random_graphs;
 mod remat;

@@ -77,8 +77,7 @@ fn check_policies(program: fn(RematPolicy, &[Tensor]) -> Tensor) -> String {
 
 #[test]
 fn policies_in_a_body() {
-    let found =
-        check_policies(|policy, x| checkpoint(policy, (x[0], x[1].index([0.into()])), |(h, w)| layer(h, w)).sum(..));
+    let found = check_policies(|policy, x| checkpoint(policy, (x[0], x[1].index(0)), |(h, w)| layer(h, w)).sum(..));
     insta::assert_snapshot!(found, @r"
     full: again [dot 2, exponential 1, sine 1, tanh 1], kept 72 bytes
     dots: again [exponential 1, sine 1, tanh 1], kept 136 bytes
@@ -116,10 +115,8 @@ fn policies_look_into_loops() {
 fn policies_look_into_branches() {
     let found = check_policies(|policy, x| {
         let flag = x[0].sum(..).less(1e3);
-        checkpoint(policy, (x[0], x[1].index([0.into()])), |(h, w)| {
-            cond(flag, (h, w), |(h, w)| layer(h, w), |(h, _)| h.sin())
-        })
-        .sum(..)
+        checkpoint(policy, (x[0], x[1].index(0)), |(h, w)| cond(flag, (h, w), |(h, w)| layer(h, w), |(h, _)| h.sin()))
+            .sum(..)
     });
     insta::assert_snapshot!(found, @r"
     full: again [dot 2, exponential 1, sine 2, tanh 1], kept 73 bytes
@@ -139,7 +136,7 @@ fn policies_look_into_branches() {
 fn policies_look_into_calls() {
     let found = check_policies(|policy, x| {
         let function = Function::trace("layer", specs(&[&[2, 3], &[3, 3]]), |x| layer(x[0], x[1])).expect("trace");
-        let weights = x[1].index([0.into()]);
+        let weights = x[1].index(0);
         checkpoint(policy, (x[0], weights), |(h, w)| function.call(vec![function.call(vec![h, w]), w])).sum(..)
     });
     insta::assert_snapshot!(found, @r"
@@ -161,7 +158,7 @@ fn policies_look_into_checkpoints() {
     // The inner checkpoint keeps nothing by itself.
     let found = check_policies(|policy, x| {
         let inner = |h: Tensor, w: Tensor| checkpoint(RematPolicy::Full, (h, w), |(h, w)| layer(h, w));
-        checkpoint(policy, (x[0], x[1].index([0.into()])), |(h, w)| inner(h, w)).sum(..)
+        checkpoint(policy, (x[0], x[1].index(0)), |(h, w)| inner(h, w)).sum(..)
     });
     insta::assert_snapshot!(found, @r"
     full: again [dot 2, exponential 1, sine 1, tanh 1], kept 72 bytes
@@ -180,7 +177,7 @@ fn policies_look_into_checkpoints() {
 #[test]
 fn policies_look_into_forward_rules() {
     let found = check_policies(|policy, x| {
-        checkpoint(policy, (x[0], x[1].index([0.into()])), |(h, w)| {
+        checkpoint(policy, (x[0], x[1].index(0)), |(h, w)| {
             let hidden = custom_vjp(
                 (h, w),
                 |(h, w)| h.matmul(w).tanh(),
@@ -216,7 +213,7 @@ fn the_first_policy_that_keeps_a_value_says_where() {
     let moves = |policies: Vec<RematPolicy>| {
         let graph = differentiated(SHAPES, |x| {
             let policy = RematPolicy::Any(policies.clone());
-            checkpoint(policy, (x[0], x[1].index([0.into()])), |(h, w)| layer(h, w)).sum(..)
+            checkpoint(policy, (x[0], x[1].index(0)), |(h, w)| layer(h, w)).sum(..)
         });
         count(&optimize(&graph), "move-to-host")
     };

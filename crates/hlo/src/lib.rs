@@ -28,7 +28,7 @@ mod words;
 
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;
-pub use literal::{Element, Literal, number_bytes};
+pub use literal::{Element, Literal, LiteralError, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use shape::{element_type, literal_proto, shape, tuple_shape};
 pub use stage::Stage;

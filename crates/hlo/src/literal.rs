@@ -37,20 +37,39 @@ pub struct Literal {
 }
 
 impl Literal {
-    /// A literal from raw row-major bytes; `None` when their number is not that of the type.
-    pub fn from_bytes(ty: TensorType, bytes: impl Into<Arc<[u8]>>) -> Option<Literal> {
+    /// A literal from raw row-major bytes.
+    ///
+    /// # Errors
+    /// There are not as many bytes as the type takes.
+    pub fn from_bytes(ty: TensorType, bytes: impl Into<Arc<[u8]>>) -> Result<Literal, LiteralError> {
         let bytes = bytes.into();
-        (bytes.len() == ty.byte_count()).then_some(Literal { ty, bytes })
+        if bytes.len() != ty.byte_count() {
+            return Err(LiteralError { expected: ty.byte_count(), found: bytes.len(), what: "bytes", ty });
+        }
+        Ok(Literal { ty, bytes })
     }
 
-    /// A literal from row-major elements; `None` when their number is not the product of `dims`.
-    pub fn from_slice<T: Element>(dims: &[usize], elements: &[T]) -> Option<Literal> {
-        Literal::from_bytes(TensorType::new(T::DTYPE, dims), bytemuck::cast_slice(elements))
+    /// A literal from row-major elements.
+    ///
+    /// # Errors
+    /// The number of elements is not the product of `dims`.
+    pub fn from_slice<T: Element>(dims: &[usize], elements: &[T]) -> Result<Literal, LiteralError> {
+        Literal::from_elements(TensorType::new(T::DTYPE, dims), elements.len(), bytemuck::cast_slice(elements))
     }
 
-    /// A `pred` literal; `None` when the number of elements is not the product of `dims`.
-    pub fn from_bools(dims: &[usize], elements: &[bool]) -> Option<Literal> {
-        Literal::from_bytes(TensorType::new(DType::Pred, dims), bytemuck::cast_slice::<bool, u8>(elements))
+    /// A `pred` literal from row-major elements.
+    ///
+    /// # Errors
+    /// The number of elements is not the product of `dims`.
+    pub fn from_bools(dims: &[usize], elements: &[bool]) -> Result<Literal, LiteralError> {
+        Literal::from_elements(TensorType::new(DType::Pred, dims), elements.len(), bytemuck::cast_slice(elements))
+    }
+
+    fn from_elements(ty: TensorType, found: usize, bytes: &[u8]) -> Result<Literal, LiteralError> {
+        if found != ty.element_count() {
+            return Err(LiteralError { expected: ty.element_count(), found, what: "elements", ty });
+        }
+        Literal::from_bytes(ty, bytes)
     }
 
     /// A scalar.
@@ -129,6 +148,20 @@ impl Literal {
             DType::F64 => each(bytes, |x: f64| x),
         }
     }
+}
+
+/// Host values of which there are more or fewer than a literal of their type takes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]
+pub struct LiteralError {
+    /// The type of the literal.
+    pub ty: TensorType,
+    /// `elements` or `bytes`.
+    pub what: &'static str,
+    /// As many as the type takes.
+    pub expected: usize,
+    /// As many as are given.
+    pub found: usize,
 }
 
 /// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use crate::literal::Literal;
 use crate::proto::PrimitiveType;
 
 /// The sizes of a tensor's dimensions, major to minor. A scalar has none.
@@ -118,19 +119,43 @@ impl DType {
         }
     }
 
-    /// The largest number of the type: an infinity where it has one. What a 64-bit integer cannot hold saturates.
+    /// The largest number of the type: an infinity where it has one. Those of 64-bit integers are one too high.
     pub const fn highest(self) -> f64 {
         match self {
             DType::Pred => 1.0,
+            DType::S4 => 7.0,
+            DType::S8 => i8::MAX as f64,
+            DType::S16 => i16::MAX as f64,
+            DType::S32 => i32::MAX as f64,
+            DType::S64 => i64::MAX as f64,
+            DType::U4 => 15.0,
+            DType::U8 => u8::MAX as f64,
+            DType::U16 => u16::MAX as f64,
+            DType::U32 => u32::MAX as f64,
+            DType::U64 => u64::MAX as f64,
             DType::F8E4M3FN => 448.0,
             DType::F8E5M2 | DType::BF16 | DType::F16 | DType::F32 | DType::F64 => f64::INFINITY,
-            _ => f64::MAX,
         }
     }
 
     /// Whether this is a signed or unsigned integer type (`pred` is neither).
     pub const fn is_integer(self) -> bool {
         self.is_signed_integer() || self.is_unsigned_integer()
+    }
+
+    /// Whether a number can stand for itself in this type: exactly in an integer type or `pred` (0 or 1); in a
+    /// floating-point type after rounding, which must neither overflow nor leave nothing of it.
+    pub fn holds(self, number: f64) -> bool {
+        if !self.is_float() {
+            let in_range = match self {
+                DType::S64 | DType::U64 => self.lowest() <= number && number < self.highest(),
+                _ => self.lowest() <= number && number <= self.highest(),
+            };
+            return in_range && number.fract() == 0.0;
+        }
+        let held = Literal::from_fn(TensorType::scalar(self), |_| number).to_f64_vec();
+        held.iter()
+            .all(|&held| held == number || number.is_nan() || (number.is_finite() && held.is_finite() && held != 0.0))
     }
 
     /// Whether this is a signed integer type.

@@ -186,5 +186,5 @@ fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {
 /// A literal of these bytes, whose number must be that of the type.
 fn dense(ty: TensorType, bytes: Vec<u8>) -> Result<Literal, PjrtError> {
     let (what, expected, actual) = (format!("bytes of {ty}"), ty.byte_count(), bytes.len());
-    Literal::from_bytes(ty, bytes).ok_or(PjrtError::Count { what, expected, actual })
+    Literal::from_bytes(ty, bytes).map_err(|_| PjrtError::Count { what, expected, actual })
 }

@@ -226,7 +226,7 @@ impl HostCopy {
         }
         let (ty, bytes) = (self.ty.clone(), self.bytes.clone());
         let actual = bytes.len();
-        Literal::from_bytes(ty, bytes).ok_or_else(|| PjrtError::Count {
+        Literal::from_bytes(ty, bytes).map_err(|_| PjrtError::Count {
             what: "bytes read from a device".into(),
             expected: self.ty.byte_count(),
             actual,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::tokenizer::{Tokenizer, TokenizerError};
-use meshloom::ir::{Literal, TensorType};
+use meshloom::ir::{Literal, LiteralError, TensorType};
 use meshloom::nn::next_bits;
 
 /// Blank-line-separated blocks are joined until a document has this many bytes, so that a line of dialogue keeps its
@@ -196,7 +196,7 @@ impl TextDataset {
             let epoch = self.epoch(seed, (row / rows_per_epoch) as u64);
             self.add_row(&mut rows, &epoch, (row % rows_per_epoch) as usize * seq, seq);
         }
-        rows.into_batch(&[batch, seq]).ok_or_else(size_error)
+        rows.into_batch(&[batch, seq]).map_err(|_| size_error())
     }
 
     fn add_row(&self, rows: &mut Rows, epoch: &Epoch, start: usize, seq: usize) {
@@ -270,8 +270,8 @@ impl Rows {
         self.weights.push(if target.is_some() { 1.0 } else { 0.0 });
     }
 
-    fn into_batch(self, dims: &[usize]) -> Option<Batch> {
-        Some(Batch {
+    fn into_batch(self, dims: &[usize]) -> Result<Batch, LiteralError> {
+        Ok(Batch {
             tokens: Literal::from_slice(dims, &self.tokens)?,
             targets: Literal::from_slice(dims, &self.targets)?,
             segment_ids: Literal::from_slice(dims, &self.segment_ids)?,

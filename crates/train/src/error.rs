@@ -73,6 +73,7 @@ of_compiler! {
     SpecError,
     meshloom::compile::ArgumentError,
     meshloom::ir::InternalError,
+    meshloom::ir::LiteralError,
     meshloom::partition::LedgerError,
     meshloom::sharding::UnknownTensor,
     meshloom::trace::LeafCountError,

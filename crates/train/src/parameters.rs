@@ -379,11 +379,11 @@ impl ParameterFile {
             // Any byte but 0 is true there; here it must be 1.
             bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
-        let damaged = || ParameterError::Format {
+        let damaged = |_| ParameterError::Format {
             file: self.path.clone(),
             reason: format!("{path} has {} bytes, which is not what {expected} has", offsets.1 - offsets.0),
         };
-        let literal = Literal::from_bytes(expected.with_dtype(dtype), bytes).ok_or_else(damaged)?;
+        let literal = Literal::from_bytes(expected.with_dtype(dtype), bytes).map_err(damaged)?;
         if dtype == expected.dtype {
             return Ok(literal);
         }

@@ -7,7 +7,7 @@ use crate::Error;
 use meshloom::ir::{Literal, Name};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, Param, Tensor, TensorSpec, Tree, fail_internal, scan};
+use meshloom::trace::{Function, MapTree, Param, Specs, Tensor, TensorSpec, Tree, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
 
 meshloom::tree! {
@@ -177,7 +177,7 @@ impl<M: Model> RunStep<M> {
         let specs = RunInput { state: self.state().map(|_, param| param.spec.clone()), batch: self.batch_specs(calls) };
         let declared = self.of_replica().state().params;
         let name = if calls == Calls::Single { "train_step" } else { "train_steps" };
-        let function = Function::trace(name, specs, |RunInput { state, batch }| {
+        let function = Function::trace(name, Specs(specs), |RunInput { state, batch }| {
             let (state, (loss, grad_norm)) = self.apply(&declared, calls, state, batch);
             RunOutput { state, loss, grad_norm }
         })?;

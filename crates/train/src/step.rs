@@ -8,7 +8,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
 use meshloom::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
-use meshloom::trace::{Function, Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, scope};
+use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, scope};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 
 meshloom::tree! {
@@ -124,7 +124,7 @@ impl<M: Model> TrainStep<M> {
             params: self.state().params.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
         };
-        Ok(Function::trace("loss", specs, |LossInput { params, batch }| {
+        Ok(Function::trace("loss", Specs(specs), |LossInput { params, batch }| {
             let DropoutConfig { rate, seed } = self.dropout;
             let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) });
             let whole = scope("loss", || self.model.whole_batch(&batch));
@@ -142,7 +142,7 @@ impl<M: Model> TrainStep<M> {
             state: declared.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
         };
-        Ok(Function::trace("train_step", specs, |input| self.apply(&declared.params, input))?)
+        Ok(Function::trace("train_step", Specs(specs), |input| self.apply(&declared.params, input))?)
     }
 
     /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations.

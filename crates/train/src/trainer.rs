@@ -283,7 +283,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             let of_row = leaf.ty().dims.get(1..).unwrap_or_default();
             let ty = TensorType::new(leaf.ty().dtype, &[&leading[..], &[rows], of_row].concat());
             let found = bytes.len();
-            Literal::from_bytes(ty.clone(), bytes).ok_or(DataError::Bytes { expected: ty, found })
+            Literal::from_bytes(ty.clone(), bytes).map_err(|_| DataError::Bytes { expected: ty, found })
         };
         let leaves = first.leaves().iter().zip(parts).map(leaf).collect::<Result<Vec<_>, _>>()?;
         Ok(first.fill(leaves)?)

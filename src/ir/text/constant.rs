@@ -49,7 +49,7 @@ fn element_bytes(dtype: DType, text: &str) -> Option<Vec<u8>> {
         dtype => {
             let number: f64 = text.parse::<i64>().ok()? as f64;
             let bytes = encode(dtype, number);
-            let is_exact = Literal::from_bytes(TensorType::scalar(dtype), bytes.clone())?.to_f64_vec() == [number];
+            let is_exact = Literal::from_bytes(TensorType::scalar(dtype), bytes.clone()).ok()?.to_f64_vec() == [number];
             is_exact.then_some(bytes)
         }
     }
@@ -110,7 +110,7 @@ impl OpReader<'_> {
             })?;
             let (found, expected) = (elements.len(), ty.element_count());
             Literal::from_bytes(ty, elements.concat())
-                .ok_or_else(|| start.fail(format!("expected {expected} elements, found {found}")))
+                .map_err(|_| start.fail(format!("expected {expected} elements, found {found}")))
         })
     }
 }

@@ -25,11 +25,11 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
         Op::Constant(op) => Some((*op.0).clone()),
         Op::Splat(op) => {
             let (bytes, width) = op.element_bytes();
-            Literal::from_bytes(ty.clone(), bytes[..width].repeat(ty.element_count()))
+            Literal::from_bytes(ty.clone(), bytes[..width].repeat(ty.element_count())).ok()
         }
         Op::Iota(op) => by_index(ty, |index| Number::from_index(index[op.axis]).bytes(ty.dtype)),
         Op::BroadcastInDim(op) => pick(operand(0), ty, |index, dim| index[op.mapping[dim]]),
-        Op::Reshape(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()),
+        Op::Reshape(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()).ok(),
         Op::Transpose(op) => {
             let mut inverse = op.permutation.clone();
             op.permutation.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
@@ -53,14 +53,14 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
             let starts = starts(&operands[2..], &ty.dims, &operand(1).ty().dims)?;
             let mut bytes = operand(0).bytes().to_vec();
             paste(&mut bytes, ty, operand(1), |index, dim| (starts[dim] + index[dim]) as i64);
-            Literal::from_bytes(ty.clone(), bytes)
+            Literal::from_bytes(ty.clone(), bytes).ok()
         }
         Op::Pad(op) => {
             let mut bytes = operand(1).bytes().repeat(ty.element_count());
             paste(&mut bytes, ty, operand(0), |index, dim| {
                 op.padding[dim].low + (index[dim] * (op.padding[dim].interior + 1)) as i64
             });
-            Literal::from_bytes(ty.clone(), bytes)
+            Literal::from_bytes(ty.clone(), bytes).ok()
         }
         Op::Concatenate(op) => {
             let mut bytes = vec![0; ty.byte_count()];
@@ -71,7 +71,7 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
                 });
                 start += operand.ty().dims[op.axis];
             }
-            Literal::from_bytes(ty.clone(), bytes)
+            Literal::from_bytes(ty.clone(), bytes).ok()
         }
         Op::Select(_) => {
             let width = ty.dtype.byte_count();
@@ -79,13 +79,13 @@ pub fn evaluate(op: &Op, operands: &[&Literal]) -> Option<Literal> {
                 let from = if choice != 0 { operand(1) } else { operand(2) };
                 &from.bytes()[index * width..][..width]
             });
-            Literal::from_bytes(ty.clone(), chosen.copied().collect::<Vec<u8>>())
+            Literal::from_bytes(ty.clone(), chosen.copied().collect::<Vec<u8>>()).ok()
         }
         Op::Unary(op) => elementwise(operands, ty, |x| number::unary(op.0, operand(0).ty().dtype, x[0])),
         Op::Binary(op) => elementwise(operands, ty, |x| number::binary(op.0, ty.dtype, x[0], x[1])),
         Op::Compare(op) => elementwise(operands, ty, |x| number::compare(op.0, operand(0).ty().dtype, x[0], x[1])),
         Op::Convert(op) => elementwise(operands, ty, |x| number::convert(operand(0).ty().dtype, op.0, x[0])),
-        Op::BitcastConvert(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()),
+        Op::BitcastConvert(_) => Literal::from_bytes(ty.clone(), operand(0).bytes()).ok(),
         Op::Reduce(op) => reduce(op, operand(0), ty),
         _ => None,
     }
@@ -127,7 +127,7 @@ fn by_index(ty: &TensorType, mut f: impl FnMut(&[usize]) -> Option<[u8; 8]>) -> 
         Some(element) => bytes.extend_from_slice(&element[..width]),
         None => complete = false,
     });
-    complete.then(|| Literal::from_bytes(ty.clone(), bytes)).flatten()
+    if complete { Literal::from_bytes(ty.clone(), bytes).ok() } else { None }
 }
 
 /// A literal whose elements are elements of `source`, at the coordinate `from` gives for each of its dimensions.
@@ -138,7 +138,7 @@ fn pick(source: &Literal, ty: &TensorType, from: impl Fn(&[usize], usize) -> usi
         let start = position(&source.ty().dims, |dim| from(index, dim)) * width;
         bytes.extend_from_slice(&source.bytes()[start..start + width]);
     });
-    Literal::from_bytes(ty.clone(), bytes)
+    Literal::from_bytes(ty.clone(), bytes).ok()
 }
 
 /// Puts the elements of `source` into `target`, at the coordinate `to` gives for each dimension; what falls outside is
@@ -164,7 +164,7 @@ fn elementwise(operands: &[&Literal], ty: &TensorType, f: impl Fn(&[Number]) -> 
             elements.iter_mut().map(|elements| elements.next().flatten()).collect();
         bytes.extend_from_slice(&f(&numbers?)?.bytes(ty.dtype)?[..ty.dtype.byte_count()]);
     }
-    Literal::from_bytes(ty.clone(), bytes)
+    Literal::from_bytes(ty.clone(), bytes).ok()
 }
 
 /// Folds dimensions in row-major order. Sums and products of floating-point numbers are declined: their order is the

@@ -57,7 +57,7 @@ fn check(file: &SafeTensors<'_>, case: &str) {
         let names = (0..).map(|index| format!("{case}.{kind}{index:02}"));
         let literal = |name: String| {
             let view = file.tensor(&name).ok()?;
-            Literal::from_bytes(TensorType::new(DType::F32, view.shape()), view.data())
+            Literal::from_bytes(TensorType::new(DType::F32, view.shape()), view.data()).ok()
         };
         names.map_while(literal).collect()
     };

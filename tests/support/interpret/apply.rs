@@ -36,7 +36,7 @@ fn moved(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
             op.mapping.iter().zip(strides(dims)).for_each(|(&dim, stride)| own[dim] = stride);
             from(0, &own)
         }
-        Op::Reshape(_) => Literal::from_bytes(ty.clone(), operands[0].bytes()),
+        Op::Reshape(_) => Literal::from_bytes(ty.clone(), operands[0].bytes()).ok(),
         Op::Transpose(op) => {
             let before = operand_strides();
             from(0, &op.permutation.iter().map(|&dim| before[dim]).collect::<Vec<_>>())
@@ -69,7 +69,7 @@ fn moved(op: &Op, operands: &[&Literal], ty: &TensorType) -> Option<Literal> {
         Op::DynamicUpdateSlice(_) => {
             let mut bytes = operands[0].bytes().to_vec();
             paste(&mut bytes, &ty.dims, operands[1], &starts(&operands[2..], &ty.dims, &operands[1].ty().dims));
-            Literal::from_bytes(ty.clone(), bytes)
+            Literal::from_bytes(ty.clone(), bytes).ok()
         }
         Op::Concatenate(op) => Some(concatenate(operands, op.axis)),
         Op::Pad(op) => Some(pad(&op.padding, operands[0], operands[1], ty)),

@@ -27,7 +27,7 @@ pub fn packed(ty: &TensorType, values: &[f64]) -> Literal {
         DType::F64 => each(values, f64::to_le_bytes),
         other => panic!("{other} is not interpreted"),
     };
-    Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|| panic!("not as many numbers as {ty} has"))
+    Literal::from_bytes(ty.clone(), bytes).unwrap_or_else(|_| panic!("not as many numbers as {ty} has"))
 }
 
 /// The nearest number of a floating-point type; an integer wrapped around into the range of an integer type.

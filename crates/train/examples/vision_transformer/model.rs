@@ -7,7 +7,6 @@ use meshloom::ir::{AxisNames, DType, Literal};
 use meshloom::nn::{Dropout, Mlp, WholeBatch, mlp, next_bits, rms_norm};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree, einsum, full, iota, scan, scope};
 use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
-use meshloom_train::data::DataError;
 use meshloom_train::{Dataset, Error, Leaf, Model};
 
 /// Pixels of an image along each side.
@@ -220,10 +219,9 @@ impl Dataset<VisionTransformer> for Digits {
             patches.extend(image);
             digits.push(digit);
         }
-        let refused = || DataError::BatchSize { batch: rows, seq: PATCHES };
         Ok(Images {
-            patches: Literal::from_slice(&[rows, PATCHES, PIXELS], &patches).ok_or_else(refused)?,
-            digits: Literal::from_slice(&[rows], &digits).ok_or_else(refused)?,
+            patches: Literal::from_slice(&[rows, PATCHES, PIXELS], &patches)?,
+            digits: Literal::from_slice(&[rows], &digits)?,
         })
     }
 }

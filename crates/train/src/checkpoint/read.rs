@@ -231,7 +231,7 @@ impl Checkpoint {
             target.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
         let ty = layout.local_type(view.dtype, device).unwrap_or(view);
-        Literal::from_bytes(ty.clone(), bytes).ok_or_else(|| CheckpointError::Damaged {
+        Literal::from_bytes(ty.clone(), bytes).map_err(|_| CheckpointError::Damaged {
             path: self.folder.join(MANIFEST),
             reason: format!("{} is not of the size of {ty}", leaf.path),
         })
