@@ -44,7 +44,7 @@ fn stack(x: Tensor, layers: Layer<Tensor>, depth: usize, unrolled: bool) -> Tens
     if !unrolled {
         return scan(x, layers, |x, params| (layer(x, &params), ())).0;
     }
-    (0..depth).fold(x, |x, index| layer(x, &layers.map(|_, stacked| stacked.index([(index as i32).into()]))))
+    (0..depth).fold(x, |x, index| layer(x, &layers.map(|_, stacked| stacked.index(index as i64))))
 }
 
 fn main() -> Result<(), Error> {
@@ -69,7 +69,7 @@ fn main() -> Result<(), Error> {
     let x = Literal::vector(&[1f32; WIDTH]);
     let client = Client::cpu(1)?;
     for unrolled in [false, true] {
-        let specs = (TensorSpec::new(F32, [WIDTH]), params.map(|_, param| param.spec.clone()));
+        let specs = (TensorSpec::new(F32, [WIDTH]), &params);
         let function = Function::trace("stack", specs, |(x, layers)| {
             stack(x.expand(0), layers, depth, unrolled).square().mean(..)
         })?;

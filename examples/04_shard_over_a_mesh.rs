@@ -47,10 +47,7 @@ fn main() -> Result<(), Error> {
 
     let client = Client::cpu(mesh.device_count())?;
     let eight = compile(&function, &client, &options)?;
-    let values = specs.map(|_, spec| {
-        let numbers: Vec<f32> = (0..spec.ty.element_count()).map(|index| (index as f32 * 0.7).sin()).collect();
-        Literal::from_slice(&spec.ty.dims, &numbers).unwrap_or_else(|| Literal::scalar(0f32))
-    });
+    let values = specs.map(|_, spec| Literal::from_fn(spec.ty.clone(), |index| (index as f64 * 0.7).sin()));
     let arrays = eight.put(&values)?;
     println!("\n-- what each device holds");
     for (device, (weight, x)) in arrays.weight.layout().boxes().iter().zip(arrays.x.layout().boxes()).enumerate() {

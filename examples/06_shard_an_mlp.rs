@@ -10,7 +10,7 @@ use meshloom::ir::{DType::F32, Literal};
 use meshloom::nn::initialize;
 use meshloom::pjrt::Client;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, TraceError, Tree, value_and_grad};
+use meshloom::trace::{Function, Init, Param, Tensor, TensorSpec, TraceError, Tree, value_and_grad};
 
 const BATCH: usize = 32;
 const EMBED: usize = 16;
@@ -38,7 +38,7 @@ fn weights() -> Weights<Param> {
 /// A step of gradient descent. Nothing in it mentions a device: activations and weights only have names.
 fn step() -> Result<Function<Inputs, Outputs>, TraceError> {
     let batch = TensorSpec::new(F32, [BATCH, EMBED]).with_axes(&["batch", "embed"]);
-    Function::trace("step", (weights().map(|_, param| param.spec.clone()), batch), |(weights, x)| {
+    Function::trace("step", (weights(), batch), |(weights, x)| {
         let (loss, gradients) = value_and_grad(weights.clone(), |weights| {
             let hidden = x.matmul(weights.up).maximum(0.0).with_axes(["batch", "mlp"]);
             let y = hidden.matmul(weights.down).with_axes(["batch", "embed"]);
@@ -55,7 +55,7 @@ fn main() -> Result<(), Error> {
     let function = step()?;
     let client = Client::cpu(8)?;
     let x: Vec<f32> = (0..BATCH * EMBED).map(|index| (index as f32 * 0.7).sin()).collect();
-    let x = Literal::from_slice(&[BATCH, EMBED], &x).unwrap_or_else(|| Literal::scalar(0f32));
+    let x = Literal::from_slice(&[BATCH, EMBED], &x)?;
     let values = (initialize(&weights(), 0), x);
     let expected = compile(&function, &client, &LowerOptions::default())?.call(&values)?;
     println!("one device: loss {:?}", expected.0);

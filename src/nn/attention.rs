@@ -1,9 +1,11 @@
 //! Grouped-query attention.
 
+use std::panic::Location;
+
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use crate::ir::DType;
-use crate::trace::{Tensor, custom_vjp, einsum, einsum_with, iota};
+use crate::trace::{Tensor, composite, custom_vjp, einsum, einsum_with, iota};
 
 crate::tree! {
     /// Parameters of [`attention`].
@@ -85,6 +87,28 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, mask: A
     let mixed = attend(query, key, value, mask, (head_dim as f64).powf(-0.5));
     let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY).named("attention_mixed");
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
+}
+
+/// Attention of each position to earlier positions and itself: queries `[batch, length, heads, head_dim]`, keys and
+/// values `[batch, length, kv_heads, head_dim]` give `[batch, length, heads, head_dim]`. Query head `h` uses key and
+/// value head `h / (heads / kv_heads)`. Scores are scaled by `head_dim^-0.5`; scores and softmax in `f32`.
+#[track_caller]
+pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
+    let place = Location::caller();
+    composite(place, || {
+        let [batch, length, heads, head_dim] = query.shape();
+        let kv_heads = key.dim(2);
+        if !heads.is_multiple_of(kv_heads) {
+            let expected = format!("a number of key and value heads that divides the {heads} heads of the queries");
+            return key.mismatch("causal_attention", expected, key.ty().to_string(), place);
+        }
+        let by_head = |x: Tensor| x.transpose([0, 2, 1, 3]);
+        let query = by_head(query).reshape([batch, kv_heads, heads / kv_heads, length, head_dim]);
+        let positions = |axis| iota(DType::S32, [batch, length, length], axis);
+        let mask = AttentionMask(positions(2).less_equal(positions(1)));
+        let mixed = attend(query, by_head(key), by_head(value), mask, (head_dim as f64).powf(-0.5));
+        by_head(mixed.reshape([batch, heads, length, head_dim]))
+    })
 }
 
 /// Values mixed by the softmax of scaled scores: queries `[batch, kv_heads, groups, queries, head_dim]`, keys

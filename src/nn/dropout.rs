@@ -1,7 +1,9 @@
 //! Dropout.
 
+use std::panic::Location;
+
 use crate::ir::DType;
-use crate::trace::{Fold, Key, Tensor};
+use crate::trace::{Fold, Key, Tensor, composite};
 
 /// `x` with each element zero with probability `rate`, and the others divided by `1 - rate`, so that the mean stays. A
 /// rate of zero or less leaves `x` as it is, one of 1 or more nothing.
@@ -13,9 +15,11 @@ pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
     if rate <= 0.0 {
         return x;
     }
-    let kept = 1.0 - rate;
-    let scaled = x * if kept > 0.0 { 1.0 / kept } else { 0.0 };
-    key.bernoulli(kept, x.dims()).select(scaled, 0.0)
+    composite(Location::caller(), || {
+        let kept = 1.0 - rate;
+        let scaled = x * if kept > 0.0 { 1.0 / kept } else { 0.0 };
+        key.bernoulli(kept, x.dims()).select(scaled, 0.0)
+    })
 }
 
 /// Dropout throughout a model: a rate, and a key that is folded into a new one for each step, layer and place.

@@ -1,7 +1,9 @@
 //! The language-model loss.
 
+use std::panic::Location;
+
 use crate::ir::DType;
-use crate::trace::{Tensor, custom_vjp, iota};
+use crate::trace::{Tensor, composite, custom_vjp, iota};
 
 /// The weighted mean over tokens of the cross entropy, in nats: `sum(weights * (logsumexp(logits) - logits[target]))`
 /// divided by `sum(weights)`, or by 1 if that is less.
@@ -9,8 +11,9 @@ use crate::trace::{Tensor, custom_vjp, iota};
 /// `logits` is `[batch, length, vocab]`, `targets` (integer) and `weights` (`f32`) are `[batch, length]`; computed in
 /// `f32`. No gradient flows into the weights. The target's logit is picked by comparing positions rather than by a
 /// gather, so a sharded vocabulary never has to come together.
+#[track_caller]
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    weighted_cross_entropy(logits, targets, weights) / WholeBatch::of(weights).weight
+    composite(Location::caller(), || weighted_cross_entropy(logits, targets, weights) / WholeBatch::of(weights).weight)
 }
 
 /// What the loss of some rows must know of the batch they are of.

@@ -1,9 +1,21 @@
-//! Decoder parts and model families, written as ordinary users of [`trace`](crate::trace).
+//! Model parts and model families, written as ordinary users of [`trace`](crate::trace).
 //!
 //! Every part is a function of tensors, with its parameters in a [`tree!`](crate::tree) struct. Activations and
 //! parameters carry the logical axes that MaxText-style rules know: `activation_batch`, `activation_length`, ... and
 //! `embed`, `heads`, `mlp`, .... A part has a custom VJP if that saves fewer and smaller values than the derived
 //! backward pass.
+//!
+//! | part | function |
+//! |---|---|
+//! | dense layer | [`linear`] |
+//! | embedding | [`Tensor::take`](crate::trace::Tensor::take) of rows of a `[vocab, embed]` table |
+//! | normalization | [`layer_norm`], [`rms_norm`] |
+//! | attention | [`causal_attention`] over heads; [`attention`] and [`latent_attention`] with their projections |
+//! | activations | methods of [`Tensor`](crate::trace::Tensor): `relu`, `gelu`, `gelu_tanh`, `silu`, `softplus`; [`swiglu`] |
+//! | experts | [`moe`](moe()) |
+//! | dropout | [`dropout`](dropout()) |
+//! | loss | [`cross_entropy`] |
+//! | whole decoders | [`DecoderConfig`] |
 
 mod attention;
 mod batch_split;
@@ -13,6 +25,7 @@ mod init;
 mod latent;
 mod layer;
 mod layout;
+mod linear;
 mod loss;
 mod mlp;
 mod moe;
@@ -20,15 +33,16 @@ mod norm;
 mod pipelined;
 mod rotary;
 
-pub use attention::{Attention, AttentionMask, attention, masked_softmax};
+pub use attention::{Attention, AttentionMask, attention, causal_attention, masked_softmax};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
 pub use init::{initialize, next_bits, uniform};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
 pub use layout::STREAM;
+pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
-pub use norm::rms_norm;
+pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use rotary::{Rotary, rotate};

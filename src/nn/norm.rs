@@ -1,13 +1,84 @@
-//! Root-mean-square normalization.
+//! Normalization over the last dimension.
+
+use std::panic::Location;
 
 use crate::ir::DType;
-use crate::trace::{Tensor, custom_vjp};
+use crate::trace::{Init, Param, Tensor, composite, custom_vjp};
+
+crate::tree! {
+    /// Parameters of [`layer_norm`].
+    pub struct LayerNorm<T> {
+        /// `[width]`.
+        pub scale: T,
+        /// `[width]`.
+        pub bias: T,
+    }
+}
+
+impl LayerNorm<Param> {
+    /// A scale of ones and a bias of zeros, with an axis name.
+    pub fn new(dtype: DType, width: usize, axis: &str) -> LayerNorm<Param> {
+        let constant = |number| Param::new(dtype, [width], &[axis], Init::Constant(number));
+        LayerNorm { scale: constant(1.0), bias: constant(0.0) }
+    }
+}
+
+/// `(x - mean) / sqrt(variance + epsilon) * scale + bias` over the last dimension, with statistics in `f32`. The result
+/// has the type of `x`, which must be a floating-point one. The backward pass keeps `x` and two numbers for each row.
+///
+/// Source: Ba, Kiros & Hinton, "Layer Normalization", arXiv 1607.06450.
+#[track_caller]
+pub fn layer_norm(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor {
+    composite(Location::caller(), || layer_norm_of(x, params, epsilon))
+}
+
+fn layer_norm_of(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor {
+    let x = x.expect_float("the layer norm");
+    let normalized = |x: Tensor, mean: Tensor, inverse: Tensor| {
+        let wide = x.convert(DType::F32);
+        (wide - spread(mean, wide)) * spread(inverse, wide)
+    };
+    let forward = move |x: Tensor, scale: Tensor, bias: Tensor| {
+        let wide = x.convert(DType::F32);
+        let inverse = (wide.variance(-1) + epsilon).rsqrt();
+        let mean = wide.mean(-1);
+        let normal = normalized(x, mean, inverse);
+        let scaled = normal * scale.convert(DType::F32).broadcast() + bias.convert(DType::F32).broadcast();
+        (scaled.convert(x.dtype()), mean, inverse)
+    };
+    custom_vjp(
+        (x, params.scale, params.bias),
+        |(x, scale, bias)| forward(x, scale, bias).0,
+        |(x, scale, bias)| {
+            let (result, mean, inverse) = forward(x, scale, bias);
+            (result, (x, scale, bias, mean, inverse))
+        },
+        move |(x, scale, bias, mean, inverse), ct| {
+            let ct = ct.convert(DType::F32);
+            let normal = normalized(x, mean, inverse);
+            let leading: Vec<i32> = (0..ct.rank() as i32 - 1).collect();
+            let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
+            let bias_ct = ct.sum(leading.as_slice()).convert(bias.dtype());
+            let normal_ct = ct * scale.convert(DType::F32).broadcast();
+            // Neither a shift of x nor a change along x itself moves the norm: those parts of the cotangent drop out.
+            let along = spread((normal_ct * normal).mean(-1), normal);
+            let x_ct = (normal_ct - spread(normal_ct.mean(-1), normal) - normal * along) * spread(inverse, normal);
+            (x_ct.convert(x.dtype()), scale_ct, bias_ct)
+        },
+    )
+}
 
 /// `x * rsqrt(mean(x^2) + epsilon) * scale` over the last dimension, with statistics in `f32`. The result has the type
-/// of `x`. `scale` has one element for each of the last dimension's.
+/// of `x`, which must be a floating-point one. `scale` has one element for each of the last dimension's.
 ///
 /// Source: Zhang & Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
+#[track_caller]
 pub fn rms_norm(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
+    composite(Location::caller(), || rms_norm_of(x, scale, epsilon))
+}
+
+fn rms_norm_of(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
+    let x = x.expect_float("the root mean square");
     let forward = move |x: Tensor, scale: Tensor| {
         let wide = x.convert(DType::F32);
         let inverse = (wide.square().mean(-1) + epsilon).rsqrt();
