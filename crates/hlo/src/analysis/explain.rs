@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::index::{Computation, Module};
-use super::shardings::is_partitioned;
+use super::shardings::is_local;
 use super::source::{Sources, op_name};
 use crate::proto::{HloInstructionProto, HloModuleProto};
 use crate::text::{Layouts, print_shape, print_sharding};
@@ -45,7 +45,7 @@ pub struct StatedFrom {
 /// What is stated about the values with this name: an instruction's name, the end of its `op_name`, or `file:line`. The
 /// number of values traced is limited; the result is empty if no value has the name.
 pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<StatedFrom> {
-    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
+    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_local(module));
     let query = query.trim_start_matches('%');
     let is_named = |it: &HloInstructionProto| it.name == query;
     let is_described = |it: &HloInstructionProto| {
