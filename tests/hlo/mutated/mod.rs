@@ -93,7 +93,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     assert!(serde_json::to_string(&found).is_ok());
     shardings(module, mesh.as_ref());
     scope_graph(&Walk::of(module), 3);
-    trace_sharding(module, "x", 4);
+    let _ = trace_sharding(module, "x", 4);
 }
 
 fn check_text(text: &[u8]) -> bool {

@@ -48,7 +48,7 @@ pub use collectives::{
 };
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
-pub use explain::{StatedFrom, TracedStep, trace_sharding};
+pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use given::{Given, KnownInput};
 pub use groups::{DeviceGroups, Devices, device_count};
 pub use memory::{
