@@ -4,3 +4,4 @@ mod command;
 mod commands;
 mod report;
 mod traffic;
+mod unpartitioned;

@@ -135,7 +135,7 @@ pub struct Traffic {
     pub over: Option<String>,
     /// The number of steps, from the first; by default one sync period, or 1
     #[arg(long, value_name = "N")]
-    pub steps: Option<u64>,
+    pub steps: Option<NonZeroU64>,
     /// Compares several forms of the run config: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
     /// microbatches=N, joined by +, as in vanilla,streaming,streaming+int4
     #[arg(long, value_name = "FORMS", value_delimiter = ',')]
@@ -304,9 +304,12 @@ pub struct Check {
     /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
-    /// With --deny replication: the smallest parameter that counts
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64KiB", help_heading = "Limits")]
-    pub replicated_bytes: u64,
+    /// With --deny replication: the smallest parameter that counts; by default 64KiB
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub replicated_bytes: Option<u64>,
+    /// Checks a program that XLA has yet to partition, with its global shapes and without the collectives to come
+    #[arg(long, help_heading = "Limits")]
+    pub allow_unpartitioned: bool,
 }
 
 /// A rate above 0.

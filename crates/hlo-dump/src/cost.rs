@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::arguments::{Cost, CostBy};
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, DIM, line, or_no_scope, paint, seconds, whence};
+use crate::output::{self, DIM, line, or_no_scope, paint, plural, seconds, whence};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -32,7 +32,7 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
     if json {
         return output::json("cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
     }
-    line(&paint(BOLD, &loaded.title()));
+    loaded.print_title();
     print_rows(&rows(&cost, arguments.by), chip.is_some(), arguments.limit);
     line("");
     print_total(&cost);
@@ -182,8 +182,9 @@ fn print_assumptions(assumptions: &Assumptions) {
     for call in unknown {
         let bytes = output::bytes(call.bytes);
         say(format!(
-            "+? {} custom calls of {}: what they compute is not known; {bytes}",
-            call.instructions, call.target
+            "+? {} of {}: what they compute is not known; {bytes}",
+            plural(call.instructions, "custom call"),
+            call.target
         ));
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::arguments::Memory;
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, DIM, line, paint};
+use crate::output::{self, DIM, line, paint};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -31,8 +31,8 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
         let chip = chip.map(|chip| chip.name);
         return output::json("memory", &loaded.found(&Answer { memory: &found, chip, chip_bytes }));
     }
-    line(&paint(BOLD, &loaded.title()));
-    print_sums(&found);
+    loaded.print_title();
+    print_sums(&found, loaded.partitioning.is_pending());
     if let Some(there_is) = chip_bytes {
         line(&output::verdict(found.peak, there_is, &format!("a device's {}", output::bytes(there_is))));
     } else if let Some(chip) = chip {
@@ -57,14 +57,15 @@ pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
     }
 }
 
-fn print_sums(found: &ModuleMemory) {
+fn print_sums(found: &ModuleMemory, global: bool) {
     let from = match found.form {
         MemoryForm::Assignment => "as the compiler assigned it",
         MemoryForm::Scheduled => "estimated from the schedule",
         MemoryForm::Unscheduled => "estimated from the order of the instructions, as there is no schedule",
         MemoryForm::Uncompiled => "estimated: the module is not compiled, so what will be fused is guessed",
     };
-    line(&paint(DIM, &format!("memory of each device, {from}")));
+    let of = if global { "memory of one device that holds everything" } else { "memory of each device" };
+    line(&paint(DIM, &format!("{of}, {from}")));
     let rows = [
         ("arguments", found.arguments),
         ("outputs", found.outputs),

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
+use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::table::Table;
@@ -22,7 +22,7 @@ use crate::arguments::Input;
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, line, paint};
+use crate::output::{self, line, plural};
 use crate::{collectives, conditionals, cost};
 
 #[derive(Args)]
@@ -93,7 +93,8 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
     let stage = loaded.stage.map(|_| Stage::Compiled);
-    let after = Loaded { module, config: compiled.module.config.clone(), stage, ..loaded };
+    let partitioning = Partitioning::of(&module, loaded.devices);
+    let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
     let found = collectives::of(&after);
     if json {
         return answer(&after, &compiled, &found);
@@ -137,7 +138,8 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     let needed = loaded.device_count();
     if needed > described.devices.len() as u64 {
         bail!(
-            "the module is for {needed} devices, and {topology} has {}; take a target with as many",
+            "the module is for {}, and {topology} has {}; take a target with as many",
+            plural(needed, "device"),
             described.devices.len()
         );
     }
@@ -198,13 +200,13 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
 fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: usize) {
     let ahead = &compiled.ahead;
     let kind = compiled.devices.first().map_or("", |device| device.kind.as_str());
-    line(&paint(BOLD, &after.title()));
+    after.print_title();
     line(&format!(
-        "compiled for {} ({} devices, {kind}) in {}: {} instructions",
+        "compiled for {} ({}, {kind}) in {}: {}",
         ahead.topology,
-        compiled.devices.len(),
+        plural(compiled.devices.len() as u64, "device"),
         output::seconds(ahead.compile_time.as_secs_f64()),
-        output::thousands(after.instruction_count()),
+        plural(after.instruction_count(), "instruction"),
     ));
     line("");
     let limit_bytes = compiled.devices.first().and_then(DeviceDescription::memory_limit);
@@ -219,7 +221,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
     collectives::print(&entries, &found.conditionals, limit);
     conditionals::print(found);
-    collectives::print_total(found, found.entries.len());
+    collectives::print_total(after, found, found.entries.len());
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {

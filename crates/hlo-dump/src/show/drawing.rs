@@ -122,7 +122,7 @@ fn scopes(walk: &Walk<'_>, depth: usize) -> Drawing {
         let mut notable: Vec<_> = node.opcodes.iter().filter(|(opcode, _)| Look::of(opcode) != Look::Plain).collect();
         notable.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let notable: Vec<_> = notable.iter().take(4).map(|(opcode, count)| format!("{count} {opcode}")).collect();
-        let counts = plural(node.instructions, "instruction");
+        let counts = plural(node.instructions as u64, "instruction");
         [or_no_scope(&node.path).to_owned(), counts, notable.join(", ")]
             .into_iter()
             .filter(|line| !line.is_empty())

@@ -60,5 +60,5 @@ pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};
 pub use slices::{SliceTransfer, communication_of, slice_count};
 pub use source::{SourceLine, Sources};
-pub use traffic::{StepTraffic, Traffic, step_inputs, traffic};
+pub use traffic::{StepTraffic, Traffic, counter_names, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};
