@@ -38,7 +38,7 @@ impl Input {
     /// The same with more overrides of a run config.
     pub fn with(&self, overrides: &[String]) -> Input {
         let mut input = self.clone();
-        input.reading.set.extend_from_slice(overrides);
+        input.reading.config_set.extend_from_slice(overrides);
         input
     }
 }
@@ -61,6 +61,9 @@ pub struct Reading {
     /// Overrides one key of a run config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
+    /// Overrides by which a command changes a run config; HLO has none.
+    #[arg(skip)]
+    pub config_set: Vec<String>,
 }
 
 fn parse_stage(text: &str) -> Result<Stage, String> {

@@ -299,7 +299,7 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = run::read(text, name, stage, &reading.set)?;
+    let (run, program) = run::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
     let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
     let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;

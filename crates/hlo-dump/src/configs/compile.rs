@@ -29,9 +29,9 @@ use crate::{collectives, conditionals, cost};
 pub struct Compile {
     #[command(flatten)]
     pub input: Input,
-    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8
+    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8; by default a run config's target.topology
     #[arg(long, value_name = "TARGET")]
-    pub target: String,
+    pub target: Option<String>,
     /// The most time that compilation may take
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
     pub time_limit: u64,
@@ -67,17 +67,20 @@ struct Answer<'a> {
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
-    let topology = topology(&arguments.target)?;
+    let target = arguments.target.as_deref().map(topology).transpose()?;
     let find = FindOptions { allow_fetch: !arguments.offline, ..FindOptions::default() };
     let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..Settings::default() };
-    let mut input = arguments.input.clone();
-    let is_config = input.path.extension().is_some_and(|extension| extension == "toml");
-    if is_config {
-        input.reading.set.push(format!("target.topology={topology}"));
-        input.reading.set.extend(target_overrides(&topology, &input.reading.set));
+    let given = &arguments.input.reading.set;
+    if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
+        bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
+    }
+    let overrides: Vec<String> = target.iter().flat_map(|target| target_overrides(target, given)).collect();
+    let loaded = load(&arguments.input.with(&overrides))?;
+    let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
+    if arguments.shardy.is_some() && loaded.run.is_some() {
+        bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
     announce(&topology, &settings)?;
-    let loaded = load(&input)?;
     if loaded.module.schedule.is_some() {
         output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
     }
@@ -113,10 +116,21 @@ fn spinner(doing: String) -> ProgressBar {
     bar
 }
 
-/// What a config must say besides its topology: the platform, which decides what may overlap, unless the user says it.
-fn target_overrides(topology: &Topology, given: &[String]) -> Option<String> {
+/// What a config must say to be compiled for a topology: that, and its platform, which decides what may overlap, unless
+/// the user says it.
+fn target_overrides(topology: &Topology, given: &[String]) -> Vec<String> {
     let said = given.iter().any(|key| key.starts_with("target.platform"));
-    (!said).then(|| format!("target.platform={}", topology.platform()))
+    let platform = (!said).then(|| format!("target.platform={}", topology.platform()));
+    [format!("target.topology={topology}")].into_iter().chain(platform).collect()
+}
+
+/// What an input is to be compiled for, where the command does not say it.
+fn own_topology(loaded: &Loaded) -> Result<Topology> {
+    match &loaded.run {
+        Some(run) if !run.config().target.topology.is_empty() => Ok(Topology::parse(&run.config().target.topology)?),
+        Some(_) => bail!("the config has no target.topology; say what to compile for, as --target cpu:8"),
+        None => bail!("HLO does not say what to compile it for; say it, as --target cpu:8 or --target v5p:2x2x2"),
+    }
 }
 
 /// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
