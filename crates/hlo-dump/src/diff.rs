@@ -113,7 +113,7 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
     let count = |it: Occurrence| match it.count {
         0 => "-".to_owned(),
         count if it.executions == count as u64 => count.to_string(),
-        count => format!("{count} ({} times)", output::amount(it.executions)),
+        count => format!("{count} ({})", output::times(it.executions)),
     };
     let bytes = |it: &CollectiveChange| match it.new_bytes {
         Some(new) => format!("{} -> {}", output::known_bytes(it.bytes), output::bytes(new)),

@@ -204,10 +204,11 @@ pub fn or_no_scope(scope: &str) -> &str {
     if scope.is_empty() { NO_SCOPE } else { scope }
 }
 
-/// `once`, `32 times`.
+/// `once`, `32 times`, `at most once`.
 pub fn times(executions: Amount) -> String {
     match executions {
         Amount::Exactly(1) => "once".to_owned(),
+        Amount::AtMost(1) => "at most once".to_owned(),
         executions => format!("{} times", amount(executions)),
     }
 }
