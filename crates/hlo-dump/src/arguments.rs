@@ -74,18 +74,18 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
 pub struct Show {
     #[command(flatten)]
     pub input: Input,
-    /// The output form
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    pub emit: Emit,
+    /// The output form; by default text
+    #[arg(long, value_name = "FORM")]
+    pub emit: Option<Emit>,
     /// Prints everything, to be read back; by default names are renumbered, and metadata and large constants left out
     #[arg(long)]
     pub full: bool,
     /// Only this computation
     #[arg(long, value_name = "NAME")]
     pub computation: Option<String>,
-    /// For dot and svg: how many levels of scopes to draw; 0 draws every instruction
-    #[arg(long, value_name = "LEVELS", default_value_t = 3)]
-    pub depth: usize,
+    /// For dot and svg: how many levels of scopes to draw, by default 3; 0 draws every instruction
+    #[arg(long, value_name = "LEVELS", conflicts_with = "computation")]
+    pub depth: Option<usize>,
     /// The output file; by default standard output
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -118,8 +118,8 @@ pub struct Collectives {
     /// Sorts by this column, the largest first
     #[arg(long, value_name = "COLUMN", default_value = "program")]
     pub by: CollectiveColumn,
-    /// Sums the collectives that agree in this column
-    #[arg(long, value_name = "COLUMN")]
+    /// Sums the collectives that agree in this column, the largest sum first
+    #[arg(long, value_name = "COLUMN", conflicts_with_all = ["by", "steps"])]
     pub group: Option<CollectiveGroup>,
     /// Train steps in one execution of the program, for the sum per step; a run config says it itself
     #[arg(long, value_name = "N")]
@@ -220,9 +220,9 @@ pub struct Cost {
     /// The chip: v5p, v6e, tpu7x, h100, ...; by default only operations and bytes are printed
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
-    /// What a row is
-    #[arg(long, value_name = "WHAT", default_value = "loop")]
-    pub by: CostBy,
+    /// What a row is; by default a loop, with --scope an instruction
+    #[arg(long, value_name = "WHAT")]
+    pub by: Option<CostBy>,
     /// Only instructions with this text in their scope path
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,

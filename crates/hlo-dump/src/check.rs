@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use meshloom_hlo::analysis::{Communication, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
@@ -102,6 +103,15 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     Ok(if passed { Outcome::Done } else { Outcome::Found })
 }
 
+/// What may be denied beside kinds of collectives.
+const DENIED: [&str; 5] = [
+    "replication",
+    "collectives-in-loops",
+    "collectives-over",
+    "collectives-outside-conditionals",
+    "unknown-trip-counts",
+];
+
 fn parse(text: &str) -> Result<Denied> {
     let (name, axis) = match text.split_once('=') {
         Some((name, axis)) => (name, Some(axis.to_owned())),
@@ -114,11 +124,15 @@ fn parse(text: &str) -> Result<Denied> {
         ("collectives-over", Some(axis)) => Denied::Over(axis),
         ("collectives-outside-conditionals", Some(axis)) => Denied::OutsideConditionals(axis),
         (kind, axis) if Communication::named(kind).is_some() => Denied::Kind(kind.to_owned(), axis),
-        _ => bail!(
-            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
-             collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS",
-            Communication::ALL.map(Communication::name).join(", ")
-        ),
+        (name, _) => {
+            let kinds = Communication::ALL.map(Communication::name);
+            let near = did_you_mean(name, DENIED.into_iter().chain(kinds).filter(|known| *known != name));
+            bail!(
+                "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
+                 collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS{near}",
+                kinds.join(", ")
+            )
+        }
     })
 }
 

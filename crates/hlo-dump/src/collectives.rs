@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
 };
+use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -16,6 +17,7 @@ use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Loaded, load};
 use crate::output::{self, DIM, amount, amount_of_bytes, line, paint};
+use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -192,13 +194,16 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
 
 /// Keeps what is asked for.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
+    let all = found.entries.len();
     keep_over(found, "--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
         let all = Communication::ALL.map(Communication::name).join(", ");
-        bail!("--kind {kind}: unknown collective; known are {all}");
+        let near = did_you_mean(kind, Communication::ALL.map(Communication::name));
+        bail!("--kind {kind}: unknown collective{near}; known are {all}");
     }
+    check_scope(select.scope.as_deref(), loaded)?;
     found.entries.retain(|entry| {
         select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // An unknown amount may be large.
@@ -206,6 +211,15 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
             && (!select.in_loops || entry.loop_depth > 0)
     });
+    let over = select.over.iter().map(|axis| format!("--over {axis}")).reduce(|one, other| format!("{one} {other}"));
+    let options = [
+        over,
+        given("--kind", &select.kind),
+        given("--min-bytes", &select.min_bytes),
+        given("--scope", &select.scope),
+        select.in_loops.then(|| "--in-loops".to_owned()),
+    ];
+    note_if_empty(found.entries.len(), all, "collective", options);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::arguments::Memory;
 use crate::input::{Loaded, load};
 use crate::output::{self, DIM, line, paint};
+use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -21,11 +22,15 @@ struct Answer<'a> {
 pub fn run(arguments: &Memory, json: bool) -> Result<()> {
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load(&arguments.input)?;
+    check_scope(arguments.scope.as_deref(), &loaded)?;
     let mut found = of(&loaded)?;
+    let all = found.live_at_peak.len();
     found.live_at_peak.retain(|buffer| {
         arguments.min_bytes.is_none_or(|least| buffer.bytes >= least)
             && arguments.scope.as_ref().is_none_or(|scope| buffer.op_name.contains(scope.as_str()))
     });
+    let options = [given("--min-bytes", &arguments.min_bytes), given("--scope", &arguments.scope)];
+    note_if_empty(found.live_at_peak.len(), all, "buffer", options);
     let chip_bytes = chip.and_then(Chip::device_memory);
     if json {
         let chip = chip.map(|chip| chip.name);
