@@ -1,7 +1,7 @@
 //! Every option of every command, with a value that means nothing for the input: an error, or a message that says so.
 //!
-//! The commands and their options are read off the shell completions, which clap makes of the command line itself. So an
-//! option without a row here fails the test, and so does a row whose option is gone.
+//! The commands and their options are read off the shell completions, which clap makes of the command line itself. So
+//! an option without a row here fails the test, and so does a row whose option is gone.
 
 use std::collections::BTreeSet;
 

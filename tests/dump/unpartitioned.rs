@@ -1,6 +1,6 @@
 //! Programs that nobody has partitioned: no command passes their figures off as those of a device.
 
-use crate::command::{check_refused, prints, run};
+use crate::command::{check_refused, prints, run, with_input};
 
 const CONFIG: &str = "examples/configs/default.toml";
 const SAYS: &str = "not partitioned yet: global shapes";
@@ -63,6 +63,9 @@ fn every_command_says_whose_figures_they_are() {
     }
     let text = "tests/foreign/fsdp_mlp.unoptimized.txt";
     assert!(prints(&["collectives", text]).contains("each device sends 0 B, without what XLA will add"));
+    let lowered = std::fs::read(support::path(text)).expect("a module");
+    let ran = with_input(&["collectives", "-"], &lowered);
+    assert!(ran.out.contains("`hlo-dump compile - --target TARGET"), "{}", ran.out);
     assert!(prints(&["traffic", text, "--over", "data"]).contains(SAYS));
     assert!(prints(&["diff", text, "tests/foreign/fsdp_mlp.partitioned.txt"]).contains(SAYS));
     let folder = tempfile::tempdir().expect("a folder");

@@ -22,8 +22,8 @@ fn kind(found: &Partitioning) -> &'static str {
     }
 }
 
-/// What is called unoptimized is what JAX lowered; XLA has partitioned everything else, whether it says so by a schedule,
-/// by its header or by its collectives alone.
+/// What is called unoptimized is what JAX lowered; XLA has partitioned everything else, whether it says so by a
+/// schedule, by its header or by its collectives alone.
 #[test]
 fn jax_programs_are_pending_until_xla_partitions_them() {
     let mut counts = (0, 0);

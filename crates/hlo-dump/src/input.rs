@@ -19,6 +19,8 @@ use crate::output::{BOLD, Busy, WARN, line, paint, plural};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
 
+const STANDARD_INPUT: &str = "standard input";
+
 /// A module, with all that is known of it.
 pub struct Loaded {
     /// What was given: a path, or "standard input".
@@ -41,7 +43,8 @@ pub trait Run {
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
-    /// The mesh of the program, of one replica if the program is; before sharding, the mesh that it is to be spread over.
+    /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
+    /// over.
     fn mesh(&self) -> Option<&Mesh>;
 
     /// Train steps in one execution of the program.
@@ -131,6 +134,11 @@ impl Loaded {
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
     }
 
+    /// What names it on the command line.
+    pub fn argument(&self) -> &str {
+        if self.name == STANDARD_INPUT { "-" } else { &self.name }
+    }
+
     /// Prints the title, and below it what everything that follows has to be read with.
     pub fn print_title(&self) {
         line(&paint(BOLD, &self.title()));
@@ -148,7 +156,7 @@ impl Loaded {
             (None, Some(_)) => "take --stage partitioned or --stage compiled, if the folder has them".to_owned(),
             (None, None) => format!(
                 "take the text of `lowered.compile()` in JAX, or `hlo-dump compile {} --target TARGET -o FILE`",
-                self.name
+                self.argument()
             ),
         };
         Some(format!(
@@ -162,7 +170,7 @@ pub fn load(input: &Input) -> Result<Loaded> {
 }
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
-    let name = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
+    let name = if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() };
     load_named(path, &name, reading).with_context(|| name)
 }
 

@@ -28,7 +28,7 @@ pub fn check_scope(scope: Option<&str>, loaded: &Loaded) -> Result<()> {
     bail!(
         "--scope {scope}: no instruction has this in its scope path{near}; `hlo-dump cost {} --by scope --limit 0` lists \
          the paths",
-        loaded.name
+        loaded.argument()
     )
 }
 

@@ -13,8 +13,8 @@
 //! 4. Otherwise the module is to be partitioned, except for manual regions: what is computed from the results of
 //!    `SPMDFullToShardShape` or `xla.sdy.GlobalToLocalShape`, or has the sharding `{manual}`, up to
 //!    `SPMDShardToFullShape` or `xla.sdy.LocalToGlobalShape`. A module that computes nothing outside of them is the
-//!    program of one device, though its parameters and results have global shapes; meshloom emits such programs. Scalars
-//!    are the same on both sides of a border, so arithmetic on scalars alone does not count.
+//!    program of one device, though its parameters and results have global shapes; meshloom emits such programs.
+//!    Scalars are the same on both sides of a border, so arithmetic on scalars alone does not count.
 //!
 //! The text of a program that the partitioner has left without collectives and that is not compiled further looks like
 //! one that it has not seen, and counts as one.

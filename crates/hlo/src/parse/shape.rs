@@ -25,8 +25,8 @@ fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
     LayoutProto { minor_to_major, tail_padding_alignment_in_elements: 1, ..Default::default() }
 }
 
-/// The layout of a shape that states none: row-major for an array, scalars included, since compilers ask every array for
-/// its layout; `None` for a token or an opaque value, which is none.
+/// The layout of a shape that states none: row-major for an array, scalars included, since compilers ask every array
+/// for its layout; `None` for a token or an opaque value, which is none.
 fn row_major(element_type: PrimitiveType, rank: usize) -> Option<Box<LayoutProto>> {
     let is_array = !matches!(element_type, PrimitiveType::Token | PrimitiveType::OpaqueType);
     is_array.then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
@@ -50,8 +50,8 @@ pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
     ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
 }
 
-/// The shape of a value of an instruction with a shape: it has the order of the elements, and not what concerns the place
-/// in a device's memory.
+/// The shape of a value of an instruction with a shape: it has the order of the elements, and not what concerns the
+/// place in a device's memory.
 pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
     let order = || shape.layout.as_ref().map(|layout| layout.minor_to_major.clone()).unwrap_or_default();
     ShapeProto {
