@@ -152,7 +152,7 @@ impl Pass<'_> {
             assigned.spec = assigned.spec.with_dim(dim, axes);
         }
         let spec = assigned.spec.clone();
-        self.note(RowKind::Named(origin), ty, axes, assigned);
+        self.note(RowKind::Named { origin, role: op.role }, ty, axes, assigned);
         Ok(spec)
     }
 

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::propagate::{Tie, ties};
 use super::{Mesh, RowKind, ShardingRow, ShardingTable, Shardings, Spec, SpecOrigin};
 use crate::ir::{Definition, Graph, Name, Node, NodeRef, Origin, Value};
+use crate::ops::Op;
 use meshloom_hlo::suggest::did_you_mean;
 
 /// One value on the way.
@@ -178,7 +179,7 @@ impl<'a> Levels<'a> {
             }
             (SpecOrigin::Nothing, _) => "nothing says anything of it: every device has the whole".to_owned(),
             (SpecOrigin::Port, _) => self.port_reason(place),
-            (SpecOrigin::Constraint(node), _) => self.constraint_reason(graph.node(node)),
+            (SpecOrigin::Constraint(node), _) => self.constraint_reason(graph, graph.node(node)),
             (SpecOrigin::Through(node), _) => format!("decided at {}", self.through(place, node)),
         };
         let spec = shardings.spec(value).display(self.mesh).to_string();
@@ -277,10 +278,21 @@ impl<'a> Levels<'a> {
         }
     }
 
-    fn constraint_reason(&self, node: NodeRef<'_>) -> String {
+    fn constraint_reason(&self, graph: &Graph, node: NodeRef<'_>) -> String {
         let place = |origin: Origin| (origin.scope, origin.source());
-        let named = |kind: &RowKind| matches!(kind, RowKind::Named(origin) if place(*origin) == place(node.origin()));
-        let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| named(&row.kind))?)));
+        let named =
+            |kind: &RowKind| matches!(kind, RowKind::Named { origin, .. } if place(*origin) == place(node.origin()));
+        // A line may name several tensors, and differentiation puts others there.
+        let states = |row: &ShardingRow| match node.op() {
+            Op::Reshard(reshard) => row.spec == reshard.spec && row.ty == *graph.ty(node.result()),
+            _ => false,
+        };
+        let row = self.table.and_then(|table| {
+            let mut rows = table.rows.iter().filter(|row| named(&row.kind) && states(row));
+            let first = rows.next()?;
+            // Which of two names it is, the graph does not say any more.
+            rows.all(|row| row.axes == first.axes).then_some((table, first))
+        });
         let source = node.origin().source().map(|source| format!(" at {source}")).unwrap_or_default();
         match row {
             Some((table, row)) => format!("the constraint{source}: {}", rules_text(table, row)),

@@ -48,7 +48,12 @@ pub enum RowKind {
         role: Role,
     },
     /// A value that was given names.
-    Named(Origin),
+    Named {
+        /// Where.
+        origin: Origin,
+        /// By the rules of which role.
+        role: Role,
+    },
 }
 
 impl ShardingRow {
@@ -56,15 +61,14 @@ impl ShardingRow {
     pub fn name(&self) -> String {
         match &self.kind {
             RowKind::Input { path, .. } => path.clone(),
-            RowKind::Named(origin) => origin.scope.path(),
+            RowKind::Named { origin, .. } => origin.scope.path(),
         }
     }
 
     /// Which rules sharded it.
     pub fn role(&self) -> Role {
         match &self.kind {
-            RowKind::Input { role, .. } => *role,
-            RowKind::Named(_) => Role::Compute,
+            RowKind::Input { role, .. } | RowKind::Named { role, .. } => *role,
         }
     }
 
@@ -72,7 +76,7 @@ impl ShardingRow {
     pub fn source(&self) -> String {
         match &self.kind {
             RowKind::Input { .. } => String::new(),
-            RowKind::Named(origin) => origin.source().unwrap_or_default(),
+            RowKind::Named { origin, .. } => origin.source().unwrap_or_default(),
         }
     }
 }

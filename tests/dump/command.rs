@@ -34,7 +34,26 @@ pub fn command(arguments: &[&str]) -> Command {
 }
 
 pub fn run(arguments: &[&str]) -> Ran {
-    Ran::of(command(arguments).output().expect("hlo-dump starts"))
+    let ran = Ran::of(command(arguments).output().expect("hlo-dump starts"));
+    check_plurals(&ran.out);
+    check_plurals(&ran.err);
+    ran
+}
+
+/// Nothing that is printed says "1 devices".
+fn check_plurals(text: &str) {
+    const SINGULAR: [&str; 5] = ["has", "is", "less", "runs", "was"];
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        // "0 to 1 times" is right.
+        let counts = words.windows(2).enumerate().filter(|(at, _)| *at == 0 || words[at - 1] != "to");
+        for (_, pair) in counts {
+            let count = pair[0].trim_start_matches(['(', '>', '=', '"']);
+            let what = pair[1].trim_end_matches([',', '.', ';', ')', ':']);
+            let plural = what.len() > 2 && what.ends_with('s') && what.bytes().all(|byte| byte.is_ascii_lowercase());
+            assert!(count != "1" || !plural || SINGULAR.contains(&what), "\"{} {what}\" in: {line}", pair[0]);
+        }
+    }
 }
 
 /// Succeeds, and gives what was printed.

@@ -378,7 +378,7 @@ fn plans_are_compared() {
         assert!(printed.contains(plan), "{plan}: {printed}");
     }
     // The picture of the configured one.
-    assert!(lines.contains(&"9 iterations = 8 real + 1 bubbles (11.1 %)"), "{printed}");
+    assert!(lines.contains(&"9 iterations = 8 real + 1 bubble (11.1 %)"), "{printed}");
     assert!(lines.contains(&"stage 1      . 0:0 0:1 0:2 0:3 1:0 1:1 1:2 1:3"), "{printed}");
     assert!(lines.contains(&"weights 1    ~   ~   ~   ~   =   =   =   =   ="), "{printed}");
     // A chip that is too small: a device of half of one.

@@ -1,6 +1,9 @@
 //! The program `hlo-dump`, as its users run it.
 
+mod answers;
 mod command;
 mod commands;
+mod options;
 mod report;
 mod traffic;
+mod unpartitioned;

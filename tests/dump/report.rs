@@ -105,7 +105,7 @@ fn the_schedule_of_a_config_is_drawn() {
     assert!(!page.contains("Inferred."));
     assert!(page.contains("<title>stage 1, iteration 5, forward: microbatch 0 in repeat 1</title>"));
     assert!(page.contains("<title>stage 0, iteration 8, backward: bubble</title>"));
-    assert!(page.contains("of which <b>1 bubbles</b> (11.1 %)"));
+    assert!(page.contains("of which <b>1 bubble</b> (11.1 %)"));
 }
 
 #[test]

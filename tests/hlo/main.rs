@@ -9,6 +9,7 @@ mod memory;
 mod modules;
 mod mutated;
 mod parse;
+mod partitioning;
 mod presets;
 mod programs;
 mod text;

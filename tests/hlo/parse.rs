@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshloom::hlo::parse::{Limits, make_names_unique, parse, parse_bytes, parse_with};
-use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom::hlo::proto::{HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig, PrimitiveType, ShapeProto};
 use meshloom::hlo::read;
 use meshloom::hlo::text::{TextOptions, print, print_with_config};
 use prost::Message;
@@ -328,4 +328,40 @@ fn stored_modules_read_back_from_their_text() {
         let parsed = parse(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         check_same(&file.display().to_string(), parsed, found.module);
     }
+}
+
+/// XLA's compilers end the process at an array without a layout, be it a scalar.
+#[test]
+fn every_array_that_is_read_has_a_layout() {
+    fn check(what: &str, shape: &ShapeProto) {
+        let ty = PrimitiveType::try_from(shape.element_type).unwrap();
+        let has_none = [PrimitiveType::Tuple, PrimitiveType::Token, PrimitiveType::OpaqueType, PrimitiveType::Buffer];
+        assert_eq!(shape.layout.is_none(), has_none.contains(&ty), "{what}: {shape:?}");
+        shape.tuple_shapes.iter().for_each(|part| check(what, part));
+    }
+    let inferred = "HloModule m\n\nENTRY e {\n  p = s32[] parameter(0)\n  q = (f32[], (f32[4], token[])) parameter(1)\n  \
+                    c = f32[] constant(1)\n  x = get-tuple-element(q), index=0\n  y = add(x, c)\n  i = partition-id()\n  \
+                    ROOT t = tuple(p, y, i)\n}\n";
+    let mut texts = vec![("written by hand".to_owned(), inferred.to_owned())];
+    for path in files("tests/foreign", ".txt") {
+        let text = fs::read_to_string(&path).unwrap();
+        texts.extend(text.starts_with("HloModule").then(|| (path.display().to_string(), text)));
+    }
+    let mut scalars = 0;
+    for (what, text) in &texts {
+        let module = parse(text).unwrap_or_else(|error| panic!("{what}: {error}")).hlo_module.unwrap();
+        let programs = module.computations.iter().flat_map(|it| &it.program_shape).chain(&module.host_program_shape);
+        programs.flat_map(|it| it.parameters.iter().chain(&it.result)).for_each(|shape| check(what, shape));
+        for instruction in module.computations.iter().flat_map(|computation| &computation.instructions) {
+            let shape = instruction.shape.as_ref().unwrap();
+            check(what, shape);
+            scalars += usize::from(shape.dimensions.is_empty() && shape.layout.is_some());
+        }
+        // A scalar's layout is not written, as it was not before.
+        if *what != texts[0].0 {
+            let printed = print_with_config(&parse(text).unwrap(), &TextOptions::parseable());
+            assert_eq!(printed.trim_end(), text.trim_end(), "{what}");
+        }
+    }
+    assert!(texts.len() > 10 && scalars > 100, "{} {scalars}", texts.len());
 }

@@ -38,6 +38,17 @@ fn what_is_offloaded_runs_once() {
     assert_eq!(offloaded(sparse), [ONCE]);
     assert_eq!(offloaded(r#"{"sparse_core_config":{"offload":"NONE"}}"#), [Amount::Unknown]);
     assert_eq!(offloaded(""), [Amount::Unknown]);
+    // In a proto, what runs asynchronously has no config, and what starts it has.
+    let started = |config: &str| {
+        let start = HloInstructionProto {
+            backend_config: config.as_bytes().to_vec(),
+            ..calling(3, "async-start", &[1], &[101])
+        };
+        let wrapped = of_one(101, [calling(10, "custom-call", &[1], &[102])]);
+        executions(&around([start], [wrapped, of_one(102, [instruction(20, "tanh", &[1])])]), "tanh")
+    };
+    assert_eq!(started(sparse), [ONCE]);
+    assert_eq!(started(r#"{"sparse_core_config":{"offload":"NONE"}}"#), [Amount::Unknown]);
 }
 
 #[test]

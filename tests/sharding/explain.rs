@@ -62,3 +62,30 @@ fn a_chain_crosses_into_loops() {
         assert!(axes(&step.spec), "a step that passes axes on has some: {step:?}");
     }
 }
+
+/// The optimizer's line names every parameter, and each is told by its own names.
+#[test]
+fn a_constraint_is_that_of_the_tensor() {
+    let shape_rank = |ty: &str| ty.split_once('[').map(|(_, dims)| dims.split(',').count());
+    let mut told = 0;
+    for path in ["state.params.layers.attention.wq", "state.params.layers.mlp.gate", "state.params.embedding"] {
+        for explanation in explain(&["mesh.axes=data=2,fsdp=4"], path) {
+            let last = explanation.steps.last().expect("a step");
+            let Some((_, names)) = last.because.split_once("its axes are [") else { continue };
+            let names = names.split(']').next().expect("a list").split(' ').count();
+            assert_eq!(Some(names), shape_rank(&last.ty), "{path}: {last:?}");
+            told += 1;
+        }
+    }
+    assert!(told >= 3, "{told}");
+}
+
+/// The optimizer has rules of its own, and its constraints are told by them.
+#[test]
+fn a_constraint_is_told_by_the_rules_of_its_role() {
+    let rules = ["mesh.axes=fsdp=8", "rules.optimizer.preset=none", r#"rules.optimizer.list=[["mlp",["fsdp"]]]"#];
+    let found = explain(&rules, "optimizer/reshard");
+    let gates: Vec<&str> = found.iter().map(ends).filter(|end| end.contains("[layers embed mlp]")).collect();
+    assert!(!gates.is_empty(), "{found:#?}");
+    assert!(gates.iter().any(|end| end.contains("mlp -> fsdp (rules.optimizer.list[0])")), "{gates:?}");
+}

@@ -38,7 +38,7 @@ impl Input {
     /// The same with more overrides of a run config.
     pub fn with(&self, overrides: &[String]) -> Input {
         let mut input = self.clone();
-        input.reading.set.extend_from_slice(overrides);
+        input.reading.config_set.extend_from_slice(overrides);
         input
     }
 }
@@ -61,6 +61,9 @@ pub struct Reading {
     /// Overrides one key of a run config; may be given more than once
     #[arg(long, value_name = "SECTION.KEY=VALUE", help_heading = "Reading")]
     pub set: Vec<String>,
+    /// Overrides by which a command changes a run config; HLO has none.
+    #[arg(skip)]
+    pub config_set: Vec<String>,
 }
 
 fn parse_stage(text: &str) -> Result<Stage, String> {
@@ -71,18 +74,18 @@ fn parse_stage(text: &str) -> Result<Stage, String> {
 pub struct Show {
     #[command(flatten)]
     pub input: Input,
-    /// The output form
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    pub emit: Emit,
+    /// The output form; by default text
+    #[arg(long, value_name = "FORM")]
+    pub emit: Option<Emit>,
     /// Prints everything, to be read back; by default names are renumbered, and metadata and large constants left out
     #[arg(long)]
     pub full: bool,
     /// Only this computation
     #[arg(long, value_name = "NAME")]
     pub computation: Option<String>,
-    /// For dot and svg: how many levels of scopes to draw; 0 draws every instruction
-    #[arg(long, value_name = "LEVELS", default_value_t = 3)]
-    pub depth: usize,
+    /// For dot and svg: how many levels of scopes to draw, by default 3; 0 draws every instruction
+    #[arg(long, value_name = "LEVELS", conflicts_with = "computation")]
+    pub depth: Option<usize>,
     /// The output file; by default standard output
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -115,8 +118,8 @@ pub struct Collectives {
     /// Sorts by this column, the largest first
     #[arg(long, value_name = "COLUMN", default_value = "program")]
     pub by: CollectiveColumn,
-    /// Sums the collectives that agree in this column
-    #[arg(long, value_name = "COLUMN")]
+    /// Sums the collectives that agree in this column, the largest sum first
+    #[arg(long, value_name = "COLUMN", conflicts_with_all = ["by", "steps"])]
     pub group: Option<CollectiveGroup>,
     /// Train steps in one execution of the program, for the sum per step; a run config says it itself
     #[arg(long, value_name = "N")]
@@ -135,7 +138,7 @@ pub struct Traffic {
     pub over: Option<String>,
     /// The number of steps, from the first; by default one sync period, or 1
     #[arg(long, value_name = "N")]
-    pub steps: Option<u64>,
+    pub steps: Option<NonZeroU64>,
     /// Compares several forms of the run config: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
     /// microbatches=N, joined by +, as in vanilla,streaming,streaming+int4
     #[arg(long, value_name = "FORMS", value_delimiter = ',')]
@@ -217,9 +220,9 @@ pub struct Cost {
     /// The chip: v5p, v6e, tpu7x, h100, ...; by default only operations and bytes are printed
     #[arg(long, value_name = "CHIP")]
     pub chip: Option<String>,
-    /// What a row is
-    #[arg(long, value_name = "WHAT", default_value = "loop")]
-    pub by: CostBy,
+    /// What a row is; by default a loop, with --scope an instruction
+    #[arg(long, value_name = "WHAT")]
+    pub by: Option<CostBy>,
     /// Only instructions with this text in their scope path
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
@@ -304,9 +307,12 @@ pub struct Check {
     /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
     pub deny: Vec<String>,
-    /// With --deny replication: the smallest parameter that counts
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64KiB", help_heading = "Limits")]
-    pub replicated_bytes: u64,
+    /// With --deny replication: the smallest parameter that counts; by default 64KiB
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
+    pub replicated_bytes: Option<u64>,
+    /// Checks a program that XLA has yet to partition, with its global shapes and without the collectives to come
+    #[arg(long, help_heading = "Limits")]
+    pub allow_unpartitioned: bool,
 }
 
 /// A rate above 0.

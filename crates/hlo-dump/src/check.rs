@@ -1,8 +1,9 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::{Communication, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use crate::Outcome;
@@ -10,8 +11,11 @@ use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
 use crate::input::{Loaded, load};
 use crate::memory;
-use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+use crate::output::{self, BAD, GOOD, line, paint};
 use crate::replication;
+
+/// The smallest parameter that `--deny replication` counts, where nothing else is said.
+const REPLICATED_BYTES: u64 = 64 << 10;
 
 /// What may not be.
 enum Denied {
@@ -46,6 +50,9 @@ struct Answer<'a> {
 pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let denied: Vec<(String, Denied)> =
         arguments.deny.iter().map(|text| Ok((text.clone(), parse(text)?))).collect::<Result<_>>()?;
+    if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
+        bail!("--replicated-bytes says which parameters --deny replication counts; add that");
+    }
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
     if denied.is_empty() && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
@@ -55,38 +62,55 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         );
     }
     let loaded = load(&arguments.input)?;
+    if let Some(warning) = loaded.unpartitioned().filter(|_| !arguments.allow_unpartitioned) {
+        bail!(
+            "{}: {warning}; limits are for the program of one device, and --allow-unpartitioned holds this one to them",
+            loaded.name
+        );
+    }
     let found = collectives::of(&loaded);
     let mut checks = Vec::new();
     if let Some(most) = arguments.max_collective_bytes {
-        checks.push(at_most("--max-collective-bytes ", most, found.moved_bytes(), output::bytes));
+        checks.push(at_most("--max-collective-bytes ", most, found.moved_bounds(), output::bytes));
     }
     if let Some(most) = arguments.max_collectives {
-        checks.push(at_most("--max-collectives ", most, found.executions(), output::thousands));
+        checks.push(at_most("--max-collectives ", most, found.execution_bounds(), output::thousands));
     }
     for (axis, most) in &arguments.max_bytes_over {
-        let found = over("--max-bytes-over", Some(axis), &found, &loaded)?.moved_bytes();
+        let found = over("--max-bytes-over", Some(axis), &found, &loaded)?.moved_bounds();
         checks.push(at_most(&format!("--max-bytes-over {axis}="), *most, found, output::bytes));
     }
     for (axis, most) in &arguments.max_collectives_over {
-        let found = over("--max-collectives-over", Some(axis), &found, &loaded)?.executions();
+        let found = over("--max-collectives-over", Some(axis), &found, &loaded)?.execution_bounds();
         checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
     }
     if let Some(most) = arguments.max_memory {
-        checks.push(at_most("--max-memory ", most, Amount::Exactly(memory::of(&loaded)?.peak), output::bytes));
+        let peak = memory::of(&loaded)?.peak;
+        checks.push(at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes));
     }
+    let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {
-        let violations = violations(denied, &found, &loaded, arguments.replicated_bytes)?;
+        let violations = violations(denied, &found, &loaded, replicated_bytes)?;
         checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
     }
     let passed = checks.iter().all(|check| check.passed);
     if json {
         output::json("check", &loaded.found(&Answer { passed, checks: &checks }))?;
     } else {
-        line(&paint(BOLD, &loaded.title()));
+        loaded.print_title();
         checks.iter().for_each(print);
     }
     Ok(if passed { Outcome::Done } else { Outcome::Found })
 }
+
+/// What may be denied beside kinds of collectives.
+const DENIED: [&str; 5] = [
+    "replication",
+    "collectives-in-loops",
+    "collectives-over",
+    "collectives-outside-conditionals",
+    "unknown-trip-counts",
+];
 
 fn parse(text: &str) -> Result<Denied> {
     let (name, axis) = match text.split_once('=') {
@@ -100,19 +124,25 @@ fn parse(text: &str) -> Result<Denied> {
         ("collectives-over", Some(axis)) => Denied::Over(axis),
         ("collectives-outside-conditionals", Some(axis)) => Denied::OutsideConditionals(axis),
         (kind, axis) if Communication::named(kind).is_some() => Denied::Kind(kind.to_owned(), axis),
-        _ => bail!(
-            "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
-             collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS",
-            Communication::ALL.map(Communication::name).join(", ")
-        ),
+        (name, _) => {
+            let kinds = Communication::ALL.map(Communication::name);
+            let near = did_you_mean(name, DENIED.into_iter().chain(kinds).filter(|known| *known != name));
+            bail!(
+                "--deny {text}: expected replication, collectives-in-loops[=AXIS], collectives-over=AXIS, \
+                 collectives-outside-conditionals=AXIS, unknown-trip-counts, or a kind ({}) with or without =AXIS{near}",
+                kinds.join(", ")
+            )
+        }
     })
 }
 
-fn at_most(limit: &str, most: u64, found: Amount, text: fn(u64) -> String) -> Verdict {
-    let violation = match found.bound() {
-        None => Some("unknown: a loop has an unknown trip count".to_owned()),
-        Some(found) if found > most => Some(format!("{}, which is {} too many", text(found), text(found - most))),
+fn at_most(limit: &str, most: u64, found: Bounds, text: fn(u64) -> String) -> Verdict {
+    let too_many = |found: u64| format!("{}, which is {} too many", text(found), text(found - most));
+    let violation = match found.most {
+        Some(found) if found > most => Some(too_many(found)),
         Some(_) => None,
+        None if found.least > most => Some(format!("at least {}", too_many(found.least))),
+        None => Some(format!("unknown: at least {}, and a loop has an unknown trip count", text(found.least))),
     };
     Verdict {
         limit: format!("{limit}{}", text(most)),

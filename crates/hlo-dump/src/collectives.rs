@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
 };
+use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::table::Table;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -15,7 +16,8 @@ use serde::Serialize;
 use crate::arguments::{CollectiveColumn, CollectiveGroup, Collectives, Select};
 use crate::conditionals::{self, ConditionalSum};
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, DIM, amount, amount_of_bytes, line, paint};
+use crate::output::{self, DIM, amount, amount_of_bytes, line, paint};
+use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -28,8 +30,8 @@ struct Answer<'a> {
 /// What collectives come to. Where branches differ, the most; and the least.
 #[derive(Serialize)]
 pub struct Moved {
-    pub executions: Amount,
-    pub moved_bytes: Amount,
+    executions: Option<u64>,
+    moved_bytes: Option<u64>,
     executions_least: u64,
     moved_bytes_least: u64,
 }
@@ -37,11 +39,19 @@ pub struct Moved {
 impl Moved {
     pub fn of(executions: Bounds, moved: Bounds) -> Moved {
         Moved {
-            executions: executions.amount(),
-            moved_bytes: moved.amount(),
+            executions: executions.most,
+            moved_bytes: moved.most,
             executions_least: executions.least,
             moved_bytes_least: moved.least,
         }
+    }
+
+    pub fn executions(&self) -> Bounds {
+        Bounds { least: self.executions_least, most: self.executions }
+    }
+
+    pub fn moved_bytes(&self) -> Bounds {
+        Bounds { least: self.moved_bytes_least, most: self.moved_bytes }
     }
 }
 
@@ -76,8 +86,8 @@ struct Grouped {
 struct Sum {
     name: String,
     collectives: usize,
-    executions: Amount,
-    moved_bytes: Amount,
+    #[serde(flatten)]
+    all: Moved,
 }
 
 pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
@@ -91,15 +101,15 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
         if json {
             return output::json("collectives", &loaded.found(&Grouped { groups }));
         }
-        line(&paint(BOLD, &loaded.title()));
+        loaded.print_title();
         let table = Table::of(&groups)
             .flexible("", |sum| &sum.name)
             .number("collectives", |sum| sum.collectives)
-            .number("times", |sum| amount(sum.executions))
-            .number("moved in all", |sum| amount_of_bytes(sum.moved_bytes));
+            .number("times", |sum| output::bounds_of_count(sum.all.executions()))
+            .number("moved in all", |sum| output::bounds_of_bytes(sum.all.moved_bytes()));
         output::table(table, arguments.limit);
         conditionals::print(&found);
-        print_total(&found, all);
+        print_total(&loaded, &found, all);
         return Ok(());
     }
     let steps = arguments.steps.map_or_else(|| loaded.steps_per_execution(), NonZeroU64::get);
@@ -108,10 +118,10 @@ pub fn run(arguments: &Collectives, json: bool) -> Result<()> {
         let answer = Answer { collectives: &found.entries, totals, conditionals };
         return output::json("collectives", &loaded.found(&answer));
     }
-    line(&paint(BOLD, &loaded.title()));
+    loaded.print_title();
     print(&found.entries, &found.conditionals, arguments.limit);
     conditionals::print(&found);
-    print_total(&found, all);
+    print_total(&loaded, &found, all);
     print_per_step(&found, &arguments.select.over, steps);
     if found.merged {
         output::note("the module can be walked in too many ways to keep them apart: a row is all of an instruction's");
@@ -184,13 +194,16 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
 
 /// Keeps what is asked for.
 fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Result<()> {
+    let all = found.entries.len();
     keep_over(found, "--over", &select.over, loaded)?;
     if let Some(kind) = &select.kind
         && Communication::named(kind).is_none()
     {
         let all = Communication::ALL.map(Communication::name).join(", ");
-        bail!("--kind {kind}: unknown collective; known are {all}");
+        let near = did_you_mean(kind, Communication::ALL.map(Communication::name));
+        bail!("--kind {kind}: unknown collective{near}; known are {all}");
     }
+    check_scope(select.scope.as_deref(), loaded)?;
     found.entries.retain(|entry| {
         select.kind.as_ref().is_none_or(|kind| entry.kind.name() == kind)
             // An unknown amount may be large.
@@ -198,6 +211,15 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
             && select.scope.as_ref().is_none_or(|scope| entry.op_name.contains(scope.as_str()))
             && (!select.in_loops || entry.loop_depth > 0)
     });
+    let over = select.over.iter().map(|axis| format!("--over {axis}")).reduce(|one, other| format!("{one} {other}"));
+    let options = [
+        over,
+        given("--kind", &select.kind),
+        given("--min-bytes", &select.min_bytes),
+        given("--scope", &select.scope),
+        select.in_loops.then(|| "--in-loops".to_owned()),
+    ];
+    note_if_empty(found.entries.len(), all, "collective", options);
     Ok(())
 }
 
@@ -260,17 +282,20 @@ pub fn print(entries: &[ModuleCollective], conditionals: &[Conditional], limit: 
     output::table(table, limit);
 }
 
-pub fn print_total(found: &ModuleCollectives, all: usize) {
+pub fn print_total(loaded: &Loaded, found: &ModuleCollectives, all: usize) {
     let of_all = if found.entries.len() == all { String::new() } else { format!(" of {all}") };
+    let missing = if loaded.partitioning.is_pending() { ", without what XLA will add" } else { "" };
     line(&format!(
-        "{}{of_all}, executed {}; each device sends {}",
-        output::plural(found.entries.len(), "collective"),
+        "{}{of_all}, executed {}; each device sends {}{missing}",
+        output::plural(found.entries.len() as u64, "collective"),
         output::bounds_of_times(found.execution_bounds()),
         output::bounds_of_bytes(found.moved_bounds())
     ));
     let unknown = found.entries.iter().filter(|entry| entry.executions == Amount::Unknown).count();
     if unknown > 0 {
-        line(&paint(DIM, &format!("? {unknown} run in a loop whose trip count is not known before it runs")));
+        let run = if unknown == 1 { "runs" } else { "run" };
+        let sums = "sums with >= leave them out, as they may not run at all";
+        line(&paint(DIM, &format!("? {unknown} {run} in a loop whose trip count is not known before it runs; {sums}")));
     }
     if found.entries.iter().any(|entry| matches!(entry.executions, Amount::AtMost(_))) {
         line(&paint(DIM, "<= in a branch that may not be taken"));
@@ -308,11 +333,10 @@ fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {
     let sum = |(name, group): (String, ModuleCollectives)| Sum {
         name,
         collectives: group.entries.len(),
-        executions: group.executions(),
-        moved_bytes: group.moved_bytes(),
+        all: Moved::of(group.execution_bounds(), group.moved_bounds()),
     };
     let mut groups: Vec<Sum> = groups.into_iter().map(sum).collect();
-    groups.sort_by_key(|sum| Reverse(sum.moved_bytes.bound().unwrap_or(u64::MAX)));
+    groups.sort_by_key(|sum| Reverse(sum.all.moved_bytes.unwrap_or(u64::MAX)));
     groups
 }
 

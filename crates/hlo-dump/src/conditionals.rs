@@ -96,8 +96,8 @@ pub fn print(found: &ModuleCollectives) {
         })
         .text("taken when", |(_, (_, branch))| branch.when)
         .number("collectives", |(_, (_, branch))| branch.collectives)
-        .number("times", |(_, (_, branch))| output::amount(branch.all.executions))
-        .number("sends", |(_, (_, branch))| output::amount_of_bytes(branch.all.moved_bytes))
+        .number("times", |(_, (_, branch))| output::bounds_of_count(branch.all.executions()))
+        .number("sends", |(_, (_, branch))| output::bounds_of_bytes(branch.all.moved_bytes()))
         .flexible("where from", |(it, (number, _))| first(*number, output::whence(it.source, it.op_name)));
     line("");
     output::table(table, 0);

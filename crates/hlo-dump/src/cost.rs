@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use indexmap::IndexMap;
 use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::cost::{Assumptions, InstructionCost, LoopCost, Roofline, ScopeCost, Seconds};
@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use crate::arguments::{Cost, CostBy};
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, DIM, line, or_no_scope, paint, seconds, whence};
+use crate::output::{self, DIM, line, or_no_scope, paint, plural, seconds, whence};
+use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -25,16 +26,34 @@ pub fn run(arguments: &Cost, json: bool) -> Result<()> {
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load(&arguments.input)?;
     let mut cost = of(&loaded, chip);
+    check_scope(arguments.scope.as_deref(), &loaded)?;
+    let by = match (arguments.by, &arguments.scope) {
+        (Some(CostBy::Loop), Some(scope)) => {
+            bail!(
+                "--by loop adds up whole loops, whatever is in them; with --scope {scope}, take --by op, opcode or scope"
+            )
+        }
+        (Some(by), _) => by,
+        (None, Some(_)) => CostBy::Op,
+        (None, None) => CostBy::Loop,
+    };
+    let all = cost.instructions.len();
     if let Some(scope) = &arguments.scope {
         cost.instructions.retain(|it| it.op_name.contains(scope.as_str()));
         cost.scopes.retain(|it| it.scope.contains(scope.as_str()));
     }
+    note_if_empty(cost.instructions.len(), all, "instruction", [given("--scope", &arguments.scope)]);
     if json {
         return output::json("cost", &loaded.found(&Answer { chip: chip.map(|chip| chip.name), cost: &cost }));
     }
-    line(&paint(BOLD, &loaded.title()));
-    print_rows(&rows(&cost, arguments.by), chip.is_some(), arguments.limit);
+    loaded.print_title();
+    print_rows(&rows(&cost, by), chip.is_some(), arguments.limit);
     line("");
+    if let Some(scope) = &arguments.scope {
+        let selected = cost.instructions.iter().fold(Work::default(), |sum, it| sum.plus(it.total));
+        let (flops, bytes) = (output::count(selected.flops as f64), output::bytes(selected.bytes()));
+        line(&format!("in scope {scope}: {flops} operations, {bytes} read and written; in all:"));
+    }
     print_total(&cost);
     if let (None, Some(chip)) = (&cost.roofline, chip) {
         output::note(&format!("no rates are published for {}, so there is no estimate of time", chip.name));
@@ -114,7 +133,7 @@ fn rows(cost: &ModuleCost, by: CostBy) -> Vec<Row> {
 /// The loops, and what is outside of all of them.
 fn loops(cost: &ModuleCost) -> Vec<Row> {
     let row = |it: &LoopCost| {
-        let times = it.trip_count.map_or("? times".to_owned(), |count| format!("{count} times"));
+        let times = output::times(it.trip_count.map_or(Amount::Unknown, Amount::Exactly));
         Row {
             name: format!("{}%{}, {times}", "  ".repeat(it.depth.saturating_sub(1)), it.name),
             executions: Some(it.executions),
@@ -182,8 +201,9 @@ fn print_assumptions(assumptions: &Assumptions) {
     for call in unknown {
         let bytes = output::bytes(call.bytes);
         say(format!(
-            "+? {} custom calls of {}: what they compute is not known; {bytes}",
-            call.instructions, call.target
+            "+? {} of {}: what they compute is not known; {bytes}",
+            plural(call.instructions, "custom call"),
+            call.target
         ));
     }
 }

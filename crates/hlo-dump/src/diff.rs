@@ -12,7 +12,7 @@ use crate::arguments::{Diff, Reading};
 use crate::collectives;
 use crate::input::{Described, Loaded, load_path};
 use crate::memory;
-use crate::output::{self, BOLD, line, paint};
+use crate::output::{self, BOLD, WARN, line, paint};
 
 /// A figure of both programs.
 #[derive(Serialize)]
@@ -49,8 +49,10 @@ pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
         output::json("diff", &Answer { before, after, same, figures: &figures, diff: &changes })?;
         return Ok(outcome);
     }
-    line(&paint(BOLD, &format!("- {}", before.title())));
-    line(&paint(BOLD, &format!("+ {}", after.title())));
+    for (sign, loaded) in [("-", &before), ("+", &after)] {
+        line(&paint(BOLD, &format!("{sign} {}", loaded.title())));
+        loaded.unpartitioned().iter().for_each(|warning| line(&paint(WARN, &format!("  {warning}"))));
+    }
     if same && changes.names.is_empty() {
         line("they mean the same");
         return Ok(outcome);
@@ -111,7 +113,7 @@ fn print_changes(changes: &ModuleDiff, limit: usize) {
     let count = |it: Occurrence| match it.count {
         0 => "-".to_owned(),
         count if it.executions == count as u64 => count.to_string(),
-        count => format!("{count} ({} times)", output::amount(it.executions)),
+        count => format!("{count} ({})", output::times(it.executions)),
     };
     let bytes = |it: &CollectiveChange| match it.new_bytes {
         Some(new) => format!("{} -> {}", output::known_bytes(it.bytes), output::bytes(new)),

@@ -5,7 +5,7 @@ use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{StatedFrom, TracedStep, trace_sharding};
 use serde::Serialize;
 
-use crate::arguments::Explain;
+use crate::arguments::{Explain, Input};
 use crate::configs::run::Explanation;
 use crate::input::{Loaded, Run, load};
 use crate::output::{self, BOLD, DIM, line, paint};
@@ -25,10 +25,13 @@ struct Answer<'a> {
 }
 
 pub fn run(arguments: &Explain, json: bool) -> Result<()> {
-    let mut input = arguments.input.clone();
-    // The specs of a config are those that its graph of global shapes has.
-    input.reading.stage = input.reading.stage.map(|_| Stage::Partitioned);
-    let loaded = load(&input)?;
+    let Input { path, reading } = &arguments.input;
+    if let Some(stage) = reading.stage.filter(|stage| !matches!(stage, Stage::Sharded | Stage::Partitioned))
+        && !path.is_dir()
+    {
+        bail!("--stage {stage} is for dump folders here: the shardings of a run config are those of its stage sharded");
+    }
+    let loaded = load(&arguments.input)?;
     let tensor = arguments.tensor.as_str();
     let (explanations, stated) = match &loaded.run {
         Some(run) => (Some(explained(run.as_ref(), tensor)?), None),
@@ -61,11 +64,10 @@ fn explained(run: &dyn Run, tensor: &str) -> Result<Vec<Explanation>> {
 }
 
 fn traced(loaded: &Loaded, tensor: &str) -> Result<Vec<StatedFrom>> {
-    let found = trace_sharding(&loaded.module, tensor, MOST);
-    if found.is_empty() {
-        bail!(
-            "no tensor is called \"{tensor}\"; name an instruction (dot.5), the end of its op_name (attention/dot_general), or a line (model.py:42)"
-        );
+    let mut found = trace_sharding(&loaded.module, tensor, MOST + 1)?;
+    if found.len() > MOST {
+        output::note(&format!("more than {MOST} tensors are called \"{tensor}\"; these are the first {MOST}"));
+        found.truncate(MOST);
     }
     Ok(found)
 }

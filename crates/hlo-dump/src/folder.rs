@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use meshloom_hlo::Stage;
+use meshloom_hlo::suggest::did_you_mean;
 
 use crate::arguments::Reading;
 
@@ -60,7 +61,15 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         let mut points: Vec<_> = dumps.iter().map(|dump| dump.point.as_str()).collect();
         points.dedup();
         let dump = "XLA writes passes with --xla_dump_hlo_pass_re=.*";
-        bail!("{name} has no such dump; there are: {} ({dump})", points.join(", "));
+        let (asked, near) = match (&reading.pass, reading.stage) {
+            (Some(pass), _) => {
+                let words = points.iter().flat_map(|point| point.split('.'));
+                (format!("--pass {pass}: "), did_you_mean(pass, words.flat_map(|word| [word, plain_pass(word)])))
+            }
+            (None, Some(stage)) => (format!("--stage {stage}: "), String::new()),
+            (None, None) => (String::new(), String::new()),
+        };
+        bail!("{asked}{name} has no such dump{near}; there are: {} ({dump})", points.join(", "));
     };
     let first = at_stage(dumps, Stage::Traced).into_iter().next().filter(|first| first.point != last.point);
     let proto = dumps.iter().find(|dump| dump.point == last.point && !dump.is_text && last.is_text);
@@ -70,6 +79,11 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         unoptimized: first.map(|dump| dump.path),
         stage,
     })
+}
+
+/// The pass of `after_PASS` or `before_PASS`.
+fn plain_pass(word: &str) -> &str {
+    word.trim_start_matches("after_").trim_start_matches("before_")
 }
 
 /// Files by the module they are of.
@@ -141,7 +155,8 @@ fn named<'a>(modules: &'a BTreeMap<String, Vec<Dump>>, wanted: &str) -> Result<(
     match found.as_slice() {
         [] => {
             let names: Vec<_> = modules.keys().map(String::as_str).collect();
-            bail!("no module is called \"{wanted}\"; there are {}", names.join(", "))
+            let near = did_you_mean(wanted, names.iter().flat_map(|name| [*name].into_iter().chain(name.split('.'))));
+            bail!("--module {wanted}: no module is called so{near}; there are {}", names.join(", "))
         }
         [one] => Ok(*one),
         // `jit_f` is meant where there is a `jit_f_backward` too.
@@ -149,7 +164,7 @@ fn named<'a>(modules: &'a BTreeMap<String, Vec<Dump>>, wanted: &str) -> Result<(
             Some(exact) => Ok(*exact),
             None => {
                 let names: Vec<_> = several.iter().map(|(name, _)| name.as_str()).collect();
-                bail!("\"{wanted}\" is part of the names of several modules: {}", names.join(", "))
+                bail!("--module {wanted} is part of the names of several modules: {}", names.join(", "))
             }
         },
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{Devices, device_count, mesh_of};
+use meshloom_hlo::analysis::{Devices, Partitioning, device_count, mesh_of};
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, Form, ReadError};
@@ -15,9 +15,11 @@ use serde::Serialize;
 use crate::arguments::{Input, Reading};
 use crate::configs::run::{self, Explanation};
 use crate::folder;
-use crate::output::Busy;
+use crate::output::{BOLD, Busy, WARN, line, paint, plural};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
+
+const STANDARD_INPUT: &str = "standard input";
 
 /// A module, with all that is known of it.
 pub struct Loaded {
@@ -28,6 +30,7 @@ pub struct Loaded {
     pub buffers: Option<BufferAssignmentProto>,
     pub mesh: Option<Mesh>,
     pub devices: Devices,
+    pub partitioning: Partitioning,
     /// What it is: "HLO text", "run config".
     pub form: &'static str,
     pub stage: Option<Stage>,
@@ -40,7 +43,8 @@ pub trait Run {
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
 
-    /// The mesh of the program: of one replica, if the program is.
+    /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
+    /// over.
     fn mesh(&self) -> Option<&Mesh>;
 
     /// Train steps in one execution of the program.
@@ -83,6 +87,8 @@ pub struct Described<'a> {
     stage: Option<&'a str>,
     mesh: Option<String>,
     devices: u64,
+    /// Whether the module is the program of one device.
+    partitioned: bool,
 }
 
 impl Loaded {
@@ -94,6 +100,7 @@ impl Loaded {
             stage: self.stage.map(Stage::name),
             mesh: self.mesh.as_ref().map(Mesh::to_string),
             devices: self.device_count(),
+            partitioned: !self.partitioning.is_pending(),
         }
     }
 
@@ -123,9 +130,38 @@ impl Loaded {
     pub fn title(&self) -> String {
         let stage = self.stage.map(|stage| format!("{stage}, ")).unwrap_or_default();
         let mesh = self.mesh.as_ref().map(|mesh| format!(", {mesh}")).unwrap_or_default();
-        let count = self.device_count();
-        let devices = if count == 1 { "1 device".to_owned() } else { format!("{count} devices") };
+        let devices = plural(self.device_count(), "device");
         format!("{} ({stage}{}, {devices}{mesh})", self.module.name, self.form)
+    }
+
+    /// What names it on the command line.
+    pub fn argument(&self) -> &str {
+        if self.name == STANDARD_INPUT { "-" } else { &self.name }
+    }
+
+    /// Prints the title, and below it what everything that follows has to be read with.
+    pub fn print_title(&self) {
+        line(&paint(BOLD, &self.title()));
+        if let Some(warning) = self.unpartitioned() {
+            line(&paint(WARN, &warning));
+        }
+    }
+
+    /// That the module is not the program of one device, and how to get that program; none if it is.
+    pub fn unpartitioned(&self) -> Option<String> {
+        let Partitioning::Pending { instruction } = &self.partitioning else { return None };
+        let partitioned = match (&self.run, self.stage) {
+            (Some(_), Some(Stage::Partitioned)) => "XLA partitions it: take --stage compiled".to_owned(),
+            (Some(_), _) => "take --stage partitioned".to_owned(),
+            (None, Some(_)) => "take --stage partitioned or --stage compiled, if the folder has them".to_owned(),
+            (None, None) => format!(
+                "take the text of `lowered.compile()` in JAX, or `hlo-dump compile {} --target TARGET -o FILE`",
+                self.argument()
+            ),
+        };
+        Some(format!(
+            "not partitioned yet: global shapes (such as that of %{instruction}), and collectives are missing; {partitioned}"
+        ))
     }
 }
 
@@ -134,7 +170,7 @@ pub fn load(input: &Input) -> Result<Loaded> {
 }
 
 pub fn load_path(path: &Path, reading: &Reading) -> Result<Loaded> {
-    let name = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
+    let name = if path == Path::new("-") { STANDARD_INPUT.to_owned() } else { path.display().to_string() };
     load_named(path, &name, reading).with_context(|| name)
 }
 
@@ -150,7 +186,7 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     let found = read::read(&bytes, &read::Limits::default());
     drop(waiting);
     match found {
-        Ok(found) => from_hlo(found, name, reading),
+        Ok(found) => from_hlo(found, name, reading, || Ok(None)),
         Err(error) => match as_config(path, &bytes, &error) {
             Some(text) => from_config(&text, name, reading),
             None => Err(error.into()),
@@ -199,17 +235,28 @@ fn load_folder(path: &Path, reading: &Reading) -> Result<Loaded> {
         // They name instructions by the proto's ids.
         (found.module, found.buffers) = (beside.module, beside.buffers);
     }
-    let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() })?;
+    // A compiled module does not say what the mesh was.
+    let mesh_before = || {
+        let Some(unoptimized) = &chosen.unoptimized else { return Ok(None) };
+        let before = read::read(&read_all(unoptimized)?, &read::Limits::default());
+        Ok(before.ok().and_then(|before| mesh_of(&before.module)))
+    };
+    let mut loaded = from_hlo(found, &name, &Reading { stage: None, ..reading.clone() }, mesh_before)?;
     loaded.stage = chosen.stage;
-    if let (None, Some(unoptimized)) = (&loaded.mesh, chosen.unoptimized)
-        && let Ok(before) = read::read(&read_all(&unoptimized)?, &read::Limits::default())
-    {
-        loaded.mesh = mesh_of(&before.module).filter(|mesh| mesh.device_count() as u64 == loaded.device_count());
+    // The name of the file says so, whatever the module looks like.
+    if chosen.stage.is_some_and(|stage| stage >= Stage::Partitioned) && loaded.partitioning.is_pending() {
+        loaded.partitioning = Partitioning::Done;
     }
     Ok(loaded)
 }
 
-fn from_hlo(found: read::Found, name: &str, reading: &Reading) -> Result<Loaded> {
+/// A module, with the mesh that it names or, if it names none, the one that `mesh_before` knows from elsewhere.
+fn from_hlo(
+    found: read::Found,
+    name: &str,
+    reading: &Reading,
+    mesh_before: impl FnOnce() -> Result<Option<Mesh>>,
+) -> Result<Loaded> {
     if let Some(stage) = reading.stage {
         bail!(
             "--stage {stage} is for run configs and dump folders; a file of HLO is one stage, and `hlo-dump compile` compiles it"
@@ -220,18 +267,28 @@ fn from_hlo(found: read::Found, name: &str, reading: &Reading) -> Result<Loaded>
     }
     let read::Found { module, config, buffers, form } = found;
     let devices = device_count(&module, config.as_ref());
-    let mesh = match &reading.mesh {
-        Some(text) => Some(mesh_for(text, devices.replicas.saturating_mul(devices.partitions))?),
-        None => mesh_of(&module),
+    let count = devices.replicas.saturating_mul(devices.partitions);
+    let named = mesh_of(&module).map_or_else(mesh_before, |mesh| Ok(Some(mesh)))?;
+    let named = named.filter(|mesh| count == 1 || mesh.device_count() as u64 == count);
+    let mesh = match (&reading.mesh, named) {
+        (Some(text), named) => {
+            let given = mesh_for(text, count)?;
+            if let Some(named) = named.filter(|named| *named != given) {
+                bail!("--mesh {text}: the module names its mesh, {named}; leave --mesh out");
+            }
+            Some(given)
+        }
+        (None, named) => named,
     };
     let devices = match &mesh {
         // A module that names no device is for as many as the mesh has.
-        Some(mesh) if devices.partitions == 1 && devices.replicas == 1 => Devices::partitioned(mesh.device_count()),
+        Some(mesh) if count == 1 => Devices::partitioned(mesh.device_count()),
         _ => devices,
     };
-    let mesh = mesh.filter(|mesh| mesh.device_count() as u64 == devices.replicas.saturating_mul(devices.partitions));
+    let partitioning = Partitioning::of(&module, devices);
     let form = if form == Form::Text { "HLO text" } else { form.name() };
-    Ok(Loaded { name: name.to_owned(), module, config, buffers, mesh, devices, form, stage: None, run: None })
+    let name = name.to_owned();
+    Ok(Loaded { name, module, config, buffers, mesh, devices, partitioning, form, stage: None, run: None })
 }
 
 /// A mesh for a module of so many devices; of 1, if it names none.
@@ -250,14 +307,17 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         bail!("--mesh names the axes of HLO; a run config has its own: --set mesh.axes=data=2,fsdp=4");
     }
     let stage = reading.stage.unwrap_or(Stage::Partitioned);
-    let (run, program) = run::read(text, name, stage, &reading.set)?;
+    let (run, program) = run::read(text, name, stage, &[&reading.set[..], &reading.config_set].concat())?;
     let mesh = run.mesh().cloned();
+    let devices = Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count));
+    let module = program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?;
     Ok(Loaded {
         name: name.to_owned(),
-        module: program.hlo_module.ok_or_else(|| anyhow!("the plugin gave no module"))?,
+        partitioning: Partitioning::of(&module, devices),
+        module,
         config: program.config,
         buffers: None,
-        devices: Devices::partitioned(mesh.as_ref().map_or(1, Mesh::device_count)),
+        devices,
         mesh,
         form: "run config",
         stage: Some(stage),

@@ -18,6 +18,7 @@ mod memory;
 mod output;
 mod replication;
 mod report;
+mod selection;
 mod show;
 mod traffic;
 
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
 use clap::{CommandFactory, Parser, Subcommand};
+use meshloom_hlo::suggest::did_you_mean;
 
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
 ///
@@ -140,7 +142,10 @@ fn manual(name: Option<&str>) -> Result<()> {
         None => clap_mangen::Man::new(all),
         Some(name) => match all.find_subcommand(name) {
             Some(command) => clap_mangen::Man::new(command.clone()).title(format!("hlo-dump-{name}")),
-            None => anyhow::bail!("there is no command \"{name}\"; `hlo-dump --help` lists them"),
+            None => {
+                let near = did_you_mean(name, all.get_subcommands().map(clap::Command::get_name));
+                anyhow::bail!("there is no command \"{name}\"{near}; `hlo-dump --help` lists them")
+            }
         },
     };
     Ok(page.render(&mut std::io::stdout())?)

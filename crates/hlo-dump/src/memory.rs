@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::arguments::Memory;
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, DIM, line, paint};
+use crate::output::{self, DIM, line, paint};
+use crate::selection::{check_scope, given, note_if_empty};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -21,18 +22,22 @@ struct Answer<'a> {
 pub fn run(arguments: &Memory, json: bool) -> Result<()> {
     let chip = arguments.chip.as_deref().map(Chip::parse).transpose()?;
     let loaded = load(&arguments.input)?;
+    check_scope(arguments.scope.as_deref(), &loaded)?;
     let mut found = of(&loaded)?;
+    let all = found.live_at_peak.len();
     found.live_at_peak.retain(|buffer| {
         arguments.min_bytes.is_none_or(|least| buffer.bytes >= least)
             && arguments.scope.as_ref().is_none_or(|scope| buffer.op_name.contains(scope.as_str()))
     });
+    let options = [given("--min-bytes", &arguments.min_bytes), given("--scope", &arguments.scope)];
+    note_if_empty(found.live_at_peak.len(), all, "buffer", options);
     let chip_bytes = chip.and_then(Chip::device_memory);
     if json {
         let chip = chip.map(|chip| chip.name);
         return output::json("memory", &loaded.found(&Answer { memory: &found, chip, chip_bytes }));
     }
-    line(&paint(BOLD, &loaded.title()));
-    print_sums(&found);
+    loaded.print_title();
+    print_sums(&found, loaded.partitioning.is_pending());
     if let Some(there_is) = chip_bytes {
         line(&output::verdict(found.peak, there_is, &format!("a device's {}", output::bytes(there_is))));
     } else if let Some(chip) = chip {
@@ -57,14 +62,15 @@ pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
     }
 }
 
-fn print_sums(found: &ModuleMemory) {
+fn print_sums(found: &ModuleMemory, global: bool) {
     let from = match found.form {
         MemoryForm::Assignment => "as the compiler assigned it",
         MemoryForm::Scheduled => "estimated from the schedule",
         MemoryForm::Unscheduled => "estimated from the order of the instructions, as there is no schedule",
         MemoryForm::Uncompiled => "estimated: the module is not compiled, so what will be fused is guessed",
     };
-    line(&paint(DIM, &format!("memory of each device, {from}")));
+    let of = if global { "memory of one device that holds everything" } else { "memory of each device" };
+    line(&paint(DIM, &format!("{of}, {from}")));
     let rows = [
         ("arguments", found.arguments),
         ("outputs", found.outputs),

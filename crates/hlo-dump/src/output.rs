@@ -35,6 +35,7 @@ pub fn configure(color: Color, units: Option<Units>) {
 pub const BOLD: Style = Style::new().bold();
 pub const DIM: Style = Style::new().dimmed();
 pub const GOOD: Style = AnsiColor::Green.on_default();
+pub const WARN: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
 pub fn paint(style: Style, text: &str) -> String {
@@ -174,9 +175,14 @@ pub fn thousands(count: u64) -> String {
     text
 }
 
-/// `1 collective`, `2 collectives`.
-pub fn plural(count: usize, what: &str) -> String {
-    format!("{} {what}{}", thousands(count as u64), if count == 1 { "" } else { "s" })
+/// `1 collective`, `2 collectives`, `2 microbatches`.
+pub fn plural(count: u64, what: &str) -> String {
+    let ending = match what {
+        _ if count == 1 => "",
+        what if what.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{} {what}{ending}", thousands(count))
 }
 
 /// Whether what is needed fits, and how much of what there is it takes.
@@ -198,23 +204,25 @@ pub fn or_no_scope(scope: &str) -> &str {
     if scope.is_empty() { NO_SCOPE } else { scope }
 }
 
-/// `once`, `32 times`.
+/// `once`, `32 times`, `at most once`.
 pub fn times(executions: Amount) -> String {
     match executions {
         Amount::Exactly(1) => "once".to_owned(),
+        Amount::AtMost(1) => "at most once".to_owned(),
         executions => format!("{} times", amount(executions)),
     }
 }
 
-/// `0 to 3 times`.
+/// `0 to 1 times`, `at least once`.
 pub fn bounds_of_times(bounds: Bounds) -> String {
-    match bounds.amount() {
-        Amount::AtMost(_) => format!("{} times", bounds_of_count(bounds)),
-        amount => times(amount),
+    match (bounds.least, bounds.most) {
+        (least, Some(most)) if least == most => times(Amount::Exactly(most)),
+        (1, None) => "at least once".to_owned(),
+        _ => format!("{} times", bounds_of_count(bounds)),
     }
 }
 
-/// `3`, `0 to 3`.
+/// `3`, `0 to 3`, `>= 3`.
 pub fn bounds_of_count(bounds: Bounds) -> String {
     with_bounds(bounds, thousands)
 }
@@ -224,11 +232,18 @@ pub fn bounds_of_bytes(bounds: Bounds) -> String {
     with_bounds(bounds, bytes)
 }
 
-fn with_bounds(bounds: Bounds, text: fn(u64) -> String) -> String {
-    match bounds.amount() {
-        Amount::AtMost(most) => format!("{} to {}", text(bounds.least), text(most)),
-        amount => with_bound(amount, text),
+fn with_bounds(Bounds { least, most }: Bounds, text: fn(u64) -> String) -> String {
+    match most {
+        Some(most) if most == least => text(most),
+        Some(most) => format!("{} to {}", text(least), text(most)),
+        None if least == 0 => "?".to_owned(),
+        None => format!(">= {}", text(least)),
     }
+}
+
+/// The most that it can be: `3`; `>= 3` where only the least is known.
+pub fn most(Bounds { least, most }: Bounds, text: fn(u64) -> String) -> String {
+    with_bounds(Bounds { least: most.unwrap_or(least), most }, text)
 }
 
 /// A number of executions: `32`, `<= 32` where a branch may not be taken, `?` where it is not known.

@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use meshloom_hlo::analysis::{Sources, Walk};
 use meshloom_hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto, HloModuleProtoWithConfig};
+use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::text::{Layouts, TextOptions, print_shape, print_with_config};
 use meshloom_hlo::{Amount, Stage};
 use prost::Message;
@@ -20,8 +21,8 @@ use crate::input::{Loaded, load};
 use crate::output;
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
+    let emit = form(arguments, json)?;
     let loaded = load(&arguments.input)?;
-    let emit = if json { Emit::Json } else { arguments.emit };
     let file = arguments.output.as_deref();
     match emit {
         Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
@@ -30,8 +31,10 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         }
         Emit::Proto => write(file, &loaded.module.encode_to_vec()),
         Emit::Json => match file {
-            None => output::json("show", &loaded.found(&described(&loaded))),
-            Some(_) => write(file, serde_json::to_string_pretty(&loaded.found(&described(&loaded)))?.as_bytes()),
+            None => output::json("show", &loaded.found(&described(&loaded, arguments)?)),
+            Some(_) => {
+                write(file, serde_json::to_string_pretty(&loaded.found(&described(&loaded, arguments)?))?.as_bytes())
+            }
         },
         Emit::Dot => write(file, drawing::dot(&loaded, arguments)?.as_bytes()),
         Emit::Svg => write(file, drawing::svg(&loaded, arguments)?.as_bytes()),
@@ -41,6 +44,32 @@ pub fn run(arguments: &Show, json: bool) -> Result<()> {
         }
         Emit::Graph => write(file, graph(&loaded)?.as_bytes()),
     }
+}
+
+/// The output form, to which the other options must apply.
+fn form(arguments: &Show, json: bool) -> Result<Emit> {
+    let emit = match (arguments.emit, json) {
+        (None, false) => Emit::Text,
+        (None | Some(Emit::Json), true) => Emit::Json,
+        (Some(emit), false) => emit,
+        (Some(_), true) => bail!("--json is --emit json, and another form is asked for; leave one of them out"),
+    };
+    let options = [
+        ("--full", arguments.full, matches!(emit, Emit::Text | Emit::Html), "text and html"),
+        ("--depth", arguments.depth.is_some(), matches!(emit, Emit::Dot | Emit::Svg), "dot and svg"),
+        (
+            "--computation",
+            arguments.computation.is_some(),
+            !matches!(emit, Emit::Proto | Emit::Graph),
+            "text, html, json, dot and svg",
+        ),
+    ];
+    for (option, is_given, applies, forms) in options {
+        if is_given && !applies {
+            bail!("{option} is for --emit {forms}");
+        }
+    }
+    Ok(emit)
 }
 
 fn text(loaded: &Loaded, full: bool) -> String {
@@ -69,7 +98,8 @@ pub fn no_computation(name: &str, names: impl Iterator<Item = String>) -> anyhow
     const SHOWN: usize = 20;
     let names: Vec<String> = names.filter(|name| !name.is_empty() && name != "HloModule").collect();
     let more = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
-    anyhow!("there is no computation \"{name}\"; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
+    let near = did_you_mean(name, names.iter().map(String::as_str));
+    anyhow!("there is no computation \"{name}\"{near}; there are {}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
 /// meshloom's own graph at the stage.
@@ -126,7 +156,7 @@ struct InstructionAnswer<'a> {
     root: bool,
 }
 
-fn described(loaded: &Loaded) -> Answer<'_> {
+fn described<'a>(loaded: &'a Loaded, arguments: &Show) -> Result<Answer<'a>> {
     let module = &loaded.module;
     let walk = Walk::of(module);
     let mut executions: BTreeMap<i64, Amount> = BTreeMap::new();
@@ -137,7 +167,14 @@ fn described(loaded: &Loaded) -> Answer<'_> {
     let names: BTreeMap<i64, &str> = module.computations.iter().map(|it| (it.id, it.name.as_str())).collect();
     let entry = names.get(&module.entry_computation_id).copied().unwrap_or(&module.entry_computation_name);
     let of = |computation| computation_answer(module, computation, &names, &executions);
-    Answer { entry, computations: module.computations.iter().map(of).collect() }
+    let Some(name) = arguments.computation.as_deref().map(|name| name.trim_start_matches('%')) else {
+        return Ok(Answer { entry, computations: module.computations.iter().map(of).collect() });
+    };
+    let found: Vec<_> = module.computations.iter().filter(|computation| computation.name == name).map(of).collect();
+    if found.is_empty() {
+        return Err(no_computation(name, module.computations.iter().map(|it| it.name.clone())));
+    }
+    Ok(Answer { entry, computations: found })
 }
 
 fn computation_answer<'a>(

@@ -15,7 +15,8 @@ use std::thread;
 
 use meshloom::hlo::analysis::Walk;
 use meshloom::hlo::analysis::{
-    CHIPS, CostOptions, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings, trace_sharding,
+    CHIPS, CostOptions, Partitioning, collectives, cost, device_count, diff, memory, mesh_of, scope_graph, shardings,
+    trace_sharding,
 };
 use meshloom::hlo::parse::{Limits, parse, parse_bytes};
 use meshloom::hlo::proto::{HloModuleConfigProto, HloModuleProto};
@@ -81,6 +82,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     assert!(print(module, &TextOptions::parseable()).starts_with("HloModule "));
     assert!(print(module, &TextOptions::canonical()).starts_with("HloModule "));
     let devices = device_count(module, config);
+    Partitioning::of(module, devices);
     let found = collectives(module, devices);
     diff((module, &found), (module, &found));
     let _ = memory(module);
@@ -91,7 +93,7 @@ fn analyse(module: &HloModuleProto, config: Option<&HloModuleConfigProto>) {
     assert!(serde_json::to_string(&found).is_ok());
     shardings(module, mesh.as_ref());
     scope_graph(&Walk::of(module), 3);
-    trace_sharding(module, "x", 4);
+    let _ = trace_sharding(module, "x", 4);
 }
 
 fn check_text(text: &[u8]) -> bool {

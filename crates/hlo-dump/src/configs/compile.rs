@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost};
+use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::table::Table;
@@ -22,16 +22,16 @@ use crate::arguments::Input;
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
 use crate::input::{Loaded, load};
-use crate::output::{self, BOLD, line, paint};
+use crate::output::{self, line, plural};
 use crate::{collectives, conditionals, cost};
 
 #[derive(Args)]
 pub struct Compile {
     #[command(flatten)]
     pub input: Input,
-    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8
+    /// Hardware: cpu:8, v5p:8x8x8, tpu:tpu7x:2x2x1:slices=2, gpu:h100:1x1x8; by default a run config's target.topology
     #[arg(long, value_name = "TARGET")]
-    pub target: String,
+    pub target: Option<String>,
     /// The most time that compilation may take
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
     pub time_limit: u64,
@@ -67,17 +67,20 @@ struct Answer<'a> {
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
-    let topology = topology(&arguments.target)?;
+    let target = arguments.target.as_deref().map(topology).transpose()?;
     let find = FindOptions { allow_fetch: !arguments.offline, ..FindOptions::default() };
     let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..Settings::default() };
-    let mut input = arguments.input.clone();
-    let is_config = input.path.extension().is_some_and(|extension| extension == "toml");
-    if is_config {
-        input.reading.set.push(format!("target.topology={topology}"));
-        input.reading.set.extend(target_overrides(&topology, &input.reading.set));
+    let given = &arguments.input.reading.set;
+    if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
+        bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
+    }
+    let overrides: Vec<String> = target.iter().flat_map(|target| target_overrides(target, given)).collect();
+    let loaded = load(&arguments.input.with(&overrides))?;
+    let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
+    if arguments.shardy.is_some() && loaded.run.is_some() {
+        bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
     announce(&topology, &settings)?;
-    let loaded = load(&input)?;
     if loaded.module.schedule.is_some() {
         output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
     }
@@ -93,7 +96,8 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     }
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
     let stage = loaded.stage.map(|_| Stage::Compiled);
-    let after = Loaded { module, config: compiled.module.config.clone(), stage, ..loaded };
+    let partitioning = Partitioning::of(&module, loaded.devices);
+    let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
     let found = collectives::of(&after);
     if json {
         return answer(&after, &compiled, &found);
@@ -112,10 +116,21 @@ fn spinner(doing: String) -> ProgressBar {
     bar
 }
 
-/// What a config must say besides its topology: the platform, which decides what may overlap, unless the user says it.
-fn target_overrides(topology: &Topology, given: &[String]) -> Option<String> {
+/// What a config must say to be compiled for a topology: that, and its platform, which decides what may overlap, unless
+/// the user says it.
+fn target_overrides(topology: &Topology, given: &[String]) -> Vec<String> {
     let said = given.iter().any(|key| key.starts_with("target.platform"));
-    (!said).then(|| format!("target.platform={}", topology.platform()))
+    let platform = (!said).then(|| format!("target.platform={}", topology.platform()));
+    [format!("target.topology={topology}")].into_iter().chain(platform).collect()
+}
+
+/// What an input is to be compiled for, where the command does not say it.
+fn own_topology(loaded: &Loaded) -> Result<Topology> {
+    match &loaded.run {
+        Some(run) if !run.config().target.topology.is_empty() => Ok(Topology::parse(&run.config().target.topology)?),
+        Some(_) => bail!("the config has no target.topology; say what to compile for, as --target cpu:8"),
+        None => bail!("HLO does not say what to compile it for; say it, as --target cpu:8 or --target v5p:2x2x2"),
+    }
 }
 
 /// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
@@ -137,7 +152,8 @@ fn of_module(loaded: &Loaded, topology: &Topology, settings: &Settings, shardy: 
     let needed = loaded.device_count();
     if needed > described.devices.len() as u64 {
         bail!(
-            "the module is for {needed} devices, and {topology} has {}; take a target with as many",
+            "the module is for {}, and {topology} has {}; take a target with as many",
+            plural(needed, "device"),
             described.devices.len()
         );
     }
@@ -198,13 +214,13 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
 fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: usize) {
     let ahead = &compiled.ahead;
     let kind = compiled.devices.first().map_or("", |device| device.kind.as_str());
-    line(&paint(BOLD, &after.title()));
+    after.print_title();
     line(&format!(
-        "compiled for {} ({} devices, {kind}) in {}: {} instructions",
+        "compiled for {} ({}, {kind}) in {}: {}",
         ahead.topology,
-        compiled.devices.len(),
+        plural(compiled.devices.len() as u64, "device"),
         output::seconds(ahead.compile_time.as_secs_f64()),
-        output::thousands(after.instruction_count()),
+        plural(after.instruction_count(), "instruction"),
     ));
     line("");
     let limit_bytes = compiled.devices.first().and_then(DeviceDescription::memory_limit);
@@ -219,7 +235,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.total_moved_bytes().bound().unwrap_or(u64::MAX)));
     collectives::print(&entries, &found.conditionals, limit);
     conditionals::print(found);
-    collectives::print_total(found, found.entries.len());
+    collectives::print_total(after, found, found.entries.len());
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {

@@ -4,10 +4,11 @@ use anyhow::{Result, bail};
 use clap::Args;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{FindOptions, Plugin, Topology, WHEELS, Wheel};
+use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
 
 use super::ahead::download;
-use crate::output::{self, BAD, BOLD, GOOD, line, paint};
+use crate::output::{self, BAD, BOLD, GOOD, line, paint, plural};
 
 #[derive(Args)]
 pub struct Doctor {
@@ -45,7 +46,8 @@ struct Report {
 pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
     for platform in &arguments.fetch {
         if !PLATFORMS.iter().any(|(name, ..)| name == platform) {
-            bail!("--fetch {platform}: unknown platform; known are cpu, tpu and cuda");
+            let near = did_you_mean(platform, PLATFORMS.map(|(name, ..)| name));
+            bail!("--fetch {platform}: unknown platform{near}; known are cpu, tpu and cuda");
         }
         if let Some(wheel) = Wheel::of_platform(platform).next() {
             output::note(&download(wheel));
@@ -94,7 +96,8 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
             let (major, minor) = described.api_version;
             report.api_version = Some(format!("{major}.{minor}"));
             let kind = described.devices.first().map_or("", |device| device.kind.as_str());
-            report.works = Some(format!("{topology} is {} devices of kind {kind}", described.devices.len()));
+            report.works =
+                Some(format!("{topology} is {} of kind {kind}", plural(described.devices.len() as u64, "device")));
         }
         Err(error) => {
             report.problem = Some(error.to_string());

@@ -15,7 +15,7 @@ use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
 use super::run::on_topology;
-use crate::output::{self, BOLD, DIM, line, paint};
+use crate::output::{self, BOLD, DIM, line, paint, plural};
 
 #[derive(Args)]
 pub struct Plan {
@@ -120,13 +120,19 @@ pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     let mesh = config.mesh()?;
     line(&paint(
         BOLD,
-        &format!("{name} ({mesh}): {} layers on {stages} stages, {microbatches} microbatches", config.model.layers),
+        &format!(
+            "{name} ({mesh}): {} on {}, {}",
+            plural(config.model.layers as u64, "layer"),
+            plural(stages as u64, "stage"),
+            plural(microbatches as u64, "microbatch")
+        ),
     ));
     let is_plan = |it: &&Alternative| same_split(&it.options, &options);
     print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is)?;
     print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is)?;
     for RefusedAlternative { repeats, layers_per_stage, reason } in &refused {
-        output::note(&format!("not {repeats} repeats of {layers_per_stage} layers per stage: {reason}"));
+        let (repeats, layers) = (plural(*repeats as u64, "repeat"), plural(*layers_per_stage as u64, "layer"));
+        output::note(&format!("not {repeats} of {layers} per stage: {reason}"));
     }
     if let Some(own) = possible.iter().find(|it| it.configured) {
         print_memory(&own.memory, chip.map(|chip| chip.name).zip(there_is));
@@ -241,10 +247,10 @@ fn print_schedule(timeline: &Timeline, whole: bool) {
     line(&paint(
         BOLD,
         &format!(
-            "{} iterations = {} real + {} bubbles ({:.1} %)",
-            counts.iterations,
+            "{} = {} real + {} ({:.1} %)",
+            plural(counts.iterations as u64, "iteration"),
             counts.real_iterations,
-            counts.bubble_iterations,
+            plural(counts.bubble_iterations as u64, "bubble"),
             100.0 * counts.bubble_fraction
         ),
     ));

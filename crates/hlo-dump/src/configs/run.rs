@@ -1,6 +1,5 @@
 //! A run config and its program: what commands ask of it.
 
-use anstyle::{AnsiColor, Style};
 use anyhow::{Result, bail};
 use maud::Markup;
 use meshloom::compile::Lowered;
@@ -17,15 +16,15 @@ use serde::Serialize;
 
 use super::{ahead, timeline};
 use crate::input::Run;
-use crate::output::{BOLD, DIM, line, paint};
+use crate::output::{BOLD, DIM, WARN, line, paint};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
-
-const WARN: Style = AnsiColor::Yellow.on_default();
 
 /// A run config, and its program.
 struct Lowering {
     config: RunConfig,
+    /// The mesh of the config; none for one device.
+    mesh: Option<Mesh>,
     lowered: Lowered,
 }
 
@@ -53,7 +52,8 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
         Stage::Compiled => ahead::of_config(&config, &lowered)?,
         _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()?), config: None },
     };
-    Ok((Box::new(Lowering { config, lowered }), module))
+    let mesh = Some(config.mesh()?).filter(|mesh| mesh.device_count() > 1);
+    Ok((Box::new(Lowering { config, mesh, lowered }), module))
 }
 
 impl Run for Lowering {
@@ -62,7 +62,7 @@ impl Run for Lowering {
     }
 
     fn mesh(&self) -> Option<&Mesh> {
-        self.lowered.emitted_mesh()
+        self.lowered.emitted_mesh().or(self.mesh.as_ref())
     }
 
     fn steps_per_call(&self) -> u64 {

@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use maud::{Markup, html};
 use meshloom::transform::pipeline::{self, Timeline};
+use meshloom_hlo::Amount;
 
+use crate::output::{self, plural};
 use crate::report::html::section;
 use crate::report::schedule::{Bar, Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
 
@@ -16,6 +18,8 @@ pub fn render(timeline: &Timeline) -> Markup {
     let schedule =
         Schedule { row: "stage".to_owned(), stages: timeline.stages, passes: passes(timeline), bars: bars(timeline) };
     let drawn: usize = schedule.passes.iter().map(|pass| pass.columns.len()).sum();
+    let alive = counts.alive.iter().max().copied().unwrap_or(0);
+    let times = |count: usize| output::times(Amount::Exactly(count as u64));
     let mut key = vec![("forward", "forward"), ("backward", "backward"), ("bubble", "bubble")];
     if !timeline.windows.is_empty() {
         key.extend([
@@ -26,18 +30,20 @@ pub fn render(timeline: &Timeline) -> Markup {
     }
     let body = html! {
         p.facts {
-            b { (timeline.stages) " stages" } ", " b { (timeline.microbatches) " microbatches" } ", "
-            b { (timeline.repeats) " repeats" } ", schedule " b { (timeline.schedule) } ", weights "
+            b { (plural(timeline.stages as u64, "stage")) } ", "
+            b { (plural(timeline.microbatches as u64, "microbatch")) } ", "
+            b { (plural(timeline.repeats as u64, "repeat")) } ", schedule " b { (timeline.schedule) } ", weights "
             b { (timeline.weights) }
-            "; " (counts.iterations) " iterations, of which " b { (counts.bubble_iterations) " bubbles" }
+            "; " (plural(counts.iterations as u64, "iteration")) ", of which "
+            b { (plural(counts.bubble_iterations as u64, "bubble")) }
             " (" (format!("{:.1}", 100.0 * counts.bubble_fraction)) " %)."
         }
         (legend(&key))
         (schedule.render())
         p.note {
-            "Each stage has at most " (counts.alive.iter().max().unwrap_or(&0)) " microbatches of which the backward \
-             pass is to come. A weight of one repeat is gathered " (counts.gathers_forward) " times forwards and "
-            (counts.gathers_backward) " times backwards; its gradient is scattered " (counts.scatters) " times."
+            "Each stage has at most " (plural(alive as u64, "microbatch")) " of which the backward pass is to come. A weight of \
+             one repeat is gathered " (times(counts.gathers_forward)) " forwards and " (times(counts.gathers_backward))
+            " backwards; its gradient is scattered " (times(counts.scatters)) "."
         }
         @if timeline.columns.len() > drawn || timeline.stages > MOST_ROWS {
             p.note {

@@ -9,7 +9,7 @@ use meshloom_hlo::analysis::ModuleCollective;
 
 use super::html::{Cell, section, table};
 use super::{Report, axes_text};
-use crate::output::{amount, human_bytes, thousands, times};
+use crate::output::{amount, human_bytes, plural, thousands, times};
 
 /// A collective, with what bars and table both need.
 struct Row<'a> {
@@ -99,7 +99,7 @@ fn bars(report: &Report, rows: &[Row<'_>]) -> Markup {
         html! {
             span.name { (name) }
             span.track { i style=(format!("width:{:.2}%;background:{color}", share(sum))) {} }
-            span.value title={ (thousands(sum.total)) " bytes" } {
+            span.value title={ (plural(sum.total, "byte")) } {
                 (human_bytes(sum.total)) @if sum.unknown { " or more" }
             }
             span.detail { (detail) }

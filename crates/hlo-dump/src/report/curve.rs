@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Report;
 use super::chart::{Area, WIDTH, at, byte_ticks, drawing, rule, shortened, text};
 use super::html::{Cell, json, section, table};
-use crate::output::{human_bytes, thousands};
+use crate::output::{human_bytes, plural};
 
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 78.0;
@@ -97,7 +97,7 @@ fn curve(report: &Report, memory: &ModuleMemory) -> Markup {
         }
         (peak_mark(memory, &memory.curve[peak_at].instruction, x(peak_at), y(memory.peak)))
         @let steps = memory.curve.last().map_or(0, |point| point.position);
-        (text("tick", (LEFT, HEIGHT - 8.0), format!("first of {} instructions", thousands(steps))))
+        (text("tick", (LEFT, HEIGHT - 8.0), format!("first of {}", plural(steps, "instruction"))))
         (text("tick end", (WIDTH, HEIGHT - 8.0), "last"))
         g id="memory-cursor" {}
     };

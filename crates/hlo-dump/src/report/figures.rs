@@ -7,7 +7,7 @@ use meshloom_hlo::analysis::memory::MemoryForm;
 use meshloom_hlo::mesh::Mesh;
 
 use super::Report;
-use crate::output::{amount, human_bytes, human_count, seconds, thousands};
+use crate::output::{bounds_of_count, human_bytes, human_count, plural, seconds, thousands};
 
 pub fn figures(report: &Report) -> Markup {
     let Report { loaded, chip, cost, collectives, .. } = report;
@@ -15,11 +15,18 @@ pub fn figures(report: &Report) -> Markup {
         html! { div.figure { span { (label) } strong { (value) } small { (detail) } } }
     };
     let mesh = loaded.mesh.as_ref().map_or("no mesh is named".to_owned(), Mesh::to_string);
-    let computations = format!("in {} computations", thousands(loaded.module.computations.len() as u64));
-    let sent = match collectives.moved_bytes() {
+    let computations = format!("in {}", plural(loaded.module.computations.len() as u64, "computation"));
+    let moved = collectives.moved_bounds();
+    let sent = match moved.amount() {
         Amount::Exactly(bytes) => human_bytes(bytes),
         Amount::AtMost(bytes) => format!("≤ {}", human_bytes(bytes)),
+        Amount::Unknown if moved.least > 0 => format!("≥ {}", human_bytes(moved.least)),
         Amount::Unknown => "unknown".to_owned(),
+    };
+    let runs = collectives.execution_bounds();
+    let runs = match runs.amount() {
+        Amount::Exactly(count) => plural(count, "run"),
+        _ => format!("{} runs", bounds_of_count(runs)),
     };
     let flops = cost.total.flops;
     html! {
@@ -31,11 +38,11 @@ pub fn figures(report: &Report) -> Markup {
                 format!("{}FLOP", human_count(flops as f64)),
                 format!("{} on each device", thousands(flops)),
             ))
-            (figure("moved", sent, format!("sent by one device in {} runs", amount(collectives.executions()))))
+            (figure("moved", sent, format!("sent by one device in {runs}")))
             @if let Ok(memory) = &report.memory {
                 @let share = chip.device_memory().map(|bytes| 100.0 * memory.peak as f64 / bytes as f64);
                 @let of = share.filter(|share| *share >= 0.1).map(|share| format!(", {share:.1} % of a {}", chip.name));
-                @let detail = format!("{} bytes{}", thousands(memory.peak), of.unwrap_or_default());
+                @let detail = format!("{}{}", plural(memory.peak, "byte"), of.unwrap_or_default());
                 (figure("peak memory", human_bytes(memory.peak), detail))
             }
             @if let (Some(roofline), Some(step)) = (&cost.roofline, &report.step) {
@@ -54,7 +61,7 @@ pub fn figures(report: &Report) -> Markup {
 }
 
 pub fn notes(report: &Report) -> Markup {
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = report.loaded.unpartitioned().into_iter().collect();
     if report.loaded.is_nameless() {
         notes.push("The module names no mesh: --mesh data=2,fsdp=4 would name the axes.".to_owned());
     }
@@ -90,7 +97,8 @@ fn of_cost(cost: &ModuleCost) -> Vec<String> {
     if !assumed.loops_counted_once.is_empty() {
         let names = assumed.loops_counted_once.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         let count = assumed.loops_counted_once.len();
-        notes.push(format!("How often {count} loops run is not known; they count once: {names}."));
+        let loops = plural(count as u64, "loop");
+        notes.push(format!("Of {loops} it is not known how often they run; each counts once: {names}."));
     }
     if assumed.branches {
         notes.push("Of the branches of a conditional, the most expensive one counts.".to_owned());

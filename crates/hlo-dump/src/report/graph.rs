@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::Report;
 use super::html::{json, section};
-use crate::output::{NO_SCOPE, thousands};
+use crate::output::{NO_SCOPE, plural};
 
 /// A scope, with all that is in it.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -71,7 +71,7 @@ pub fn render(report: &Report) -> Option<Markup> {
         }
         @if tree.left_out > 0 {
             p.note {
-                "There are " (thousands(tree.left_out as u64)) " scopes more than are drawn: those that differ in \
+                "Not drawn: " (plural(tree.left_out as u64, "scope")) ", those that differ in \
                  numbers alone are one (layer_*), or part of the one around them."
             }
         }

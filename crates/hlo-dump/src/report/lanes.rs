@@ -6,7 +6,7 @@ use meshloom_hlo::analysis::cost::Bound;
 use super::chart::{Area, WIDTH, at, drawing, fitting, rule, shortened, text, ticks};
 use super::html::{legend, section};
 use super::{Report, bound_color};
-use crate::output::{seconds, thousands};
+use crate::output::{plural, seconds, thousands};
 
 /// Something that takes time.
 #[derive(Clone, Debug, Default)]
@@ -187,7 +187,7 @@ impl Merged {
         if count > 1 {
             let all = seconds(busy);
             span.idle = (1.0 - busy / (span.end - span.start)).clamp(0.0, 1.0);
-            span.detail = format!("{} instructions, {all}; the longest: {}", thousands(count as u64), span.detail);
+            span.detail = format!("{}, {all}; the longest: {}", plural(count as u64, "instruction"), span.detail);
         }
         span
     }

@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Report;
 use super::html::section;
 use super::schedule::{Column, MOST_COLUMNS, MOST_ROWS, Pass, Schedule, Side, Task, legend};
-use crate::output::human_bytes;
+use crate::output::{human_bytes, plural};
 
 pub fn render(report: &Report) -> Result<Option<Markup>> {
     // Nothing needs to be inferred of what is known.
@@ -84,7 +84,10 @@ impl Pipeline {
     fn microbatches(&self) -> String {
         let mut counts: Vec<usize> = self.loops.iter().map(|it| it.microbatches(self.stages)).collect();
         counts.dedup();
-        counts.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+        match counts.as_slice() {
+            &[count] => plural(count as u64, "microbatch"),
+            counts => format!("{} microbatches", counts.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        }
     }
 }
 
@@ -100,8 +103,8 @@ impl Pipeline {
         }
         html! {
             p.facts {
-                b { (self.stages) " stages" } " over " b { (self.axis) } ", "
-                b { (self.microbatches()) " microbatches" } "; bubbles are "
+                b { (plural(self.stages as u64, "stage")) } " over " b { (self.axis) } ", "
+                b { (self.microbatches()) } "; bubbles are "
                 b { (format!("{:.1} %", 100.0 * self.bubble())) } " of all stage slots."
             }
             (legend(&key))
@@ -111,8 +114,8 @@ impl Pipeline {
             }
             @for found in &self.loops {
                 p.note {
-                    code { (found.name) } ": " (found.direction()) ", " (found.iterations) " iterations = "
-                    (found.microbatches(self.stages)) " microbatches + " (self.stages - 1) " to fill and drain; "
+                    code { (found.name) } ": " (found.direction()) ", " (plural(found.iterations as u64, "iteration")) " = "
+                    (plural(found.microbatches(self.stages) as u64, "microbatch")) " + " (self.stages - 1) " to fill and drain; "
                     (found.bytes.map_or("?".to_owned(), human_bytes)) " handed on in each."
                     @if !found.source.is_empty() { " " code { (found.source) } }
                 }

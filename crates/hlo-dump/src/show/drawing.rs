@@ -65,7 +65,7 @@ pub fn dot(loaded: &Loaded, arguments: &Show) -> Result<String> {
 pub fn svg(loaded: &Loaded, arguments: &Show) -> Result<String> {
     let nodes = draw(loaded, arguments)?.nodes.len();
     if nodes > MOST_NODES {
-        let fewer = if arguments.depth == 0 { "draw scopes (--depth 1)" } else { "draw fewer levels (--depth)" };
+        let fewer = if arguments.depth == Some(0) { "draw scopes (--depth 1)" } else { "draw fewer levels (--depth)" };
         bail!(
             "the drawing would have {nodes} boxes, and more than {MOST_NODES} are not drawn; {fewer}, or one --computation"
         );
@@ -100,7 +100,9 @@ fn escaped(label: &str) -> String {
 }
 
 fn draw(loaded: &Loaded, arguments: &Show) -> Result<Drawing> {
-    match (&arguments.computation, arguments.depth) {
+    /// Levels of scopes that most programs have few of.
+    const DEPTH: usize = 3;
+    match (&arguments.computation, arguments.depth.unwrap_or(DEPTH)) {
         (None, 0) => {
             let entry = loaded.module.entry_computation_id;
             let found = loaded.module.computations.iter().find(|computation| computation.id == entry);
@@ -122,7 +124,7 @@ fn scopes(walk: &Walk<'_>, depth: usize) -> Drawing {
         let mut notable: Vec<_> = node.opcodes.iter().filter(|(opcode, _)| Look::of(opcode) != Look::Plain).collect();
         notable.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let notable: Vec<_> = notable.iter().take(4).map(|(opcode, count)| format!("{count} {opcode}")).collect();
-        let counts = plural(node.instructions, "instruction");
+        let counts = plural(node.instructions as u64, "instruction");
         [or_no_scope(&node.path).to_owned(), counts, notable.join(", ")]
             .into_iter()
             .filter(|line| !line.is_empty())

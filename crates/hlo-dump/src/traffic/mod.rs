@@ -37,7 +37,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
         let answer = Answer { axis: axis.to_string(), bits_per_second, series: &series };
         return output::json("traffic", &first.found(&answer));
     }
-    line(&paint(BOLD, &first.title()));
+    first.print_title();
     line(&format!("what each device sends over {axis}, by step"));
     let most = series.iter().flat_map(|it| &it.rows).filter_map(Row::most).max().unwrap_or(0);
     series.iter().for_each(|it| print(it, most));
@@ -132,10 +132,10 @@ fn print_comparison(series: &[Series]) {
     };
     let table = Table::of(series)
         .text("compared", |it| &it.name)
-        .number("most in a step", |it| output::known_bytes(it.peak_bytes))
-        .number("of the first", |it| share(it.peak_bytes, first.peak_bytes))
-        .number("in all steps", |it| output::known_bytes(it.total_bytes))
-        .number("of the first", |it| share(it.total_bytes, first.total_bytes));
+        .number("most in a step", |it| output::most(it.peak(), output::bytes))
+        .number("of the first", |it| share(it.peak().most, first.peak().most))
+        .number("in all steps", |it| output::most(it.total(), output::bytes))
+        .number("of the first", |it| share(it.total().most, first.total().most));
     line("");
     output::table(table, 0);
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::series::{Row, Series};
-use crate::output::human_bytes;
+use crate::output::{self, human_bytes};
 use crate::report::chart::byte_ticks;
 
 const WIDTH: f64 = 960.0;
@@ -44,7 +44,7 @@ pub fn svg(series: &[Series], axis: &str) -> String {
             color(number),
             LEFT + 18.0,
             escaped(&it.title()),
-            escaped(&format!("at most {}", it.peak_bytes.map_or("?".to_owned(), human_bytes)))
+            escaped(&format!("at most {}", output::most(it.peak(), human_bytes)))
         );
     }
     if dashed {

@@ -1,8 +1,11 @@
 //! The traffic of one program by step, and of the same config in other forms.
 
+use std::num::NonZeroU64;
+
 use anyhow::{Result, bail};
 use meshloom_hlo::Bounds;
-use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, step_inputs, traffic};
+use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
+use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
 
 use super::by_step;
@@ -31,10 +34,12 @@ pub struct Series {
     collectives: usize,
     #[serde(rename = "steps")]
     pub rows: Vec<Row>,
-    /// The most bytes in one step.
-    pub peak_bytes: Option<u64>,
-    /// Bytes in all steps.
-    pub total_bytes: Option<u64>,
+    /// The most bytes in one step, at most and at least.
+    peak_bytes: Option<u64>,
+    peak_bytes_least: u64,
+    /// Bytes in all steps, at most and at least.
+    total_bytes: Option<u64>,
+    total_bytes_least: u64,
 }
 
 /// When the replicas of DiLoCo send what they learned, and how.
@@ -130,28 +135,31 @@ impl Series {
         let Diloco { period, steps_between_syncs, fragments, overlap_steps, transport, .. } = form;
         let late = match overlap_steps {
             0 => String::new(),
-            steps => format!(", used {} later", output::plural(*steps, "step")),
+            steps => format!(", used {} later", output::plural(*steps as u64, "step")),
         };
         match fragments {
-            1 => format!("{}: all every {period} steps{late}, {transport}", self.name),
+            1 => format!("{}: all every {}{late}, {transport}", self.name, output::plural(*period as u64, "step")),
             count => format!(
                 "{}: {count} fragments, one every {}{late}, {transport}",
                 self.name,
-                output::plural(*steps_between_syncs, "step")
+                output::plural(*steps_between_syncs as u64, "step")
             ),
         }
     }
 
+    pub fn peak(&self) -> Bounds {
+        Bounds { least: self.peak_bytes_least, most: self.peak_bytes }
+    }
+
+    pub fn total(&self) -> Bounds {
+        Bounds { least: self.total_bytes_least, most: self.total_bytes }
+    }
+
     pub fn summary(&self) -> String {
+        let (peak, total) = (output::most(self.peak(), output::bytes), output::most(self.total(), output::bytes));
         match self.rows.len() {
-            1 => format!("every step sends {}", output::known_bytes(self.total_bytes)),
-            steps => {
-                format!(
-                    "at most {} in a step, {} in {steps} steps",
-                    output::known_bytes(self.peak_bytes),
-                    output::known_bytes(self.total_bytes)
-                )
-            }
+            1 => format!("every step sends {total}"),
+            steps => format!("at most {peak} in a step, {total} in {steps} steps"),
         }
     }
 
@@ -213,10 +221,12 @@ fn series(
     let diloco = loaded.run.as_ref().map_or(Ok(None), |run| run.diloco())?;
     let inputs = step_inputs(&loaded.module, arguments.step_input.as_deref());
     if let (Some(name), []) = (&arguments.step_input, inputs.as_slice()) {
-        bail!("--step-input {name}: no input of whole numbers has this name");
+        let names = counter_names(&loaded.module);
+        let near = did_you_mean(name, names.iter().map(String::as_str));
+        bail!("--step-input {name}: no input of whole numbers has this name{near}; there are {}", names.join(", "));
     }
     let period = diloco.as_ref().map_or(1, |diloco| diloco.period as u64);
-    let steps = arguments.steps.unwrap_or(period);
+    let steps = arguments.steps.map_or(period, NonZeroU64::get);
     let Found { collectives, steps: found } = traffic(&loaded.module, loaded.devices, (mesh, axis), &inputs, 0..steps);
     let event = |step: u64| {
         let at = usize::try_from(step).unwrap_or(usize::MAX);
@@ -238,9 +248,11 @@ fn series(
         schedule: diloco,
         step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
         collectives: collectives.len(),
-        rows,
+        peak_bytes_least: rows.iter().map(|row| row.moved_bytes_least).max().unwrap_or(0),
         peak_bytes,
+        total_bytes_least: rows.iter().fold(0, |sum, row| sum.saturating_add(row.moved_bytes_least)),
         total_bytes,
+        rows,
     })
 }
 

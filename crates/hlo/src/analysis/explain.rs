@@ -4,15 +4,16 @@
 //! came from. So this finds what is stated: at the value itself, or else at the nearest values that it is computed from
 //! or that are computed from it, with the operations in between. Propagation starts there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::index::{Computation, Module};
-use super::shardings::is_partitioned;
+use super::shardings::is_local;
 use super::source::{Sources, op_name};
 use crate::proto::{HloInstructionProto, HloModuleProto};
+use crate::suggest::did_you_mean;
 use crate::text::{Layouts, print_shape, print_sharding};
 
 /// An instruction on the way to a stated sharding.
@@ -42,10 +43,27 @@ pub struct StatedFrom {
     pub partitioned: bool,
 }
 
-/// What is stated about the values with this name: an instruction's name, the end of its `op_name`, or `file:line`. The
-/// number of values traced is limited; the result is empty if no value has the name.
-pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<StatedFrom> {
-    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_partitioned(module));
+/// A value that nothing is called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name or a part of that \
+     (attention/dot_general), or a line (model.py:42)"
+)]
+pub struct UnknownValue {
+    /// What was asked for.
+    pub query: String,
+    /// A name that is near, as part of a sentence; empty if none is.
+    pub suggestion: String,
+}
+
+/// What is stated about the values with this name: an instruction's name; the `op_name` of its metadata or the end of
+/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), or any part of it. The first of these that
+/// finds anything counts. At most so many values are traced.
+///
+/// # Errors
+/// No value has the name.
+pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Result<Vec<StatedFrom>, UnknownValue> {
+    let (index, sources, partitioned) = (Module::new(module), Sources::of(module), is_local(module));
     let query = query.trim_start_matches('%');
     let is_named = |it: &HloInstructionProto| it.name == query;
     let is_described = |it: &HloInstructionProto| {
@@ -58,6 +76,8 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<
         };
         name == query || name.ends_with(&format!("/{query}")) || at_line()
     };
+    let has_words = |it: &HloInstructionProto| has_words(op_name(it), query);
+    let has_part = |it: &HloInstructionProto| !query.is_empty() && op_name(it).contains(query);
     let find = |is_it: &dyn Fn(&HloInstructionProto) -> bool| -> Vec<(usize, &HloInstructionProto)> {
         let all = index.computations().iter().enumerate();
         all.flat_map(|(number, it)| it.instructions().iter().map(move |instruction| (number, instruction)))
@@ -65,16 +85,36 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Vec<
             .take(most)
             .collect()
     };
-    let mut found = find(&is_named);
-    if found.is_empty() {
-        found = find(&is_described);
-    }
+    type IsIt<'f> = &'f dyn Fn(&HloInstructionProto) -> bool;
+    let ways: [IsIt<'_>; 4] = [&is_named, &is_described, &has_words, &has_part];
+    let found = ways.iter().map(|way| find(way)).find(|found| !found.is_empty());
+    let Some(found) = found else {
+        let all = || index.computations().iter().flat_map(Computation::instructions);
+        let names = all().flat_map(|it| [it.name.as_str(), op_name(it)].into_iter().chain(words(op_name(it))));
+        let names: BTreeSet<&str> = names.collect();
+        return Err(UnknownValue { query: query.to_owned(), suggestion: did_you_mean(query, names) });
+    };
     let trace = |(number, instruction)| {
         let computation = &index.computations()[number];
         let steps = nearest(computation, instruction).into_iter().map(|it| step(it, sources)).collect();
         StatedFrom { steps, partitioned }
     };
-    found.into_iter().map(trace).collect()
+    Ok(found.into_iter().map(trace).collect())
+}
+
+fn is_word(letter: char) -> bool {
+    letter.is_alphanumeric() || letter == '_'
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|letter| !is_word(letter)).filter(|word| !word.is_empty())
+}
+
+/// Whether a text has another in it, with no letter before or after it that would make another word of it.
+fn has_words(text: &str, query: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(is_word);
+    !query.is_empty()
+        && text.match_indices(query).any(|(at, _)| !text[..at].ends_with(is_word) && ends(&text[at + query.len()..]))
 }
 
 fn step(instruction: &HloInstructionProto, sources: Sources<'_>) -> TracedStep {

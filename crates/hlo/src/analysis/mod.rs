@@ -11,6 +11,7 @@
 //! | [`given`] | What runs when some inputs are known: which branch a step takes when its counter is `n`. |
 //! | [`groups`] | Which devices take part, from any form of device groups. |
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
+//! | [`partitioning`] | Whether XLA has yet to partition the module. |
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as stated by the module. |
 //! | [`slices`] | Transfers between TPU slices, through the host. |
@@ -29,6 +30,7 @@ pub mod given;
 pub mod groups;
 mod index;
 pub mod memory;
+pub mod partitioning;
 pub mod scopes;
 pub mod shardings;
 mod size;
@@ -46,16 +48,17 @@ pub use collectives::{
 };
 pub use cost::{CostOptions, ModuleCost, Work, cost, cost_of_walk};
 pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, diff};
-pub use explain::{StatedFrom, TracedStep, trace_sharding};
+pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use given::{Given, KnownInput};
 pub use groups::{DeviceGroups, Devices, device_count};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
     memory_of_dump, memory_of_walk,
 };
+pub use partitioning::Partitioning;
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
-pub use shardings::{ShardedValue, ValueKind, is_partitioned, shardings};
+pub use shardings::{ShardedValue, ValueKind, shardings};
 pub use slices::{SliceTransfer, communication_of, slice_count};
 pub use source::{SourceLine, Sources};
-pub use traffic::{StepTraffic, Traffic, step_inputs, traffic};
+pub use traffic::{StepTraffic, Traffic, counter_names, step_inputs, traffic};
 pub use walk::{Caller, PathStep, Place, Step, Via, Walk};

@@ -3,15 +3,13 @@
 //! A sharding is read in either form: tiles (`devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate`) or axes of a mesh
 //! (`OpSharding.named_sharding`). Shardy's attributes are not read, since whatever writes them also writes tiles.
 //!
-//! Shapes are global before partitioning and local after it, and nothing in a module says which. A module counts as
-//! partitioned if it communicates and has nothing left that asks to be partitioned: no custom calls of `Sharding`,
-//! `SPMDFullToShardShape` or `SPMDShardToFullShape` ([`is_partitioned`]).
+//! Shapes are global before XLA's partitioner and local after it: [`Partitioning`] says how that is told.
 
 use serde::Serialize;
 
 use super::axes::{AxisPart, Strides};
-use super::collectives::communication;
-use super::groups::{DeviceGroups, transposed_iota};
+use super::groups::{DeviceGroups, device_count, transposed_iota};
+use super::partitioning::Partitioning;
 use super::size::shape_bytes;
 use super::source::{Sources, op_name};
 use crate::mesh::Mesh;
@@ -57,24 +55,9 @@ pub struct ShardedValue {
     pub source: Option<String>,
 }
 
-/// Whether a module is the program of one device.
-pub fn is_partitioned(module: &HloModuleProto) -> bool {
-    let mut communicates = false;
-    for instruction in module.computations.iter().flat_map(|computation| &computation.instructions) {
-        if matches!(
-            instruction.custom_call_target.as_str(),
-            "Sharding" | "SPMDFullToShardShape" | "SPMDShardToFullShape" | "xla.sdy.FuncResultSharding"
-        ) {
-            return false;
-        }
-        communicates |= communication(&instruction.opcode).is_some() || instruction.opcode == "partition-id";
-    }
-    communicates || module.schedule.is_some()
-}
-
 /// The shardings that a module states, parameters first.
 pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedValue> {
-    let (sources, local) = (Sources::of(module), is_partitioned(module));
+    let (sources, local) = (Sources::of(module), is_local(module));
     let mut values = Vec::new();
     for computation in &module.computations {
         let is_entry = computation.id == module.entry_computation_id;
@@ -107,6 +90,11 @@ pub fn shardings(module: &HloModuleProto, mesh: Option<&Mesh>) -> Vec<ShardedVal
         ValueKind::Annotated => 2,
     });
     values
+}
+
+/// Whether XLA has partitioned a module, so that every shape is that of one device's part.
+pub(super) fn is_local(module: &HloModuleProto) -> bool {
+    Partitioning::of(module, device_count(module, None)) == Partitioning::Done
 }
 
 fn sharding_of_one(sharding: Option<&OpSharding>) -> bool {

@@ -11,7 +11,7 @@ use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::Bounds;
 use crate::mesh::Mesh;
-use crate::proto::{HloModuleProto, PrimitiveType, ShapeProto};
+use crate::proto::{HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto};
 
 /// What crosses an axis in one execution of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +42,22 @@ fn is_counter(shape: &ShapeProto) -> bool {
     whole.contains(&shape.element_type) && shape.dimensions.len() <= 1
 }
 
+/// The parameters of the program that may count.
+fn counters(module: &HloModuleProto) -> impl Iterator<Item = &HloInstructionProto> {
+    let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
+    let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");
+    parameters.filter(|it| it.shape.as_ref().is_some_and(is_counter))
+}
+
+/// What the inputs that may count steps are called: by their metadata, or else by the names of their parameters.
+pub fn counter_names(module: &HloModuleProto) -> Vec<String> {
+    let name = |it: &HloInstructionProto| if op_name(it).is_empty() { it.name.clone() } else { op_name(it).to_owned() };
+    counters(module).map(name).collect()
+}
+
 /// The inputs that count steps, by number and element: those with this name, or else those whose last name is `step`
 /// (`state.step`, `step.1`).
 pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec<i64>)> {
-    let entry = module.computations.iter().find(|computation| computation.id == module.entry_computation_id);
-    let parameters = entry.into_iter().flat_map(|entry| &entry.instructions).filter(|it| it.opcode == "parameter");
     let called = |text: &str, wanted: &str| {
         let base = text.rsplit_once('.').filter(|(_, rest)| rest.bytes().all(|byte| byte.is_ascii_digit()));
         let last = |text: &str| {
@@ -55,8 +66,7 @@ pub fn step_inputs(module: &HloModuleProto, name: Option<&str>) -> Vec<(i64, Vec
         text == wanted || base.is_some_and(|(base, _)| base == wanted) || last(text).is_some_and(|last| last == wanted)
     };
     let is_wanted = |text: &str| called(text, name.unwrap_or("step"));
-    let counters = parameters.filter(|it| it.shape.as_ref().is_some_and(is_counter));
-    counters
+    counters(module)
         .filter(|it| is_wanted(&it.name) || is_wanted(op_name(it)))
         .map(|it| (it.parameter_number, Vec::new()))
         .collect()

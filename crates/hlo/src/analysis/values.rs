@@ -7,6 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::partitioning::Border;
 use super::trip_count::{range, scalar};
 use super::walk::{Via, Walk};
 use crate::proto::{HloInstructionProto, LiteralProto, PrimitiveType, ShapeProto};
@@ -267,15 +268,7 @@ impl<'w, 'a> Values<'w, 'a> {
 
 /// Whether an instruction passes on its operand: a barrier, a copy, or the border of a manual region.
 fn passes_on(it: &HloInstructionProto) -> bool {
-    const TARGETS: [&str; 6] = [
-        "Sharding",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "xla.sdy.FuncResultSharding",
-        "xla.sdy.GlobalToLocalShape",
-        "xla.sdy.LocalToGlobalShape",
-    ];
-    it.opcode != "custom-call" || TARGETS.contains(&it.custom_call_target.as_str())
+    it.opcode != "custom-call" || Border::of(it).is_some()
 }
 
 fn is_truth(it: &HloInstructionProto) -> bool {

@@ -21,6 +21,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashSet;
+
 use super::index::{Computation, Module};
 use super::trip_count;
 use crate::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
@@ -361,8 +363,9 @@ struct CallSites(Vec<Vec<CallSite>>);
 impl CallSites {
     fn of(module: &Module<'_>) -> CallSites {
         let budget = trip_count::Budget::of(module);
-        let of = |computation| call_sites(module, computation, &budget);
-        CallSites(module.computations().iter().map(of).collect())
+        let offloaded = offloaded(module);
+        let of = |(number, computation)| call_sites(module, computation, offloaded.contains(&number), &budget);
+        CallSites(module.computations().iter().enumerate().map(of).collect())
     }
 
     fn of_computation(&self, number: usize) -> &[CallSite] {
@@ -446,7 +449,20 @@ fn is_offloaded(instruction: &HloInstructionProto) -> bool {
     says(b"\"sparse_core_config\"") && says(b"\"offload\":\"OFFLOAD_")
 }
 
-fn call_sites(module: &Module<'_>, computation: &Computation<'_>, budget: &trip_count::Budget) -> Vec<CallSite> {
+/// The computations that asynchronous operations offload. In a proto the operation has the backend config, and the
+/// custom call that it runs has none; the parser of text gives it to both.
+fn offloaded(module: &Module<'_>) -> FxHashSet<usize> {
+    let all = module.computations().iter().flat_map(Computation::instructions);
+    let starts = all.filter(|it| it.opcode == "async-start" && is_offloaded(it));
+    starts.flat_map(|it| &it.called_computation_ids).filter_map(|&id| module.number(id)).collect()
+}
+
+fn call_sites(
+    module: &Module<'_>,
+    computation: &Computation<'_>,
+    offloaded: bool,
+    budget: &trip_count::Budget,
+) -> Vec<CallSite> {
     let mut sites = Vec::new();
     for (position, instruction) in computation.instructions().iter().enumerate() {
         let callees = instruction.called_computation_ids.as_slice();
@@ -479,7 +495,7 @@ fn call_sites(module: &Module<'_>, computation: &Computation<'_>, budget: &trip_
             "fusion" => callees.iter().for_each(|&callee| add(callee, Via::Fusion, Times::Exactly(1))),
             "call" => callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1))),
             "async-start" => callees.iter().for_each(|&callee| add(callee, Via::Async, Times::Exactly(1))),
-            "custom-call" if is_offloaded(instruction) => {
+            "custom-call" if offloaded || is_offloaded(instruction) => {
                 callees.iter().for_each(|&callee| add(callee, Via::Call, Times::Exactly(1)));
             }
             "custom-call" => callees.iter().for_each(|&callee| add(callee, Via::CustomCall, Times::Unknown)),

@@ -25,15 +25,16 @@ fn plain_layout(minor_to_major: Vec<i64>) -> LayoutProto {
     LayoutProto { minor_to_major, tail_padding_alignment_in_elements: 1, ..Default::default() }
 }
 
-/// The layout of an array that states none. That of a scalar would say nothing, and half of the values in a program of
-/// loops and reductions are scalars: they go without.
-fn row_major(rank: usize) -> Option<Box<LayoutProto>> {
-    (rank > 0).then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
+/// The layout of a shape that states none: row-major for an array, scalars included, since compilers ask every array
+/// for its layout; `None` for a token or an opaque value, which is none.
+fn row_major(element_type: PrimitiveType, rank: usize) -> Option<Box<LayoutProto>> {
+    let is_array = !matches!(element_type, PrimitiveType::Token | PrimitiveType::OpaqueType);
+    is_array.then(|| Box::new(plain_layout((0..rank as i64).rev().collect())))
 }
 
 /// An array with the row-major layout.
 pub(super) fn array(element_type: PrimitiveType, dimensions: Vec<i64>) -> ShapeProto {
-    let layout = row_major(dimensions.len());
+    let layout = row_major(element_type, dimensions.len());
     ShapeProto { element_type: element_type.into(), dimensions, layout, ..Default::default() }
 }
 
@@ -49,8 +50,8 @@ pub(super) fn tuple(tuple_shapes: Vec<ShapeProto>) -> ShapeProto {
     ShapeProto { element_type: PrimitiveType::Tuple.into(), tuple_shapes, ..Default::default() }
 }
 
-/// The shape of a value of an instruction with a shape: it has the order of the elements, which readers want of scalars
-/// too, and not what concerns the place in a device's memory.
+/// The shape of a value of an instruction with a shape: it has the order of the elements, and not what concerns the
+/// place in a device's memory.
 pub(super) fn literal_shape(shape: &ShapeProto) -> ShapeProto {
     let order = || shape.layout.as_ref().map(|layout| layout.minor_to_major.clone()).unwrap_or_default();
     ShapeProto {
@@ -94,7 +95,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A shape. Arrays without a layout get the row-major one, as in XLA; scalars get none.
+    /// A shape. Arrays without a layout get the row-major one, as in XLA.
     pub(crate) fn shape(&mut self) -> Result<ShapeProto> {
         if self.lexer.peek() == Some(b'(') {
             return self.nested(Self::tuple_shape);
@@ -119,7 +120,7 @@ impl Parser<'_> {
             }
             shape.layout = Some(Box::new(layout));
         } else {
-            shape.layout = row_major(shape.dimensions.len());
+            shape.layout = row_major(element_type, shape.dimensions.len());
         }
         Ok(shape)
     }

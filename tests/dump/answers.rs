@@ -1,0 +1,109 @@
+//! What is answered where not everything is known, or not everything is said.
+
+use crate::command::{check_refused, prints, run, with_input};
+
+const CONFIG: &str = "examples/configs/default.toml";
+
+/// An all-reduce of 4096 bytes over 8 devices, which sends 7168, and another in a loop that ends when its data says so.
+const UNKNOWN: &str = "HloModule unknown, num_partitions=8
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+
+body {
+  x = f32[1024]{0} parameter(0)
+  ROOT inner = f32[1024]{0} all-reduce(x), channel_id=2, replica_groups={{0,1,2,3,4,5,6,7}}, \
+                       use_global_device_ids=true, to_apply=sum
+}
+
+condition {
+  x = f32[1024]{0} parameter(0)
+  c = f32[1]{0} slice(x), slice={[0:1]}
+  d = f32[] reshape(c)
+  one = f32[] constant(1)
+  ROOT less = pred[] compare(d, one), direction=LT
+}
+
+ENTRY main {
+  p = f32[1024]{0} parameter(0)
+  r = f32[1024]{0} all-reduce(p), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=sum
+  ROOT w = f32[1024]{0} while(r), body=body, condition=condition
+}
+";
+
+#[test]
+fn what_is_known_of_a_sum_is_said() {
+    let ran = |arguments: &[&str]| with_input(arguments, UNKNOWN.as_bytes());
+    let table = ran(&["collectives", "-"]).out;
+    assert!(table.contains("2 collectives, executed at least once; each device sends >= 7.00 KiB (7,168)"), "{table}");
+    assert!(table.contains("? 1 runs in a loop"), "{table}");
+    let groups = ran(&["collectives", "-", "--group", "kind"]).out;
+    assert!(groups.contains(">= 7.00 KiB (7,168)"), "{groups}");
+    let json = ran(&["collectives", "-", "--json"]).json();
+    assert_eq!((&json["moved_bytes"], &json["moved_bytes_least"]), (&serde_json::Value::Null, &7168.into()));
+    let groups = ran(&["collectives", "-", "--group", "kind", "--json"]).json();
+    assert_eq!(groups["groups"][0]["moved_bytes_least"], 7168);
+    let traffic = ran(&["traffic", "-", "--mesh", "data=8", "--over", "data"]).out;
+    assert!(traffic.contains("every step sends >= 7.00 KiB (7,168)"), "{traffic}");
+    // What is known may be too much already.
+    let check = |limit| ran(&["check", "-", "--max-collective-bytes", limit]);
+    let (within, beyond) = (check("8KiB"), check("7KB"));
+    assert_eq!((within.status, beyond.status), (1, 1));
+    assert!(within.out.contains("unknown: at least 7.00 KiB (7,168)"), "{}", within.out);
+    assert!(beyond.out.contains("at least 7.00 KiB (7,168), which is 168 B too many"), "{}", beyond.out);
+}
+
+#[test]
+fn tensors_are_found_by_parts_of_their_names() {
+    const LOWERED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
+    for name in ["parameters__up__.1", "parameters['up']", "up", "'up'"] {
+        let found = prints(&["explain", LOWERED, name]);
+        assert!(found.contains("parameters['up']") && found.contains("states {"), "{name}: {found}");
+    }
+    // A word before a part of one.
+    assert!(!prints(&["explain", LOWERED, "up"]).contains("update"));
+    assert!(prints(&["explain", LOWERED, "aramete"]).contains("parameters["));
+    check_refused(&["explain", LOWERED, "donw"], "(did you mean \"down\"?)");
+}
+
+#[test]
+fn a_stage_of_a_dump_is_explained() {
+    const FOLDER: &str = "tests/foreign/xla_dump";
+    let compiled = prints(&["explain", FOLDER, "x"]);
+    let traced = prints(&["explain", FOLDER, "x", "--stage", "traced"]);
+    assert!(compiled.contains("(compiled, ") && compiled.contains("partitioned already"), "{compiled}");
+    assert!(traced.contains("(traced, ") && !traced.contains("partitioned already"), "{traced}");
+    assert!(compiled.contains("f32[8,16]") && traced.contains("f32[64,16]"), "{compiled}{traced}");
+    check_refused(&["explain", FOLDER, "x", "--stage", "partitioned"], "--stage partitioned: module_0012.jit_f has no");
+    check_refused(&["explain", CONFIG, "wq", "--stage", "traced"], "those of its stage sharded");
+    let sharded = prints(&["explain", CONFIG, "state.params.layers.attention.wq", "--stage", "sharded"]);
+    assert!(sharded.contains("its axes are [layers embed heads kv]"), "{sharded}");
+    assert!(!sharded.contains("[vocab embed]"), "{sharded}");
+}
+
+#[test]
+fn a_config_says_what_it_is_compiled_for() {
+    let own = ["compile", CONFIG, "--set", "model.layers=1", "--set", "target.topology=cpu:8"];
+    let printed = prints(&own);
+    assert!(printed.contains("compiled for cpu:8 (8 devices, "), "{printed}");
+    // A config without a name is one too.
+    let config = std::fs::read(support::path(CONFIG)).expect("a config");
+    let ran = with_input(&["compile", "-", "--set", "model.layers=1", "--target", "cpu:8", "--json"], &config);
+    assert_eq!(ran.json()["target"], "cpu:8", "{}", ran.err);
+}
+
+#[test]
+fn scopes_select_costs() {
+    let of = |more: &[&str]| prints(&[&["cost", "tests/foreign/fsdp_mlp.partitioned.txt"], more].concat());
+    let selected = of(&["--scope", "jvp(mlp)"]);
+    assert!(selected.contains("in scope jvp(mlp): ") && !selected.contains("outside of loops"), "{selected}");
+    let rows = |text: &str| text.lines().take_while(|line| !line.is_empty()).count();
+    assert!(rows(&selected) < rows(&of(&["--by", "op"])), "{selected}");
+    let entry = run(&["show", "tests/foreign/fsdp_mlp.partitioned.txt", "--json"]).json()["entry"].clone();
+    let one =
+        ["show", "tests/foreign/fsdp_mlp.partitioned.txt", "--json", "--computation", entry.as_str().expect("a name")];
+    assert_eq!(run(&one).json()["computations"].as_array().map(Vec::len), Some(1));
+}
