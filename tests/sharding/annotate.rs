@@ -43,7 +43,7 @@ where
     O: Tree<Leaf = Tensor> + MapTree<TensorSpec>,
     O::Mapped: MapTree<Tensor>,
 {
-    let function = Function::trace("f", inputs, f).expect("it traces");
+    let function = Function::trace("f", Specs(inputs), f).expect("it traces");
     let annotated = match annotate(function.graph(), mesh, rules, aliases) {
         Ok(annotated) => annotated,
         Err(error) => return format!("error: {error}"),
