@@ -9,7 +9,7 @@ use crate::trace::{TraceError, TraceErrorKind};
 use crate::transform::diloco::DilocoError;
 
 /// Everything that can go wrong in meshloom.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The traced program's fault: an op got operands or attributes it does not take.
     #[error(transparent)]
@@ -65,6 +65,8 @@ pub enum Error {
     },
 }
 
+meshloom_hlo::debug_is_message!(Error);
+
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Error {
         match error.kind {
@@ -95,7 +97,7 @@ boxed!(Error {
 });
 
 /// Why a program does not take its arguments.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ArgumentError {
     /// The tree of the arguments is not that of the inputs.
     #[error("expected inputs {expected}; found {found}")]
@@ -138,3 +140,5 @@ pub enum ArgumentError {
         given: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(ArgumentError);

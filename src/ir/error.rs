@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{DType, Origin, TensorType};
 
 /// Why an op refuses its operands.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum TypeError {
     /// Wrong number of operands.
     #[error("expected {expected} operands, found {found}")]
@@ -80,9 +80,11 @@ pub enum TypeError {
     Internal(#[from] Box<InternalError>),
 }
 
+meshloom_hlo::debug_is_message!(TypeError);
+
 /// What cannot happen has happened: a defect of meshloom. It stands in the place of a value that would have to be made
 /// up.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct InternalError {
     /// The op, value or function that it is about.
     pub subject: String,
@@ -93,6 +95,8 @@ pub struct InternalError {
     /// The line of meshloom that has found it.
     pub found_at: &'static Location<'static>,
 }
+
+meshloom_hlo::debug_is_message!(InternalError);
 
 impl InternalError {
     /// An error about `subject`, found by the caller.
@@ -128,7 +132,7 @@ impl fmt::Display for InternalError {
 impl std::error::Error for InternalError {}
 
 /// An op that refuses its operands, with everything needed to find the call.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,
@@ -139,6 +143,8 @@ pub struct OpError {
     /// The user's source line and scope path.
     pub origin: Origin,
 }
+
+meshloom_hlo::debug_is_message!(OpError);
 
 impl OpError {
     pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {

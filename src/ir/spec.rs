@@ -192,7 +192,7 @@ pub enum Role {
 }
 
 /// An error in a spec. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// The mesh has no such axis.
     #[error(transparent)]
@@ -240,3 +240,5 @@ pub enum SpecError {
         parts: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(SpecError);

@@ -5,7 +5,7 @@ use crate::ir::{InternalError, OpError, SpecError};
 use crate::sharding::ShardingError;
 
 /// Why a graph cannot be partitioned.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PartitionError {
     /// An op does not take the parts of its operands.
     #[error(transparent)]
@@ -23,6 +23,8 @@ pub enum PartitionError {
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),
 }
+
+meshloom_hlo::debug_is_message!(PartitionError);
 
 /// Makes an error of errors that it holds in boxes.
 macro_rules! boxed {

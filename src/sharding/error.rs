@@ -6,7 +6,7 @@ use super::rules::{RuleFileError, RuleProblem};
 use crate::ir::SpecError;
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardingError {
     /// What is wrong with the mesh.
     #[error(transparent)]
@@ -71,3 +71,5 @@ pub enum ShardingError {
         axis: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(ShardingError);

@@ -37,7 +37,7 @@ pub struct Explanation {
 }
 
 /// A value that nothing is called.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an input or output by its path (such as {example}), a value by its scope \
      (layers/attention), or a source line (model.rs:42)"
@@ -50,6 +50,8 @@ pub struct UnknownTensor {
     /// A name that there is.
     pub example: String,
 }
+
+meshloom_hlo::debug_is_message!(UnknownTensor);
 
 /// The graph that a value is in: the program's, or a body of a node of another.
 #[derive(Clone, Copy)]

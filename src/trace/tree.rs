@@ -130,7 +130,7 @@ pub trait MapTree<U>: Tree {
 }
 
 /// Values that do not fill a tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a tree of {expected} leaves cannot be filled with {found} values")]
 pub struct LeafCountError {
     /// Leaves of the tree.
@@ -138,6 +138,8 @@ pub struct LeafCountError {
     /// Values given.
     pub found: usize,
 }
+
+meshloom_hlo::debug_is_message!(LeafCountError);
 
 /// Declares a type to be a leaf: a tree of itself.
 #[macro_export]

@@ -71,7 +71,7 @@ error_codes! {
 }
 
 /// Any failure of this module. Each variant says whose fault it is.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PjrtError {
     /// The machine's: no plugin in any of the places searched. Lists them all, and the fix.
@@ -310,6 +310,8 @@ pub enum PjrtError {
         message: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(PjrtError);
 
 impl PjrtError {
     pub(super) fn option(option: &str, value: impl ToString, expected: impl Into<String>) -> PjrtError {

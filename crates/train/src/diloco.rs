@@ -42,7 +42,7 @@ pub struct DilocoStep<M = DecoderConfig> {
 }
 
 /// A replica's outer parameter is not what it is on another.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the outer parameter {path} differs between replicas: device {device} has other bits than device {other}, which holds the same \
      part; replicas must sync the same sums, so this is a defect of a plugin, of the network or of meshloom"
@@ -55,6 +55,8 @@ pub struct ReplicasDiffer {
     /// That of another.
     pub other: usize,
 }
+
+meshloom::hlo::debug_is_message!(ReplicasDiffer);
 
 impl RunConfig {
     /// The form of DiLoCo that the config describes, if it does.

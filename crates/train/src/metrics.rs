@@ -54,7 +54,7 @@ fn json_float(value: f64) -> String {
 }
 
 /// The metrics file cannot be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("cannot write the metrics to {path:?}: {source}; give a path in a directory that exists")]
 pub struct MetricsError {
     /// The file.
@@ -62,6 +62,8 @@ pub struct MetricsError {
     /// Why not.
     pub source: io::Error,
 }
+
+meshloom::hlo::debug_is_message!(MetricsError);
 
 /// What every line has.
 #[derive(serde::Deserialize)]

@@ -39,7 +39,7 @@ pub struct RuleFile {
 }
 
 /// What is wrong with a rule file, and where.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {problem}")]
 pub struct RuleFileError {
     /// The file.
@@ -52,8 +52,10 @@ pub struct RuleFileError {
     pub problem: RuleFileProblem,
 }
 
+meshloom_hlo::debug_is_message!(RuleFileError);
+
 /// What is wrong with a rule file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleFileProblem {
     /// The text is not YAML.
     #[error("this is not YAML: {0}")]
@@ -100,6 +102,8 @@ pub enum RuleFileProblem {
         axis: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(RuleFileProblem);
 
 impl RuleFile {
     /// Reads a rule file. `file` is what messages call it.

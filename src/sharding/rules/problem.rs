@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Something in the rules that is probably not what was meant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
     /// A rule names an axis that the mesh does not have.
     #[error("rule {rule} names mesh axis {axis:?}, which the mesh {mesh:?} does not have{suggestion}")]
@@ -75,6 +75,8 @@ pub enum RuleProblem {
         suggestion: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(RuleProblem);
 
 impl RuleProblem {
     /// What lenient mode does instead, as a verb phrase.

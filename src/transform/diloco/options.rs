@@ -88,7 +88,7 @@ impl Default for DilocoOptions {
 }
 
 /// Why a DiLoCo run cannot be.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum DilocoError {
     /// A number is zero.
     #[error("DiLoCo needs at least one of its {what}")]
@@ -212,6 +212,8 @@ pub enum DilocoError {
         every: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(DilocoError);
 
 /// Numbers of fragments around this one that divide the layers evenly.
 fn nearest_fragments(layers: usize, fragments: usize) -> String {

@@ -94,7 +94,7 @@ impl Default for PipelineOptions {
 }
 
 /// Why a pipeline cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PipelineError {
     /// A number is zero.
     #[error("a pipeline needs at least one of its {what}")]
@@ -165,6 +165,8 @@ pub enum PipelineError {
         expected: Vec<usize>,
     },
 }
+
+meshloom_hlo::debug_is_message!(PipelineError);
 
 /// The multiple before a number and the one after it, without zero.
 fn nearest_multiples(number: usize, of: usize) -> String {

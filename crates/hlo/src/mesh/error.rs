@@ -1,7 +1,7 @@
 //! What can be wrong with a mesh.
 
 /// An error in a mesh, or in how it fits the devices. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// A part of the mesh text is not `name=size`.
     #[error(
@@ -134,3 +134,5 @@ pub enum MeshError {
         suggestion: String,
     },
 }
+
+crate::debug_is_message!(MeshError);
