@@ -1,7 +1,10 @@
 //! The error of the crate, each variant of which says whose fault it is, and the errors of this module.
 
+use std::fmt;
+
 use meshloom_hlo::analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
+use meshloom_hlo::message::counted;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
 use crate::partition::boxed;
@@ -117,28 +120,75 @@ pub enum ArgumentError {
         /// Type of the value.
         found: TensorType,
     },
-    /// An output is to share its buffer with an input, but one of them does not exist.
+    /// An output is to share its buffer with an input, but cannot.
     #[error(
-        "output {output} cannot share a buffer with input {input}: the program has {inputs} inputs and {outputs} outputs"
+        "`LowerOptions::aliases` has ({output}, {input}), but output {output} cannot share a buffer with input {input}: {reason}"
     )]
     Alias {
         /// The output asked for.
         output: usize,
         /// The input asked for.
         input: usize,
-        /// Inputs of the program.
-        inputs: usize,
-        /// Outputs of the program.
-        outputs: usize,
+        /// Why not.
+        reason: AliasProblem,
+    },
+    /// An option that the function does not follow.
+    #[error("`{function}` does not follow `LowerOptions::{field}`; use `{instead}`")]
+    Unfollowed {
+        /// The function called.
+        function: &'static str,
+        /// The field of the options.
+        field: &'static str,
+        /// The function that follows it.
+        instead: &'static str,
     },
     /// There are more values than inputs.
-    #[error("the program has {inputs} inputs, but {given} are given")]
+    #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {
         /// Inputs of the program.
         inputs: usize,
         /// Values given, with those in front of them.
         given: usize,
     },
+}
+
+/// Why an output cannot share a buffer with an input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AliasProblem {
+    /// One of them does not exist.
+    Missing {
+        /// Inputs of the program.
+        inputs: usize,
+        /// Outputs of the program.
+        outputs: usize,
+    },
+    /// They have different types.
+    Types {
+        /// The output's.
+        output: TensorType,
+        /// The input's.
+        input: TensorType,
+    },
+    /// One of them shares its buffer already.
+    Twice {
+        /// The output of the other pair.
+        output: usize,
+        /// Its input.
+        input: usize,
+    },
+}
+
+impl fmt::Display for AliasProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AliasProblem::Missing { inputs, outputs } => {
+                let (inputs, outputs) = (counted(*inputs, "input"), counted(*outputs, "output"));
+                write!(f, "the program has {inputs} and {outputs}")
+            }
+            AliasProblem::Types { output, input } => write!(f, "the output is {output}, the input {input}"),
+            AliasProblem::Twice { output, input } => write!(f, "({output}, {input}) is given already"),
+        }
+    }
 }
 
 meshloom_hlo::debug_is_message!(ArgumentError);

@@ -131,6 +131,24 @@ pub enum PjrtError {
         minor: i32,
     },
 
+    /// The caller's or the plugin's: collectives name their devices in a compact form that the plugin is not known to
+    /// read. It would skip the groups, and communicate among all devices.
+    #[error(
+        "the module names the devices of collectives in `{field}`, which {} of PJRT C API {major}.{minor} is not known to read; \
+         lower it with `GroupFormat::Lists`, or what `GroupFormat::read_by` gives",
+        .path.display()
+    )]
+    DeviceGroups {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its major API version.
+        major: i32,
+        /// Its minor API version.
+        minor: i32,
+        /// The field of the instruction.
+        field: &'static str,
+    },
+
     /// The plugin's: it has no such function.
     #[error("the plugin has no {function}; use a newer plugin")]
     Unsupported {
