@@ -29,7 +29,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
             match options.partition {
                 PartitionMode::Annotated(annotation) => LoweredProgram::Annotated { sharded, annotation },
                 PartitionMode::Explicit => {
-                    let partitioned = Box::new(lowering.partition(&sharded)?);
+                    let partitioned = Box::new(lowering.partition(&sharded, rules)?);
                     LoweredProgram::Explicit { sharded, partitioned }
                 }
             }
@@ -117,13 +117,14 @@ impl Lowering<'_> {
         Ok(Sharded { graph, unpadded, mesh: mesh.clone(), table, diagnostics })
     }
 
-    fn partition(&mut self, sharded: &Sharded) -> Result<Partitioned, Error> {
+    fn partition(&mut self, sharded: &Sharded, rules: &RuleSets) -> Result<Partitioned, Error> {
         let propagated = propagate_with_sub_axes(&sharded.graph, &sharded.mesh);
         self.done("propagate", &sharded.graph);
         let partition::Partitioned { graph, fallbacks } =
             partition::partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if self.options.deny_replication && !fallbacks.is_empty() {
-            return Err(PartitionError::Replication(fallbacks).into());
+            let setting = rules.compute.settings().replication;
+            return Err(PartitionError::Replication { fallbacks, setting }.into());
         }
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;

@@ -15,10 +15,15 @@ pub enum PartitionError {
     Sharding(#[from] Box<ShardingError>),
     /// An op cannot work on the parts of a value, and replication is denied.
     #[error(
-        "{}; split another dimension, or set partition.replication = \"warn\" to let every device hold the whole",
-        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        "{}; split another dimension, or use {setting} to let every device hold the whole",
+        .fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
-    Replication(Vec<Fallback>),
+    Replication {
+        /// The values.
+        fallbacks: Vec<Fallback>,
+        /// What messages call the setting that allows it.
+        setting: &'static str,
+    },
     /// meshloom's fault.
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),

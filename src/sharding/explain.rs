@@ -270,7 +270,7 @@ impl<'a> Levels<'a> {
         let Some((_, info)) = input.or(output) else {
             return "it is a port of the program".to_owned();
         };
-        let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
+        let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {
             Some((table, row)) => rules_text(table, row),
@@ -298,12 +298,12 @@ fn rules_text(table: &ShardingTable, row: &ShardingRow) -> String {
     }
     let dash = |name: &Name| if name.is_none() { "-".to_owned() } else { name.text() };
     let names: Vec<String> = row.axes.iter().map(dash).collect();
-    let all = table.rules.get(row.role()).rules();
+    let all = table.rules.get(row.role).rules();
     let mut rules: Vec<String> = Vec::new();
     for (name, by) in row.axes.iter().zip(&row.by).filter(|(name, _)| !name.is_none()) {
         let rule = match by.and_then(|place| all.get(place)) {
             Some(rule) => rule.to_string(),
-            None => format!("no rule for {}", name.text()),
+            None => table.without(row, &name.text()),
         };
         if !rules.contains(&rule) {
             rules.push(rule);
