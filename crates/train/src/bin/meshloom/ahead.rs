@@ -12,7 +12,7 @@ use meshloom_train::config::RunConfig;
 /// device.
 pub fn run(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<()> {
     let ahead = StepAhead::compile(config, settings)?;
-    for warning in ahead.lowered.warnings() {
+    for warning in config.warnings().into_iter().chain(ahead.lowered.warnings()) {
         eprintln!("warning: {warning}");
     }
     let compiled = &ahead.compiled;
