@@ -5,12 +5,13 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::{DType, Origin, TensorType};
+use meshloom_hlo::message::counted;
 
 /// Why an op refuses its operands.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum TypeError {
     /// Wrong number of operands.
-    #[error("expected {expected} operands, found {found}")]
+    #[error("expected {}, found {found}", counted(*.expected, "operand"))]
     OperandCount {
         /// Number the op takes.
         expected: usize,
@@ -28,7 +29,7 @@ pub enum TypeError {
         found: DType,
     },
     /// An operand has the wrong number of dimensions.
-    #[error("operand {operand} must have {expected} dimensions, found {found}")]
+    #[error("operand {operand} must have {expected} {}, found {found}", if expected.rsplit(' ').next() == Some("1") { "dimension" } else { "dimensions" })]
     Rank {
         /// Index of the operand.
         operand: usize,
@@ -50,7 +51,7 @@ pub enum TypeError {
         found: usize,
     },
     /// An axis number that the operand does not have, or that is given twice.
-    #[error("axis {axis} is out of range or repeated for an operand with {rank} dimensions")]
+    #[error("axis {axis} is out of range or repeated for an operand with {}", counted(*.rank, "dimension"))]
     Axis {
         /// The axis.
         axis: i64,

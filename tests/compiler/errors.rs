@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType;
-use meshloom::pjrt::PjrtError;
+use meshloom::compile::{LowerOptions, compile, lower};
+use meshloom::ir::{DType, Literal};
+use meshloom::optim::{AdamW, AdamWState, Sgd, WarmupCosine, clip_by_global_norm, global_norm};
+use meshloom::pjrt::{Client, PjrtError};
 use meshloom::sharding::{Mesh, Rules};
-use meshloom::trace::{Function, TensorSpec};
+use meshloom::trace::{Function, Init, Param, TensorSpec};
 use meshloom_train::config::RunConfig;
 
 use super::structure::{code, root, sources};
@@ -87,4 +88,43 @@ fn every_error_prints_its_message() {
     assert!(errors.len() > 30, "only {} are found", errors.len());
     let missing: Vec<_> = errors.difference(&printed).collect();
     assert!(missing.is_empty(), "these need `debug_is_message!`: {missing:#?}");
+}
+
+/// A donated argument is called by its path in the user's tree.
+#[test]
+fn a_donated_input_is_called_by_its_path() {
+    let spec = TensorSpec::new(DType::F32, [4]);
+    let function = Function::trace("f", (spec.clone(), spec), |(a, b)| (a + b, b)).expect("it traces");
+    let options = LowerOptions { aliases: vec![(0, 1)], ..LowerOptions::default() };
+    let compiled = compile(&function, &Client::cpu(1).expect("a client"), &options).expect("it compiles");
+    let value = || Literal::vector(&[1f32, 2.0, 3.0, 4.0]);
+    let inputs = compiled.put(&(value(), value())).expect("they fit");
+    compiled.run(&inputs).expect("it runs");
+    let again = compiled.run(&inputs).map(drop).expect_err("it is gone").to_string();
+    assert!(again.starts_with("argument 1 (\"1\")"), "{again}");
+}
+
+/// What an optimizer or a schedule does comes from the user's line, also where it is wrong.
+#[test]
+fn places_are_the_callers() {
+    let spec = |dims: &[usize]| TensorSpec::new(DType::F32, dims);
+    let adamw = AdamW { weight_decay: 0.0, ..AdamW::default() };
+    let update = |gradient: &[usize]| {
+        let param = Param::new(DType::F32, [4], &["embed"], Init::Constant(0.0));
+        let schedule = WarmupCosine { peak: 0.1, warmup: 2, steps: 4, floor: 0.1 };
+        let specs = (spec(&[4]), spec(gradient), TensorSpec::new(DType::S32, []));
+        Function::trace("update", specs, |(weight, gradient, step)| {
+            let state = AdamWState { first: weight, second: weight };
+            let norm = global_norm(&gradient);
+            let clipped = clip_by_global_norm(&gradient, norm, 1.0);
+            let (new, state) = adamw.update(&param, &weight, &clipped, &state, step, schedule.rate(step));
+            let (other, velocity) = Sgd { momentum: 0.9, nesterov: true }.update(&new, &clipped, &state.first, 0.1);
+            (other, velocity, state)
+        })
+    };
+    let function = update(&[4]).expect("it traces");
+    let sources: BTreeSet<String> = function.graph().nodes().filter_map(|node| node.origin().source()).collect();
+    assert!(!sources.is_empty() && sources.iter().all(|source| source.contains("errors.rs:")), "{sources:?}");
+    let refused = update(&[3]).map(drop).expect_err("3 is not 4").to_string();
+    assert!(refused.contains("tests/compiler/errors.rs:"), "{refused}");
 }

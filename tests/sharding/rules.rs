@@ -211,5 +211,5 @@ fn whole_mesh_checks() {
 fn names_must_fit_the_tensor() {
     let mesh = Mesh::parse("x=2", 2).unwrap();
     let rules = Rules::preset("decoder", true).unwrap();
-    assert_snapshot!(rules.resolve(&mesh, "w", &[Some("embed")], &[2, 3], &mut Vec::new()).unwrap_err(), @r#"tensor "w" has 2 dimensions but 1 logical axis names; give one name, or none, per dimension"#);
+    assert_snapshot!(rules.resolve(&mesh, "w", &[Some("embed")], &[2, 3], &mut Vec::new()).unwrap_err(), @r#"tensor "w" has 2 dimensions but 1 logical axis name; give one name, or none, per dimension"#);
 }
