@@ -223,11 +223,7 @@ pub fn dot_general() -> Entry {
         .reject(dot(&DOTS[0], Pred), "s32[2,3] s32[3,4]", "a type that can be accumulated in pred, found s32")
         .reject(dot(&DOTS[0], S8), "s32[2,3] s32[3,4]", "a type that can be accumulated in s8, found s32")
         .reject(matmul.clone(), "f32[2,3] f32[4,2]", "dimension 0 of operand 1 must have size 3, found 4")
-        .reject(
-            matmul.clone(),
-            "f32[2] f32[4,2]",
-            "axis 1 is out of range or repeated for an operand with 1 dimension",
-        )
+        .reject(matmul.clone(), "f32[2] f32[4,2]", "axis 1 is out of range or repeated for an operand with 1 dimension")
         .reject(matmul, "f32[2,3] f32[]", "axis 0 is out of range")
         .reject(dims([&[0], &[], &[], &[]]), "f32[2] f32[2]", "each batch or contracted dimension needs a partner")
         .reject(dims([&[0], &[0], &[0], &[1]]), "f32[2,2] f32[2,2]", "axis 0 is out of range or repeated")

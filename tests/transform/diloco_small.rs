@@ -347,7 +347,7 @@ fn what_cannot_be() {
     let options = DilocoOptions { streaming: Some(three), ..plain };
     let error = Diloco::new(&options, &separate, &Layout::default()).expect_err("no layers");
     assert_eq!(error, DilocoError::NoLayers);
-    assert_snapshot!(error, @"streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`, model.scan_layers = true)");
+    assert_snapshot!(error, @"streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`)");
 }
 
 /// Programs that send while they compute are of whole periods, and apply a fragment before the next is sent.
