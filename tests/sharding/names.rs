@@ -207,18 +207,19 @@ logical_axis_rules: [['activation_batch', ['data', 'fsdp']], ['embed', 'fsdp'], 
 data_sharding: [['data', 'fsdp', 'tensor']]
 input_data_sharding_logical_axes: ['activation_embed_and_logits_batch', 'activation_norm_length']
 sharding_tolerance: 0.02
+debug_sharding: False
 ici_fsdp_parallelism: -1
 tokenizer: {path: 'tokenizer.model', bos: true}
 ";
     let file = RuleFile::parse(text, "base.yml").expect("a rule file");
     assert_eq!(file.input_axes, ["activation_embed_and_logits_batch", "activation_norm_length"]);
-    let skipped = ["model_name", "steps", "sharding_tolerance", "ici_fsdp_parallelism", "tokenizer"];
+    let skipped = ["model_name", "steps", "sharding_tolerance", "debug_sharding", "ici_fsdp_parallelism", "tokenizer"];
     assert_eq!(file.skipped, skipped);
     let rules = file.into_rules(true).expect("rules");
     let mesh = Mesh::parse("data=2,fsdp=4", 8).expect("a mesh");
     let notes = RuleSets::uniform(rules).check_mesh(&mesh).expect("they fit");
     assert_eq!(notes.len(), 1);
-    assert_snapshot!(notes[0], @"base.yml has more than rules and mesh axes; skipped: keys model_name, steps, sharding_tolerance, ici_fsdp_parallelism and tokenizer");
+    assert_snapshot!(notes[0], @"base.yml has more than rules and mesh axes; skipped: keys model_name, steps, sharding_tolerance, debug_sharding, ici_fsdp_parallelism and tokenizer");
     // A key that is nearly one of a rule file is not skipped, and neither is one that is no name.
     for wrong in ["logical_axis_rule: []\n", "input_data_sharding_logical_axis: []\n", "3: 4\n"] {
         let refused = RuleFile::parse(&format!("{wrong}{text}"), "base.yml").expect_err("refused").to_string();

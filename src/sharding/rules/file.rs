@@ -22,7 +22,7 @@ use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
 
 use super::{Diagnostic, Rule, Rules};
 use crate::sharding::ShardingError;
-use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::suggest::{did_you_mean, misspelled};
 
 const KEYS: [&str; 5] =
     ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding", "input_data_sharding_logical_axes"];
@@ -280,9 +280,9 @@ impl Reader<'_> {
             Err(self.error(key.span.start, RuleFileProblem::UnknownKey { key: key_text, suggestion }))
         };
         let Some(name) = key.data.as_str() else { return unknown(Found(key).to_string(), String::new()) };
-        match did_you_mean(name, KEYS) {
-            suggestion if suggestion.is_empty() => Ok(name.to_owned()),
-            suggestion => unknown(name.to_owned(), suggestion),
+        match misspelled(name, KEYS) {
+            None => Ok(name.to_owned()),
+            meant => unknown(name.to_owned(), did_you_mean(name, meant)),
         }
     }
 
