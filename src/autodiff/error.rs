@@ -3,7 +3,7 @@
 use crate::ir::{OpError, Origin};
 
 /// Why a graph has no gradient.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum GradientError {
     /// An op on the way has no gradient.
     #[error(transparent)]
@@ -27,6 +27,8 @@ pub enum GradientError {
         count: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(GradientError);
 
 impl From<OpError> for GradientError {
     fn from(error: OpError) -> GradientError {

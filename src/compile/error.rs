@@ -1,7 +1,10 @@
 //! The error of the crate, each variant of which says whose fault it is, and the errors of this module.
 
+use std::fmt;
+
 use meshloom_hlo::analysis::MemoryError;
 use meshloom_hlo::mesh::MeshError;
+use meshloom_hlo::message::counted;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
 use crate::partition::boxed;
@@ -9,7 +12,7 @@ use crate::trace::{TraceError, TraceErrorKind};
 use crate::transform::diloco::DilocoError;
 
 /// Everything that can go wrong in meshloom.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The traced program's fault: an op got operands or attributes it does not take.
     #[error(transparent)]
@@ -68,6 +71,8 @@ pub enum Error {
     },
 }
 
+meshloom_hlo::debug_is_message!(Error);
+
 impl From<TraceError> for Error {
     fn from(error: TraceError) -> Error {
         match error.kind {
@@ -98,7 +103,7 @@ boxed!(Error {
 });
 
 /// Why a program does not take its arguments.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ArgumentError {
     /// The tree of the arguments is not that of the inputs.
     #[error("expected inputs {expected}; found {found}")]
@@ -118,22 +123,30 @@ pub enum ArgumentError {
         /// Type of the value.
         found: TensorType,
     },
-    /// An output is to share its buffer with an input, but one of them does not exist.
+    /// An output is to share its buffer with an input, but cannot.
     #[error(
-        "output {output} cannot share a buffer with input {input}: the program has {inputs} inputs and {outputs} outputs"
+        "`LowerOptions::aliases` has ({output}, {input}), but output {output} cannot share a buffer with input {input}: {reason}"
     )]
     Alias {
         /// The output asked for.
         output: usize,
         /// The input asked for.
         input: usize,
-        /// Inputs of the program.
-        inputs: usize,
-        /// Outputs of the program.
-        outputs: usize,
+        /// Why not.
+        reason: AliasProblem,
+    },
+    /// An option that the function does not follow.
+    #[error("`{function}` does not follow `LowerOptions::{field}`; use `{instead}`")]
+    Unfollowed {
+        /// The function called.
+        function: &'static str,
+        /// The field of the options.
+        field: &'static str,
+        /// The function that follows it.
+        instead: &'static str,
     },
     /// There are more values than inputs.
-    #[error("the program has {inputs} inputs, but {given} are given")]
+    #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {
         /// Inputs of the program.
         inputs: usize,
@@ -141,3 +154,44 @@ pub enum ArgumentError {
         given: usize,
     },
 }
+
+/// Why an output cannot share a buffer with an input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AliasProblem {
+    /// One of them does not exist.
+    Missing {
+        /// Inputs of the program.
+        inputs: usize,
+        /// Outputs of the program.
+        outputs: usize,
+    },
+    /// They have different types.
+    Types {
+        /// The output's.
+        output: TensorType,
+        /// The input's.
+        input: TensorType,
+    },
+    /// One of them shares its buffer already.
+    Twice {
+        /// The output of the other pair.
+        output: usize,
+        /// Its input.
+        input: usize,
+    },
+}
+
+impl fmt::Display for AliasProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AliasProblem::Missing { inputs, outputs } => {
+                let (inputs, outputs) = (counted(*inputs, "input"), counted(*outputs, "output"));
+                write!(f, "the program has {inputs} and {outputs}")
+            }
+            AliasProblem::Types { output, input } => write!(f, "the output is {output}, the input {input}"),
+            AliasProblem::Twice { output, input } => write!(f, "({output}, {input}) is given already"),
+        }
+    }
+}
+
+meshloom_hlo::debug_is_message!(ArgumentError);

@@ -6,7 +6,7 @@ use meshloom_hlo::mesh::Mesh;
 
 use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
 use super::stages::{LoweredProgram, PassTiming, Ports};
-use super::{ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
+use super::{AliasProblem, ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
 use crate::emit::{EmitOptions, emit};
 use crate::ir::{Graph, verify};
 use crate::partition::{self, PartitionError, pad_uneven};
@@ -15,15 +15,11 @@ use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 /// Runs all passes and emits the module.
 ///
 /// # Errors
-/// `without` names no pass, or `aliases` no output or input; rules, mesh and program do not fit together; or a pass
-/// breaks an invariant, which is a defect.
+/// `without` names no pass; `aliases` names no output or input, one that is not of the other's type, or one twice;
+/// rules, mesh and program do not fit together; or a pass breaks an invariant, which is a defect.
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     check_pass_names(options.without)?;
-    let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());
-    let missing = |&&(output, input): &&(usize, usize)| output >= outputs || input >= inputs;
-    if let Some(&(output, input)) = options.aliases.iter().find(missing) {
-        return Err(ArgumentError::Alias { output, input, inputs, outputs }.into());
-    }
+    check_aliases(graph, &options.aliases)?;
     let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
     let graph = lowering.passes(graph, PASSES)?;
     let program = match options.sharding {
@@ -33,7 +29,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
             match options.partition {
                 PartitionMode::Annotated(annotation) => LoweredProgram::Annotated { sharded, annotation },
                 PartitionMode::Explicit => {
-                    let partitioned = Box::new(lowering.partition(&sharded)?);
+                    let partitioned = Box::new(lowering.partition(&sharded, rules)?);
                     LoweredProgram::Explicit { sharded, partitioned }
                 }
             }
@@ -42,11 +38,37 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     lowering.emit(program)
 }
 
+/// Checks that an output and an input exist, have one type, and share with no other: XLA ends the process otherwise.
+fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), ArgumentError> {
+    for (index, &(output, input)) in aliases.iter().enumerate() {
+        let refuse = |reason| Err(ArgumentError::Alias { output, input, reason });
+        let (Some(of_output), Some(of_input)) = (graph.output_types().nth(output), graph.input_types().nth(input))
+        else {
+            let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());
+            return refuse(AliasProblem::Missing { inputs, outputs });
+        };
+        if of_output != of_input {
+            return refuse(AliasProblem::Types { output: of_output.clone(), input: of_input.clone() });
+        }
+        if let Some(&(output, input)) = aliases[..index].iter().find(|other| other.0 == output || other.1 == input) {
+            return refuse(AliasProblem::Twice { output, input });
+        }
+    }
+    Ok(())
+}
+
 /// Emits a graph as it was traced, for one device: no pass runs.
 ///
 /// # Errors
-/// An op does not emit all its results, which is a defect.
+/// The options give a mesh and rules, or `aliases` as [`lower`] refuses them; or an op does not emit all its results,
+/// which is a defect.
 pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
+    if options.sharding.is_some() {
+        let (function, instead) = ("lower_as_traced", "lower");
+        return Err(ArgumentError::Unfollowed { function, field: "sharding", instead }.into());
+    }
+    check_pass_names(options.without)?;
+    check_aliases(graph, &options.aliases)?;
     let lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
     lowering.emit(LoweredProgram::OneDevice(graph.clone()))
 }
@@ -95,13 +117,14 @@ impl Lowering<'_> {
         Ok(Sharded { graph, unpadded, mesh: mesh.clone(), table, diagnostics })
     }
 
-    fn partition(&mut self, sharded: &Sharded) -> Result<Partitioned, Error> {
+    fn partition(&mut self, sharded: &Sharded, rules: &RuleSets) -> Result<Partitioned, Error> {
         let propagated = propagate_with_sub_axes(&sharded.graph, &sharded.mesh);
         self.done("propagate", &sharded.graph);
         let partition::Partitioned { graph, fallbacks } =
             partition::partition(&propagated.graph, &propagated.mesh, &propagated.shardings)?;
         if self.options.deny_replication && !fallbacks.is_empty() {
-            return Err(PartitionError::Replication(fallbacks).into());
+            let setting = rules.compute.settings().replication;
+            return Err(PartitionError::Replication { fallbacks, setting }.into());
         }
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;

@@ -18,7 +18,7 @@ mod program;
 mod report;
 mod stages;
 
-pub use error::{ArgumentError, Error};
+pub use error::{AliasProblem, ArgumentError, Error};
 pub use function::{CompiledFunction, compile};
 pub use lower::{lower, lower_as_traced};
 pub use options::{LowerOptions, PartitionMode};

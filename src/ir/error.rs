@@ -5,12 +5,13 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::{DType, Origin, TensorType};
+use meshloom_hlo::message::counted;
 
 /// Why an op refuses its operands.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum TypeError {
     /// Wrong number of operands.
-    #[error("expected {expected} operands, found {found}")]
+    #[error("expected {}, found {found}", counted(*.expected, "operand"))]
     OperandCount {
         /// Number the op takes.
         expected: usize,
@@ -28,7 +29,7 @@ pub enum TypeError {
         found: DType,
     },
     /// An operand has the wrong number of dimensions.
-    #[error("operand {operand} must have {expected} dimensions, found {found}")]
+    #[error("operand {operand} must have {expected} {}, found {found}", if expected.rsplit(' ').next() == Some("1") { "dimension" } else { "dimensions" })]
     Rank {
         /// Index of the operand.
         operand: usize,
@@ -50,7 +51,7 @@ pub enum TypeError {
         found: usize,
     },
     /// An axis number that the operand does not have, or that is given twice.
-    #[error("axis {axis} is out of range or repeated for an operand with {rank} dimensions")]
+    #[error("axis {axis} is out of range or repeated for an operand with {}", counted(*.rank, "dimension"))]
     Axis {
         /// The axis.
         axis: i64,
@@ -80,9 +81,11 @@ pub enum TypeError {
     Internal(#[from] Box<InternalError>),
 }
 
+meshloom_hlo::debug_is_message!(TypeError);
+
 /// What cannot happen has happened: a defect of meshloom. It stands in the place of a value that would have to be made
 /// up.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct InternalError {
     /// The op, value or function that it is about.
     pub subject: String,
@@ -93,6 +96,8 @@ pub struct InternalError {
     /// The line of meshloom that has found it.
     pub found_at: &'static Location<'static>,
 }
+
+meshloom_hlo::debug_is_message!(InternalError);
 
 impl InternalError {
     /// An error about `subject`, found by the caller.
@@ -128,7 +133,7 @@ impl fmt::Display for InternalError {
 impl std::error::Error for InternalError {}
 
 /// An op that refuses its operands, with everything needed to find the call.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct OpError {
     /// Name of the op.
     pub op: &'static str,
@@ -139,6 +144,8 @@ pub struct OpError {
     /// The user's source line and scope path.
     pub origin: Origin,
 }
+
+meshloom_hlo::debug_is_message!(OpError);
 
 impl OpError {
     pub(crate) fn new(op: &'static str, error: TypeError, operands: Vec<TensorType>, origin: Origin) -> OpError {

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 pub use meshloom_hlo::mesh::Axes;
 use meshloom_hlo::mesh::{Mesh, MeshAxis, MeshError};
+use meshloom_hlo::message::counted;
 
 use super::Dims;
 
@@ -192,7 +193,7 @@ pub enum Role {
 }
 
 /// An error in a spec. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// The mesh has no such axis.
     #[error(transparent)]
@@ -218,7 +219,7 @@ pub enum SpecError {
         count: usize,
     },
     /// The spec has another rank than the value.
-    #[error("spec {spec} has {spec_rank} dimensions, but the value has {rank}")]
+    #[error("spec {spec} has {}, but the value has {rank}", counted(*.spec_rank, "dimension"))]
     Rank {
         /// The spec as text.
         spec: String,
@@ -240,3 +241,5 @@ pub enum SpecError {
         parts: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(SpecError);

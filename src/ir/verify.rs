@@ -16,7 +16,7 @@ use super::graph::{Definition, Graph};
 use super::{OpError, TypeError};
 
 /// A broken invariant.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 pub enum VerifyError {
     /// A value is used before its definition.
     #[error("{node} of `{graph}` uses {value} before it is defined")]
@@ -57,6 +57,8 @@ pub enum VerifyError {
         descriptions: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(VerifyError);
 
 /// Checks every invariant of the module documentation.
 ///

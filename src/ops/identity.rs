@@ -3,6 +3,7 @@
 use super::rules::*;
 use super::{AxisList, Effect, Linear, Memory, Operands, Zeros};
 use crate::ir::{AxisNames, Name, Role, Spec};
+use meshloom_hlo::message::counted;
 
 /// Returns its operands, and keeps everything computed from its results from being merged with, or moved before,
 /// computation on the operands themselves (HLO's `opt-barrier`).
@@ -171,9 +172,9 @@ impl Primitive for WithAxes {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
         expect_operands(operands, 1)?;
         if self.names.len() != operands[0].rank() {
-            let names = &self.names;
-            let expected = format!("{} (one for each of the axes {:?})", names.len(), names.as_slice());
-            return Err(TypeError::Rank { operand: 0, expected, found: operands[0].rank() });
+            let (names, rank) = (self.names.as_slice(), counted(operands[0].rank(), "dimension"));
+            let reason = format!("expected an axis name, or \"\", for each of {rank}, found {names:?}");
+            return Err(TypeError::Attribute(reason));
         }
         for (dim, name) in self.names.iter().enumerate() {
             refuse_if!(

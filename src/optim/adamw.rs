@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::expect_one_for_each;
 use crate::ir::DType;
-use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, refill};
+use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite, refill};
 
 /// AdamW's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,11 +75,24 @@ impl AdamW {
             ("moments", state.first.leaves().len()),
             ("moments", state.second.leaves().len()),
         ];
-        expect_one_for_each("AdamW", leaves.len(), &lists, Location::caller());
+        let place = Location::caller();
+        expect_one_for_each("AdamW", leaves.len(), &lists, place);
+        composite(place, || self.updated(declared, params, gradients, state, step, rate))
+    }
+
+    fn updated<P: Tree<Leaf = Tensor>>(
+        &self,
+        declared: &impl Tree<Leaf = Param>,
+        params: &P,
+        gradients: &P,
+        state: &AdamWState<P>,
+        step: Tensor,
+        rate: impl Operand,
+    ) -> (P, AdamWState<P>) {
         let count = (step + 1).convert(DType::F32);
         let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
         let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
-        let leaves = leaves.into_iter().zip(gradients.leaves()).zip(declared.leaves());
+        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves());
         let moments = state.first.leaves().into_iter().zip(state.second.leaves());
         let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
         for (((param, gradient), declared), (first, second)) in leaves.zip(moments) {
@@ -102,18 +115,24 @@ impl AdamW {
 }
 
 /// The Euclidean norm of all leaves together, as an `f32` scalar.
+#[track_caller]
 pub fn global_norm<P: Tree<Leaf = Tensor>>(tree: &P) -> Tensor {
-    let squares = tree.leaves().into_iter().map(|leaf| leaf.convert(DType::F32).square().sum(..));
-    let total = squares.reduce(|sum, square| sum + square);
-    total.unwrap_or_else(|| crate::trace::zeros(DType::F32, [])).sqrt()
+    composite(Location::caller(), || {
+        let squares = tree.leaves().into_iter().map(|leaf| leaf.convert(DType::F32).square().sum(..));
+        let total = squares.reduce(|sum, square| sum + square);
+        total.unwrap_or_else(|| crate::trace::zeros(DType::F32, [])).sqrt()
+    })
 }
 
 /// Scales all leaves down so that their global norm, given as `norm`, is at most `limit`.
+#[track_caller]
 pub fn clip_by_global_norm<P: Tree<Leaf = Tensor>>(tree: &P, norm: Tensor, limit: f64) -> P {
-    let factor = norm.maximum(limit).recip() * limit;
-    let mut leaves = tree.leaves().into_iter().map(|leaf| {
-        let factor = factor.convert(leaf.dtype());
-        leaf * factor
-    });
-    refill(tree, &mut leaves)
+    composite(Location::caller(), || {
+        let factor = norm.maximum(limit).recip() * limit;
+        let mut leaves = tree.leaves().into_iter().map(|leaf| {
+            let factor = factor.convert(leaf.dtype());
+            leaf * factor
+        });
+        refill(tree, &mut leaves)
+    })
 }

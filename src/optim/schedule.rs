@@ -1,7 +1,9 @@
 //! Learning-rate schedules.
 
+use std::panic::Location;
+
 use crate::ir::DType;
-use crate::trace::Tensor;
+use crate::trace::{Tensor, composite};
 
 /// Linear warm-up, then half a cosine down to a fraction of the peak.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +20,12 @@ pub struct WarmupCosine {
 
 impl WarmupCosine {
     /// The rate (`f32`) at step `step` (an integer scalar, from 0).
+    #[track_caller]
     pub fn rate(&self, step: Tensor) -> Tensor {
+        composite(Location::caller(), || self.rate_at(step))
+    }
+
+    fn rate_at(&self, step: Tensor) -> Tensor {
         let step = step.convert(DType::F32);
         let warmup = self.warmup as f64;
         let rising = (step + 1.0) * (self.peak / warmup.max(1.0));

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use super::expect_one_for_each;
 use crate::ir::DType;
-use crate::trace::{Init, MapTree, Param, Tensor, Tree};
+use crate::trace::{Init, MapTree, Param, Tensor, Tree, composite};
 
 /// SGD's constants.
 ///
@@ -41,9 +41,14 @@ impl Sgd {
     /// All trees have as many leaves as the parameters; else the trace notes an error.
     #[track_caller]
     pub fn update<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
-        let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
+        let place = Location::caller();
         let lists = [("gradients", gradients.leaves().len()), ("velocities", velocity.leaves().len())];
-        expect_one_for_each("SGD", params.leaves().len(), &lists, Location::caller());
+        expect_one_for_each("SGD", params.leaves().len(), &lists, place);
+        composite(place, || self.updated(params, gradients, velocity, rate))
+    }
+
+    fn updated<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
+        let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
         for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves())
         {
             let gradient = gradient.convert(DType::F32);

@@ -5,7 +5,7 @@ use crate::ir::{InternalError, OpError, SpecError};
 use crate::sharding::ShardingError;
 
 /// Why a graph cannot be partitioned.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PartitionError {
     /// An op does not take the parts of its operands.
     #[error(transparent)]
@@ -15,14 +15,21 @@ pub enum PartitionError {
     Sharding(#[from] Box<ShardingError>),
     /// An op cannot work on the parts of a value, and replication is denied.
     #[error(
-        "{}; split another dimension, or set partition.replication = \"warn\" to let every device hold the whole",
-        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        "{}; split another dimension, or use {setting} to let every device hold the whole",
+        .fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
-    Replication(Vec<Fallback>),
+    Replication {
+        /// The values.
+        fallbacks: Vec<Fallback>,
+        /// What messages call the setting that allows it.
+        setting: &'static str,
+    },
     /// meshloom's fault.
     #[error(transparent)]
     Internal(#[from] Box<InternalError>),
 }
+
+meshloom_hlo::debug_is_message!(PartitionError);
 
 /// Makes an error of errors that it holds in boxes.
 macro_rules! boxed {

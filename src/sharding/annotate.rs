@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use std::collections::HashSet;
+
 use super::{
-    Assigned, Axes, Diagnostic, Mesh, MeshAxis, RowKind, RuleSets, ShardingError, ShardingRow, ShardingTable, Spec,
+    Assigned, Axes, Diagnostic, Mesh, MeshAxis, NamedDim, Role, RowKind, RuleSets, ShardingError, ShardingRow,
+    ShardingTable, Spec,
 };
 use crate::ir::{AxisNames, BodyCache, Graph, GraphCopy, Origin, PortInfo, TensorType};
 use crate::ops::{Executions, Op, Reshard, WithAxes};
@@ -15,7 +18,7 @@ pub struct Annotated {
     pub graph: Graph,
     /// What became of every name.
     pub table: ShardingTable,
-    /// Warnings, each once; empty under strict rules, where they are errors.
+    /// What the user should know, each once. Under strict rules none of it is a problem: those are errors.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -31,15 +34,14 @@ pub fn annotate(
     rules: &RuleSets,
     aliases: &[(usize, usize)],
 ) -> Result<Annotated, ShardingError> {
-    let diagnostics = rules.check_mesh(mesh)?;
+    let mut diagnostics = rules.check_mesh(mesh)?;
+    // A misspelled name comes first, for whatever else is wrong may follow from it.
+    diagnostics.extend(rules.check_names(&named_dims(graph))?);
     let mut pass = Pass { mesh, rules, diagnostics, rows: Vec::new(), bodies: BodyCache::default() };
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
-        let path = match info.path.is_empty() {
-            true => format!("input {index} of `{}`", graph.name()),
-            false => info.path.to_string(),
-        };
+        let path = input_name(graph, index);
         let assigned = if info.axes.is_empty() {
             Assigned { spec: Spec::replicated(ty.rank()), rules: Vec::new() }
         } else {
@@ -47,7 +49,7 @@ pub fn annotate(
             rules.get(info.role).assign(mesh, &path, &optional(&names), &ty.dims, found)?
         };
         info.spec = Some(assigned.spec.clone());
-        pass.note(RowKind::Input { path, role: info.role }, ty, &info.axes, assigned);
+        pass.note(RowKind::Input { path }, info.role, ty, &info.axes, assigned);
     }
     let mut annotated = pass.graph(graph, &inputs)?;
     let unused = rules.compute.check_axis_use(mesh, pass.rows.iter().map(|row| &row.spec))?;
@@ -93,6 +95,53 @@ fn optional(texts: &[String]) -> Vec<Option<&str>> {
     texts.iter().map(|text| (!text.is_empty()).then_some(text.as_str())).collect()
 }
 
+/// The path of an input, or its number.
+fn input_name(graph: &Graph, index: usize) -> String {
+    match &graph.input_info()[index].path {
+        path if path.is_empty() => format!("input {index} of `{}`", graph.name()),
+        path => path.to_string(),
+    }
+}
+
+/// What a named value is called in messages.
+fn value_name(origin: Origin) -> String {
+    let scope = origin.scope.path();
+    let scope = if scope.is_empty() { String::new() } else { format!(" in scope `{scope}`") };
+    let source = origin.source().map(|source| format!(" at {source}")).unwrap_or_default();
+    format!("the value named{scope}{source}")
+}
+
+/// Every logical name on a tensor of the program: on its ports, and on values in any region that runs in it.
+fn named_dims(graph: &Graph) -> Vec<NamedDim> {
+    let mut found = Vec::new();
+    let mut add = |axes: &AxisNames, role: Role, tensor: &dyn Fn() -> String| {
+        let named = texts(axes).into_iter().filter(|name| !name.is_empty());
+        found.extend(named.map(|name| NamedDim { role, name, tensor: tensor() }));
+    };
+    for (index, info) in graph.input_info().iter().enumerate() {
+        add(&info.axes, info.role, &|| input_name(graph, index));
+    }
+    for info in graph.output_info() {
+        add(&info.axes, info.role, &|| info.path.to_string());
+    }
+    let (mut graphs, mut seen) = (vec![graph], HashSet::new());
+    while let Some(graph) = graphs.pop() {
+        for node in graph.nodes() {
+            if let Op::WithAxes(axes) = node.op() {
+                add(&axes.names, axes.role, &|| value_name(node.origin()));
+            }
+            let bodies = node.op().regions().enumerate().filter(|(index, _)| runs(node.op(), *index));
+            graphs.extend(bodies.map(|(_, body)| &**body).filter(|body| seen.insert(std::ptr::from_ref(*body))));
+        }
+    }
+    found
+}
+
+/// Whether a region is a part of this program: what runs in a derivative only is none.
+fn runs(op: &Op, region: usize) -> bool {
+    op.executions(region) != Executions::InDerivative
+}
+
 impl Pass<'_> {
     fn graph(&mut self, graph: &Graph, inputs: &[PortInfo]) -> Result<Graph, ShardingError> {
         let mut copy = GraphCopy::new(graph);
@@ -112,9 +161,7 @@ impl Pass<'_> {
                     reshard.into()
                 }
                 op => {
-                    // What runs in a derivative only has no part in this program.
-                    let runs = |region: usize| op.executions(region) != Executions::InDerivative;
-                    let body = |region: usize, body: &Arc<Graph>| match runs(region) {
+                    let body = |region: usize, body: &Arc<Graph>| match runs(op, region) {
                         true => self.body(body),
                         false => Ok(body.clone()),
                     };
@@ -137,10 +184,7 @@ impl Pass<'_> {
     /// The spec of a value by the names it is given.
     fn named(&mut self, op: &WithAxes, ty: &TensorType, origin: Origin) -> Result<Spec, ShardingError> {
         let axes = &op.names;
-        let mut tensor = format!("the value named in scope `{}`", origin.scope.path());
-        if let Some(source) = origin.source() {
-            tensor = format!("{tensor} at {source}");
-        }
+        let tensor = value_name(origin);
         let names = texts(axes);
         let found = &mut self.diagnostics;
         let mut assigned = self.rules.get(op.role).assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
@@ -152,11 +196,18 @@ impl Pass<'_> {
             assigned.spec = assigned.spec.with_dim(dim, axes);
         }
         let spec = assigned.spec.clone();
-        self.note(RowKind::Named { origin, role: op.role }, ty, axes, assigned);
+        self.note(RowKind::Named(origin), op.role, ty, axes, assigned);
         Ok(spec)
     }
 
-    fn note(&mut self, kind: RowKind, ty: &TensorType, axes: &AxisNames, Assigned { spec, rules }: Assigned) {
-        self.rows.push(ShardingRow { kind, ty: ty.clone(), axes: axes.clone(), spec, by: rules });
+    fn note(
+        &mut self,
+        kind: RowKind,
+        role: Role,
+        ty: &TensorType,
+        axes: &AxisNames,
+        Assigned { spec, rules }: Assigned,
+    ) {
+        self.rows.push(ShardingRow { kind, role, ty: ty.clone(), axes: axes.clone(), spec, by: rules });
     }
 }

@@ -1,12 +1,13 @@
 //! Errors of meshes, specs and rules.
 
 use meshloom_hlo::mesh::MeshError;
+use meshloom_hlo::message::counted;
 
-use super::rules::{RuleFileError, RuleProblem};
+use super::rules::{RuleFileError, RuleProblem, SettingNames};
 use crate::ir::SpecError;
 
 /// An error in a mesh, a spec or the axis rules. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardingError {
     /// What is wrong with the mesh.
     #[error(transparent)]
@@ -16,7 +17,8 @@ pub enum ShardingError {
     Spec(#[from] SpecError),
     /// As many names as dimensions are needed.
     #[error(
-        "tensor {tensor:?} has {rank} dimensions but {names} logical axis names; give one name, or none, per dimension"
+        "tensor {tensor:?} has {} but {}; give one name, or none, per dimension",
+        counted(*.rank, "dimension"), counted(*.names, "logical axis name")
     )]
     NameCount {
         /// The tensor.
@@ -51,10 +53,12 @@ pub enum ShardingError {
         known: String,
     },
     /// A problem with the rules, in strict mode.
-    #[error("{problem}; or set rules.strict = false to {}", .problem.fallback())]
+    #[error("{}", .problem.refusal(.settings))]
     Rule {
         /// The problem.
         problem: Box<RuleProblem>,
+        /// What the message calls the settings.
+        settings: SettingNames,
     },
     /// A rule file that cannot be read.
     #[error(transparent)]
@@ -71,3 +75,5 @@ pub enum ShardingError {
         axis: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(ShardingError);

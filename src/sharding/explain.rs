@@ -38,7 +38,7 @@ pub struct Explanation {
 }
 
 /// A value that nothing is called.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an input or output by its path (such as {example}), a value by its scope \
      (layers/attention), or a source line (model.rs:42)"
@@ -51,6 +51,8 @@ pub struct UnknownTensor {
     /// A name that there is.
     pub example: String,
 }
+
+meshloom_hlo::debug_is_message!(UnknownTensor);
 
 /// The graph that a value is in: the program's, or a body of a node of another.
 #[derive(Clone, Copy)]
@@ -269,7 +271,7 @@ impl<'a> Levels<'a> {
         let Some((_, info)) = input.or(output) else {
             return "it is a port of the program".to_owned();
         };
-        let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path, .. } if **path == *info.path);
+        let of_path = |kind: &RowKind| matches!(kind, RowKind::Input { path } if **path == *info.path);
         let row = self.table.and_then(|table| Some((table, table.rows.iter().find(|row| of_path(&row.kind))?)));
         match row {
             Some((table, row)) => rules_text(table, row),
@@ -280,8 +282,7 @@ impl<'a> Levels<'a> {
 
     fn constraint_reason(&self, graph: &Graph, node: NodeRef<'_>) -> String {
         let place = |origin: Origin| (origin.scope, origin.source());
-        let named =
-            |kind: &RowKind| matches!(kind, RowKind::Named { origin, .. } if place(*origin) == place(node.origin()));
+        let named = |kind: &RowKind| matches!(kind, RowKind::Named(origin) if place(*origin) == place(node.origin()));
         // A line may name several tensors, and differentiation puts others there.
         let states = |row: &ShardingRow| match node.op() {
             Op::Reshard(reshard) => row.spec == reshard.spec && row.ty == *graph.ty(node.result()),
@@ -308,12 +309,12 @@ fn rules_text(table: &ShardingTable, row: &ShardingRow) -> String {
     }
     let dash = |name: &Name| if name.is_none() { "-".to_owned() } else { name.text() };
     let names: Vec<String> = row.axes.iter().map(dash).collect();
-    let all = table.rules.get(row.role()).rules();
+    let all = table.rules.get(row.role).rules();
     let mut rules: Vec<String> = Vec::new();
     for (name, by) in row.axes.iter().zip(&row.by).filter(|(name, _)| !name.is_none()) {
         let rule = match by.and_then(|place| all.get(place)) {
             Some(rule) => rule.to_string(),
-            None => format!("no rule for {}", name.text()),
+            None => table.without(row, &name.text()),
         };
         if !rules.contains(&rule) {
             rules.push(rule);

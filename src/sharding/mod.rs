@@ -38,7 +38,7 @@ pub use propagate::{Shardings, SpecOrigin, propagate};
 pub use refine::{Propagated, propagate_with_sub_axes};
 pub(crate) use resolve::{FactorAxes, resolve, spec_of};
 pub use rules::{
-    Assigned, DECODER_RULES, Diagnostic, PRESETS, PresetRule, Rule, RuleFile, RuleFileError, RuleFileProblem,
-    RuleProblem, RuleSets, Rules,
+    Assigned, DECODER_RULES, Diagnostic, NamedDim, PRESETS, PresetRule, Rule, RuleFile, RuleFileError, RuleFileProblem,
+    RuleProblem, RuleSets, Rules, SettingNames,
 };
 pub use table::{RowKind, ShardingRow, ShardingTable};

@@ -22,18 +22,24 @@ pub struct ShardingTable {
     pub rows: Vec<ShardingRow>,
 }
 
+const NO_RULE: &str = "no rule for";
+const NO_AXIS: &str = "another dimension has the axes of every rule for";
+
 /// One tensor that rules sharded.
 #[derive(Clone, Debug)]
 pub struct ShardingRow {
     /// What it is.
     pub kind: RowKind,
+    /// Whose rules sharded it.
+    pub role: Role,
     /// Its global type.
     pub ty: TensorType,
     /// Its logical axis names; empty for a port without any.
     pub axes: AxisNames,
     /// Its spec.
     pub spec: Spec,
-    /// For each dimension the place of its rule in the list of its role; none where no rule has the name.
+    /// For each dimension the place of its rule in the list of its role; none where no rule has the name, or none of
+    /// those that have it could apply.
     pub by: Vec<Option<usize>>,
 }
 
@@ -44,31 +50,17 @@ pub enum RowKind {
     Input {
         /// Its path, or its number.
         path: String,
-        /// Its role.
-        role: Role,
     },
     /// A value that was given names.
-    Named {
-        /// Where.
-        origin: Origin,
-        /// By the rules of which role.
-        role: Role,
-    },
+    Named(Origin),
 }
 
 impl ShardingRow {
     /// The path of an input, the scope of a named value.
     pub fn name(&self) -> String {
         match &self.kind {
-            RowKind::Input { path, .. } => path.clone(),
-            RowKind::Named { origin, .. } => origin.scope.path(),
-        }
-    }
-
-    /// Which rules sharded it.
-    pub fn role(&self) -> Role {
-        match &self.kind {
-            RowKind::Input { role, .. } | RowKind::Named { role, .. } => *role,
+            RowKind::Input { path } => path.clone(),
+            RowKind::Named(origin) => origin.scope.path(),
         }
     }
 
@@ -76,7 +68,7 @@ impl ShardingRow {
     pub fn source(&self) -> String {
         match &self.kind {
             RowKind::Input { .. } => String::new(),
-            RowKind::Named { origin, .. } => origin.source().unwrap_or_default(),
+            RowKind::Named(origin) => origin.source().unwrap_or_default(),
         }
     }
 }
@@ -88,24 +80,36 @@ impl ShardingTable {
         row.ty.byte_count() / parts.max(1)
     }
 
-    /// Where the rules of a row were written, each once, and the names that no rule has.
+    /// Where the rules of a row were written, each once, and the names that no rule settled.
     pub fn origin(&self, row: &ShardingRow) -> String {
         if row.axes.is_empty() {
             return "no axis names".to_owned();
         }
-        let rules = self.rules.get(row.role()).rules();
+        let rules = self.rules.get(row.role).rules();
         let mut parts: Vec<String> = Vec::new();
         for rule in row.by.iter().flatten().filter_map(|&place| rules.get(place)) {
             if !parts.contains(&rule.origin) {
                 parts.push(rule.origin.clone());
             }
         }
-        let without = row.axes.iter().zip(&row.by).filter(|(name, by)| !name.is_none() && by.is_none());
-        let without: Vec<String> = without.map(|(name, _)| name.text()).collect();
-        if !without.is_empty() {
-            parts.push(format!("no rule for {}", without.join(", ")));
+        let open = row.axes.iter().zip(&row.by).filter(|(name, by)| !name.is_none() && by.is_none());
+        let (without, lost): (Vec<String>, Vec<String>) =
+            open.map(|(name, _)| name.text()).partition(|name| !self.has_rule(row, name));
+        for (what, names) in [(NO_RULE, without), (NO_AXIS, lost)] {
+            if !names.is_empty() {
+                parts.push(format!("{what} {}", names.join(", ")));
+            }
         }
         parts.join("; ")
+    }
+
+    /// Why no rule settled a name of a row.
+    pub(super) fn without(&self, row: &ShardingRow, name: &str) -> String {
+        format!("{} {name}", if self.has_rule(row, name) { NO_AXIS } else { NO_RULE })
+    }
+
+    fn has_rule(&self, row: &ShardingRow, name: &str) -> bool {
+        self.rules.get(row.role).first_for(name).is_some()
     }
 
     fn cells(&self, row: &ShardingRow) -> [String; 7] {
@@ -124,7 +128,7 @@ impl ShardingTable {
 
     /// Bytes of all inputs of a role that each device holds.
     pub fn input_bytes_per_device(&self, role: Role) -> usize {
-        let of_role = |row: &&ShardingRow| matches!(row.kind, RowKind::Input { role: other, .. } if other == role);
+        let of_role = |row: &&ShardingRow| row.role == role && matches!(row.kind, RowKind::Input { .. });
         self.rows.iter().filter(of_role).map(|row| self.bytes_per_device(row)).sum()
     }
 }

@@ -8,6 +8,7 @@ use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind};
 use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
+use meshloom_hlo::message::counted;
 
 /// Where the batch is in each leaf of a tree: one axis for all, or one for each leaf in visiting order, `None` for a
 /// leaf without. Axes count from the front (0, 1, ..) or the back (-1, -2, ..).
@@ -58,7 +59,7 @@ impl MappedAxes {
             Spread::Leaves(axes) if axes.len() == count => Ok(axes.clone()),
             Spread::Leaves(axes) => Err(TraceErrorKind::Mismatch {
                 what: format!("the {what} axes of a vmap"),
-                expected: format!("one for each of the {count} leaves"),
+                expected: format!("one for each of {}", counted(count, "leaf")),
                 found: axes.len().to_string(),
             }),
         }

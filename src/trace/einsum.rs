@@ -8,6 +8,7 @@ use super::context::{self, Place, apply};
 use super::{Tensor, TraceErrorKind};
 use crate::ir::DType;
 use crate::ops::{AxisList, DotDims, DotGeneral, Precision, Reduce, ReduceKind, Transpose};
+use meshloom_hlo::message::counted;
 
 type Letters = SmallVec<[char; 8]>;
 
@@ -59,7 +60,11 @@ fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Pla
     let inputs: SmallVec<[Letters; 2]> = inputs.split(',').map(|term| term.trim().chars().collect()).collect();
     let output: Letters = output.trim().chars().collect();
     if inputs.len() != operands.len() {
-        return refuse(format!("it has {} operands, but {} are given", inputs.len(), operands.len()));
+        return refuse(format!(
+            "it has {}, but the number given is {}",
+            counted(inputs.len(), "operand"),
+            operands.len()
+        ));
     }
     for (index, (letters, operand)) in inputs.iter().zip(operands).enumerate() {
         if letters.len() != operand.rank() {

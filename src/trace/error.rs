@@ -8,7 +8,7 @@ use crate::ir::{DType, OpError, Origin, write_place};
 
 /// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
 /// has no meaning.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct TraceError {
     /// What is wrong and what to do.
     pub kind: TraceErrorKind,
@@ -16,8 +16,10 @@ pub struct TraceError {
     pub origin: Origin,
 }
 
+meshloom_hlo::debug_is_message!(TraceError);
+
 /// The kinds of [`TraceError`].
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum TraceErrorKind {
     /// A tensor outlived the closure that it was made in.
     #[error(
@@ -78,6 +80,7 @@ fn advice(dtype: DType) -> &'static str {
         "convert the tensor to a type that can first, such as `x.convert(F32)`"
     }
 }
+meshloom_hlo::debug_is_message!(TraceErrorKind);
 
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,8 +136,10 @@ impl From<GradientError> for TraceError {
 }
 
 /// The error of a transform that stands above tracing, such as a pipeline.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct TransformError(Arc<dyn std::error::Error + Send + Sync>);
+
+meshloom_hlo::debug_is_message!(TransformError);
 
 impl TransformError {
     /// What the transform says is wrong.

@@ -11,6 +11,7 @@ use crate::ops::{
     AxisList, DynamicSlice, DynamicUpdateSlice, Gather, GatherDims, IndexPromise, Roll, Scatter, ScatterKind,
     complement,
 };
+use meshloom_hlo::message::counted;
 
 /// What happens at an index that is out of range. Negative indices are: they do not count from the back.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +61,7 @@ impl Tensor {
         let place = Location::caller();
         let (Some(axis), rank) = (self.axis(axis, place), self.rank()) else { return self };
         if indices.rank() != rank {
-            let expected = format!("indices with {rank} dimensions");
+            let expected = format!("indices with {}", counted(rank, "dimension"));
             return self.mismatch("take_along_axis", expected, indices.ty().to_string(), place);
         }
         let batch = complement(&[axis], rank);

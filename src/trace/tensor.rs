@@ -15,6 +15,7 @@ use crate::ops::{
     GatherDims, IndexPromise, Iota, Named, Pad, PadDim, Reshape, Reshard, Reverse, Slice, SliceDim, Splat,
     StopGradient, Transpose, WithAxes, complement,
 };
+use meshloom_hlo::message::counted;
 
 /// A tensor of a trace under way: a small, copyable handle.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -503,7 +504,7 @@ impl Tensor {
         let place = Location::caller();
         let batch = indices.rank();
         if self.rank() != batch + 1 {
-            let expected = format!("indices with {} dimensions", self.rank().saturating_sub(1));
+            let expected = format!("indices with {}", counted(self.rank().saturating_sub(1), "dimension"));
             return self.mismatch("take_along_last", expected, indices.ty().to_string(), place);
         }
         let dims = GatherDims::along_last(batch, batch);

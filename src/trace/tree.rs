@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
+use meshloom_hlo::message::counted;
 
 /// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
 ///
@@ -175,14 +176,16 @@ inputs! {
 }
 
 /// Values that do not fill a tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a tree of {expected} leaves cannot be filled with {found} values")]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a tree of {} cannot be filled with {}", counted(*.expected, "leaf"), counted(*.found, "value"))]
 pub struct LeafCountError {
     /// Leaves of the tree.
     pub expected: usize,
     /// Values given.
     pub found: usize,
 }
+
+meshloom_hlo::debug_is_message!(LeafCountError);
 
 /// Declares a type to be a leaf: a tree of itself.
 #[macro_export]

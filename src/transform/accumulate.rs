@@ -26,7 +26,7 @@ use crate::trace::{
 /// one part there is no loop, and the number is none; gradients then have the parameters' types, else `f32`.
 ///
 /// # Errors
-/// In the trace: `parts` does not divide the rows.
+/// In the trace: `parts` is zero, or does not divide the rows.
 #[track_caller]
 pub fn value_and_grad_in_parts<P, B>(
     parts: usize,
@@ -51,6 +51,9 @@ where
         };
         refill(sums, &mut sums.leaves().into_iter().zip(&names).zip(origins).map(label))
     };
+    if parts == 0 {
+        fail(TraceErrorKind::Other("a batch needs at least one part".to_owned()), place);
+    }
     if parts <= 1 {
         let (value, gradients) = value_and_grad(params, |params| loss(params, batch, None));
         return (value, partial(&gradients, &origins(&gradients)));

@@ -2,6 +2,7 @@
 
 mod autodiff;
 mod control_flow;
+mod errors;
 mod filetests;
 mod forward_mode;
 mod functions;

@@ -14,12 +14,12 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("ops", "emit", "`EmitContext`: the HLO of an op"),
 ];
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The Rust files below a folder.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
         let path = entry.expect("an entry").path();
@@ -33,7 +33,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The code of a file: without comments, and without the unit tests at its end.
-fn code(path: &Path) -> String {
+pub(super) fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).expect("a source file");
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")

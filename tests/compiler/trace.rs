@@ -82,7 +82,7 @@ fn shape_and_type_errors() {
         |x, _| x.reshape([usize::MAX, 4]), // wrong
     );
     check_error(
-        "transpose(f64[2,3] \"0\"): operand 0 must have 1 dimensions, found 2 (HERE)",
+        "transpose(f64[2,3] \"0\"): operand 0 must have 1 dimension, found 2 (HERE)",
         |x, _| x.transpose([0]), // wrong
     );
     check_error(
@@ -122,7 +122,7 @@ fn shape_and_type_errors() {
         |x, y| x.select(y, 1.0), // wrong
     );
     check_error(
-        "with-axes(f64[2,3] \"0\"): operand 0 must have 1 (one for each of the axes [\"a\"]) dimensions, found 2 (HERE)",
+        "with-axes(f64[2,3] \"0\"): expected an axis name, or \"\", for each of 2 dimensions, found [\"a\"] (HERE)",
         |x, _| x.with_axes(["a"]), // wrong
     );
     check_error(
@@ -174,7 +174,7 @@ fn einsum_errors() {
         |x, y| einsum("ab,bc", &[x, y]), // wrong
     );
     check_error(
-        "einsum formula `ab->a`: it has 1 operands, but 2 are given (HERE)",
+        "einsum formula `ab->a`: it has 1 operand, but the number given is 2 (HERE)",
         |x, y| einsum("ab->a", &[x, y]), // wrong
     );
     check_error(

@@ -328,12 +328,12 @@ fn what_does_not_fit_is_refused() {
     refused(
         &[&[3], &[3]],
         |x| vec![vmap_with(VmapOptions::default().inputs([Some(0)]), (x[0], x[1]), add)],
-        "the input axes of a vmap: expected one for each of the 2 leaves, found 1",
+        "the input axes of a vmap: expected one for each of 2 leaves, found 1",
     );
     refused(
         &[&[3]],
         |x| vec![vmap_with(VmapOptions::default().outputs([Some(0), None]), x[0], |x| x)],
-        "the output axes of a vmap: expected one for each of the 1 leaves, found 2",
+        "the output axes of a vmap: expected one for each of 1 leaf, found 2",
     );
     refused(
         &[&[3, 2]],

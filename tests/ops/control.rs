@@ -136,7 +136,7 @@ pub fn cond() -> Entry {
         .reject(
             Cond { branches: [op.branches.clone(), vec![narrow]].concat() },
             "s32[] f32[2] f32[2] s32[]",
-            "branch 3, operands after the selector: expected 1 operands, found 3",
+            "branch 3, operands after the selector: expected 1 operand, found 3",
         );
     for (dtype, tolerance) in [(F32, 1e-6), (BF16, 2e-2), (F64, 1e-14)] {
         let arguments = operands(dtype);

@@ -149,8 +149,8 @@ pub fn unary(kind: UnaryKind) -> Entry {
     entry = entry
         .accept(op.clone(), &format!("{sample}[] -> {}[]", result(sample)))
         .accept(op.clone(), &format!("{sample}[0,3] -> {}[0,3]", result(sample)))
-        .reject(op.clone(), "", "expected 1 operands, found 0")
-        .reject(op.clone(), &format!("{sample}[2] {sample}[2]"), "expected 1 operands, found 2");
+        .reject(op.clone(), "", "expected 1 operand, found 0")
+        .reject(op.clone(), &format!("{sample}[2] {sample}[2]"), "expected 1 operand, found 2");
     for dtype in DType::ALL.into_iter().filter(|dtype| kind.class().contains(*dtype)) {
         let (low, high) = if dtype.is_float() { domain(kind) } else { integer_range(dtype) };
         for dims in shapes(dtype, &[&[], &[2, 1, 3]], &[3, 5]) {
@@ -294,7 +294,7 @@ pub fn compare(direction: Direction) -> Entry {
         .reject(op.clone(), "f32[2]", "expected 2 operands, found 1")
         .reject(op.clone(), "f32[2] s32[2]", "operand 1 must have element type f32, found s32")
         .reject(op.clone(), "f32[2] f32[3]", "dimension 0 of operand 1 must have size 2, found 3")
-        .reject(op.clone(), "f32[2] f32[]", "operand 1 must have 1 dimensions, found 0");
+        .reject(op.clone(), "f32[2] f32[]", "operand 1 must have 1 dimension, found 0");
     for dtype in DType::ALL {
         if matches!(dtype, S4 | U4) {
             let message = format!("element type a number type of at least 8 bits, found {dtype}");
@@ -389,8 +389,8 @@ pub fn convert() -> Entry {
     let mut entry = Entry::new("convert")
         .accept(Convert(BF16), "f32[2,3] -> bf16[2,3]")
         .accept(Convert(F32), "f32[] -> f32[]")
-        .reject(Convert(F32), "", "expected 1 operands, found 0")
-        .reject(Convert(F32), "f32[] f32[]", "expected 1 operands, found 2");
+        .reject(Convert(F32), "", "expected 1 operand, found 0")
+        .reject(Convert(F32), "f32[] f32[]", "expected 1 operand, found 2");
     for from in DType::ALL {
         for to in DType::ALL {
             entry = entry.accept(Convert(to), &format!("{from}[2] -> {to}[2]"));
@@ -424,7 +424,7 @@ pub fn bitcast_convert() -> Entry {
         .accept(op(S32), "f32[2,3] -> s32[2,3]")
         .accept(op(Pred), "pred[2] -> pred[2]")
         .accept(op(U64), "f64[] -> u64[]")
-        .reject(op(S32), "", "expected 1 operands, found 0")
+        .reject(op(S32), "", "expected 1 operand, found 0")
         .reject(op(S32), "bf16[2]", "cannot reinterpret bf16 as s32: the widths differ")
         .reject(op(U8), "pred[2]", "cannot reinterpret pred as u8: pred has no bits of its own")
         .reject(op(Pred), "s8[2]", "cannot reinterpret s8 as pred: pred has no bits of its own");

@@ -17,7 +17,7 @@ pub fn broadcast() -> Entry {
         .accept(op(&[4, 2, 3], &[0, 2]), "f32[4,3] -> f32[4,2,3]")
         .accept(op(&[2, 3], &[]), "s32[] -> s32[2,3]")
         .accept(op(&[0, 3], &[1]), "pred[3] -> pred[0,3]")
-        .reject(op(&[2], &[]), "", "expected 1 operands, found 0")
+        .reject(op(&[2], &[]), "", "expected 1 operand, found 0")
         .reject(op(&[2, 3], &[1]), "f32[]", "operand 0 must have 1 (one for each mapped axis) dimensions, found 0")
         .reject(op(&[2, 3], &[2]), "f32[3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
         .reject(op(&[3, 3], &[1, 1]), "f32[3,3]", "axis 1 is out of range or repeated")
@@ -44,7 +44,7 @@ pub fn reshape() -> Entry {
         .accept(op(&[6]), "f32[2,3] -> f32[6]")
         .accept(op(&[]), "f32[1,1] -> f32[]")
         .accept(op(&[0, 7]), "f32[3,0] -> f32[0,7]")
-        .reject(op(&[6]), "f32[6] f32[6]", "expected 1 operands, found 2")
+        .reject(op(&[6]), "f32[6] f32[6]", "expected 1 operand, found 2")
         .reject(op(&[5]), "f32[2,3]", "cannot reshape f32[2,3] (6 elements) to [5] (5 elements)")
         .reject(op(&[HUGE, 2]), "f32[4]", "cannot reshape f32[4] (4 elements)")
         .reject(op(&[HUGE, 2, 0, HUGE]), "f32[4]", "cannot reshape f32[4] (4 elements)");
@@ -65,7 +65,7 @@ pub fn transpose() -> Entry {
     let mut entry = Entry::new("transpose")
         .accept(op(&[2, 0, 1]), "f32[2,3,4] -> f32[4,2,3]")
         .accept(op(&[]), "s32[] -> s32[]")
-        .reject(op(&[0]), "", "expected 1 operands, found 0")
+        .reject(op(&[0]), "", "expected 1 operand, found 0")
         .reject(op(&[0, 1]), "f32[2]", "operand 0 must have 2 dimensions, found 1")
         .reject(op(&[0, 0]), "f32[2,3]", "axis 0 is out of range or repeated for an operand with 2 dimensions")
         .reject(op(&[0, 2]), "f32[2,3]", "axis 2 is out of range");
@@ -94,8 +94,8 @@ pub fn slice() -> Entry {
         .accept(op(&[]), "f32[] -> f32[]")
         .accept(op(&[(2, 2, 1)]), "f32[4] -> f32[0]")
         .accept(op(&[(1, 4, 100)]), "f32[4] -> f32[1]")
-        .reject(op(&[(0, 1, 1)]), "", "expected 1 operands, found 0")
-        .reject(op(&[(0, 1, 1)]), "f32[]", "operand 0 must have 1 dimensions, found 0")
+        .reject(op(&[(0, 1, 1)]), "", "expected 1 operand, found 0")
+        .reject(op(&[(0, 1, 1)]), "f32[]", "operand 0 must have 1 dimension, found 0")
         .reject(op(&[(0, 5, 1)]), "f32[4]", "the range 0..5 with stride 1 does not fit dimension 0 of size 4")
         .reject(op(&[(0, 4, 1), (3, 2, 1)]), "f32[4,4]", "the range 3..2 with stride 1 does not fit dimension 1")
         .reject(op(&[(0, 4, 0)]), "f32[4]", "the range 0..4 with stride 0 does not fit dimension 0")
@@ -159,7 +159,7 @@ pub fn pad() -> Entry {
         .reject(op(&[(0, 0, 0)]), "f32[2]", "expected 2 operands, found 1")
         .reject(op(&[(0, 0, 0)]), "f32[2] f32[1]", "operand 1 must have 0 dimensions, found 1")
         .reject(op(&[(0, 0, 0)]), "f32[2] s32[]", "operand 1 must have element type f32, found s32")
-        .reject(op(&[(0, 0, 0)]), "f32[] f32[]", "operand 0 must have 1 dimensions, found 0")
+        .reject(op(&[(0, 0, 0)]), "f32[] f32[]", "operand 0 must have 1 dimension, found 0")
         .reject(op(&[(-2, -1, 0)]), "f32[2] f32[]", "padding dimension 0 of size 2 gives the negative size -1")
         .reject(op(&[(i64::MAX, i64::MAX, 0)]), "f32[2] f32[]", "dimension 0 of size 2 gives a size out of range")
         .reject(op(&[(i64::MIN, i64::MAX, 0)]), "f32[2] f32[]", "dimension 0 of size 2 gives a size out of range")
@@ -198,7 +198,7 @@ pub fn concatenate() -> Entry {
         .accept(op(1), "f32[2,3] f32[2,1] f32[2,2] -> f32[2,6]")
         .accept(op(0), "s32[4] -> s32[4]")
         .accept(op(0), "s32[0] s32[4] -> s32[4]")
-        .reject(op(0), "", "expected 1 operands, found 0")
+        .reject(op(0), "", "expected 1 operand, found 0")
         .reject(op(0), "f32[] f32[]", "axis 0 is out of range or repeated for an operand with 0 dimensions")
         .reject(op(2), "f32[2,3] f32[2,3]", "axis 2 is out of range")
         .reject(op(0), "f32[2] s32[2]", "operand 1 must have element type f32, found s32")
@@ -236,7 +236,7 @@ pub fn reverse() -> Entry {
     let mut entry = Entry::new("reverse")
         .accept(op(&[1]), "f32[2,3] -> f32[2,3]")
         .accept(op(&[]), "f32[] -> f32[]")
-        .reject(op(&[0]), "", "expected 1 operands, found 0")
+        .reject(op(&[0]), "", "expected 1 operand, found 0")
         .reject(op(&[0]), "f32[]", "axis 0 is out of range")
         .reject(op(&[0, 0]), "f32[2]", "axis 0 is out of range or repeated");
     for (dims, axes) in [(&[2, 3][..], &[1][..]), (&[2, 3, 2], &[2, 0]), (&[4], &[]), (&[4], &[0])] {
@@ -276,13 +276,13 @@ pub fn dynamic_slice() -> Entry {
         .accept(op(&[2, 3]), "f32[4,5] s32[] s32[] -> f32[2,3]")
         .accept(op(&[]), "f32[] -> f32[]")
         .accept(op(&[1]), "pred[2] u8[] -> pred[1]")
-        .reject(op(&[]), "", "expected 1 operands, found 0")
+        .reject(op(&[]), "", "expected 1 operand, found 0")
         .reject(op(&[1]), "f32[2]", "expected 2 operands, found 1")
         .reject(op(&[1]), "f32[2] s32[1]", "operand 1 must have 0 dimensions, found 1")
         .reject(op(&[1]), "f32[2] f32[]", "operand 1 must have element type an integer type, found f32")
         .reject(op(&[1]), "f32[2] pred[]", "operand 1 must have element type an integer type, found pred")
         .reject(op(&[1, 1]), "f32[2,2] s32[] u32[]", "operand 2 must have element type s32, found u32")
-        .reject(op(&[1]), "f32[2,2] s32[] s32[]", "operand 0 must have 1 dimensions, found 2")
+        .reject(op(&[1]), "f32[2,2] s32[] s32[]", "operand 0 must have 1 dimension, found 2")
         .reject(op(&[3]), "f32[2] s32[]", "a slice of 3 elements does not fit dimension 0 of size 2");
     for (dims, sizes, at) in DYNAMIC {
         for dtype in TYPES {
@@ -342,8 +342,8 @@ pub fn roll() -> Entry {
         .accept(op(1, 2), "f32[2,5] -> f32[2,5]")
         .accept(op(0, 3), "pred[0,2] -> pred[0,2]")
         .accept(op(0, i64::MAX), "s8[7] -> s8[7]")
-        .reject(op(0, 1), "", "expected 1 operands, found 0")
-        .reject(op(1, 1), "f32[3]", "axis 1 is out of range or repeated for an operand with 1 dimensions")
+        .reject(op(0, 1), "", "expected 1 operand, found 0")
+        .reject(op(1, 1), "f32[3]", "axis 1 is out of range or repeated for an operand with 1 dimension")
         .reject(op(0, i64::MIN), "f32[3]", "the shift has no opposite");
     for (axis, shift) in [(1, 2), (1, -1), (0, 1), (1, 5), (1, 0), (1, -12), (0, 7)] {
         let dims = [3, 5];

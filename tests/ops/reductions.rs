@@ -58,8 +58,8 @@ pub fn reduce(kind: ReduceKind) -> Entry {
         .accept(op(&[1]), &format!("{first}[2,3,4] -> {first}[2,4]"))
         .accept(op(&[0]), &format!("{first}[0,3] -> {first}[3]"))
         .accept(op(&[]), &format!("{first}[] -> {first}[]"))
-        .reject(op(&[0]), "", "expected 1 operands, found 0")
-        .reject(op(&[0]), &format!("{first}[2] {first}[]"), "expected 1 operands, found 2")
+        .reject(op(&[0]), "", "expected 1 operand, found 0")
+        .reject(op(&[0]), &format!("{first}[2] {first}[]"), "expected 1 operand, found 2")
         .reject(op(&[2]), &format!("{first}[2,3]"), "axis 2 is out of range or repeated for an operand with 2 dim")
         .reject(op(&[1, 1]), &format!("{first}[2,3]"), "axis 1 is out of range or repeated")
         .reject(op(&[0]), &format!("{first}[]"), "axis 0 is out of range");
@@ -107,7 +107,7 @@ pub fn arg_reduce(kind: ArgReduceKind) -> Entry {
     let mut entry = Entry::new(op(0).name())
         .accept(op(1), "f32[2,3,4] -> s32[2,4]")
         .accept(op(0), "u8[2] -> s32[]")
-        .reject(op(0), "", "expected 1 operands, found 0")
+        .reject(op(0), "", "expected 1 operand, found 0")
         .reject(op(0), "f32[]", "axis 0 is out of range")
         .reject(op(2), "f32[2,3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
         .reject(op(0), "pred[2]", "operand 0 must have element type a number type, found pred")
@@ -223,11 +223,7 @@ pub fn dot_general() -> Entry {
         .reject(dot(&DOTS[0], Pred), "s32[2,3] s32[3,4]", "a type that can be accumulated in pred, found s32")
         .reject(dot(&DOTS[0], S8), "s32[2,3] s32[3,4]", "a type that can be accumulated in s8, found s32")
         .reject(matmul.clone(), "f32[2,3] f32[4,2]", "dimension 0 of operand 1 must have size 3, found 4")
-        .reject(
-            matmul.clone(),
-            "f32[2] f32[4,2]",
-            "axis 1 is out of range or repeated for an operand with 1 dimensions",
-        )
+        .reject(matmul.clone(), "f32[2] f32[4,2]", "axis 1 is out of range or repeated for an operand with 1 dimension")
         .reject(matmul, "f32[2,3] f32[]", "axis 0 is out of range")
         .reject(dims([&[0], &[], &[], &[]]), "f32[2] f32[2]", "each batch or contracted dimension needs a partner")
         .reject(dims([&[0], &[0], &[0], &[1]]), "f32[2,2] f32[2,2]", "axis 0 is out of range or repeated")

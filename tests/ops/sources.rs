@@ -73,8 +73,8 @@ fn identity(mut entry: Entry, op: impl Into<Op>) -> Entry {
     }
     entry = entry
         .accept(op.clone(), "f32[2,3] -> f32[2,3]")
-        .reject(op.clone(), "", "expected 1 operands, found 0")
-        .reject(op.clone(), "f32[2] f32[2]", "expected 1 operands, found 2");
+        .reject(op.clone(), "", "expected 1 operand, found 0")
+        .reject(op.clone(), "f32[2] f32[2]", "expected 1 operand, found 2");
     entry.gradient(op, &[f64s(&[2, 3])])
 }
 
@@ -96,7 +96,11 @@ pub fn with_axes() -> Entry {
     let op = |names: &[&str]| WithAxes::new(names.iter().map(|name| Name::new(name)).collect());
     identity(Entry::new("with_axes"), op(&["batch", ""]))
         .accept(op(&["", ""]), "f32[2,3] -> f32[2,3]")
-        .reject(op(&["batch"]), "f32[2,3]", "operand 0 must have 1 (one for each of the axes [\"batch\"]) dimensions")
+        .reject(
+            op(&["batch"]),
+            "f32[2,3]",
+            "expected an axis name, or \"\", for each of 2 dimensions, found [\"batch\"]",
+        )
         .reject(op(&["batch", "batch"]), "f32[2,3]", "the axis name \"batch\" is given to two dimensions")
 }
 

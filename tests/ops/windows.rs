@@ -56,7 +56,7 @@ pub fn cumulative(kind: CumulativeKind) -> Entry {
     let mut entry = Entry::new(op(0, false).name().replace('-', "_"))
         .accept(op(1, false), "f32[2,5] -> f32[2,5]")
         .accept(op(0, true), "bf16[0,3] -> bf16[0,3]")
-        .reject(op(0, false), "", "expected 1 operands, found 0")
+        .reject(op(0, false), "", "expected 1 operand, found 0")
         .reject(op(2, false), "f32[2,3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
         .reject(op(0, false), "pred[3]", &format!("operand 0 must have element type {text}, found pred"));
     for dtype in DType::ALL.into_iter().filter(|&dtype| kind.class().contains(dtype)) {
@@ -163,8 +163,8 @@ pub fn reduce_window(kind: ReduceKind) -> Entry {
         .accept(op(CASES[2].1), &format!("{first}[4,2,5] -> {first}[2,2,5]"))
         .accept(op(&[]), &format!("{first}[] -> {first}[]"))
         .accept(op(&[WindowDim::new(3, 1)]), &format!("{first}[2] -> {first}[0]"))
-        .reject(op(&[ONE]), "", "expected 1 operands, found 0")
-        .reject(op(&[ONE]), &format!("{first}[2,3]"), "operand 0 must have 1 dimensions, found 2");
+        .reject(op(&[ONE]), "", "expected 1 operand, found 0")
+        .reject(op(&[ONE]), &format!("{first}[2,3]"), "operand 0 must have 1 dimension, found 2");
     let wrong = [
         WindowDim { size: 0, ..ONE },
         WindowDim { stride: 0, ..ONE },
@@ -219,8 +219,8 @@ pub fn arg_reduce_window(kind: ArgReduceKind) -> Entry {
     let mut entry = Entry::new(op(&[]).name().replace('-', "_"))
         .accept(op(CASES[2].1), "f32[4,2,5] -> s32[2,2,5]")
         .accept(op(&[ONE]), "u8[3000000000] -> s32[3000000000]")
-        .reject(op(&[ONE]), "", "expected 1 operands, found 0")
-        .reject(op(&[ONE]), "f32[2,3]", "operand 0 must have 1 dimensions, found 2")
+        .reject(op(&[ONE]), "", "expected 1 operand, found 0")
+        .reject(op(&[ONE]), "f32[2,3]", "operand 0 must have 1 dimension, found 2")
         .reject(op(&[ONE]), "pred[3]", "operand 0 must have element type a number type, found pred")
         .reject(op(&[WindowDim::new(2, 1)]), "u8[3000000000]", "there are 3000000000 positions, more than s32 can");
     for dtype in DType::ALL.into_iter().filter(|&dtype| OperandClass::Numeric.contains(dtype)) {

@@ -217,6 +217,7 @@ impl Case {
                 name: name.clone(),
                 axes: axes.clone(),
                 origin: format!("rule {index}"),
+                published: false,
             };
             Rules::new(list.iter().enumerate().map(rule).collect(), false).expect("rules")
         };

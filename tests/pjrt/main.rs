@@ -1,4 +1,5 @@
 //! The plugin boundary: the runtime, and compiling ahead of time.
 
 mod ahead_of_time;
+mod options;
 mod runtime;

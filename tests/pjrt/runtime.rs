@@ -200,7 +200,7 @@ fn bad_modules_and_options_are_refused() {
             CompileOptions { num_partitions: 2, ..Default::default() },
             "use_spmd_partitioning = false is not possible",
         ),
-        (&add, assigned(&[0, 1]), "expected 1 replicas of 1 device ids"),
+        (&add, assigned(&[0, 1]), "expected 1 replica of 1 device id"),
         (&add, assigned(&[77]), "device_assignment = 77 is not possible: expected ids of the client's devices"),
         (
             &add,

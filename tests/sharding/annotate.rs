@@ -12,7 +12,7 @@ use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, ShardingTable, Spec, annotate};
 use meshloom::trace::{
-    Function, MapTree, ScanOptions, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
+    Function, MapTree, ScanOptions, Specs, Tensor, TensorSpec, Tree, checkpoint, grad, scan, scan_with, scope,
 };
 use support::eight_devices::compile;
 
@@ -20,7 +20,12 @@ use support::eight_devices::compile;
 fn rules(text: &str, strict: bool) -> Rules {
     let rule = |(index, line): (usize, &str)| {
         let mut words = line.split_whitespace().map(str::to_owned);
-        Rule { name: words.next().expect("a name"), axes: words.collect(), origin: format!("rules.list[{index}]") }
+        Rule {
+            name: words.next().expect("a name"),
+            axes: words.collect(),
+            origin: format!("rules.list[{index}]"),
+            published: false,
+        }
     };
     Rules::new(text.lines().enumerate().map(rule).collect(), strict).expect("rules")
 }
@@ -39,7 +44,7 @@ fn check<I, O>(
     f: impl FnOnce(I::Mapped) -> O,
 ) -> String
 where
-    I: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
+    I: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
     O: Tree<Leaf = Tensor> + MapTree<TensorSpec>,
     O::Mapped: MapTree<Tensor>,
 {
@@ -169,29 +174,30 @@ fn errors_name_tensor_dim_rule_and_line() {
         assert!(text.contains(&place), "{text}");
         text.replace(&place, "FILE:LINE")
     };
-    assert_snapshot!(check_line(&strict), @r#"error: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over data alone"#);
+    assert_snapshot!(check_line(&strict), @r#"error: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); or use `Rules::with_strict(false)` to split it over data alone"#);
     assert_snapshot!(check_line(&lenient), @r#"
     input  [(data,fsdp), _]
     in scan:
       reshard f32[6,16] [data, _]
     output 0 none
-    warning: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
+    warning: no tensor of this program has the logical axis of rule embed -> fsdp (rules.list[1])
+    warning: tensor "the value named in scope `layers/mlp` at FILE:LINE": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); the rules are not strict, so meshloom will split it over data alone
     "#);
 
     // An input, by its path.
     let inputs = (spec([6, 16], &["batch", ""]), spec([8, 16], &["batch", "embed"]));
-    assert_snapshot!(check(&mesh, &strict, &[], inputs.clone(), |(x, y)| (x, y)), @r#"error: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over data alone"#);
+    assert_snapshot!(check(&mesh, &strict, &[], inputs.clone(), |(x, y)| (x, y)), @r#"error: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); or use `Rules::with_strict(false)` to split it over data alone"#);
     assert_snapshot!(check(&mesh, &lenient, &[], inputs, |(x, y)| (x, y)), @r#"
     input 0 [data, _]
     input 1 [(data,fsdp), _]
     output 0 none
     output 1 none
-    warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over data alone
-    warning: tensor "1": dimension 1 ("embed") stays unsplit, because rule embed -> fsdp (rules.list[1]) wants mesh axis "fsdp", which dimension 0 already has by rule batch -> (data,fsdp) (rules.list[0]); add a rule for "embed" with other axes, or with none; rules.strict is false, so meshloom will leave the dimension unsplit
+    warning: tensor "0": dimension 0 ("batch") of size 6 cannot be split 8 ways by rule batch -> (data,fsdp) (rules.list[0]) on the mesh "data=2,fsdp=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); the rules are not strict, so meshloom will split it over data alone
+    warning: tensor "1": dimension 1 ("embed") stays unsplit, because rule embed -> fsdp (rules.list[1]) wants mesh axis "fsdp", which dimension 0 already has by rule batch -> (data,fsdp) (rules.list[0]); add a rule for "embed" with other axes, or with none; the rules are not strict, so meshloom will leave the dimension unsplit
     "#);
     // A mesh axis that nothing uses.
     let inputs = spec([8, 16], &["embed", ""]);
-    assert_snapshot!(check(&mesh, &strict, &[], inputs, |x| x), @r#"error: mesh axis "data" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "data=2,fsdp=4"; or set rules.strict = false to let them"#);
+    assert_snapshot!(check(&mesh, &strict, &[], inputs, |x| x), @r#"error: mesh axis "data" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "data=2,fsdp=4"; or use `Rules::with_strict(false)` to let them"#);
 }
 
 /// A function that is called twice is still one function, and one computation, when it is annotated.

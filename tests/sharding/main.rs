@@ -5,6 +5,7 @@ mod device_order;
 mod errors;
 mod explain;
 mod ledger;
+mod names;
 mod presets;
 mod reshard;
 mod rule_files;

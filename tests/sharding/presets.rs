@@ -35,10 +35,8 @@ fn table(mesh: &str, rules: &RuleSets) -> ShardingTable {
     lowered(mesh, rules, &[]).sharded().expect("a table").table.clone()
 }
 
-/// The inputs of a role.
 fn inputs(table: &ShardingTable, role: Role) -> impl Iterator<Item = &ShardingRow> {
-    let is_it = move |row: &&ShardingRow| matches!(&row.kind, RowKind::Input { role: own, .. } if *own == role);
-    table.rows.iter().filter(is_it)
+    table.rows.iter().filter(move |row| row.role == role && matches!(row.kind, RowKind::Input { .. }))
 }
 
 /// The table, without what is alike everywhere: moments are split as their parameters, and lines move.
@@ -167,7 +165,7 @@ fn other_decoders() {
         let table = lowered.sharded().expect("a table").table.clone();
         let params = inputs(&table, Role::Params).filter(|row| !row.axes.is_empty());
         assert!(params.filter(|row| row.spec.is_replicated()).all(|row| row.name().contains("norm")));
-        assert!(table.rows.iter().any(|row| matches!(row.kind, RowKind::Named { .. })));
+        assert!(table.rows.iter().any(|row| matches!(row.kind, RowKind::Named(_))));
     }
 }
 
@@ -179,6 +177,7 @@ fn roles() {
         name: name.to_owned(),
         axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
         origin: "test".to_owned(),
+        published: false,
     };
     let mut rules = preset("decoder");
     rules.params = rules.params.with_first(vec![own("embed", &[])]).expect("rules");

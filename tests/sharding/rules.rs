@@ -28,7 +28,12 @@ fn check(mesh: &str, rules: &str, strict: bool, tensor: &str) -> String {
 
 fn rule((index, line): (usize, &str)) -> Rule {
     let mut words = line.split_whitespace().map(str::to_owned);
-    Rule { name: words.next().unwrap(), axes: words.collect(), origin: format!("rules.list[{index}]") }
+    Rule {
+        name: words.next().unwrap(),
+        axes: words.collect(),
+        origin: format!("rules.list[{index}]"),
+        published: false,
+    }
 }
 
 fn mesh_text(text: &str, devices: usize) -> String {
@@ -117,7 +122,7 @@ fn decoder_preset() {
     assert_snapshot!(check("fsdp=2,tensor=4", "layers:4 embed:256 heads:8 kv:32"), @"[_, fsdp, tensor, _]");
     assert_snapshot!(check("fsdp=2,tensor=4", "activation_batch:16 activation_length:256 activation_mlp:768"), @"[fsdp, _, tensor]");
     assert_snapshot!(check("data=1,fsdp=1", "embed:256 mlp:768"), @"[_, _]");
-    assert_snapshot!(check("tensor=8", "embed:256 kv_heads:4 kv:32"), @r#"error: tensor "w": dimension 1 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (preset decoder) on the mesh "tensor=8"; give these axes a size that divides it and the other devices to another axis, or have every device hold all key and value heads, by the rules ["kv_heads", []] and ["activation_kv_heads", []] before this one; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(check("tensor=8", "embed:256 kv_heads:4 kv:32"), @r#"error: tensor "w": dimension 1 ("kv_heads") of size 4 cannot be split 8 ways by rule kv_heads -> tensor (preset decoder) on the mesh "tensor=8"; give these axes a size that divides it and the other devices to another axis, or have every device hold all key and value heads, by the rules ["kv_heads", []] and ["activation_kv_heads", []] before this one; or use `Rules::with_strict(false)` to leave the dimension unsplit"#);
     assert_snapshot!(check("stage=8", "norm:256 _:3"), @"[_, _]");
     assert_snapshot!(Rules::preset("decodr", true).unwrap_err(), @r#"there is no rule preset "decodr" (did you mean "decoder"?); known presets: decoder, decoder-all-reduce"#);
 }
@@ -152,32 +157,32 @@ fn strict_errors_and_lenient_warnings() {
     let strict = |mesh, rules, tensor| check(mesh, rules, true, tensor);
     let lenient = |mesh, rules, tensor| check(mesh, rules, false, tensor);
 
-    assert_snapshot!(strict("x=2,y=4", "a x y", "a:12"), @r#"error: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); or set rules.strict = false to split it over x alone"#);
+    assert_snapshot!(strict("x=2,y=4", "a x y", "a:12"), @r#"error: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); or use `Rules::with_strict(false)` to split it over x alone"#);
     assert_snapshot!(lenient("x=2,y=4", "a x y", "a:12"), @r#"
     [x]
-    warning: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over x alone
+    warning: tensor "w": dimension 0 ("a") of size 12 cannot be split 8 ways by rule a -> (x,y) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); the rules are not strict, so meshloom will split it over x alone
     "#);
     assert_snapshot!(lenient("x=2,y=4", "a y x", "a:6"), @r#"
     [x]
-    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 8 ways by rule a -> (y,x) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will split it over x alone
+    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 8 ways by rule a -> (y,x) (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); the rules are not strict, so meshloom will split it over x alone
     "#);
     assert_snapshot!(lenient("x=2,y=4", "a y", "a:6"), @r#"
     [_]
-    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 4 ways by rule a -> y (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true); rules.strict is false, so meshloom will leave the dimension unsplit
+    warning: tensor "w": dimension 0 ("a") of size 6 cannot be split 4 ways by rule a -> y (rules.list[0]) on the mesh "x=2,y=4"; change the size, the mesh or the rule, or allow it to be padded (`Rules::with_uneven(true)`); the rules are not strict, so meshloom will leave the dimension unsplit
     "#);
 
-    assert_snapshot!(strict("x=2,y=4", "a x\nb x", "a:4 b:4"), @r#"error: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(strict("x=2,y=4", "a x\nb x", "a:4 b:4"), @r#"error: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; or use `Rules::with_strict(false)` to leave the dimension unsplit"#);
     assert_snapshot!(lenient("x=2,y=4", "a x\nb x", "a:4 b:4"), @r#"
     [x, _]
-    warning: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; rules.strict is false, so meshloom will leave the dimension unsplit
+    warning: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> x (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; the rules are not strict, so meshloom will leave the dimension unsplit
     "#);
     // The skipped rule would have lost an axis of size 4 as well.
-    assert_snapshot!(strict("x=1,y=4", "a x\nb x y", "a:4 b:4"), @r#"error: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> (x,y) (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; or set rules.strict = false to leave the dimension unsplit"#);
+    assert_snapshot!(strict("x=1,y=4", "a x\nb x y", "a:4 b:4"), @r#"error: tensor "w": dimension 1 ("b") stays unsplit, because rule b -> (x,y) (rules.list[1]) wants mesh axis "x", which dimension 0 already has by rule a -> x (rules.list[0]); add a rule for "b" with other axes, or with none; or use `Rules::with_strict(false)` to leave the dimension unsplit"#);
 
-    assert_snapshot!(strict("fsdp=2", "a fdsp", "a:4"), @r#"error: rule a -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "fsdp=2" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(strict("fsdp=2", "a fdsp", "a:4"), @r#"error: rule a -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "fsdp=2" does not have (did you mean "fsdp"?); or use `Rules::with_strict(false)` to ignore "fdsp""#);
     assert_snapshot!(lenient("fsdp=2", "a fdsp fsdp", "a:4"), @r#"
     [fsdp]
-    warning: rule a -> (fdsp,fsdp) (rules.list[0]) names mesh axis "fdsp", which the mesh "fsdp=2" does not have (did you mean "fsdp"?); rules.strict is false, so meshloom will ignore "fdsp"
+    warning: rule a -> (fdsp,fsdp) (rules.list[0]) names mesh axis "fdsp", which the mesh "fsdp=2" does not have (did you mean "fsdp"?); the rules are not strict, so meshloom will ignore "fdsp"
     "#);
 
     // Errors in either mode.
@@ -189,15 +194,15 @@ fn strict_errors_and_lenient_warnings() {
 fn whole_mesh_checks() {
     let mesh = Mesh::parse("data=2,fsdp=2,tensor=1", 4).unwrap();
     let rules = |text: &str, strict| Rules::new(text.lines().enumerate().map(rule).collect(), strict).unwrap();
-    assert_snapshot!(rules("a data\nb stage", true).check_mesh(&mesh).unwrap_err(), @r#"rule b -> stage (rules.list[1]) names mesh axis "stage", which the mesh "data=2,fsdp=2,tensor=1" does not have; or set rules.strict = false to ignore "stage""#);
+    assert_snapshot!(rules("a data\nb stage", true).check_mesh(&mesh).unwrap_err(), @r#"rule b -> stage (rules.list[1]) names mesh axis "stage", which the mesh "data=2,fsdp=2,tensor=1" does not have; or use `Rules::with_strict(false)` to ignore "stage""#);
     let warnings = RuleSets::uniform(rules("a data\nb stage", false)).check_mesh(&mesh).unwrap();
     assert_eq!(warnings.len(), 1);
-    assert_snapshot!(warnings[0], @r#"rule b -> stage (rules.list[1]) names mesh axis "stage", which the mesh "data=2,fsdp=2,tensor=1" does not have; rules.strict is false, so meshloom will ignore "stage""#);
+    assert_snapshot!(warnings[0], @r#"rule b -> stage (rules.list[1]) names mesh axis "stage", which the mesh "data=2,fsdp=2,tensor=1" does not have; the rules are not strict, so meshloom will ignore "stage""#);
     assert!(Rules::preset("decoder", true).unwrap().check_mesh(&mesh).unwrap().is_empty());
 
     let specs = [Spec::from_names(&mesh, &[&["fsdp"]]).unwrap(), Spec::replicated(2)];
     let preset = Rules::preset("decoder", true).unwrap();
-    assert_snapshot!(preset.check_axis_use(&mesh, &specs).unwrap_err(), @r#"mesh axis "data" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "data=2,fsdp=2,tensor=1"; or set rules.strict = false to let them"#);
+    assert_snapshot!(preset.check_axis_use(&mesh, &specs).unwrap_err(), @r#"mesh axis "data" of size 2 splits no parameter and no activation, so its devices repeat each other's work; name it in a rule or drop it from the mesh "data=2,fsdp=2,tensor=1"; or use `Rules::with_strict(false)` to let them"#);
     let both = [specs[0].clone().with_unreduced(mesh.axis("data"))];
     assert!(preset.check_axis_use(&mesh, &both).unwrap().is_empty());
 }
@@ -206,5 +211,5 @@ fn whole_mesh_checks() {
 fn names_must_fit_the_tensor() {
     let mesh = Mesh::parse("x=2", 2).unwrap();
     let rules = Rules::preset("decoder", true).unwrap();
-    assert_snapshot!(rules.resolve(&mesh, "w", &[Some("embed")], &[2, 3], &mut Vec::new()).unwrap_err(), @r#"tensor "w" has 2 dimensions but 1 logical axis names; give one name, or none, per dimension"#);
+    assert_snapshot!(rules.resolve(&mesh, "w", &[Some("embed")], &[2, 3], &mut Vec::new()).unwrap_err(), @r#"tensor "w" has 2 dimensions but 1 logical axis name; give one name, or none, per dimension"#);
 }

@@ -72,6 +72,7 @@ pub fn rules(first: &[(&str, &[&str])]) -> RuleSets {
         name: name.to_owned(),
         axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
         origin: "test".to_owned(),
+        published: false,
     };
     let rules = Rules::preset("decoder", true).expect("a preset");
     RuleSets::uniform(rules.with_first(first.iter().map(rule).collect()).expect("rules"))

@@ -98,8 +98,18 @@ pub fn without_root() -> Vec<u8> {
 
 /// `left + right` in the memory of `left`.
 pub fn donating_add(dims: &[usize]) -> Vec<u8> {
-    let entry = AliasEntryProto { parameter_number: 0, kind: Kind::MayAlias.into(), ..Default::default() };
-    let alias = HloInputOutputAliasProto { entries: vec![entry] };
+    add_with_aliases(dims, &[(&[], 0)])
+}
+
+/// As [`add`], but these outputs share their memory with these parameters.
+pub fn add_with_aliases(dims: &[usize], aliases: &[(&[i64], i64)]) -> Vec<u8> {
+    let entry = |&(output, parameter_number): &(&[i64], i64)| AliasEntryProto {
+        output_shape_index: output.to_vec(),
+        parameter_number,
+        kind: Kind::MayAlias.into(),
+        ..Default::default()
+    };
+    let alias = HloInputOutputAliasProto { entries: aliases.iter().map(entry).collect() };
     HloModuleProto { input_output_alias: Some(alias), ..add_module(dims, dims) }.encode_to_vec()
 }
 

@@ -7,6 +7,7 @@ mod data_in_out;
 mod decoder;
 mod decoder_hlo;
 mod metrics;
+mod overlap;
 mod robustness;
 mod run_config;
 mod runs;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use insta::assert_snapshot;
-use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics};
+use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0 }
@@ -20,6 +20,13 @@ fn check(value: f64) -> String {
         assert_eq!(read as f32, value as f32);
     }
     line.split(", ").nth(1).unwrap().strip_prefix("\"loss\": ").unwrap().to_owned()
+}
+
+/// A loss above the entropy is not a negative number below it.
+#[test]
+fn a_loss_is_above_or_below() {
+    assert_eq!(beside_entropy(1.5, 3.109, "letter"), "1.6090 below the entropy of single letters");
+    assert_eq!(beside_entropy(5.5, 3.1889, "token"), "2.3111 above the entropy of single tokens");
 }
 
 #[test]

@@ -333,12 +333,12 @@ fn impossible_values() {
     assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
     assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": the mesh "data=2,fsdp=4" has no axis "fdsp" (did you mean "fsdp"?)"#);
     assert_snapshot!(with(&["mesh.dcn=fsdp=3"]), @r#"--set mesh.dcn=fsdp=3: mesh.dcn is "fsdp=3": dcn "fsdp=3": axis "fsdp" has size 4, which 3 does not divide; a part of an axis crosses slices"#);
-    assert_snapshot!(with(&["rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.override=[[\"embed\", \"fdsp\"]]"]), @r#"--set rules.override=[["embed", "fdsp"]]: rules.override is a list of one rule: rule embed -> fdsp (rules.override[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or use rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(with(&["rules.compute.override=[[\"mlp\", [\"data\", \"data\"]]]"]), @r#"--set rules.compute.override=[["mlp", ["data", "data"]]]: rules.compute.override is a list of one rule: rule mlp -> (data,data) (rules.compute.override[0]) names mesh axis "data" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "data=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(with(&["mesh.axes=context=8", "model.seq=60"]), @r#"--set model.seq=60: model.seq is 60: it must be a multiple of 8: rule activation_length -> context (preset decoder) splits it over the mesh "context=8"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(with(&["rules.preset=encoder"]), @r#"--set rules.preset=encoder: rules.preset is "encoder": it must be one of "decoder", "decoder-all-reduce" (did you mean "decoder"?)"#);
-    assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or set rules.strict = false to ignore "fdsp""#);
+    assert_snapshot!(with(&["rules.list=[[\"embed\", [\"fdsp\"]]]"]), @r#"--set rules.list=[["embed", ["fdsp"]]]: rules.list is a list of one rule: rule embed -> fdsp (rules.list[0]) names mesh axis "fdsp", which the mesh "data=2,fsdp=4" does not have (did you mean "fsdp"?); or use rules.strict = false to ignore "fdsp""#);
     assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
@@ -353,7 +353,7 @@ fn impossible_pipelines_and_replicas() {
     let pipeline = |overrides: &[&str]| check("", &[&["mesh.axes=stage=2,fsdp=4"], overrides].concat());
     assert_snapshot!(pipeline(&[]), @r#"--set mesh.axes=stage=2,fsdp=4: mesh.axes is "stage=2,fsdp=4": an axis "stage" needs a section [pipeline]; add one, or give its devices to another axis"#);
     assert_snapshot!(pipeline(&["pipeline.repeats=3"]), @"--set pipeline.repeats=3: model.layers is 4: it must be stages * pipeline.repeats * pipeline.layers_per_stage, which is 2 * 3 * 1 = 6");
-    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: 3 microbatches are no multiple of the 2 stages; use 2 or 4");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=3"]), @"--set pipeline.microbatches=3: pipeline.microbatches is 3: the number of microbatches, 3, is no multiple of the 2 stages; use 2 or 4");
     assert_snapshot!(pipeline(&["pipeline.microbatches=6"]), @"--set pipeline.microbatches=6: pipeline.microbatches is 6: it must divide train.batch / train.microbatches, which is 16");
     assert_snapshot!(pipeline(&["pipeline.schedule=gpipe"]), @r#"--set pipeline.schedule=gpipe: pipeline.schedule is "gpipe": the schedule gpipe has one repeat, not 2: use the circular one"#);
     assert_snapshot!(check("", &["pipeline.repeats=1"]), @r#"--set pipeline.repeats=1: pipeline.repeats is 1: a pipeline needs a mesh axis "stage" of more than one device, or more than one repeat; give one of them, or drop the section [pipeline]"#);
@@ -361,7 +361,7 @@ fn impossible_pipelines_and_replicas() {
         check("", &["mesh.axes=stage=4", "target.devices=4", "model.layers=8", "pipeline.delay_forwarding=true"]),
         @r#"run.toml: pipeline.microbatches is 4: a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat"#
     );
-    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: 1 microbatches are no multiple of the 2 stages; use 2");
+    assert_snapshot!(pipeline(&["pipeline.microbatches=1"]), @"--set pipeline.microbatches=1: pipeline.microbatches is 1: the number of microbatches, 1, is no multiple of the 2 stages; use 2");
     let one = |overrides: &[&str]| {
         pipeline(&[&["pipeline.repeats=1", "pipeline.schedule=1f1b", "model.layers=2"], overrides].concat())
     };

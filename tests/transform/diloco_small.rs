@@ -335,8 +335,8 @@ fn what_cannot_be() {
     assert_snapshot!(check(DilocoOptions { outer_momentum: 1.0, ..plain.clone() }), @"the outer momentum is 1, but must be at least 0 and less than 1");
     assert_snapshot!(check(DilocoOptions { transport: Transport::Int4, block: 5, ..plain.clone() }), @"4-bit integers are sent two in a byte, but a block holds 5: use an even block, such as 64");
     assert_snapshot!(streaming(Streaming { fragments: 1, ..three }), @"streaming DiLoCo needs at least 2 fragments, one for everything outside the layers and one for layers, not 1: use more, or no streaming");
-    assert_snapshot!(streaming(Streaming { fragments: 4, ..three }), @"4 layers do not divide into 3 layer fragments: use 3 or 5 fragments, or allow uneven ones");
-    assert_snapshot!(streaming(Streaming { fragments: 6, uneven: true, ..three }), @"4 layers do not fill 5 layer fragments: use at most 5 fragments");
+    assert_snapshot!(streaming(Streaming { fragments: 4, ..three }), @"4 layers cannot be divided into 3 layer fragments: use 3 or 5 fragments, or allow uneven ones");
+    assert_snapshot!(streaming(Streaming { fragments: 6, uneven: true, ..three }), @"4 layers cannot fill 5 layer fragments: use at most 5 fragments");
     assert_snapshot!(streaming(Streaming { fragments: 21, ..three }), @"21 fragments sync one at a time, which takes at least as many steps, not 20: use a longer sync period");
     assert_snapshot!(streaming(Streaming { overlap_steps: 18, ..three }), @"a fragment comes in 18 steps after it is sent, but is sent again after 18: overlap fewer steps");
     assert_snapshot!(streaming(Streaming { overlap_alpha: 1.5, ..three }), @"alpha is 1.5, but must be from 0 to 1");
@@ -347,7 +347,7 @@ fn what_cannot_be() {
     let options = DilocoOptions { streaming: Some(three), ..plain };
     let error = Diloco::new(&options, &separate, &Layout::default()).expect_err("no layers");
     assert_eq!(error, DilocoError::NoLayers);
-    assert_snapshot!(error, @"streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`, model.scan_layers = true)");
+    assert_snapshot!(error, @"streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`)");
 }
 
 /// Programs that send while they compute are of whole periods, and apply a fragment before the next is sent.

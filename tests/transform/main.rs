@@ -6,6 +6,7 @@ mod diloco_traffic;
 mod pipeline;
 mod pipeline_decoder;
 mod pipeline_errors;
+mod pipeline_options;
 mod pipeline_prediction;
 mod pipeline_traffic;
 mod pipelines;

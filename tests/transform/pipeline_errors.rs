@@ -19,8 +19,8 @@ fn options(stages: usize, repeats: usize, microbatches: usize) -> PipelineOption
 fn options_that_exclude_each_other() {
     assert_snapshot!(refused(options(0, 1, 1)), @"a pipeline needs at least one of its stages");
     assert_snapshot!(refused(PipelineOptions { layers_per_stage: 0, ..options(2, 1, 2) }), @"a pipeline needs at least one of its layers per stage");
-    assert_snapshot!(refused(options(4, 1, 6)), @"6 microbatches are no multiple of the 4 stages; use 4 or 8");
-    assert_snapshot!(refused(options(4, 1, 2)), @"2 microbatches are no multiple of the 4 stages; use 4");
+    assert_snapshot!(refused(options(4, 1, 6)), @"the number of microbatches, 6, is no multiple of the 4 stages; use 4 or 8");
+    assert_snapshot!(refused(options(4, 1, 2)), @"the number of microbatches, 2, is no multiple of the 4 stages; use 4");
     assert_snapshot!(refused(PipelineOptions { delay_forwarding: true, ..options(4, 2, 4) }), @"a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");
     assert_snapshot!(refused(PipelineOptions { schedule: Schedule::Gpipe, ..options(2, 2, 4) }), @"the schedule gpipe has one repeat, not 2: use the circular one");
     let in_one_loop = PipelineOptions { schedule: Schedule::OneForwardOneBackward, ..options(2, 1, 4) };
@@ -52,7 +52,7 @@ const NAMES: &[&str] = &["activation_batch", ""];
 #[test]
 fn weights_and_activations_that_do_not_fit() {
     let plain = |x: Tensor, w: Tensor, _: Tensor| x.matmul(w);
-    assert_snapshot!(error_of(&[4, 16, 16], [8, 8], NAMES, plain), @r#"the stacked weight "" is f32[4,16,16], but a pipeline of 2 repeats, 2 stages and 1 layers per stage needs the leading dimensions [2, 2]"#);
+    assert_snapshot!(error_of(&[4, 16, 16], [8, 8], NAMES, plain), @r#"the stacked weight "" is f32[4,16,16], but a pipeline of 2 repeats, 2 stages and 1 layer per stage needs the leading dimensions [2, 2]"#);
     assert_snapshot!(error_of(&[2, 2, 16, 16], [6, 6], NAMES, plain), @"a batch of 6 rows does not divide into 4 microbatches");
     assert_snapshot!(error_of(&[2, 2, 16, 16], [8, 4], NAMES, plain), @r#"the rows "" of a pipeline: expected a leading dimension of 8, as the activations have, found f32[4]"#);
     assert_snapshot!(error_of(&[2, 2, 16, 16], [8, 8], &["activation_batch"], plain), @"the names of a pipeline's activations: expected one for each dimension of f32[8,16], found 1");

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
+use meshloom_hlo::message::counted;
 use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -177,12 +178,7 @@ pub fn thousands(count: u64) -> String {
 
 /// `1 collective`, `2 collectives`, `2 microbatches`.
 pub fn plural(count: u64, what: &str) -> String {
-    let ending = match what {
-        _ if count == 1 => "",
-        what if what.ends_with("ch") => "es",
-        _ => "s",
-    };
-    format!("{} {what}{ending}", thousands(count))
+    counted(thousands(count), what)
 }
 
 /// Whether what is needed fits, and how much of what there is it takes.

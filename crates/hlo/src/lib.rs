@@ -11,6 +11,7 @@ mod collective_kind;
 mod element_type;
 mod literal;
 pub mod mesh;
+pub mod message;
 mod narrow;
 pub mod parse;
 pub mod proto;

@@ -151,7 +151,7 @@ impl Literal {
 }
 
 /// Host values of which there are more or fewer than a literal of their type takes.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a literal of type {ty} takes {expected} {what}, but {found} are given")]
 pub struct LiteralError {
     /// The type of the literal.
@@ -163,6 +163,8 @@ pub struct LiteralError {
     /// As many as are given.
     pub found: usize,
 }
+
+crate::debug_is_message!(LiteralError);
 
 /// A number as bytes of an element type, of which the first are used; out-of-range integers saturate.
 pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {

@@ -92,7 +92,7 @@ impl Default for Limits {
 }
 
 /// Why something cannot be read as HLO.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ReadError {
     /// There is nothing.
     #[error("it is empty; give HLO text or an HLO proto")]
@@ -159,6 +159,8 @@ pub enum ReadError {
         limit: u64,
     },
 }
+
+crate::debug_is_message!(ReadError);
 
 /// Reads a module in any form.
 ///

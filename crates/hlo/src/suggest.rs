@@ -16,3 +16,28 @@ pub fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Op
 pub fn did_you_mean<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, allowed).map(|near| format!(" (did you mean \"{near}\"?)")).unwrap_or_default()
 }
+
+/// The allowed name that `name` is a slip of the pen away from. Stricter than [`nearest`], for where any name may
+/// stand: `act_mpl` is `act_mlp`, but `activation_length` is not `activation_kv_length`, `q_lora` not `kv_lora`, and
+/// `fc1` not `fc2`.
+pub fn misspelled<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    allowed.into_iter().find(|candidate| *candidate != name && is_slip(name, candidate))
+}
+
+/// Whether two names differ by separators alone, or by one letter of a word, or two of a long one.
+fn is_slip(a: &str, b: &str) -> bool {
+    let words = |name: &str| -> Vec<String> {
+        let separated = name.split(|letter: char| !letter.is_alphanumeric());
+        separated.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+    };
+    let (a, b) = (words(a), words(b));
+    a.concat() == b.concat() || a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a == b || is_slip_of_word(a, b))
+}
+
+fn is_slip_of_word(a: &str, b: &str) -> bool {
+    let letters = |word: &str| word.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
+    let length = a.chars().count().max(b.chars().count());
+    let slips = if length < 3 { 0 } else { 1 + length / 8 };
+    // Numbered names are meant as they are.
+    letters(a) != letters(b) && strsim::damerau_levenshtein(a, b) <= slips
+}

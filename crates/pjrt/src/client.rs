@@ -11,6 +11,7 @@ use super::error::PjrtError;
 use super::plugin::Plugin;
 use super::sys::*;
 use super::value::NamedValue;
+use meshloom_hlo::message::counted;
 
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
@@ -164,7 +165,10 @@ impl Client {
         let device = self.0.devices.get(index).filter(|device| device.addressable);
         device.map(|device| device.raw.0).ok_or_else(|| {
             let count = self.0.devices.len();
-            let expected = format!("the index of one of the client's {count} devices that this process can use");
+            let expected = format!(
+                "the index of a device of the client that this process can use, of {}",
+                counted(count, "device")
+            );
             PjrtError::option("device", index, expected)
         })
     }
@@ -176,6 +180,6 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client({}, {} devices)", self.0.platform_name, self.0.devices.len())
+        write!(f, "Client({}, {})", self.0.platform_name, counted(self.0.devices.len(), "device"))
     }
 }

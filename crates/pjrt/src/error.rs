@@ -71,7 +71,7 @@ error_codes! {
 }
 
 /// Any failure of this module. Each variant says whose fault it is.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PjrtError {
     /// The machine's: no plugin in any of the places searched. Lists them all, and the fix.
@@ -129,6 +129,24 @@ pub enum PjrtError {
         major: i32,
         /// Its minor API version.
         minor: i32,
+    },
+
+    /// The caller's or the plugin's: collectives name their devices in a compact form that the plugin is not known to
+    /// read. It would skip the groups, and communicate among all devices.
+    #[error(
+        "the module names the devices of collectives in `{field}`, which {} of PJRT C API {major}.{minor} is not known to read; \
+         lower it with `GroupFormat::Lists`, or what `GroupFormat::read_by` gives",
+        .path.display()
+    )]
+    DeviceGroups {
+        /// The plugin's file.
+        path: PathBuf,
+        /// Its major API version.
+        major: i32,
+        /// Its minor API version.
+        minor: i32,
+        /// The field of the instruction.
+        field: &'static str,
     },
 
     /// The plugin's: it has no such function.
@@ -310,6 +328,8 @@ pub enum PjrtError {
         message: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(PjrtError);
 
 impl PjrtError {
     pub(super) fn option(option: &str, value: impl ToString, expected: impl Into<String>) -> PjrtError {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::PjrtError;
 use super::program::ProgramInfo;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
+use meshloom_hlo::message::counted;
 use meshloom_hlo::proto;
 
 /// The API version of the oldest CPU plugin seen to fold constants right. That of API 0.81 reads the elements of a
@@ -135,6 +136,9 @@ impl CompileOptions {
             return invalid("use_spmd_partitioning", &false, expected);
         }
         for (name, value) in &self.debug_options {
+            if name.is_empty() {
+                return invalid("debug_options", name, "the name of an XLA option".into());
+            }
             if let DebugValue::Float(number) = value
                 && !number.is_finite()
             {
@@ -162,8 +166,8 @@ impl CompileOptions {
     pub(super) fn assignment(&self, device_ids: &[i32], owner: &str) -> Result<Vec<Vec<i32>>, PjrtError> {
         if self.device_count() > device_ids.len() {
             let expected = format!(
-                "at most {} devices, which is what {owner} has; take one with more, or partition over fewer",
-                device_ids.len()
+                "at most {}, which is what {owner} has; take one with more, or partition over fewer",
+                counted(device_ids.len(), "device")
             );
             return invalid("num_replicas * num_partitions", &self.device_count(), expected);
         }
@@ -174,7 +178,8 @@ impl CompileOptions {
         let well_formed = assignment.len() == self.num_replicas
             && assignment.iter().all(|partitions| partitions.len() == self.num_partitions);
         if !well_formed {
-            let expected = format!("{} replicas of {} device ids", self.num_replicas, self.num_partitions);
+            let (replicas, ids) = (counted(self.num_replicas, "replica"), counted(self.num_partitions, "device id"));
+            let expected = format!("{replicas} of {ids}");
             return invalid("device_assignment", assignment, expected);
         }
         let mut seen = HashSet::new();

@@ -7,10 +7,13 @@ use prost::Message;
 
 use super::error::PjrtError;
 use super::plugin::Plugin;
+use meshloom_hlo::message::counted;
+use meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
 use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
-    HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ShapeProto,
+    HloComputationProto, HloInstructionProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType,
+    ProgramShapeProto, ShapeProto,
 };
 use meshloom_hlo::{DType, TensorType, element_type};
 
@@ -44,6 +47,42 @@ pub(super) struct ProgramInfo {
     pub(super) output_count: usize,
     /// Whether values are sharded by `OpSharding.named_sharding` (V3).
     pub(super) named_shardings: bool,
+    /// The compact form in which collectives name their devices, if it is not lists.
+    compact_groups: Option<CompactGroups>,
+}
+
+/// A compact form of device groups. Plugins that do not know it skip it, and then take the group to be all devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CompactGroups {
+    /// In `collective_device_list`.
+    IotaInList,
+    /// In `iota_collective_device_list`.
+    Iota,
+}
+
+impl CompactGroups {
+    fn of(instruction: &HloInstructionProto) -> Option<CompactGroups> {
+        let in_list = || instruction.collective_device_list.as_ref()?.iota_replica_group_list.as_ref();
+        match instruction.iota_collective_device_list {
+            Some(_) => Some(CompactGroups::Iota),
+            None => in_list().map(|_| CompactGroups::IotaInList),
+        }
+    }
+
+    /// Whether plugins of this API version are known to read it.
+    fn is_read_by(self, version: (i32, i32)) -> bool {
+        match self {
+            CompactGroups::IotaInList => version == (0, 81),
+            CompactGroups::Iota => version >= (0, 106),
+        }
+    }
+
+    fn field(self) -> &'static str {
+        match self {
+            CompactGroups::IotaInList => "collective_device_list",
+            CompactGroups::Iota => "iota_collective_device_list",
+        }
+    }
 }
 
 /// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
@@ -59,9 +98,10 @@ impl ProgramInfo {
         let module = HloModuleProto::decode(module).map_err(|error| invalid(error.to_string()))?;
         let parameters = parameters(&module, partitioned)?;
         let output_count = output_count(&module).unwrap_or(1);
-        let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
-        let named_shardings = instructions.filter_map(|instruction| instruction.sharding.as_deref()).any(is_named);
-        Ok(ProgramInfo { name: module.name, parameters, output_count, named_shardings })
+        let instructions = || module.computations.iter().flat_map(|computation| &computation.instructions);
+        let named_shardings = instructions().filter_map(|instruction| instruction.sharding.as_deref()).any(is_named);
+        let compact_groups = instructions().find_map(CompactGroups::of);
+        Ok(ProgramInfo { name: module.name, parameters, output_count, named_shardings, compact_groups })
     }
 
     /// Checks that a plugin reads everything that the module says.
@@ -69,6 +109,9 @@ impl ProgramInfo {
         let (major, minor) = plugin.api_version();
         if self.named_shardings && (major, minor) < READS_NAMED_SHARDINGS {
             return Err(PjrtError::NamedShardings { path: plugin.path().into(), major, minor });
+        }
+        if let Some(form) = self.compact_groups.filter(|form| !form.is_read_by((major, minor))) {
+            return Err(PjrtError::DeviceGroups { path: plugin.path().into(), major, minor, field: form.field() });
         }
         Ok(())
     }
@@ -101,6 +144,38 @@ fn output_count(module: &HloModuleProto) -> Option<usize> {
     let result = module.host_program_shape.as_ref()?.result.as_ref()?;
     let is_tuple = result.element_type == i32::from(PrimitiveType::Tuple);
     Some(if is_tuple { result.tuple_shapes.len() } else { 1 })
+}
+
+/// Checks that values which share a buffer exist, have one shape, and share with no other: XLA ends the process
+/// otherwise.
+fn check_aliases(module: &HloModuleProto, program: &ProgramShapeProto) -> Result<(), String> {
+    let entries: Vec<_> = module.input_output_alias.iter().flat_map(|alias| &alias.entries).collect();
+    for (index, entry) in entries.iter().enumerate() {
+        let (path, number) = (&entry.output_shape_index, entry.parameter_number);
+        let pair = format!("it has output {path:?} share a buffer with parameter {number}");
+        let parameter = usize::try_from(number).ok().and_then(|number| program.parameters.get(number));
+        let parameter = parameter.and_then(|shape| element(shape, &entry.parameter_shape_index));
+        let output = program.result.as_ref().and_then(|shape| element(shape, path));
+        let (Some(output), Some(parameter)) = (output, parameter) else {
+            return Err(format!("{pair}, but has no such output or parameter"));
+        };
+        if !is_same_shape(output, parameter) {
+            return Err(format!("{pair}, but they have different shapes"));
+        }
+        let of_parameter = |entry: &AliasEntryProto| (entry.parameter_number, entry.parameter_shape_index.clone());
+        let is_shared =
+            |other: &&AliasEntryProto| other.output_shape_index == *path || of_parameter(other) == of_parameter(entry);
+        if entries[..index].iter().any(is_shared) {
+            return Err(format!("{pair}, but one of them shares it with another already"));
+        }
+    }
+    Ok(())
+}
+
+/// The element of a nested tuple at a path.
+fn element<'a>(shape: &'a ShapeProto, path: &[i64]) -> Option<&'a ShapeProto> {
+    let inner = |shape: &'a ShapeProto, index: &i64| shape.tuple_shapes.get(usize::try_from(*index).ok()?);
+    path.iter().try_fold(shape, inner)
 }
 
 fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Parameter>, PjrtError> {
@@ -139,7 +214,10 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
         let number = instruction.parameter_number;
         let slot = usize::try_from(number).ok().and_then(|number| found.get_mut(number));
         let slot = slot.ok_or_else(|| {
-            invalid(format!("the entry has a parameter number {number}, but the program shape has {total} parameters"))
+            invalid(format!(
+                "the entry has a parameter number {number}, but the program shape has {}",
+                counted(total, "parameter")
+            ))
         })?;
         let index = number as usize;
         let global_type = tensor_type(&shape.parameters[index]);
@@ -147,7 +225,9 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
             (Some(ty), true) => local_type(ty, instruction.sharding.as_deref()),
             (ty, _) => ty.clone(),
         };
-        let name = instruction.name.clone();
+        // The path that the input has in the user's tree, if the module says it.
+        let path = instruction.metadata.as_ref().map(|metadata| &metadata.op_name).filter(|path| !path.is_empty());
+        let name = path.unwrap_or(&instruction.name).clone();
         let row_major = is_row_major(&shape.parameters[index]);
         if slot.replace(Parameter { name, global_type, local_type, donated: false, row_major }).is_some() {
             return Err(invalid(format!("the entry has two parameters with the number {number}")));
@@ -160,9 +240,12 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
         let slot = usize::try_from(number).ok().and_then(|number| found.get_mut(number));
         match slot {
             Some(Some(parameter)) => parameter.donated = true,
-            _ => return Err(invalid(format!("it donates parameter {number}, but has {total} parameters"))),
+            _ => {
+                return Err(invalid(format!("it donates parameter {number}, but has {}", counted(total, "parameter"))));
+            }
         }
     }
+    check_aliases(&module, shape).map_err(invalid)?;
     let missing = found.iter().position(Option::is_none);
     match missing {
         Some(index) => Err(invalid(format!("the entry has no parameter number {index}, but its shape has {total}"))),

@@ -21,7 +21,7 @@ use meshloom::nn::next_bits;
 const MIN_DOCUMENT_BYTES: usize = 192;
 
 /// An error in the data.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum DataError {
     /// The file cannot be read.
     #[error("cannot read the text {path:?}: {source}; set data.text to a text file")]
@@ -73,6 +73,8 @@ pub enum DataError {
         found: usize,
     },
 }
+
+meshloom::hlo::debug_is_message!(DataError);
 
 /// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in
 /// padding everything is 0.

@@ -4,13 +4,14 @@ use super::config::{DilocoConfig, RunConfig};
 use super::model::Model;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
+use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, InternalError, Literal};
 use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
 use meshloom::transform::diloco::{
-    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Streaming, of_replicas,
+    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Schedule, Streaming, of_replicas,
 };
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
@@ -42,7 +43,7 @@ pub struct DilocoStep<M = DecoderConfig> {
 }
 
 /// A replica's outer parameter is not what it is on another.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the outer parameter {path} differs between replicas: device {device} has other bits than device {other}, which holds the same \
      part; replicas must sync the same sums, so this is a defect of a plugin, of the network or of meshloom"
@@ -55,6 +56,8 @@ pub struct ReplicasDiffer {
     /// That of another.
     pub other: usize,
 }
+
+meshloom::hlo::debug_is_message!(ReplicasDiffer);
 
 impl RunConfig {
     /// The form of DiLoCo that the config describes, if it does.
@@ -78,6 +81,47 @@ impl RunConfig {
             block: config.block,
         })
     }
+
+    /// When fragments are sent and used, if there is such a run; what is wrong with it, `validate` says.
+    fn diloco_schedule(&self) -> Option<Schedule> {
+        self.diloco_options()?.schedule().ok()
+    }
+
+    /// The steps per call that a config has if it does not say: the fewest with which transfers of fragments overlap
+    /// with steps, if they are to and the run is long enough for one such call, else one.
+    pub(super) fn fitting_steps_per_call(&self) -> usize {
+        let overlapping =
+            self.diloco_schedule().filter(|schedule| why_no_overlap(schedule, self.train.steps).is_none());
+        overlapping.filter(|schedule| schedule.overlap() > 0).map_or(1, |schedule| schedule.period())
+    }
+
+    /// What the config asks for that it does not get, and why.
+    pub fn warnings(&self) -> Vec<String> {
+        let (calls, steps) = (self.train.steps_per_call, self.train.steps);
+        let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0);
+        let problem = |schedule: Schedule| {
+            let period = schedule.period();
+            let of_call = (!calls.is_multiple_of(period))
+                .then(|| format!("train.steps_per_call must be {period}, or a multiple of it, not {calls}"));
+            let why = why_no_overlap(&schedule, steps).or(of_call)?;
+            let overlap = counted(schedule.overlap(), "step");
+            Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
+        };
+        late.and_then(problem).into_iter().collect()
+    }
+}
+
+/// Why no program of several steps has transfers overlap with steps, if none has.
+fn why_no_overlap(schedule: &Schedule, steps: usize) -> Option<String> {
+    let (overlap, every) = (schedule.overlap(), schedule.every());
+    if overlap >= every {
+        return Some(format!(
+            "diloco.overlap_steps must be less than the {} from sync to sync, not {overlap}",
+            counted(every, "step")
+        ));
+    }
+    let least = overlap + schedule.period();
+    (steps < least).then(|| format!("train.steps must be at least {least}, not {steps}"))
 }
 
 /// How the mesh cuts parameters, of which stacked ones have the stages of a pipeline as this dimension.

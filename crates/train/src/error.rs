@@ -6,7 +6,7 @@ use meshloom::pjrt::PjrtError;
 use meshloom::sharding::ShardingError;
 
 /// Everything that can go wrong in a training run.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The compiler's, the program's or the plugin's.
     #[error(transparent)]
@@ -33,6 +33,8 @@ pub enum Error {
     #[error(transparent)]
     Replicas(#[from] crate::diloco::ReplicasDiffer),
 }
+
+meshloom::hlo::debug_is_message!(Error);
 
 macro_rules! boxed {
     ($($variant:ident($error:ty)),* $(,)?) => {$(

@@ -40,6 +40,12 @@ impl StepMetrics {
     }
 }
 
+/// Where a loss lies beside the entropy of single letters or tokens: `1.6089 below the entropy of single letters`.
+pub fn beside_entropy(loss: f64, entropy: f64, single: &str) -> String {
+    let side = if loss > entropy { "above" } else { "below" };
+    format!("{:.4} {side} the entropy of single {single}s", (entropy - loss).abs())
+}
+
 const SIGNIFICANT_DIGITS: i32 = 10;
 
 fn json_float(value: f64) -> String {
@@ -54,7 +60,7 @@ fn json_float(value: f64) -> String {
 }
 
 /// The metrics file cannot be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("cannot write the metrics to {path:?}: {source}; give a path in a directory that exists")]
 pub struct MetricsError {
     /// The file.
@@ -62,6 +68,8 @@ pub struct MetricsError {
     /// Why not.
     pub source: io::Error,
 }
+
+meshloom::hlo::debug_is_message!(MetricsError);
 
 /// What every line has.
 #[derive(serde::Deserialize)]

@@ -22,7 +22,7 @@ use meshloom::trace::{MapTree, Param, TensorSpec, Tree};
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// What is wrong with a parameter file.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ParameterError {
     /// The file cannot be read.
     #[error("cannot read the parameters {file:?}: {source}")]
@@ -97,6 +97,8 @@ pub enum ParameterError {
         path: String,
     },
 }
+
+meshloom::hlo::debug_is_message!(ParameterError);
 
 /// The first few names, and how many more.
 pub(super) fn list(names: &[String]) -> String {

@@ -14,7 +14,7 @@ use super::config::RunConfig;
 use crate::Error;
 
 /// What is wrong with a tokenizer, or with what it is given.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TokenizerError {
     /// The file cannot be read.
     #[error(
@@ -53,6 +53,8 @@ pub enum TokenizerError {
         reason: String,
     },
 }
+
+meshloom::hlo::debug_is_message!(TokenizerError);
 
 /// Text to tokens and back.
 pub struct Tokenizer(Kind);

@@ -147,7 +147,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let compile_seconds = start.elapsed().as_secs_f64();
         let state = state(&program, &run)?;
-        let warnings = lowered.warnings().collect();
+        let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
         Ok(Trainer { run, program, several, state, data, steps_done: 0, warnings, lower_seconds, compile_seconds })
     }
 
@@ -161,7 +161,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         &self.data
     }
 
-    /// What rules and partitioner warned of.
+    /// What the config, rules and partitioner warn of.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

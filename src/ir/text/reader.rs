@@ -8,7 +8,7 @@ use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::{DType, TensorType};
 
 /// Why a text is not a graph, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct GraphTextError {
     /// The line, from 1.
     pub line: usize,
@@ -19,6 +19,8 @@ pub struct GraphTextError {
     /// The text of that line.
     pub source_line: String,
 }
+
+meshloom_hlo::debug_is_message!(GraphTextError);
 
 impl fmt::Display for GraphTextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use super::{Collective, Ledger};
 use crate::ir::Phase;
 
 /// Why a ledger has no answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// A filter names an axis that the mesh does not have.
     #[error("the mesh {mesh:?} has no axis {axis:?}{suggestion}")]
@@ -34,6 +34,8 @@ pub enum LedgerError {
     )]
     PartitionedByXla,
 }
+
+meshloom_hlo::debug_is_message!(LedgerError);
 
 impl Ledger {
     /// The version of the JSON form.

@@ -12,17 +12,20 @@
 //!
 //! `mesh_axes` are the axes that rules may name; those that the mesh at hand does not have count as of size 1.
 //! `data_sharding` and `context_sharding` say how a loader spreads a batch over hosts. They are read and checked; the
-//! batch enters the program by the rules, as it does there, and each device gets its part at once.
+//! batch enters the program by the rules, as it does there, and each device gets its part at once. So does
+//! `input_data_sharding_logical_axes`, by logical names. A whole config of MaxText is a rule file too: keys that are
+//! not about rules are skipped, which a [`Diagnostic`] says.
 
 use std::fmt;
 
 use saphyr::{LoadableYamlNode, MarkedYaml, Marker, Scalar, YamlData};
 
-use super::{Rule, Rules};
+use super::{Diagnostic, Rule, Rules};
 use crate::sharding::ShardingError;
-use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::suggest::{did_you_mean, misspelled};
 
-const KEYS: [&str; 4] = ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding"];
+const KEYS: [&str; 5] =
+    ["mesh_axes", "logical_axis_rules", "data_sharding", "context_sharding", "input_data_sharding_logical_axes"];
 const RULE: &str = "a rule: a logical name and a mesh axis, a list of mesh axes or nothing, as in ['embed', ['fsdp']]";
 
 /// What a rule file says.
@@ -36,10 +39,16 @@ pub struct RuleFile {
     pub data_sharding: Vec<Vec<String>>,
     /// `context_sharding`: the mesh axis over which a loader spreads sequences.
     pub context_sharding: Option<String>,
+    /// `input_data_sharding_logical_axes`: the logical name of each dimension of the batch.
+    pub input_axes: Vec<String>,
+    /// Keys of the file that say nothing of rules, in order.
+    pub skipped: Vec<String>,
+    /// What messages call the file.
+    pub file: String,
 }
 
 /// What is wrong with a rule file, and where.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {problem}")]
 pub struct RuleFileError {
     /// The file.
@@ -52,13 +61,15 @@ pub struct RuleFileError {
     pub problem: RuleFileProblem,
 }
 
+meshloom_hlo::debug_is_message!(RuleFileError);
+
 /// What is wrong with a rule file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleFileProblem {
     /// The text is not YAML.
     #[error("this is not YAML: {0}")]
     Syntax(String),
-    /// A key that rule files do not have.
+    /// A key that is nearly one of a rule file, or no name at all.
     #[error("unknown key {key:?}{suggestion}; a rule file has {}", KEYS.join(", "))]
     UnknownKey {
         /// The key.
@@ -101,6 +112,8 @@ pub enum RuleFileProblem {
     },
 }
 
+meshloom_hlo::debug_is_message!(RuleFileProblem);
+
 impl RuleFile {
     /// Reads a rule file. `file` is what messages call it.
     ///
@@ -117,9 +130,13 @@ impl RuleFile {
         let (name, axis) = ("activation_stage", "stage");
         if declared.iter().any(|own| own == axis) && !rules.iter().any(|rule| rule.name == name) {
             let origin = "its mesh_axes".to_owned();
-            rules.insert(0, Rule { name: name.to_owned(), axes: vec![axis.to_owned()], origin });
+            rules.insert(0, Rule { name: name.to_owned(), axes: vec![axis.to_owned()], origin, published: true });
         }
-        Ok(Rules::new(rules, strict)?.with_declared_axes(declared))
+        let mut rules = Rules::new(rules, strict)?.with_declared_axes(declared);
+        if !self.skipped.is_empty() {
+            rules.notes.push(Diagnostic::SkippedKeys { file: self.file, keys: self.skipped });
+        }
+        Ok(rules)
     }
 }
 
@@ -143,13 +160,15 @@ impl Reader<'_> {
             return Err(self.wrong_type(document, "the file", "a mapping with the key logical_axis_rules"));
         };
         let (mut axes, mut rules, mut data, mut context) = (None, None, Vec::new(), None);
+        let (mut input, mut skipped) = (Vec::new(), Vec::new());
         for (key, value) in entries {
             match key.data.as_str() {
                 Some("mesh_axes") => axes = Some(self.names("mesh_axes", value)?),
                 Some("logical_axis_rules") => rules = Some(self.rules(value)?),
                 Some("data_sharding") => data = self.data_sharding(value)?,
                 Some("context_sharding") => context = Some(self.name("context_sharding", value, "a mesh axis")?),
-                _ => return Err(self.unknown_key(key)),
+                Some("input_data_sharding_logical_axes") => input = self.logical_names(value)?,
+                _ => skipped.push(self.skip(key)?),
             }
         }
         let rules = rules.ok_or_else(|| self.error(start, RuleFileProblem::NoRules))?;
@@ -169,6 +188,9 @@ impl Reader<'_> {
             rules: rules.into_iter().map(|(rule, _)| rule).collect(),
             data_sharding: data.into_iter().map(texts).collect(),
             context_sharding: context.map(|(name, _)| name),
+            input_axes: input,
+            skipped,
+            file: self.file.to_owned(),
         })
     }
 
@@ -196,7 +218,7 @@ impl Reader<'_> {
         };
         let texts = axes.iter().map(|(axis, _)| axis.clone()).collect();
         let origin = format!("{}:{}", self.file, node.span.start.line());
-        Ok((Rule { name, axes: texts, origin }, axes))
+        Ok((Rule { name, axes: texts, origin, published: true }, axes))
     }
 
     /// A list of lists; a plain list is that of the first dimension.
@@ -208,6 +230,17 @@ impl Reader<'_> {
             return Ok(vec![self.names(what, node)?]);
         }
         list.iter().map(|dim| if dim.data.is_null() { Ok(Vec::new()) } else { self.names(what, dim) }).collect()
+    }
+
+    /// A logical name for each dimension of the batch; a single name is that of the first.
+    fn logical_names(&self, node: &Node<'_>) -> Read<Vec<String>> {
+        let what = "input_data_sharding_logical_axes";
+        let name =
+            |node: &Node<'_>| self.name(what, node, "a logical axis name, or a list of them").map(|(name, _)| name);
+        match node.data.as_sequence() {
+            Some(list) => list.iter().map(name).collect(),
+            None => Ok(vec![name(node)?]),
+        }
     }
 
     /// A list of names, each once.
@@ -241,10 +274,16 @@ impl Reader<'_> {
         Err(self.error(*place, RuleFileProblem::UnknownAxis { what, axis: axis.clone(), suggestion, known }))
     }
 
-    fn unknown_key(&self, key: &Node<'_>) -> Box<RuleFileError> {
-        let name = key.data.as_str().map_or_else(|| Found(key).to_string(), str::to_owned);
-        let suggestion = did_you_mean(&name, KEYS);
-        self.error(key.span.start, RuleFileProblem::UnknownKey { key: name, suggestion })
+    /// The name of a key to skip. One that is nearly a key of rule files was meant to be it.
+    fn skip(&self, key: &Node<'_>) -> Read<String> {
+        let unknown = |key_text, suggestion| {
+            Err(self.error(key.span.start, RuleFileProblem::UnknownKey { key: key_text, suggestion }))
+        };
+        let Some(name) = key.data.as_str() else { return unknown(Found(key).to_string(), String::new()) };
+        match misspelled(name, KEYS) {
+            None => Ok(name.to_owned()),
+            meant => unknown(name.to_owned(), did_you_mean(name, meant)),
+        }
     }
 
     fn wrong_type(&self, node: &Node<'_>, what: &str, expected: &str) -> Box<RuleFileError> {

@@ -13,6 +13,7 @@
 
 mod assign;
 mod file;
+mod names;
 mod presets;
 mod problem;
 
@@ -24,8 +25,9 @@ use meshloom_hlo::suggest::did_you_mean;
 
 pub use assign::Assigned;
 pub use file::{RuleFile, RuleFileError, RuleFileProblem};
+pub use names::NamedDim;
 pub use presets::{DECODER_RULES, PRESETS, PresetRule};
-pub use problem::{Diagnostic, RuleProblem};
+pub use problem::{Diagnostic, RuleProblem, SettingNames};
 
 /// One rule: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub struct Rule {
     pub axes: Vec<String>,
     /// Where the rule was written, for messages: `rules.list[2]`.
     pub origin: String,
+    /// Whether it is one of a preset or a rule file. Those are for many models, so any one model may lack the name.
+    pub published: bool,
 }
 
 impl fmt::Display for Rule {
@@ -58,6 +62,9 @@ pub struct Rules {
     uneven: bool,
     /// Mesh axes that rules may name though the mesh lacks them: they have size 1 then.
     declared: Vec<String>,
+    settings: SettingNames,
+    /// What was found when the rules were read.
+    notes: Vec<Diagnostic>,
 }
 
 impl Rules {
@@ -71,7 +78,11 @@ impl Rules {
                 return Err(ShardingError::RuleAxisTwice { rule: rule.to_string(), axis: axis.clone() });
             }
         }
-        Ok(Rules { rules, strict, uneven: false, declared: Vec::new() })
+        Ok(Rules::of(rules, strict, Vec::new()))
+    }
+
+    fn of(rules: Vec<Rule>, strict: bool, declared: Vec<String>) -> Rules {
+        Rules { rules, strict, uneven: false, declared, settings: SettingNames::default(), notes: Vec::new() }
     }
 
     /// Strict rules from pairs of a logical name and its mesh axes.
@@ -85,6 +96,7 @@ impl Rules {
             name: name.to_owned(),
             axes: axes.iter().map(|&axis| axis.to_owned()).collect(),
             origin: format!("rule {index} at {}:{}", place.file(), place.line()),
+            published: false,
         };
         Rules::new(pairs.iter().enumerate().map(rule).collect(), true)
     }
@@ -96,7 +108,7 @@ impl Rules {
 
     /// The rules of a preset for a role.
     pub fn preset_for(role: Role, name: &str, strict: bool) -> Result<Rules, ShardingError> {
-        presets::preset(name, role).map(|(rules, declared)| Rules { rules, strict, uneven: false, declared })
+        presets::preset(name, role).map(|(rules, declared)| Rules::of(rules, strict, declared))
     }
 
     /// The same rules, which may name these mesh axes whether or not a mesh has them.
@@ -111,6 +123,20 @@ impl Rules {
         let first = Rules::new(first, self.strict)?;
         self.rules.splice(..0, first.rules);
         Ok(self)
+    }
+
+    /// The same rules, whose problems are errors, or warnings with a fallback.
+    #[must_use]
+    pub fn with_strict(mut self, strict: bool) -> Rules {
+        self.strict = strict;
+        self
+    }
+
+    /// The same rules, whose messages call the settings so. Who reads rules from a file gives the names of its keys.
+    #[must_use]
+    pub fn with_settings(mut self, settings: SettingNames) -> Rules {
+        self.settings = settings;
+        self
     }
 
     /// The same rules, which may or may not split a dimension that its axes do not divide: into parts of which the last
@@ -131,10 +157,15 @@ impl Rules {
         self.strict
     }
 
+    /// What messages call the settings.
+    pub fn settings(&self) -> SettingNames {
+        self.settings
+    }
+
     /// Checks the rules against a mesh, whether or not a tensor ever needs them: every axis that they name must be
-    /// there.
+    /// there. What was found when they were read comes first.
     pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
-        let mut diagnostics = Vec::new();
+        let mut diagnostics = self.notes.clone();
         for rule in &self.rules {
             for axis in rule.axes.iter().filter(|axis| !self.knows(mesh, axis)) {
                 self.report(unknown_axis(mesh, rule, axis), &mut diagnostics)?;
@@ -149,9 +180,9 @@ impl Rules {
 
     fn report(&self, problem: RuleProblem, diagnostics: &mut Vec<Diagnostic>) -> Result<(), ShardingError> {
         if self.strict {
-            return Err(ShardingError::Rule { problem: Box::new(problem) });
+            return Err(ShardingError::Rule { problem: Box::new(problem), settings: self.settings });
         }
-        diagnostics.push(Diagnostic { problem });
+        diagnostics.push(Diagnostic::Fallback { problem, settings: self.settings });
         Ok(())
     }
 
@@ -185,6 +216,8 @@ fn unknown_axis(mesh: &Mesh, rule: &Rule, axis: &str) -> RuleProblem {
     }
 }
 
+const ROLES: [Role; 3] = [Role::Params, Role::Compute, Role::Optimizer];
+
 /// One rule list for each role. By default all are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSets {
@@ -212,6 +245,22 @@ impl RuleSets {
         })
     }
 
+    /// [`Rules::with_strict`] for every role.
+    #[must_use]
+    pub fn with_strict(self, strict: bool) -> RuleSets {
+        self.map(|rules| rules.with_strict(strict))
+    }
+
+    /// [`Rules::with_uneven`] for every role.
+    #[must_use]
+    pub fn with_uneven(self, uneven: bool) -> RuleSets {
+        self.map(|rules| rules.with_uneven(uneven))
+    }
+
+    fn map(self, f: impl Fn(Rules) -> Rules) -> RuleSets {
+        RuleSets { params: f(self.params), compute: f(self.compute), optimizer: f(self.optimizer) }
+    }
+
     /// The rules of a role.
     pub fn get(&self, role: Role) -> &Rules {
         match role {
@@ -224,7 +273,7 @@ impl RuleSets {
     /// [`Rules::check_mesh`] for every role. What several roles share is reported once.
     pub fn check_mesh(&self, mesh: &Mesh) -> Result<Vec<Diagnostic>, ShardingError> {
         let mut diagnostics: Vec<Diagnostic> = Vec::new();
-        for role in [Role::Params, Role::Compute, Role::Optimizer] {
+        for role in ROLES {
             for diagnostic in self.get(role).check_mesh(mesh)? {
                 if !diagnostics.contains(&diagnostic) {
                     diagnostics.push(diagnostic);

@@ -102,6 +102,7 @@ pub(super) fn preset(name: &str, role: Role) -> Result<(Vec<Rule>, Vec<String>),
             name: logical.to_owned(),
             axes: axes.iter().chain(further).map(|&axis| axis.to_owned()).collect(),
             origin: format!("preset {name}"),
+            published: true,
         }
     };
     let rules = first.iter().chain(DECODER_RULES).map(rule).collect();

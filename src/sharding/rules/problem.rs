@@ -2,8 +2,32 @@
 
 use std::fmt;
 
+use meshloom_hlo::message::listed;
+
+/// What messages call the settings that they advise to change: the names that the reader of the message can change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SettingNames {
+    /// Makes problems of rules warnings.
+    pub lenient: &'static str,
+    /// Lets a dimension be split that its axes do not divide.
+    pub uneven: &'static str,
+    /// Lets every device hold a value whole, if an op cannot work on its parts.
+    pub replication: &'static str,
+}
+
+/// The names in Rust.
+impl Default for SettingNames {
+    fn default() -> SettingNames {
+        SettingNames {
+            lenient: "`Rules::with_strict(false)`",
+            uneven: "`Rules::with_uneven(true)`",
+            replication: "`LowerOptions::deny_replication = false`",
+        }
+    }
+}
+
 /// Something in the rules that is probably not what was meant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleProblem {
     /// A rule names an axis that the mesh does not have.
     #[error("rule {rule} names mesh axis {axis:?}, which the mesh {mesh:?} does not have{suggestion}")]
@@ -19,8 +43,7 @@ pub enum RuleProblem {
     },
     /// A dimension that its axes do not divide.
     #[error(
-        "tensor {tensor:?}: dimension {dim} ({name:?}) of size {size} cannot be split {parts} ways by rule {rule} on the mesh {mesh:?}; {}",
-        advice(.name)
+        "tensor {tensor:?}: dimension {dim} ({name:?}) of size {size} cannot be split {parts} ways by rule {rule} on the mesh {mesh:?}"
     )]
     NotDivisible {
         /// The tensor.
@@ -74,9 +97,56 @@ pub enum RuleProblem {
         /// Empty, or a nearby axis that the rules name.
         suggestion: String,
     },
+    /// The user's own rule has a name that no tensor has, but a tensor has nearly the same one.
+    #[error("no tensor has the logical axis of rule {rule}; did you mean {meant:?}, as {tensor:?} has it?")]
+    MisspelledRule {
+        /// The rule.
+        rule: String,
+        /// The name that is near.
+        meant: String,
+        /// A tensor that has that name.
+        tensor: String,
+    },
+    /// A tensor has a name that no rule has, but a rule has nearly the same one.
+    #[error(
+        "tensor {tensor:?} has logical axis {name:?}, which no rule names; did you mean {meant:?}, as rule {rule} has it?"
+    )]
+    MisspelledAxis {
+        /// The tensor.
+        tensor: String,
+        /// Its name.
+        name: String,
+        /// The name that is near.
+        meant: String,
+        /// A rule that has that name.
+        rule: String,
+    },
 }
 
+meshloom_hlo::debug_is_message!(RuleProblem);
+
 impl RuleProblem {
+    /// The problem as an error: what to do about it, and what lenient rules would do.
+    pub(in crate::sharding) fn refusal(&self, settings: &SettingNames) -> String {
+        format!("{self}{}; or use {} to {}", self.advice(settings), settings.lenient, self.fallback())
+    }
+
+    /// What to do, where that is a setting.
+    fn advice(&self, settings: &SettingNames) -> String {
+        match self {
+            // Grouped-query attention has few of them, so that a `tensor` axis soon has more devices.
+            RuleProblem::NotDivisible { name, .. } if name == "kv_heads" || name == "activation_kv_heads" => {
+                "; give these axes a size that divides it and the other devices to another axis, or have every device hold all \
+                 key and value heads, by the rules [\"kv_heads\", []] and [\"activation_kv_heads\", []] before this one"
+                    .to_owned()
+            }
+            RuleProblem::NotDivisible { .. } => {
+                format!("; change the size, the mesh or the rule, or allow it to be padded ({})", settings.uneven)
+            }
+            _ => String::new(),
+        }
+    }
+
     /// What lenient mode does instead, as a verb phrase.
     pub fn fallback(&self) -> String {
         match self {
@@ -85,31 +155,57 @@ impl RuleProblem {
             RuleProblem::NotDivisible { kept, .. } => format!("split it over {kept} alone"),
             RuleProblem::Clash { .. } => "leave the dimension unsplit".to_owned(),
             RuleProblem::UnusedMeshAxis { .. } => "let them".to_owned(),
+            RuleProblem::MisspelledRule { .. } => "let the rule split nothing".to_owned(),
+            RuleProblem::MisspelledAxis { .. } => "leave the dimension unsplit".to_owned(),
         }
     }
 }
 
-/// A warning: a problem, and what was done about it.
+/// Something about the rules that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnostic {
-    /// The problem.
-    pub problem: RuleProblem,
+pub enum Diagnostic {
+    /// A problem, and what was done about it, because the rules are not strict.
+    Fallback {
+        /// The problem.
+        problem: RuleProblem,
+        /// What messages call the settings.
+        settings: SettingNames,
+    },
+    /// Rules of the user's own whose names no tensor has.
+    UnusedRules {
+        /// The rules.
+        rules: Vec<String>,
+    },
+    /// Names of tensors that none of the rules has, all of which are the user's own.
+    AxesWithoutRule {
+        /// The names.
+        names: Vec<String>,
+    },
+    /// Keys of a rule file that say nothing of rules.
+    SkippedKeys {
+        /// The file.
+        file: String,
+        /// The keys, in order.
+        keys: Vec<String>,
+    },
 }
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; rules.strict is false, so meshloom will {}", self.problem, self.problem.fallback())
-    }
-}
-
-/// What to do about a dimension that does not divide.
-fn advice(name: &str) -> &'static str {
-    match name {
-        // Grouped-query attention has few of them, so that a `tensor` axis soon has more devices.
-        "kv_heads" | "activation_kv_heads" => {
-            "give these axes a size that divides it and the other devices to another axis, or have every device hold all key \
-             and value heads, by the rules [\"kv_heads\", []] and [\"activation_kv_heads\", []] before this one"
+        match self {
+            Diagnostic::Fallback { problem, settings } => {
+                let (advice, fallback) = (problem.advice(settings), problem.fallback());
+                write!(f, "{problem}{advice}; the rules are not strict, so meshloom will {fallback}")
+            }
+            Diagnostic::UnusedRules { rules } => {
+                write!(f, "no tensor of this program has the logical axis of {}", listed("rule", rules))
+            }
+            Diagnostic::AxesWithoutRule { names } => {
+                write!(f, "no rule names {}, so dimensions of that name stay unsplit", listed("logical axis", names))
+            }
+            Diagnostic::SkippedKeys { file, keys } => {
+                write!(f, "{file} has more than rules and mesh axes; skipped: {}", listed("key", keys))
+            }
         }
-        _ => "change the size, the mesh or the rule, or allow it to be padded (rules.uneven = true)",
     }
 }

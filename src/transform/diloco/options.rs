@@ -1,5 +1,6 @@
 //! The options of a DiLoCo run, and which combinations are possible.
 
+use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
 words! {
@@ -88,7 +89,7 @@ impl Default for DilocoOptions {
 }
 
 /// Why a DiLoCo run cannot be.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum DilocoError {
     /// A number is zero.
     #[error("DiLoCo needs at least one of its {what}")]
@@ -133,7 +134,8 @@ pub enum DilocoError {
     },
     /// A fragment would be sent again before it is used.
     #[error(
-        "a fragment comes in {overlap_steps} steps after it is sent, but is sent again after {period}: overlap fewer steps"
+        "a fragment comes in {} after it is sent, but is sent again after {period}: overlap fewer steps",
+        counted(*.overlap_steps, "step")
     )]
     Overlap {
         /// tau.
@@ -143,7 +145,8 @@ pub enum DilocoError {
     },
     /// A layout that says of a parameter into how many parts it is cut, but not for each of its dimensions.
     #[error(
-        "the layout gives parts of {found} dimensions of parameter {path:?}, which has {rank}: give all, or none of any"
+        "the layout gives parts of {} of parameter {path:?}, which has {rank}: give all, or none of any",
+        counted(*.found, "dimension")
     )]
     Parts {
         /// The parameter.
@@ -155,14 +158,13 @@ pub enum DilocoError {
     },
     /// No parameter has a leading dimension over layers.
     #[error(
-        "streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`, \
-         model.scan_layers = true)"
+        "streaming DiLoCo cuts the dimension over layers, which no parameter has: stack the layers (`Param::stacked`)"
     )]
     NoLayers,
     /// The layers do not divide evenly.
     #[error(
-        "{layers} layers{of} do not divide into {} layer fragments: use {} fragments, or allow uneven ones",
-        fragments - 1, nearest_fragments(*layers, *fragments)
+        "{}{of} cannot be divided into {}: use {} fragments, or allow uneven ones",
+        counted(*layers, "layer"), counted(fragments - 1, "layer fragment"), nearest_fragments(*layers, *fragments)
     )]
     Layers {
         /// Layers.
@@ -173,7 +175,7 @@ pub enum DilocoError {
         fragments: usize,
     },
     /// Some fragments would be empty.
-    #[error("{layers} layers{of} do not fill {} layer fragments: use at most {} fragments", fragments - 1, layers + 1)]
+    #[error("{}{of} cannot fill {}: use at most {} fragments", counted(*layers, "layer"), counted(fragments - 1, "layer fragment"), layers + 1)]
     TooFewLayers {
         /// Layers.
         layers: usize,
@@ -212,6 +214,8 @@ pub enum DilocoError {
         every: usize,
     },
 }
+
+meshloom_hlo::debug_is_message!(DilocoError);
 
 /// Numbers of fragments around this one that divide the layers evenly.
 fn nearest_fragments(layers: usize, fragments: usize) -> String {

@@ -51,6 +51,7 @@ use weights::{Weights, in_types_of};
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
 use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label, refill, zeros};
+use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
 #[derive(Clone, Debug)]
@@ -83,6 +84,8 @@ pub struct PipelineInput<X> {
 /// are those at `s (B/S) + row (M/S) + j` of the batch: so a batch that is split over stages first, then over what
 /// splits the rows of a microbatch, is in place.
 ///
+/// The schedule 1F1B needs [`pipeline_with_loss`].
+///
 /// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not
 /// even where it is no number.
 #[track_caller]
@@ -98,7 +101,7 @@ where
     A: Tree<Leaf = Tensor>,
 {
     let place = Location::caller();
-    let (stage, aux) = match trace_stage(options, &stacked, &input, layer, place) {
+    let (stage, aux) = match trace_stage(options, LossAt::Behind, &stacked, &input, layer, place) {
         (Some(stage), aux) => (stage, aux),
         (None, aux) => return (input.x, refill(&aux, &mut std::iter::empty())),
     };
@@ -120,9 +123,19 @@ fn stage_names(names: &[&str]) -> AxisNames {
     [stage::STAGE].iter().chain(names).map(|name| Name::new(name)).collect()
 }
 
+/// Where the loss of a pipeline's results is computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LossAt {
+    /// In the pipeline's loop.
+    InLoop,
+    /// Behind the pipeline, which does not know it.
+    Behind,
+}
+
 /// Checks everything and traces the layer. No function after an error, which has been noted.
 fn trace_stage<W, X, A>(
     options: &PipelineOptions,
+    loss: LossAt,
     stacked: &StackedWeights<W>,
     input: &PipelineInput<X>,
     layer: impl Fn(Tensor, W, X, LayerPlace) -> (Tensor, A),
@@ -133,7 +146,7 @@ where
     X: Tree<Leaf = Tensor>,
     A: Tree<Leaf = Tensor>,
 {
-    if let Err(problem) = check(options, stacked, input) {
+    if let Err(problem) = check(options, loss, stacked, input) {
         let failed = trace::fail(problem, place);
         // Only the structure of what the layer returns is of use any more.
         let weights = refill(&stacked.weights, &mut stacked.weights.leaves().into_iter());
@@ -155,6 +168,7 @@ where
 /// Checks the options, and that weights and input are as they say.
 fn check<W, X>(
     options: &PipelineOptions,
+    loss: LossAt,
     stacked: &StackedWeights<W>,
     input: &PipelineInput<X>,
 ) -> Result<(), TraceErrorKind>
@@ -163,12 +177,16 @@ where
     X: Tree<Leaf = Tensor>,
 {
     options.validate()?;
+    let schedule = options.schedule;
+    if schedule == Schedule::OneForwardOneBackward && loss == LossAt::Behind {
+        return Err(PipelineError::NeedsLoss { schedule }.into());
+    }
     let mismatch =
         |what: String, expected: String, found: String| Err(TraceErrorKind::Mismatch { what, expected, found });
     let leading: Vec<usize> = options.leading_dims().iter().map(|(size, _)| *size).collect();
     let (weights, paths) = (stacked.weights.leaves(), stacked.weights.paths());
     if stacked.names.len() != weights.len() {
-        let expected = format!("one list for each of {} weights", weights.len());
+        let expected = format!("one list for each of {}", counted(weights.len(), "weight"));
         return mismatch(
             "the names given with a pipeline's weights".to_owned(),
             expected,

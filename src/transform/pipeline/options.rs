@@ -1,5 +1,6 @@
 //! The options of a pipeline, and which combinations are possible.
 
+use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
 use crate::ops::RematPolicy;
@@ -68,7 +69,9 @@ pub struct PipelineOptions {
     pub scan_repeats: bool,
     /// Whether the layers of a stage are a loop, or each its own nodes.
     pub scan_layers: bool,
-    /// Whether the backward pass finds the gathered weights of every repeat, or gathers again.
+    /// Whether the backward pass finds the gathered weights of every repeat, or gathers again. Under
+    /// [`WeightPlan::PerIteration`] no weights of a repeat are there to be kept; under
+    /// [`Schedule::OneForwardOneBackward`] both passes find the same ones anyway.
     pub keep_gathered: bool,
     /// What is kept of a layer beside its input.
     pub remat: RematPolicy,
@@ -94,7 +97,7 @@ impl Default for PipelineOptions {
 }
 
 /// Why a pipeline cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PipelineError {
     /// A number is zero.
     #[error("a pipeline needs at least one of its {what}")]
@@ -103,7 +106,7 @@ pub enum PipelineError {
         what: &'static str,
     },
     /// Microbatches do not fill the stages evenly.
-    #[error("{microbatches} microbatches are no multiple of the {stages} stages; use {}", nearest_multiples(*microbatches, *stages))]
+    #[error("the number of microbatches, {microbatches}, is no multiple of the {}; use {}", counted(*stages, "stage"), nearest_multiples(*microbatches, *stages))]
     Microbatches {
         /// M.
         microbatches: usize,
@@ -137,8 +140,16 @@ pub enum PipelineError {
         /// What to do instead.
         instead: &'static str,
     },
+    /// A schedule of which the loss is a part, in a pipeline without one.
+    #[error(
+        "the schedule {schedule} computes the loss in its loop, which `pipeline` does not know: use `pipeline_with_loss`"
+    )]
+    NeedsLoss {
+        /// The schedule.
+        schedule: Schedule,
+    },
     /// The batch does not divide into microbatches.
-    #[error("a batch of {batch} rows does not divide into {microbatches} microbatches")]
+    #[error("a batch of {} does not divide into {}", counted(*.batch, "row"), counted(*.microbatches, "microbatch"))]
     Batch {
         /// Rows.
         batch: usize,
@@ -147,8 +158,8 @@ pub enum PipelineError {
     },
     /// A stacked weight does not have the leading dimensions of the pipeline.
     #[error(
-        "the stacked weight {path:?} is {found}, but a pipeline of {repeats} repeats, {stages} stages and {layers_per_stage} layers per \
-         stage needs the leading dimensions {expected:?}"
+        "the stacked weight {path:?} is {found}, but a pipeline of {}, {} and {} per stage needs the leading dimensions {expected:?}",
+        counted(*.repeats, "repeat"), counted(*.stages, "stage"), counted(*.layers_per_stage, "layer")
     )]
     Weight {
         /// Path of the parameter.
@@ -165,6 +176,8 @@ pub enum PipelineError {
         expected: Vec<usize>,
     },
 }
+
+meshloom_hlo::debug_is_message!(PipelineError);
 
 /// The multiple before a number and the one after it, without zero.
 fn nearest_multiples(number: usize, of: usize) -> String {

@@ -6,8 +6,8 @@ use super::one_f_one_b::{Found, LossFunction, Pass, rows_of_all};
 use super::stage::StageFunction;
 use super::weights::{Number, Weights, Window, in_types_of};
 use super::{
-    LayerPlace, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch, check_captured,
-    in_order, into_slots, out_of_slots, pipeline, stage_names, trace_stage, zeros_of,
+    LayerPlace, LossAt, PipelineInput, PipelineOptions, Program, Schedule, StackedWeights, by_microbatch,
+    check_captured, in_order, into_slots, out_of_slots, pipeline, stage_names, trace_stage, zeros_of,
 };
 use crate::ir::{AxisNames, DType, Name};
 use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, arange, custom_vjp, full, refill, scan, zeros};
@@ -74,7 +74,7 @@ where
     H: Tree<Leaf = Tensor>,
 {
     let failed = |aux: &A| (input.x, refill(aux, &mut std::iter::empty()));
-    let (stage, aux) = trace_stage(options, stacked, input, layer, place);
+    let (stage, aux) = trace_stage(options, LossAt::InLoop, stacked, input, layer, place);
     let Some(stage) = stage else { return failed(&aux) };
     let Some(loss) = trace_loss(options, input, head, loss, place) else { return failed(&aux) };
     let names = stage_names(&input.names);

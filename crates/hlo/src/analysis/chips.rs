@@ -189,7 +189,7 @@ pub const CHIPS: &[Chip] = &[
 ];
 
 /// A name that no chip has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no chip is called \"{name}\"; expected one of {known}")]
 pub struct UnknownChip {
     /// The name.
@@ -197,6 +197,8 @@ pub struct UnknownChip {
     /// The names there are, separated by commas.
     pub known: String,
 }
+
+crate::debug_is_message!(UnknownChip);
 
 impl Chip {
     /// The chip of a name; case does not matter.

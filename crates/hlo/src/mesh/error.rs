@@ -1,7 +1,9 @@
 //! What can be wrong with a mesh.
 
+use crate::message::counted;
+
 /// An error in a mesh, or in how it fits the devices. All of them are the user's to fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// A part of the mesh text is not `name=size`.
     #[error(
@@ -33,7 +35,8 @@ pub enum MeshError {
     },
     /// The sizes given do not divide the devices, so -1 has no value.
     #[error(
-        "mesh {text:?}: axis {axis:?} of size -1 cannot fill up, because the other axes take {others} devices and {devices} is not a multiple of that"
+        "mesh {text:?}: axis {axis:?} of size -1 cannot fill up, because the other axes take {} and {devices} is not a multiple of that",
+        counted(*.others, "device")
     )]
     FillDoesNotDivide {
         /// The mesh as text.
@@ -134,3 +137,5 @@ pub enum MeshError {
         suggestion: String,
     },
 }
+
+crate::debug_is_message!(MeshError);

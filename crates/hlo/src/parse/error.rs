@@ -28,7 +28,7 @@ const MAX_HINT_NAMES: usize = 10_000;
 ///   ROOT %c = f32[4] ad(%a, %b)
 ///                    ^
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseError {
     /// Counted from 1.
     pub line: usize,
@@ -39,6 +39,8 @@ pub struct ParseError {
     /// The line, shortened around the place where it is long, and below it a caret.
     pub excerpt: String,
 }
+
+crate::debug_is_message!(ParseError);
 
 impl fmt::Display for ParseError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -57,7 +57,7 @@ impl fmt::Display for WorkerLog {
 }
 
 /// What became of a worker that did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerFailure {
     /// The worker lives and says no: mostly the plugin's own error.
@@ -115,6 +115,8 @@ pub enum WorkerFailure {
     )]
     NoWorker,
 }
+
+meshloom_hlo::debug_is_message!(WorkerFailure);
 
 fn status_text(status: Option<i32>) -> String {
     status.map_or("an unknown status".into(), |status| format!("status {status}"))

@@ -8,7 +8,7 @@ use meshloom::ir::{DType, TensorType};
 use meshloom::pjrt::PjrtError;
 
 /// What is wrong with a checkpoint.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum CheckpointError {
     /// Something cannot be read.
     #[error("cannot read {path:?} of a checkpoint: {source}")]
@@ -185,6 +185,8 @@ pub enum CheckpointError {
     #[error(transparent)]
     Device(#[from] Box<PjrtError>),
 }
+
+meshloom::hlo::debug_is_message!(CheckpointError);
 
 impl From<PjrtError> for CheckpointError {
     fn from(error: PjrtError) -> CheckpointError {

@@ -41,7 +41,7 @@ impl fmt::Display for Place {
 }
 
 /// An error in the run config: what is wrong, and where it was written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{place}{kind}")]
 pub struct ConfigError {
     /// Where.
@@ -52,6 +52,8 @@ pub struct ConfigError {
     /// at fault.
     pub because: Vec<String>,
 }
+
+meshloom::hlo::debug_is_message!(ConfigError);
 
 impl ConfigError {
     /// The key at fault, with its section, where one key is.
@@ -67,7 +69,7 @@ impl ConfigError {
 }
 
 /// What is wrong with a config. All but `NotBuilt` are the user's to fix.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ConfigErrorKind {
     /// The file cannot be read.
     #[error("cannot read the config {path:?}: {source}; give the path of a TOML file")]
@@ -132,6 +134,8 @@ pub enum ConfigErrorKind {
         instead: String,
     },
 }
+
+meshloom::hlo::debug_is_message!(ConfigErrorKind);
 
 impl ConfigError {
     /// Adds other keys that have a part in it.

@@ -126,7 +126,10 @@ impl RunConfig {
             root.set(text)?;
         }
         let mut places = HashMap::new();
-        let config = RunConfig::read(root, &mut places)?;
+        let mut config = RunConfig::read(root, &mut places)?;
+        if !places.contains_key("train.steps_per_call") {
+            config.train.steps_per_call = config.fitting_steps_per_call();
+        }
         config.validate().map_err(|error| {
             // The key at fault may have its default, which another key contradicts: then that one is where to look.
             let mut keys = error.key().into_iter().chain(error.because.iter().map(String::as_str));

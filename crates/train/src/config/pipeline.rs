@@ -98,7 +98,9 @@ impl RunConfig {
 fn refusal(pipeline: &PipelineConfig, error: &PipelineError) -> ConfigError {
     let reason = &error.to_string();
     match error {
-        PipelineError::Repeats { .. } => invalid("pipeline.schedule", pipeline.schedule.name(), reason),
+        PipelineError::Repeats { .. } | PipelineError::NeedsLoss { .. } => {
+            invalid("pipeline.schedule", pipeline.schedule.name(), reason)
+        }
         PipelineError::OneForwardOneBackward { .. } if pipeline.delay_forwarding => {
             invalid("pipeline.delay_forwarding", true, reason)
         }

@@ -2,6 +2,7 @@
 
 use super::error::{self, ConfigError};
 use super::{MeshConfig, RunConfig};
+use meshloom::hlo::message::counted;
 use meshloom::sharding::{Mesh, RuleProblem, RuleSets, ShardingError};
 
 /// What `[mesh]` and `[rules]` say, read.
@@ -33,7 +34,7 @@ impl Placement {
     /// with the program at hand.
     pub(super) fn uneven_split(&self, tensor: &str, names: &[Option<&str>], dims: &[usize]) -> Option<(usize, Split)> {
         let resolved = self.rules.compute.resolve(&self.mesh, tensor, names, dims, &mut Vec::new());
-        let Err(ShardingError::Rule { problem }) = resolved else { return None };
+        let Err(ShardingError::Rule { problem, .. }) = resolved else { return None };
         let RuleProblem::NotDivisible { dim, parts, rule, mesh, .. } = *problem else { return None };
         Some((dim, Split { parts, rule, mesh }))
     }
@@ -53,7 +54,10 @@ impl RunConfig {
             let hint = match target.topology.as_str() {
                 "" => format!("{error} (target.devices is {})", target.devices),
                 topology => {
-                    format!("{error} ({topology} has {} devices; --set mesh.axes=data=-1 takes all)", target.devices)
+                    format!(
+                        "{error} ({topology} has {}; --set mesh.axes=data=-1 takes all)",
+                        counted(target.devices, "device")
+                    )
                 }
             };
             let devices = target.topology.is_empty().then_some("target.devices");

@@ -4,7 +4,7 @@ use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
 use super::value::{Keys, Refusal, Section, Value, Written};
-use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, ShardingError};
+use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, SettingNames, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +75,13 @@ impl Default for RulesConfig {
         }
     }
 }
+
+/// The keys of settings that messages about rules advise to change.
+pub(super) const SETTINGS: SettingNames = SettingNames {
+    lenient: "rules.strict = false",
+    uneven: "rules.uneven = true",
+    replication: "partition.replication = \"warn\"",
+};
 
 const ROLE_KEYS: &[&str] = &["preset", "file", "list", "override"];
 
@@ -243,8 +250,10 @@ impl RulesConfig {
         if let Some((name, source)) = source {
             return (format!("{name}.{}", source.key()), source.describe());
         }
-        let own =
-            |name: &str, entries: &[RuleEntry]| Rules::new(rules_of(&format!("{name}.override"), entries), self.strict);
+        let own = |name: &str, entries: &[RuleEntry]| {
+            Rules::new(rules_of(&format!("{name}.override"), entries), self.strict)
+                .map(|rules| rules.with_settings(SETTINGS))
+        };
         let found = self.all_overrides().find(|(name, entries)| own(name, entries).is_ok_and(fails));
         let (name, entries) = found.unwrap_or(("rules", &self.overrides));
         (format!("{name}.override"), describe_list(entries))
@@ -263,6 +272,7 @@ fn rules_of(key: &str, entries: &[RuleEntry]) -> Vec<Rule> {
         name: entry.name.clone(),
         axes: entry.axes.clone(),
         origin: format!("{key}[{index}]"),
+        published: false,
     };
     entries.iter().enumerate().map(rule).collect()
 }
@@ -295,7 +305,7 @@ impl RuleSource {
 
     pub(super) fn rules(&self, section: &str, role: Role, strict: bool) -> Result<Rules, ConfigError> {
         let key = format!("{section}.{}", self.key());
-        match self {
+        let rules = match self {
             RuleSource::Preset(name) => {
                 Rules::preset_for(role, name, strict).map_err(|error| error::invalid(&key, name, &error.to_string()))
             }
@@ -310,7 +320,8 @@ impl RuleSource {
                 let file = RuleFile::parse(&text, path).and_then(|file| file.into_rules(strict));
                 file.map_err(|error| refused(error.to_string()))
             }
-        }
+        }?;
+        Ok(rules.with_settings(SETTINGS))
     }
 }
 

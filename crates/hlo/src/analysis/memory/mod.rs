@@ -156,7 +156,7 @@ pub struct ModuleMemory {
 pub const CURVE_POINTS: usize = 2048;
 
 /// A module that this analysis cannot take.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// Calls multiply its values beyond what can be numbered.
     #[error("the module's values cannot be counted: with every call written out it has more than 67 million")]
@@ -165,6 +165,8 @@ pub enum MemoryError {
     #[error("the message has no HLO module")]
     NoModule,
 }
+
+crate::debug_is_message!(MemoryError);
 
 /// The memory of a module.
 ///

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use meshloom::hlo::message::counted;
 use meshloom::pjrt::PjrtError;
 use meshloom::pjrt::ahead_of_time::Settings;
 use meshloom_train::StepAhead;
@@ -12,12 +13,13 @@ use meshloom_train::config::RunConfig;
 /// device.
 pub fn run(config: &RunConfig, settings: &Settings, write_hlo: Option<&Path>) -> Result<()> {
     let ahead = StepAhead::compile(config, settings)?;
-    for warning in ahead.lowered.warnings() {
+    for warning in config.warnings().into_iter().chain(ahead.lowered.warnings()) {
         eprintln!("warning: {warning}");
     }
     let compiled = &ahead.compiled;
     let kind = ahead.devices.first().map_or("", |device| device.kind.as_str());
-    println!("{} parameters on {} devices ({}) of {kind}", ahead.parameter_count, ahead.devices.len(), ahead.mesh);
+    let devices = counted(ahead.devices.len(), "device");
+    println!("{} parameters on {devices} ({}) of {kind}", ahead.parameter_count, ahead.mesh);
     println!(
         "lowered in {:.1} ms to {} bytes, compiled for {} in {:.1} s",
         1e3 * ahead.lower_time.as_secs_f64(),

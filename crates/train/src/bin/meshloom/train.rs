@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, Plugin, Topology};
 use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
 use meshloom_train::config::RunConfig;
-use meshloom_train::metrics::{MetricsWriter, Progress};
+use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
 use meshloom_train::parameters::LoadOptions;
 
 use crate::arguments::Train;
@@ -51,8 +52,9 @@ pub fn run(arguments: &Train) -> Result<()> {
     let entropy = trainer.dataset().unigram_entropy();
     let (token, single) = if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") };
     eprintln!(
-        "{} parameters on {device_count} devices ({}); lowered in {:.1} ms, compiled in {:.1} s",
+        "{} parameters on {} ({}); lowered in {:.1} ms, compiled in {:.1} s",
         trainer.parameter_count(),
+        counted(device_count, "device"),
         config.mesh.axes,
         1e3 * trainer.lower_seconds(),
         trainer.compile_seconds(),
@@ -79,14 +81,14 @@ pub fn run(arguments: &Train) -> Result<()> {
     progress.finish();
     checkpointer.map(Checkpointer::finish).transpose()?;
     let Some(last) = last else {
-        eprintln!("all {steps} steps were done before; give more with --steps");
+        eprintln!("the run was done before, after {}; give more with --steps", counted(steps as usize, "step"));
         return Ok(());
     };
     println!(
-        "step {}: loss {:.4} nats per {token}, {:.4} below the entropy of single {single}s, after {:.0} s",
+        "step {}: loss {:.4} nats per {token}, {}, after {:.0} s",
         last.step,
         last.loss,
-        entropy - last.loss,
+        beside_entropy(last.loss, entropy, single),
         start.elapsed().as_secs_f64(),
     );
     if let Some(file) = &arguments.save_parameters {

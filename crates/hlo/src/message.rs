@@ -1,0 +1,78 @@
+//! What the messages of all crates share.
+
+use std::error::Error;
+use std::fmt;
+
+/// A number of things, however it is written: `1 device`, `2 devices`, `1,024 devices`.
+pub fn counted(count: impl fmt::Display, what: &str) -> String {
+    let count = count.to_string();
+    if count == "1" { format!("{count} {what}") } else { format!("{count} {}", plural(what)) }
+}
+
+/// Things of a kind, the first of them by name: `rules a and b`; `keys a, b, c and 4 more`.
+pub fn listed(what: &str, items: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let more = items.len().saturating_sub(SHOWN);
+    let (last, first) = match items.split_last() {
+        None => return format!("no {what}"),
+        Some((item, [])) => return format!("{what} {item}"),
+        Some(_) if more > 0 => (format!("{more} more"), &items[..SHOWN]),
+        Some((last, first)) => (last.clone(), first),
+    };
+    format!("{} {} and {last}", plural(what), first.join(", "))
+}
+
+fn plural(what: &str) -> String {
+    let endings = [("xis", "xes"), ("leaf", "leaves"), ("tch", "tches")];
+    let changed = endings.iter().find_map(|(one, many)| Some(format!("{}{many}", what.strip_suffix(one)?)));
+    changed.unwrap_or_else(|| format!("{what}s"))
+}
+
+/// Writes an error as a person reads it: its message, and below it the message of each source that says something new.
+pub fn write_report(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut said = error.to_string();
+    f.write_str(&said)?;
+    let mut source = error.source();
+    while let Some(error) = source {
+        let message = error.to_string();
+        if !said.contains(&message) {
+            write!(f, "\n  because {message}")?;
+            said = message;
+        }
+        source = error.source();
+    }
+    Ok(())
+}
+
+/// Makes `{:?}` of errors their messages and those of their sources: what `main` prints of an error that it returns.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_is_message {
+    ($($error:ty),* $(,)?) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                $crate::message::write_report(self, f)
+            }
+        }
+    )*};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plurals() {
+        let many = ["device", "axis", "leaf", "microbatch", "device id"].map(|what| counted(2, what));
+        assert_eq!(many, ["2 devices", "2 axes", "2 leaves", "2 microbatches", "2 device ids"]);
+        assert_eq!((counted(1, "axis"), counted(0, "axis")), ("1 axis".to_owned(), "0 axes".to_owned()));
+    }
+
+    #[test]
+    fn lists() {
+        let items = |count: usize| (0..count).map(|index| index.to_string()).collect::<Vec<_>>();
+        let said = [1, 2, 8, 10].map(|count| listed("key", &items(count)));
+        assert_eq!(said[..2], ["key 0", "keys 0 and 1"]);
+        assert_eq!(said[2..], ["keys 0, 1, 2, 3, 4, 5, 6 and 7", "keys 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"]);
+    }
+}

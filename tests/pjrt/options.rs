@@ -1,0 +1,212 @@
+//! Options that cannot be are refused by name, before a plugin sees them: it might end the process.
+//!
+//! Every field of the options stands here: one that is new does not compile until it has its cases.
+
+use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
+use meshloom::emit::GroupFormat;
+use meshloom::ir::{DType, Graph};
+use meshloom::pjrt::{Client, CompileOptions, DebugValue};
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, TensorSpec};
+use support::eight_devices::client;
+use support::pjrt_modules as modules;
+use support::plugins::cpu_clients;
+
+/// Options, and a part of the refusal; none where they are possible, or for the plugin to judge.
+type Cases<O> = Vec<(O, Option<&'static str>)>;
+
+/// Two inputs and three outputs, one of which has a type of its own.
+fn program() -> Graph {
+    let spec = || TensorSpec::new(DType::F32, [8, 4]).with_axes(&["batch", ""]);
+    let function = Function::trace("f", (spec(), spec()), |(a, b)| (a + b, a * b, a.sum(..)));
+    Graph::clone(function.expect("it traces").graph())
+}
+
+fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>> {
+    let default = LowerOptions::default;
+    // Without `..`: a new field is an error here.
+    let LowerOptions {
+        sharding: _,
+        aliases: _,
+        without: _,
+        limits: _,
+        partition: _,
+        deny_replication: _,
+        groups: _,
+        overlap_collectives: _,
+        skip_verifier: _,
+        omit_metadata: _,
+        host_memory: _,
+    } = default();
+    let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
+    let over_mesh = |options: LowerOptions<'a>| LowerOptions { sharding: Some(sharding), ..options };
+    let mut cases: Cases<LowerOptions<'a>> = vec![
+        (aliases(&[(0, 0), (1, 1)]), None),
+        (aliases(&[(7, 0)]), Some("`LowerOptions::aliases` has (7, 0)")),
+        (aliases(&[(0, 2)]), Some("the program has 2 inputs and 3 outputs")),
+        (aliases(&[(usize::MAX, usize::MAX)]), Some("`LowerOptions::aliases`")),
+        (aliases(&[(2, 0)]), Some("the output is f32[], the input f32[8,4]")),
+        (aliases(&[(0, 0), (0, 0)]), Some("(0, 0) is given already")),
+        (aliases(&[(0, 0), (1, 0)]), Some("(0, 0) is given already")),
+        (aliases(&[(0, 0), (0, 1)]), Some("(0, 0) is given already")),
+        (LowerOptions { without: &["algebra"], ..default() }, None),
+        (
+            LowerOptions { without: &["algebr"], ..default() },
+            Some("there is no pass `algebr` (did you mean \"algebra\"?)"),
+        ),
+    ];
+    for bytes in [0, 1, u64::MAX] {
+        let mut options = over_mesh(default());
+        (options.limits.combined_bytes, options.limits.hoisted_bytes) = (bytes, bytes);
+        cases.push((options, None));
+    }
+    for partition in [PartitionMode::Explicit, PartitionMode::GSPMD, PartitionMode::SHARDY] {
+        cases.push((over_mesh(LowerOptions { partition, ..default() }), None));
+        cases.push((LowerOptions { partition, ..default() }, None));
+    }
+    let switches: [fn(&mut LowerOptions<'a>); 5] = [
+        |options| options.deny_replication = true,
+        |options| options.overlap_collectives = true,
+        |options| options.skip_verifier = true,
+        |options| options.omit_metadata = true,
+        |options| options.host_memory = true,
+    ];
+    for switch in switches {
+        for mut options in [default(), over_mesh(default())] {
+            switch(&mut options);
+            cases.push((options, None));
+        }
+    }
+    cases
+}
+
+fn refuse(found: Result<(), String>, expected: Option<&str>, what: &str) {
+    match (found, expected) {
+        (Ok(()), None) => {}
+        (Err(error), Some(expected)) => assert!(error.contains(expected), "{what}: {error}"),
+        (found, expected) => panic!("{what}: {found:?} instead of {expected:?}"),
+    }
+}
+
+/// What `lower` takes, a plugin takes.
+#[test]
+fn lower_options() {
+    let mesh = Mesh::parse("data=8", 8).expect("a mesh");
+    let rules = RuleSets::uniform(Rules::from_pairs(&[("batch", &["data"])]).expect("rules"));
+    let (graph, client) = (program(), client());
+    for (options, expected) in lower_cases((&mesh, &rules)) {
+        let what = format!("{options:?}");
+        let lowered = lower(&graph, &options).and_then(|lowered| lowered.compile(&client).map(drop));
+        refuse(lowered.map_err(|error| error.to_string()), expected, &what);
+        // As traced, there is no mesh.
+        let expected =
+            expected.or(options.sharding.map(|_| "`lower_as_traced` does not follow `LowerOptions::sharding`"));
+        let lowered = lower_as_traced(&graph, &options).and_then(|lowered| lowered.compile(&client).map(drop));
+        refuse(lowered.map_err(|error| error.to_string()), expected, &what);
+    }
+}
+
+/// A form of device groups that a plugin does not read is named: it would skip them.
+#[test]
+fn groups_that_the_plugin_does_not_read() {
+    let mesh = Mesh::parse("data=8", 8).expect("a mesh");
+    let rules = RuleSets::uniform(Rules::from_pairs(&[("batch", &["data"])]).expect("rules"));
+    for (name, client) in cpu_clients() {
+        let chosen = GroupFormat::read_by(client.plugin().api_version());
+        for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
+            let options = LowerOptions { groups, sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+            let program = lower(&program(), &options).expect("it lowers").compile(&client);
+            let expected = (groups != GroupFormat::Lists && groups != chosen).then_some("`GroupFormat::read_by`");
+            refuse(program.map(drop).map_err(|error| error.to_string()), expected, &format!("{name} {groups:?}"));
+        }
+    }
+}
+
+fn compile_cases() -> Cases<CompileOptions> {
+    let default = CompileOptions::default;
+    // Without `..`: a new field is an error here.
+    let CompileOptions {
+        num_replicas: _,
+        num_partitions: _,
+        use_spmd_partitioning: _,
+        use_shardy_partitioner: _,
+        device_assignment: _,
+        allow_propagation_to_parameters: _,
+        allow_propagation_to_outputs: _,
+        debug_options: _,
+    } = default();
+    let replicas = |num_replicas| CompileOptions { num_replicas, ..default() };
+    let partitions = CompileOptions::partitioned;
+    let assigned = |device_assignment: &[&[i32]], options| CompileOptions {
+        device_assignment: Some(device_assignment.iter().map(|ids| ids.to_vec()).collect()),
+        ..options
+    };
+    let parameters =
+        |list: &[bool], options| CompileOptions { allow_propagation_to_parameters: list.to_vec(), ..options };
+    let outputs = |list: &[bool], options| CompileOptions { allow_propagation_to_outputs: list.to_vec(), ..options };
+    let debug = |name: &str, value| CompileOptions { debug_options: [(name.to_owned(), value)].into(), ..default() };
+    let shardy = |options| CompileOptions { use_shardy_partitioner: true, ..options };
+    vec![
+        (replicas(2), None),
+        (replicas(0), Some("num_replicas = 0 is not possible")),
+        (replicas(9), Some("num_replicas * num_partitions = 9 is not possible")),
+        (replicas(usize::MAX), Some("num_replicas * num_partitions")),
+        (partitions(2), None),
+        (partitions(0), Some("num_partitions = 0 is not possible")),
+        (partitions(9), Some("num_replicas * num_partitions = 9 is not possible")),
+        (CompileOptions { num_replicas: usize::MAX, ..partitions(usize::MAX) }, Some("num_replicas * num_partitions")),
+        (CompileOptions { use_spmd_partitioning: true, ..default() }, None),
+        (CompileOptions { use_spmd_partitioning: false, ..partitions(2) }, Some("use_spmd_partitioning = false")),
+        (shardy(partitions(2)), None),
+        (shardy(default()), None),
+        (assigned(&[&[3]], default()), None),
+        (assigned(&[&[3, 1]], partitions(2)), None),
+        (assigned(&[], default()), Some("device_assignment = [] is not possible: expected 1 replica of 1 device id")),
+        (assigned(&[&[]], default()), Some("device_assignment")),
+        (assigned(&[&[0, 1]], default()), Some("device_assignment")),
+        (assigned(&[&[0], &[1]], default()), Some("device_assignment")),
+        (assigned(&[&[0, 0]], partitions(2)), Some("device_assignment")),
+        (assigned(&[&[-1]], default()), Some("device_assignment = -1 is not possible")),
+        (assigned(&[&[77]], default()), Some("device_assignment = 77 is not possible")),
+        (parameters(&[true], partitions(2)), None),
+        (parameters(&[true, false], partitions(2)), None),
+        (parameters(&[true; 3], partitions(2)), Some("allow_propagation_to_parameters")),
+        (outputs(&[true], partitions(2)), None),
+        (outputs(&[true; 2], partitions(2)), Some("allow_propagation_to_outputs")),
+        (debug("xla_cpu_enable_fast_math", DebugValue::Bool(true)), None),
+        (debug("xla_no_such_option", DebugValue::Bool(true)), Some("xla_no_such_option")),
+        (debug("", DebugValue::Bool(true)), Some("debug_options")),
+        (debug("xla_cpu_enable_fast_math", DebugValue::Text("perhaps".into())), Some("xla_cpu_enable_fast_math")),
+        (debug("xla_cpu_enable_fast_math", DebugValue::Float(f64::NAN)), Some("xla_cpu_enable_fast_math = NaN")),
+        (debug("xla_backend_optimization_level", DebugValue::Int(i64::MAX)), Some("xla_backend_optimization_level")),
+        (debug("xla_cpu_enable_fast_math", DebugValue::Int(7)), Some("xla_cpu_enable_fast_math")),
+    ]
+}
+
+#[test]
+fn compile_options() {
+    let (client, module): (Client, Vec<u8>) = (client(), modules::add(&[4]));
+    for (options, expected) in compile_cases() {
+        let compiled = client.compile(&module, &options).map(drop).map_err(|error| error.to_string());
+        refuse(compiled, expected, &format!("{options:?}"));
+    }
+}
+
+/// Aliases of a module that somebody else wrote: XLA ends the process over these.
+#[test]
+fn aliases_of_a_module() {
+    let cases: &[(&[(&[i64], i64)], Option<&str>)] = &[
+        (&[(&[], 0)], None),
+        (&[(&[7], 0)], Some("has no such output or parameter")),
+        (&[(&[-1], 0)], Some("has no such output or parameter")),
+        (&[(&[], 9)], Some("has 2 parameters")),
+        (&[(&[], -1)], Some("has 2 parameters")),
+        (&[(&[], 0), (&[], 1)], Some("shares it with another already")),
+        (&[(&[], 1), (&[], 1)], Some("shares it with another already")),
+    ];
+    for (aliases, expected) in cases {
+        let module = modules::add_with_aliases(&[4], aliases);
+        let compiled = client().compile(&module, &CompileOptions::default()).map(drop);
+        refuse(compiled.map_err(|error| error.to_string()), *expected, &format!("{aliases:?}"));
+    }
+}
