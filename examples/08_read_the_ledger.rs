@@ -82,7 +82,7 @@ fn main() -> Result<(), Error> {
         println!("warning: {warning}");
     }
     match partition(sorted.graph(), &[], true) {
-        Err(error @ Error::Partition(PartitionError::Replication(_))) => println!("denied: {error}"),
+        Err(error @ Error::Partition(PartitionError::Replication { .. })) => println!("denied: {error}"),
         Err(error) => return Err(error),
         Ok(_) => println!("nothing had to be gathered"),
     }
