@@ -4,6 +4,7 @@ mod answers;
 mod command;
 mod commands;
 mod options;
+mod quoted;
 mod report;
 mod traffic;
 mod unpartitioned;

@@ -1,0 +1,154 @@
+//! What README and docs quote of the programs' output is what they print.
+//!
+//! A block of `console` has commands, `$ hlo-dump ..` or `$ meshloom ..`, each with its output below. A line `...`
+//! stands for any lines, `[..]` for any part of a line: for what depends on the machine, and for what is left out.
+//! `MESHLOOM_UPDATE=1` writes the blocks again that leave nothing out.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+/// Blocks of `text` that are no output of a command, or of one that takes more than ten seconds: by the page and the
+/// beginning of the block, with the reason.
+const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("README.md", "3279104 parameters", "the main job: two minutes; tests/train has its losses"),
+    ("docs/checkpoints.md", "checkpoints/", "a folder"),
+    ("docs/hlo-dump.md", "hlo-dump show", "the commands"),
+    ("docs/memory.md", "MESHLOOM_WRITE_DOCS=1", "a command that writes the page"),
+    ("docs/partitioning.md", "Graph + specs", "a diagram"),
+    ("docs/pipeline-schedules.md", "forward      0", "timelines, which tests/transform has"),
+    ("docs/pipeline-schedules.md", "forward    0", "timelines, which tests/transform has"),
+    ("docs/pipeline-schedules.md", "forward and backward", "timelines, which tests/transform has"),
+    ("docs/pipeline.md", "gather 0", "a diagram"),
+    ("docs/slow-links.md", "$ hlo-dump check psdp.txt", "programs that take XLA minutes to compile"),
+    ("docs/slow-links.md", "%send.3", "a program that takes XLA minutes to compile, shortened"),
+];
+
+/// A command of a page, and the output that the page quotes.
+struct Quoted {
+    command: String,
+    output: String,
+}
+
+/// The blocks of a page: their language, and the text between the fences.
+fn blocks(page: &str) -> Vec<(&str, String)> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(language) = line.strip_prefix("```") {
+            let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            blocks.push((language, text.join("\n")));
+        }
+    }
+    blocks
+}
+
+fn quoted(block: &str) -> Vec<Quoted> {
+    let mut all: Vec<Quoted> = Vec::new();
+    for line in block.lines() {
+        match (line.strip_prefix("$ "), all.last_mut()) {
+            (Some(command), _) => all.push(Quoted { command: command.to_owned(), output: String::new() }),
+            (None, Some(last)) => last.output.extend([line, "\n"]),
+            (None, None) => panic!("a console block begins with a command, not with: {line}"),
+        }
+    }
+    all
+}
+
+/// What the command prints to its standard output.
+fn printed(command: &str) -> String {
+    let mut words = command.split_whitespace();
+    let program = match words.next() {
+        Some("hlo-dump") => support::program::hlo_dump(),
+        Some("meshloom") => support::program::meshloom(),
+        _ => panic!("no program of ours: {command}"),
+    };
+    let mut run = Command::new(program);
+    run.args(words).current_dir(support::path("")).env_remove("RUST_LOG").stdin(Stdio::null());
+    let output = run.output().unwrap_or_else(|error| panic!("{command}: {error}"));
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Whether a line is as quoted, where `[..]` stands for anything.
+fn is_line(quoted: &str, found: &str) -> bool {
+    let mut parts = quoted.split("[..]");
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = found.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else { return rest.is_empty() };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// Whether lines are as quoted, where `...` stands for any number of them.
+fn is_text(quoted: &[&str], found: &[&str]) -> bool {
+    match quoted {
+        [] => found.is_empty(),
+        ["...", rest @ ..] => (0..=found.len()).any(|skipped| is_text(rest, &found[skipped..])),
+        [line, rest @ ..] => {
+            found.split_first().is_some_and(|(first, others)| is_line(line.trim_end(), first) && is_text(rest, others))
+        }
+    }
+}
+
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir(support::path("docs")).expect("docs");
+    let docs = docs.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"));
+    let mut pages: Vec<String> = docs.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect();
+    pages.push("README.md".to_owned());
+    pages.sort();
+    pages
+}
+
+#[test]
+fn pages_quote_what_is_printed() {
+    let is_update = std::env::var_os("MESHLOOM_UPDATE").is_some();
+    let (mut wrong, mut count, mut not_run) = (Vec::new(), 0, 0);
+    for path in pages() {
+        let page = fs::read_to_string(support::path(&path)).expect("a page");
+        let mut updated = page.clone();
+        for (language, block) in blocks(&page) {
+            if language == "text" {
+                let known = NOT_RUN.iter().any(|(page, start, _)| *page == path && block.starts_with(start));
+                assert!(known, "{path}: a block of `text` that is neither run nor listed here: {block}");
+                not_run += 1;
+            }
+            for Quoted { command, output } in quoted(if language == "console" { &block } else { "" }) {
+                count += 1;
+                let found = printed(&command);
+                let lines = |text: &'_ str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+                let (quoted, printed) = (lines(&output), lines(&found));
+                let quoted: Vec<&str> = quoted.iter().map(String::as_str).collect();
+                if is_text(&quoted, &printed.iter().map(String::as_str).collect::<Vec<_>>()) {
+                    continue;
+                }
+                let is_whole = !output.contains("[..]") && !quoted.contains(&"...");
+                if is_update && is_whole {
+                    updated = updated.replace(&format!("$ {command}\n{output}"), &format!("$ {command}\n{found}"));
+                } else {
+                    let shown: String = found.chars().take(4000).collect();
+                    wrong.push(format!("{path}: `{command}` prints\n{shown}"));
+                }
+            }
+        }
+        if updated != page {
+            fs::write(support::path(&path), updated).expect("the page is written");
+        }
+    }
+    assert!(wrong.is_empty(), "{}\nMESHLOOM_UPDATE=1 writes what leaves nothing out", wrong.join("\n"));
+    assert_eq!(not_run, NOT_RUN.len(), "a block listed here is gone");
+    assert!(count >= 9, "{count} commands");
+}
+
+#[test]
+fn what_is_left_out_may_be_anything() {
+    assert!(is_text(&["a", "...", "d[..]f"], &["a", "b", "c", "def"]));
+    assert!(is_text(&["...", "x[..]y[..]"], &["x1y2"]));
+    assert!(!is_text(&["a", "...", "d"], &["a", "b"]));
+    assert!(!is_text(&["a"], &["a", "b"]));
+    assert!(!is_text(&["x[..]y"], &["xz"]));
+}
