@@ -39,9 +39,9 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
 }
 
 /// Checks that an output and an input exist, have one type, and share with no other: XLA ends the process otherwise.
-fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), ArgumentError> {
+fn check_aliases(graph: &Graph, aliases: &[(usize, usize)]) -> Result<(), Error> {
     for (index, &(output, input)) in aliases.iter().enumerate() {
-        let refuse = |reason| Err(ArgumentError::Alias { output, input, reason });
+        let refuse = |reason| Err(ArgumentError::Alias { output, input, reason }.into());
         let (Some(of_output), Some(of_input)) = (graph.output_types().nth(output), graph.input_types().nth(input))
         else {
             let (inputs, outputs) = (graph.inputs().len(), graph.outputs().len());

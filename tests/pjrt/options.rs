@@ -115,7 +115,7 @@ fn groups_that_the_plugin_does_not_read() {
         let chosen = GroupFormat::read_by(client.plugin().api_version());
         for groups in [GroupFormat::Lists, GroupFormat::IotaInList, GroupFormat::Iota] {
             let options = LowerOptions { groups, sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
-            let program = lower(&program(), &options).expect("it lowers").compile(&client);
+            let program = lower(&program(), &options).expect("it lowers").compile(client);
             let expected = (groups != GroupFormat::Lists && groups != chosen).then_some("`GroupFormat::read_by`");
             refuse(program.map(drop).map_err(|error| error.to_string()), expected, &format!("{name} {groups:?}"));
         }
@@ -195,7 +195,8 @@ fn compile_options() {
 /// Aliases of a module that somebody else wrote: XLA ends the process over these.
 #[test]
 fn aliases_of_a_module() {
-    let cases: &[(&[(&[i64], i64)], Option<&str>)] = &[
+    type Alias<'a> = (&'a [i64], i64);
+    let cases: &[(&[Alias<'_>], Option<&str>)] = &[
         (&[(&[], 0)], None),
         (&[(&[7], 0)], Some("has no such output or parameter")),
         (&[(&[-1], 0)], Some("has no such output or parameter")),

@@ -84,7 +84,8 @@ fn a_misspelled_axis_of_a_tensor_is_an_error() {
 /// Every way to write a rule, with a slip in each name in turn.
 #[test]
 fn every_slip_in_every_source_is_found() {
-    let sources: [(&str, fn(&str) -> RuleSets); 4] = [
+    type Source = (&'static str, fn(&str) -> RuleSets);
+    let sources: [Source; 4] = [
         ("a list", list),
         ("rules before a preset", |text| {
             let rules = Rules::preset("decoder", true).and_then(|preset| preset.with_first(rules(text)));

@@ -245,7 +245,7 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
             }
         }
     }
-    check_aliases(&module, shape).map_err(invalid)?;
+    check_aliases(module, shape).map_err(invalid)?;
     let missing = found.iter().position(Option::is_none);
     match missing {
         Some(index) => Err(invalid(format!("the entry has no parameter number {index}, but its shape has {total}"))),
