@@ -5,11 +5,9 @@
 //! ```
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, compile, lower};
 use meshloom::hlo::text::{TextOptions, print};
-use meshloom::ir::{DType::F32, GraphTextOptions, Literal};
-use meshloom::pjrt::Client;
-use meshloom::trace::{Function, TensorSpec, scope};
+use meshloom::ir::GraphTextOptions;
+use meshloom::prelude::*;
 
 fn main() -> Result<(), Error> {
     // The closure runs once, on handles without values. Shapes are checked here; operators only append nodes.

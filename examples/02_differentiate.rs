@@ -6,11 +6,8 @@
 //! ```
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, compile};
-use meshloom::ir::{DType::F32, Literal};
 use meshloom::ops::RematPolicy;
-use meshloom::pjrt::Client;
-use meshloom::trace::{Function, Tensor, TensorSpec, checkpoint, custom_vjp, grad, scan, value_and_grad};
+use meshloom::prelude::*;
 
 fn main() -> Result<(), Error> {
     let client = Client::cpu(1)?;

@@ -7,11 +7,8 @@
 use std::time::Instant;
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, compile, lower};
-use meshloom::ir::{DType::F32, Literal};
-use meshloom::nn::{initialize, rms_norm};
-use meshloom::pjrt::Client;
-use meshloom::trace::{Function, Init, MapTree, Param, Tensor, TensorSpec, Tree, scan};
+use meshloom::nn::rms_norm;
+use meshloom::prelude::*;
 
 const WIDTH: usize = 64;
 

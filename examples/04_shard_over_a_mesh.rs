@@ -6,11 +6,7 @@
 //! ```
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, compile, lower};
-use meshloom::ir::{DType::F32, Literal};
-use meshloom::pjrt::Client;
-use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, Param, TensorSpec, value_and_grad};
+use meshloom::prelude::*;
 
 meshloom::tree! {
     /// The function's inputs. Their paths, `weight` and `x`, are what messages call them.

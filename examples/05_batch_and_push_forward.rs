@@ -5,10 +5,7 @@
 //! ```
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, compile};
-use meshloom::ir::{DType::F32, Literal};
-use meshloom::pjrt::Client;
-use meshloom::trace::{Function, Tensor, TensorSpec, grad, jvp, vmap};
+use meshloom::prelude::*;
 
 /// The loss of one example under the weights `w`.
 fn loss(w: Tensor, x: Tensor) -> Tensor {

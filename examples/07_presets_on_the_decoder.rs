@@ -5,8 +5,7 @@
 //! cargo run --release --example 07_presets_on_the_decoder
 //! ```
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::sharding::{Mesh, Role, RuleSets, Rules};
+use meshloom::{compile::Lowered, prelude::*, sharding::Role};
 use meshloom_train::Error;
 use meshloom_train::config::RunConfig;
 use meshloom_train::step::aliases;

@@ -6,12 +6,10 @@
 //! ```
 
 use meshloom::Error;
-use meshloom::compile::{LowerOptions, Lowered, lower};
-use meshloom::ir::DType::F32;
+use meshloom::compile::Lowered;
 use meshloom::partition::CollectiveKind::{AllGather, AllReduce, ReduceScatter};
 use meshloom::partition::PartitionError;
-use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Init, Param, Tensor, TensorSpec, scan, scope, value_and_grad};
+use meshloom::prelude::*;
 
 const DEPTH: usize = 6;
 const WIDTH: usize = 32;

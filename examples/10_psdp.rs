@@ -8,12 +8,10 @@
 
 use meshloom::partition::CollectiveKind::{AllGather, ReduceScatter};
 use meshloom::partition::Ledger;
-use meshloom::pjrt::Client;
+use meshloom::prelude::*;
 use meshloom::sharding::Role;
-use meshloom::trace::Tree;
-use meshloom_train::Error;
-use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
+use meshloom_train::{Error, Trainer};
 
 /// A decoder that compiles in a second.
 const SMALL: [&str; 8] = [

@@ -7,9 +7,8 @@
 
 use meshloom::hlo::analysis::{AxisPart, Devices, step_inputs, traffic};
 use meshloom::pjrt::Client;
-use meshloom_train::Error;
-use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
+use meshloom_train::{Error, Trainer};
 
 const SMALL: [&str; 11] = [
     "model.layers=4",

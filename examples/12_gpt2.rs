@@ -71,10 +71,10 @@ fn main() -> Result<(), meshloom::Error> {
     let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("mlp", &["tensor"]), ("vocab", &["tensor"])];
     let rules = RuleSets::uniform(Rules::from_pairs(&rules)?);
     let rows = Literal::from_fn(rows.ty, |index| ((index % (LENGTH + 1)) * 7 % VOCAB) as f64);
-    for (mesh, devices) in [("data=1,tensor=1", 1), ("data=2,tensor=4", 8)] {
-        let mesh = Mesh::parse(mesh, devices)?;
+    for (data, tensor) in [(1, 1), (2, 4)] {
+        let mesh = Mesh::new([("data", data), ("tensor", tensor)])?;
         let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
-        let compiled = compile(&train_step, &Client::cpu(devices)?, &options)?;
+        let compiled = compile(&train_step, &Client::cpu(mesh.device_count())?, &options)?;
         let mut state = compiled.put_state(&initialize(&state, 0))?;
         for step in 0..=20 {
             let loss;

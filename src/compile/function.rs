@@ -103,6 +103,9 @@ where
     }
 }
 
+/// A tree over arrays.
+type Arrays<T> = <T as MapTree<Array>>::Mapped;
+
 impl<S, I, O> CompiledFunction<(S, I), (S, O)>
 where
     S: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
@@ -115,7 +118,7 @@ where
     ///
     /// # Errors
     /// A device is out of memory.
-    pub fn put_state(&self, state: &<S as MapTree<Literal>>::Mapped) -> Result<<S as MapTree<Array>>::Mapped, Error> {
+    pub fn put_state(&self, state: &<S as MapTree<Literal>>::Mapped) -> Result<Arrays<S>, Error> {
         self.program.put(0, state)
     }
 
@@ -126,9 +129,9 @@ where
     /// An input has another type than it was traced with, or a device is out of memory.
     pub fn step(
         &self,
-        state: <S as MapTree<Array>>::Mapped,
+        state: Arrays<S>,
         inputs: &<I as MapTree<Literal>>::Mapped,
-    ) -> Result<(<S as MapTree<Array>>::Mapped, <O as MapTree<Array>>::Mapped), Error> {
+    ) -> Result<(Arrays<S>, Arrays<O>), Error> {
         let state = state.leaves();
         let inputs = self.program.put(state.len(), inputs)?.leaves();
         let outputs = self.program.run(&state.iter().chain(&inputs).collect::<Vec<_>>())?;

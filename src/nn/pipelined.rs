@@ -10,7 +10,7 @@ use super::layout::{Rows, STREAM};
 use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::rotary::Rotary;
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
-use crate::ir::{AxisNames, DType};
+use crate::ir::DType;
 use crate::trace::{MapTree, Param, Tensor, Tree, fail_internal, scope};
 use crate::transform::pipeline::{
     LayerPlace, PipelineInput, PipelineLoss, PipelineOptions, Schedule, StackedWeights, pipeline, pipeline_with_loss,
@@ -91,8 +91,7 @@ impl DecoderConfig {
             Some(param) => weight.convert(self.dtype_in_use(&path.to_string(), param)),
             None => fail_internal(format_args!("weight {path}"), "a weight that the config declares"),
         });
-        let names: Vec<AxisNames> = declared.iter().map(|param| param.spec.axes.clone()).collect();
-        Some((options, StackedWeights { weights, names }))
+        Some((options, StackedWeights::declared(&declared, weights)))
     }
 
     /// The type in which a layer's weight is gathered: what a layer works with may have fewer bits, so less is

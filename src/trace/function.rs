@@ -117,7 +117,10 @@ where
     }
 }
 
-impl<S, I, O> Function<(S, I), (S, O)>
+/// From a state and other inputs to the next state and other outputs.
+pub type StepFunction<S, I, O> = Function<(S, I), (S, O)>;
+
+impl<S, I, O> StepFunction<S, I, O>
 where
     S: Tree<Leaf = TensorSpec> + MapTree<Tensor>,
     S::Mapped: MapTree<TensorSpec, Mapped = S>,
@@ -156,7 +159,7 @@ where
         state: &impl Inputs<Specs = S>,
         inputs: &impl Inputs<Specs = I>,
         f: impl FnOnce(S::Mapped, I::Mapped) -> (S::Mapped, R),
-    ) -> Result<Function<(S, I), (S, O)>, TraceError>
+    ) -> Result<StepFunction<S, I, O>, TraceError>
     where
         R: Tree<Leaf = Tensor> + MapTree<TensorSpec, Mapped = O>,
     {

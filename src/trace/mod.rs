@@ -49,7 +49,7 @@ pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, sca
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
 pub use error::{TraceError, TraceErrorKind, TransformError};
-pub use function::Function;
+pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
 pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together};

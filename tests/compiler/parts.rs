@@ -175,10 +175,10 @@ fn a_step_replaces_its_state() {
     assert_eq!(step.graph().input_info()[0].axes.len(), 1, "names come from the declarations");
 
     let wide = Function::trace_step("step", &state, &x, |(a, b), x| ((a + x, b.convert(F64)), x));
-    let error = wide.err().expect("another type").to_string();
+    let error = wide.expect_err("another type").to_string();
     assert_eq!(error, "the new `1` of `step`: expected f32[3], as the old one, found f64[3]");
     let list = vec![scalar(1.0), scalar(2.0)];
-    let error = Function::trace_step("step", &list, &x, |state, x| (state[..1].to_vec(), x)).err().expect("one less");
+    let error = Function::trace_step("step", &list, &x, |state, x| (state[..1].to_vec(), x)).expect_err("one less");
     assert_eq!(error.to_string(), "the new state of `step`: expected 0, 1, found 0");
 }
 

@@ -176,6 +176,20 @@ fn files_and_comments_are_not_too_long() {
     assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
+/// Lines that are neither blank nor comment; of Python without the text at the top of the file.
+fn code_lines(path: &str) -> usize {
+    let text = fs::read_to_string(support::path(path)).expect("a source file");
+    let code = if path.ends_with(".py") { text.splitn(3, "\"\"\"").last().unwrap_or(&text) } else { &text };
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//") && !line.starts_with('#');
+    code.lines().map(str::trim).filter(is_code).count()
+}
+
+#[test]
+fn a_model_of_ones_own_takes_hardly_more_lines_than_in_jax() {
+    let (ours, jax) = (code_lines("examples/12_gpt2.rs"), code_lines("benches/jax/gpt2.py"));
+    assert!(ours * 10 <= jax * 13, "{ours} lines, and {jax} in JAX");
+}
+
 /// What answers a case that cannot happen with a value, and what to write instead.
 const MADE_UP: [(&str, &str); 10] = [
     ("debug_assert", "return an InternalError: in release the program goes on"),

@@ -50,7 +50,7 @@ use weights::{Weights, in_types_of};
 
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label, refill, zeros};
+use crate::trace::{self, Param, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label, refill, zeros};
 use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
@@ -61,6 +61,14 @@ pub struct StackedWeights<W> {
     pub weights: W,
     /// For each tensor, the names of all dimensions.
     pub names: Vec<AxisNames>,
+}
+
+impl<W: Tree<Leaf = Tensor>> StackedWeights<W> {
+    /// Weights with the names that their declarations give. Those have the leading dimensions already:
+    /// [`Param::stacked_over`] puts them there.
+    pub fn declared(declared: &impl Tree<Leaf = Param>, weights: W) -> StackedWeights<W> {
+        StackedWeights { names: declared.leaves().into_iter().map(|param| param.spec.axes).collect(), weights }
+    }
 }
 
 /// What goes through a pipeline: activations, and what belongs to their rows.
@@ -88,6 +96,35 @@ pub struct PipelineInput<X> {
 ///
 /// In bubbles, layers are run on whatever is there. Nothing of that is seen: neither in values nor in gradients, not
 /// even where it is no number.
+///
+/// ```
+/// use meshloom::prelude::*;
+/// use meshloom::transform::pipeline::{PipelineInput, PipelineOptions, StackedWeights, pipeline};
+///
+/// # fn main() -> Result<(), meshloom::Error> {
+/// // Four layers, two on each stage; a batch goes through in four microbatches.
+/// let options = PipelineOptions { stages: 2, layers_per_stage: 2, microbatches: 4, ..PipelineOptions::default() };
+/// let layers = Param::new(F32, [8, 8], &["embed", "mlp"], Init::Normal(0.3)).stacked_over(&options.leading_dims());
+/// let x = TensorSpec::new(F32, [8, 8]).with_axes(&["activation_batch", ""]);
+/// let function = Function::trace("loss", (&layers, x), |(weights, x)| {
+///     value_and_grad(weights, |weights| {
+///         let stacked = StackedWeights::declared(&layers, weights);
+///         let input = PipelineInput { x, names: vec!["activation_batch", ""], rows: () };
+///         let (y, ()) = pipeline(&options, stacked, input, |x, weight, (), _| (x.matmul(weight).tanh(), ()));
+///         y.square().mean(..)
+///     })
+/// })?;
+///
+/// let mesh = Mesh::parse("stage=2,data=2", 4)?;
+/// let rules: &[(&str, &[&str])] =
+///     &[("layers", &["stage"]), ("activation_stage", &["stage"]), ("activation_batch", &["data"])];
+/// let rules = RuleSets::uniform(Rules::from_pairs(rules)?);
+/// let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+/// let lowered = lower(function.graph(), &options)?;
+/// println!("{}", lowered.collectives()); // permutes from stage to stage
+/// # Ok(())
+/// # }
+/// ```
 #[track_caller]
 pub fn pipeline<W, X, A>(
     options: &PipelineOptions,

@@ -44,7 +44,7 @@ pub struct StatedFrom {
 }
 
 /// A value that nothing is called.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name or a part of that \
      (attention/dot_general), or a line (model.py:42)"
@@ -55,6 +55,8 @@ pub struct UnknownValue {
     /// A name that is near, as part of a sentence; empty if none is.
     pub suggestion: String,
 }
+
+crate::debug_is_message!(UnknownValue);
 
 /// What is stated about the values with this name: an instruction's name; the `op_name` of its metadata or the end of
 /// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), or any part of it. The first of these that
