@@ -19,6 +19,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/pipeline-schedules.md", "forward    0", "timelines, which tests/transform has"),
     ("docs/pipeline-schedules.md", "forward and backward", "timelines, which tests/transform has"),
     ("docs/pipeline.md", "gather 0", "a diagram"),
+    ("docs/sharding.md", "mesh fsdp=2", "rows of a table, which tests/sharding/presets.rs compares"),
     ("docs/slow-links.md", "$ hlo-dump check psdp.txt", "programs that take XLA minutes to compile"),
     ("docs/slow-links.md", "%send.3", "a program that takes XLA minutes to compile, shortened"),
 ];
