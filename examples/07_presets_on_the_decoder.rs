@@ -5,13 +5,12 @@
 //! cargo run --release --example 07_presets_on_the_decoder
 //! ```
 
-use meshloom::{compile::Lowered, prelude::*, sharding::Role};
+use meshloom::sharding::Role;
 use meshloom_train::Error;
 use meshloom_train::config::RunConfig;
-use meshloom_train::step::aliases;
 
 /// A decoder that eight devices can share along any axis.
-const SMALL: [&str; 9] = [
+const SMALL: [&str; 10] = [
     "model.layers=4",
     "model.embed=64",
     "model.heads=8",
@@ -21,6 +20,7 @@ const SMALL: [&str; 9] = [
     "model.vocab=2048",
     "model.seq=64",
     "train.batch=16",
+    "partition.replication=deny",
 ];
 
 /// The mesh and the preset; what differs between two lines is what a user would write.
@@ -36,26 +36,14 @@ const RUNS: [(&str, &str); 9] = [
     ("fsdp=2,context=2,tensor=2", "decoder"),
 ];
 
-fn lowered(config: &RunConfig, mesh: &str, preset: &str) -> Result<Lowered, Error> {
-    let step = config.train_step()?.trace()?;
-    let mesh = Mesh::parse(mesh, 8)?;
-    // Strict: what does not fit is an error rather than left whole.
-    let rules = RuleSets::uniform(Rules::preset(preset, true)?);
-    let options = LowerOptions {
-        sharding: Some((&mesh, &rules)),
-        aliases: aliases(&step),
-        deny_replication: true,
-        ..LowerOptions::default()
-    };
-    Ok(lower(step.graph(), &options)?)
+fn config(mesh: &str, preset: &str) -> Result<RunConfig, Error> {
+    let places = [format!("mesh.axes={mesh}"), format!("rules.preset={preset}")];
+    Ok(RunConfig::from_overrides(&[&SMALL.map(str::to_owned)[..], &places].concat())?)
 }
 
 fn main() -> Result<(), Error> {
-    let config = RunConfig::from_overrides(&SMALL.map(str::to_owned))?;
-
-    let on_eight = lowered(&config, "fsdp=2,context=2,tensor=2", "decoder")?;
-    let table = on_eight.sharded().map(|sharded| &sharded.table);
     println!("-- every parameter and named value; moments are split as their parameters are, and left out here");
+    let table = config("fsdp=2,context=2,tensor=2", "decoder")?.debug_sharding()?;
     for line in table.iter().flat_map(|table| table.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
         if !line.contains("state.optimizer") {
             println!("{}", line.trim_end());
@@ -68,12 +56,9 @@ fn main() -> Result<(), Error> {
         "mesh", "preset", "collectives", "executions", "sent", "parameters", "peak memory"
     );
     for (mesh, preset) in RUNS {
-        let lowered = lowered(&config, mesh, preset)?;
+        let (_, lowered) = config(mesh, preset)?.lower_train_step()?;
         let (ledger, memory) = (lowered.collectives(), lowered.memory()?);
-        let parameters = lowered
-            .sharded()
-            .map(|sharded| &sharded.table)
-            .map_or(0, |table| table.input_bytes_per_device(Role::Params));
+        let parameters = lowered.sharded().map_or(0, |sharded| sharded.table.input_bytes_per_device(Role::Params));
         println!(
             "{mesh:<26} {preset:<19} {:>11} {:>10} {:>10} {parameters:>11} {:>11}",
             ledger.count()?,

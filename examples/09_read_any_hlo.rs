@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     for entry in &moved.entries {
         let axes: Vec<_> = entry.axes.iter().flatten().map(ToString::to_string).collect();
         let (kind, source) = (entry.kind.name(), entry.source.as_deref().unwrap_or("the compiler"));
-        println!("  {kind:<18} over {:<9} {:?}, by {source}", axes.join(","), entry.executions);
+        println!("  {kind:<18} over {:<9} {} times, by {source}", axes.join(","), entry.executions);
     }
     // Each of five layers gathers its two weights on the way forward, and again on the way back.
     let gathers: Vec<_> = moved.kind(CollectiveKind::AllGather).collect();
@@ -34,11 +34,8 @@ fn main() -> anyhow::Result<()> {
     let memory = memory(&found.module)?;
     println!("memory of a device: {} bytes, most of it {}", memory.peak, memory.live_at_peak[0].name);
     let cost = cost(&found.module, &CostOptions::devices(devices).on(Chip::parse("v5e")?));
-    println!(
-        "operations: {}, in loops that run {:?} times",
-        cost.total.flops,
-        cost.loops.iter().map(|it| it.trip_count).collect::<Vec<_>>()
-    );
     assert!(cost.assumptions.loops_counted_once.is_empty());
+    let trips: Vec<_> = cost.loops.iter().flat_map(|each| each.trip_count).map(|trips| trips.to_string()).collect();
+    println!("operations: {}, in loops that run {} times", cost.total.flops, trips.join(" and "));
     Ok(())
 }

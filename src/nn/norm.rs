@@ -29,43 +29,42 @@ impl LayerNorm<Param> {
 /// Source: Ba, Kiros & Hinton, "Layer Normalization", arXiv 1607.06450.
 #[track_caller]
 pub fn layer_norm(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor {
-    composite(Location::caller(), || layer_norm_of(x, params, epsilon))
-}
-
-fn layer_norm_of(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor {
-    let x = x.expect_float("the layer norm");
-    let normalized = |x: Tensor, mean: Tensor, inverse: Tensor| {
-        let wide = x.convert(DType::F32);
-        (wide - spread(mean, wide)) * spread(inverse, wide)
-    };
-    let forward = move |x: Tensor, scale: Tensor, bias: Tensor| {
-        let wide = x.convert(DType::F32);
-        let inverse = (wide.variance(-1) + epsilon).rsqrt();
-        let mean = wide.mean(-1);
-        let normal = normalized(x, mean, inverse);
-        let scaled = normal * scale.convert(DType::F32).broadcast() + bias.convert(DType::F32).broadcast();
-        (scaled.convert(x.dtype()), mean, inverse)
-    };
-    custom_vjp(
-        (x, params.scale, params.bias),
-        |(x, scale, bias)| forward(x, scale, bias).0,
-        |(x, scale, bias)| {
-            let (result, mean, inverse) = forward(x, scale, bias);
-            (result, (x, scale, bias, mean, inverse))
-        },
-        move |(x, scale, bias, mean, inverse), ct| {
-            let ct = ct.convert(DType::F32);
+    composite(Location::caller(), || {
+        let x = x.expect_float("the layer norm");
+        let normalized = |x: Tensor, mean: Tensor, inverse: Tensor| {
+            let wide = x.convert(DType::F32);
+            (wide - spread(mean, wide)) * spread(inverse, wide)
+        };
+        let forward = move |x: Tensor, scale: Tensor, bias: Tensor| {
+            let wide = x.convert(DType::F32);
+            let inverse = (wide.variance(-1) + epsilon).rsqrt();
+            let mean = wide.mean(-1);
             let normal = normalized(x, mean, inverse);
-            let leading: Vec<i32> = (0..ct.rank() as i32 - 1).collect();
-            let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
-            let bias_ct = ct.sum(leading.as_slice()).convert(bias.dtype());
-            let normal_ct = ct * scale.convert(DType::F32).broadcast();
-            // Neither a shift of x nor a change along x itself moves the norm: those parts of the cotangent drop out.
-            let along = spread((normal_ct * normal).mean(-1), normal);
-            let x_ct = (normal_ct - spread(normal_ct.mean(-1), normal) - normal * along) * spread(inverse, normal);
-            (x_ct.convert(x.dtype()), scale_ct, bias_ct)
-        },
-    )
+            let scaled = normal * scale.convert(DType::F32).broadcast() + bias.convert(DType::F32).broadcast();
+            (scaled.convert(x.dtype()), mean, inverse)
+        };
+        custom_vjp(
+            (x, params.scale, params.bias),
+            |(x, scale, bias)| forward(x, scale, bias).0,
+            |(x, scale, bias)| {
+                let (result, mean, inverse) = forward(x, scale, bias);
+                (result, (x, scale, bias, mean, inverse))
+            },
+            move |(x, scale, bias, mean, inverse), ct| {
+                let ct = ct.convert(DType::F32);
+                let normal = normalized(x, mean, inverse);
+                let leading: Vec<i32> = (0..ct.rank() as i32 - 1).collect();
+                let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
+                let bias_ct = ct.sum(leading.as_slice()).convert(bias.dtype());
+                let normal_ct = ct * scale.convert(DType::F32).broadcast();
+                // Neither a shift of x nor a change along x itself moves the norm: those parts of the cotangent drop
+                // out.
+                let along = spread((normal_ct * normal).mean(-1), normal);
+                let x_ct = (normal_ct - spread(normal_ct.mean(-1), normal) - normal * along) * spread(inverse, normal);
+                (x_ct.convert(x.dtype()), scale_ct, bias_ct)
+            },
+        )
+    })
 }
 
 /// `x * rsqrt(mean(x^2) + epsilon) * scale` over the last dimension, with statistics in `f32`. The result has the type
@@ -74,37 +73,35 @@ fn layer_norm_of(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor 
 /// Source: Zhang & Sennrich, "Root Mean Square Layer Normalization", arXiv 1910.07467.
 #[track_caller]
 pub fn rms_norm(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
-    composite(Location::caller(), || rms_norm_of(x, scale, epsilon))
-}
-
-fn rms_norm_of(x: Tensor, scale: Tensor, epsilon: f64) -> Tensor {
-    let x = x.expect_float("the root mean square");
-    let forward = move |x: Tensor, scale: Tensor| {
-        let wide = x.convert(DType::F32);
-        let inverse = (wide.square().mean(-1) + epsilon).rsqrt();
-        let normal = wide * spread(inverse, wide);
-        let scaled = normal * scale.convert(DType::F32).broadcast_like(normal, -1);
-        (scaled.convert(x.dtype()), inverse)
-    };
-    custom_vjp(
-        (x, scale),
-        |(x, scale)| forward(x, scale).0,
-        |(x, scale)| {
-            let (result, inverse) = forward(x, scale);
-            (result, (x, scale, inverse))
-        },
-        |(x, scale, inverse), ct| {
-            let (wide, ct) = (x.convert(DType::F32), ct.convert(DType::F32));
+    composite(Location::caller(), || {
+        let x = x.expect_float("the root mean square");
+        let forward = move |x: Tensor, scale: Tensor| {
+            let wide = x.convert(DType::F32);
+            let inverse = (wide.square().mean(-1) + epsilon).rsqrt();
             let normal = wide * spread(inverse, wide);
-            let leading: Vec<i32> = (0..wide.rank() as i32 - 1).collect();
-            let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
-            let normal_ct = ct * scale.convert(DType::F32).broadcast_like(ct, -1);
-            // The norm does not change along the direction of x itself, so that part of the cotangent drops out.
-            let along = (normal_ct * normal).mean(-1);
-            let x_ct = (normal_ct - normal * spread(along, normal)) * spread(inverse, normal);
-            (x_ct.convert(x.dtype()), scale_ct)
-        },
-    )
+            let scaled = normal * scale.convert(DType::F32).broadcast_like(normal, -1);
+            (scaled.convert(x.dtype()), inverse)
+        };
+        custom_vjp(
+            (x, scale),
+            |(x, scale)| forward(x, scale).0,
+            |(x, scale)| {
+                let (result, inverse) = forward(x, scale);
+                (result, (x, scale, inverse))
+            },
+            |(x, scale, inverse), ct| {
+                let (wide, ct) = (x.convert(DType::F32), ct.convert(DType::F32));
+                let normal = wide * spread(inverse, wide);
+                let leading: Vec<i32> = (0..wide.rank() as i32 - 1).collect();
+                let scale_ct = (ct * normal).sum(leading.as_slice()).convert(scale.dtype());
+                let normal_ct = ct * scale.convert(DType::F32).broadcast_like(ct, -1);
+                // The norm does not change along the direction of x itself, so that part of the cotangent drops out.
+                let along = (normal_ct * normal).mean(-1);
+                let x_ct = (normal_ct - normal * spread(along, normal)) * spread(inverse, normal);
+                (x_ct.convert(x.dtype()), scale_ct)
+            },
+        )
+    })
 }
 
 /// Repeats a statistic along the last dimension of `like`.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 use super::{
     Assigned, Axes, Diagnostic, Mesh, MeshAxis, NamedDim, Role, RowKind, RuleSets, ShardingError, ShardingRow,
@@ -111,12 +111,13 @@ fn value_name(origin: Origin) -> String {
     format!("the value named{scope}{source}")
 }
 
-/// Every logical name on a tensor of the program: on its ports, and on values in any region that runs in it.
+/// Every logical name of the program, on the first tensor that has it under the rules of a role: on ports, and on
+/// values in any region that runs.
 fn named_dims(graph: &Graph) -> Vec<NamedDim> {
-    let mut found = Vec::new();
+    let (mut found, mut known) = (Vec::new(), FxHashSet::default());
     let mut add = |axes: &AxisNames, role: Role, tensor: &dyn Fn() -> String| {
-        let named = texts(axes).into_iter().filter(|name| !name.is_empty());
-        found.extend(named.map(|name| NamedDim { role, name, tensor: tensor() }));
+        let new = axes.iter().filter(|name| !name.is_none() && known.insert((role, **name)));
+        found.extend(new.map(|name| NamedDim { role, name: name.text(), tensor: tensor() }));
     };
     for (index, info) in graph.input_info().iter().enumerate() {
         add(&info.axes, info.role, &|| input_name(graph, index));
@@ -124,7 +125,7 @@ fn named_dims(graph: &Graph) -> Vec<NamedDim> {
     for info in graph.output_info() {
         add(&info.axes, info.role, &|| info.path.to_string());
     }
-    let (mut graphs, mut seen) = (vec![graph], HashSet::new());
+    let (mut graphs, mut seen) = (vec![graph], FxHashSet::default());
     while let Some(graph) = graphs.pop() {
         for node in graph.nodes() {
             if let Op::WithAxes(axes) = node.op() {

@@ -6,7 +6,7 @@ use meshloom_hlo::suggest::misspelled;
 
 use super::{Diagnostic, ROLES, Role, Rule, RuleProblem, RuleSets, Rules, ShardingError};
 
-/// A logical name on a dimension of a tensor.
+/// A logical name on a dimension of a tensor: the first tensor of a program that has it, under the rules of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDim {
     /// Whose rules split the tensor.
