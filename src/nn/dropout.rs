@@ -12,35 +12,43 @@ use crate::trace::{Fold, Key, Tensor, composite};
 /// again for the backward pass. Source: Srivastava et al., "Dropout", JMLR 15, 2014.
 #[track_caller]
 pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
+    composite(Location::caller(), || dropped(x, rate, |kept| key.bernoulli(kept, x.dims())))
+}
+
+fn dropped(x: Tensor, rate: f64, draw: impl FnOnce(f64) -> Tensor) -> Tensor {
     if rate <= 0.0 {
         return x;
     }
-    composite(Location::caller(), || {
-        let kept = 1.0 - rate;
-        let scaled = x * if kept > 0.0 { 1.0 / kept } else { 0.0 };
-        key.bernoulli(kept, x.dims()).select(scaled, 0.0)
-    })
+    let kept = 1.0 - rate;
+    let scaled = x * if kept > 0.0 { 1.0 / kept } else { 0.0 };
+    draw(kept).select(scaled, 0.0)
 }
 
-/// Dropout throughout a model: a rate, and a key that is folded into a new one for each step, layer and place.
+/// Dropout throughout a model: a rate, the numbers of the rows, and a key that is folded into a new one for each step,
+/// layer and place.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// Probability with which an element drops.
     pub rate: f64,
     /// What draws.
     pub key: Key<Tensor>,
+    /// Which row of the whole batch each row of the activations is, integers `[rows]`.
+    pub rows: Tensor,
 }
 
 impl Dropout {
-    /// The same rate with the key of a step, layer or place.
+    /// The same rate and rows with the key of a step, layer or place.
     #[must_use]
     pub fn at(self, number: impl Fold) -> Dropout {
         Dropout { key: self.key.fold_in(number), ..self }
     }
 
-    /// [`dropout`] with this rate and key.
+    /// [`dropout`] of `x` `[rows, ..]` with this rate and key. Which elements drop depends on the key, the row's number
+    /// and the position within the row: not on which rows are worked on together.
+    #[track_caller]
     pub fn apply(self, x: Tensor) -> Tensor {
-        dropout(x, self.rate, self.key)
+        let Dropout { rate, key, rows } = self;
+        composite(Location::caller(), || dropped(x, rate, |kept| key.bernoulli_by_row(kept, x.dims(), rows)))
     }
 
     /// The numbers of `count` layers, to fold in.

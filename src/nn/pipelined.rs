@@ -19,6 +19,9 @@ use crate::transform::pipeline::{
 /// Positions and segments of rows.
 type Sequence = (Tensor, Tensor);
 
+/// A sequence, and the rows' numbers where something drops.
+type NumberedRows = (Sequence, Option<Tensor>);
+
 impl DecoderConfig {
     /// All layers over `x` `[batch, length, embed]` as a pipeline, and the mean of their own losses; none if they are
     /// no pipeline.
@@ -30,8 +33,9 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> Option<(Tensor, LayerLoss)> {
         let (options, stacked) = self.stacked_layers(params)?;
+        let rows = (rows, dropout.map(|dropout| dropout.rows));
         let input = PipelineInput { x, names: STREAM.to_vec(), rows };
-        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, rows: Sequence, place: LayerPlace| {
+        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, rows: NumberedRows, place: LayerPlace| {
             self.layer_of_pipeline(x, &layer, rows, place, dropout)
         };
         let (x, losses) = scope("layers", || pipeline(options, stacked, input, layer));
@@ -54,7 +58,8 @@ impl DecoderConfig {
         let x = self.embed(params, batch.tokens);
         // Each microbatch adds its part of the mean.
         let weights = batch.weights / whole.weight.broadcast_like(batch.weights, []);
-        let rows = ((batch.positions, batch.segment_ids), (batch.targets, weights));
+        let numbered = ((batch.positions, batch.segment_ids), dropout.map(|dropout| dropout.rows));
+        let rows = (numbered, (batch.targets, weights));
         let input = PipelineInput { x, names: STREAM.to_vec(), rows };
         let declared = Head::of(&self.parameters()).leaves();
         let head = StackedWeights {
@@ -68,10 +73,10 @@ impl DecoderConfig {
             // Only routed experts have a loss of their own.
             penalties: vec![penalty],
         };
-        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (rows, _): (Sequence, Sequence), place: LayerPlace| {
+        let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (rows, _): (NumberedRows, Sequence), place: LayerPlace| {
             self.layer_of_pipeline(x, &layer, rows, place, dropout)
         };
-        let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, (targets, weights)): (Sequence, Sequence)| {
+        let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, (targets, weights)): (NumberedRows, Sequence)| {
             let logits = self.head(&head, x, Rows::OF_MICROBATCH);
             scope("loss", || weighted_cross_entropy(logits, targets, weights))
         };
@@ -101,18 +106,18 @@ impl DecoderConfig {
         if is_converted { self.compute_dtype } else { param.spec.ty.dtype }
     }
 
-    /// A layer, which makes of rows what it needs. What drops depends on layer, microbatch and position within it.
+    /// A layer, which makes of rows what it needs.
     fn layer_of_pipeline(
         &self,
         x: Tensor,
         layer: &DecoderLayer<Tensor>,
-        (positions, segment_ids): Sequence,
+        ((positions, segment_ids), numbers): NumberedRows,
         place: LayerPlace,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
         let mask = scope("mask", || AttentionMask::causal(segment_ids));
-        let dropout = dropout.map(|dropout| dropout.at(place.layer).at(place.microbatch));
+        let dropout = dropout.zip(numbers).map(|(dropout, rows)| Dropout { rows, ..dropout }.at(place.layer));
         self.layer(x, layer, RowInputs { rotary: &rotary, mask }, dropout)
     }
 

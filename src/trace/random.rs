@@ -84,22 +84,40 @@ fn counters(dims: &[usize]) -> [Tensor; 2] {
     let narrow = TensorType::new(DType::U32, dims);
     let is_wide = narrow.element_count() > u32::MAX as usize;
     let ty = if is_wide { narrow.with_dtype(DType::U64) } else { narrow };
-    let mut stride = 1;
-    let mut position = None;
-    for (axis, &size) in dims.iter().enumerate().rev() {
-        let mut steps = iota(ty.dtype, dims, axis as i32);
-        if stride > 1 {
-            steps = steps * constant_word(&ty, stride);
-        }
-        position = Some(position.map_or(steps, |sum: Tensor| sum + steps));
-        stride *= size.max(1) as u64;
-    }
-    let position = position.unwrap_or_else(|| zeros(ty.dtype, dims));
+    let position = positions(&ty, 0);
     if is_wide {
         [(position >> 32.0).convert(DType::U32), position.convert(DType::U32)]
     } else {
         [position.zeros_like(), position]
     }
+}
+
+/// The counter of each element where rows have numbers of their own: that of its row (the first dimension), and its
+/// row-major position within the row.
+fn counters_by_row(dims: &[usize], rows: Tensor) -> [Tensor; 2] {
+    let ty = TensorType::new(DType::U32, dims);
+    let is_numbered = !dims.is_empty() && rows.dims()[..] == dims[..1];
+    if !is_numbered || dims[1..].iter().product::<usize>() > u32::MAX as usize {
+        let expected = format!("for each row of at most 2^32 elements of {ty} one number");
+        return [fail("the row numbers of a random draw", &expected, rows.ty().to_string()); 2];
+    }
+    let position = positions(&ty, 1);
+    [rows.convert(DType::U32).broadcast_like(position, 0), position]
+}
+
+/// The row-major position of each element within the dimensions from `first` on.
+fn positions(ty: &TensorType, first: usize) -> Tensor {
+    let mut stride = 1;
+    let mut position = None;
+    for (axis, &size) in ty.dims.iter().enumerate().skip(first).rev() {
+        let mut steps = iota(ty.dtype, &ty.dims, axis as i32);
+        if stride > 1 {
+            steps = steps * constant_word(ty, stride);
+        }
+        position = Some(position.map_or(steps, |sum: Tensor| sum + steps));
+        stride *= size.max(1) as u64;
+    }
+    position.unwrap_or_else(|| zeros(ty.dtype, &ty.dims))
 }
 
 /// Two random words for each counter.
@@ -121,11 +139,11 @@ fn join(words: [Tensor; 2]) -> Tensor {
     stack(&words, -1)
 }
 
-fn random_bits(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
+fn random_bits(key: Key<Tensor>, dtype: DType, counters: [Tensor; 2]) -> Tensor {
     if !dtype.is_unsigned_integer() {
         return fail("the type of random bits", "an unsigned integer type", dtype.to_string());
     }
-    let [high, low] = threefry(key, counters(dims));
+    let [high, low] = threefry(key, counters);
     if dtype == DType::U64 {
         let (high, low) = (high.convert(dtype), low.convert(dtype));
         return (high << 32.0) | low;
@@ -133,8 +151,13 @@ fn random_bits(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
     (high ^ low).convert(dtype)
 }
 
-/// Uniform in `[0, 1)`: random bits as the mantissa of a number in `[1, 2)`.
+/// Uniform in `[0, 1)`, at the positions of a tensor.
 fn unit(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
+    unit_at(key, dtype, counters(dims))
+}
+
+/// Uniform in `[0, 1)`: random bits as the mantissa of a number in `[1, 2)`.
+fn unit_at(key: Key<Tensor>, dtype: DType, counters: [Tensor; 2]) -> Tensor {
     let (word, drawn, mantissa_bits, one) = match dtype {
         // As JAX does, 7 bits of mantissa are drawn from 8, not 16.
         DType::BF16 => (DType::U16, DType::U8, 7, u64::from(half::bf16::ONE.to_bits())),
@@ -143,7 +166,7 @@ fn unit(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {
         DType::F64 => (DType::U64, DType::U64, 52, 1f64.to_bits()),
         _ => return fail("the type of a random number", "bf16, f16, f32 or f64", dtype.to_string()),
     };
-    let bits = random_bits(key, drawn, dims).convert(word);
+    let bits = random_bits(key, drawn, counters).convert(word);
     let spare = 8 * drawn.byte_count() - mantissa_bits;
     let number = (bits >> spare as f64) | constant_word(&bits.ty(), one);
     number.bitcast_convert(dtype) - 1.0
@@ -192,7 +215,7 @@ fn shuffle(key: Key<Tensor>, x: Tensor) -> Tensor {
     for _ in 0..rounds {
         let keys = split(key, 2);
         key = key_at(keys, 0);
-        let order = random_bits(key_at(keys, 1), DType::U32, &[count]);
+        let order = random_bits(key_at(keys, 1), DType::U32, counters(&[count]));
         x = sort_together(&[order, x], 0, 1)[1];
     }
     x
@@ -284,7 +307,7 @@ impl Key<Tensor> {
     /// Random bits of an unsigned integer type.
     #[track_caller]
     pub fn bits(self, dtype: DType, dims: impl AsRef<[usize]>) -> Tensor {
-        composite(Location::caller(), || random_bits(self, dtype, dims.as_ref()))
+        composite(Location::caller(), || random_bits(self, dtype, counters(dims.as_ref())))
     }
 
     /// Uniform in `[0, 1)`.
@@ -324,6 +347,15 @@ impl Key<Tensor> {
     #[track_caller]
     pub fn bernoulli(self, probability: f64, dims: impl AsRef<[usize]>) -> Tensor {
         composite(Location::caller(), || unit(self, DType::F32, dims.as_ref()).less(probability))
+    }
+
+    /// As [`Key::bernoulli`], for rows (the first of `dims`) with numbers of their own: `rows`, integers `[n]`. A draw
+    /// depends on the row's number and the position within the row, wherever the row lies.
+    #[track_caller]
+    pub fn bernoulli_by_row(self, probability: f64, dims: impl AsRef<[usize]>, rows: Tensor) -> Tensor {
+        composite(Location::caller(), || {
+            unit_at(self, DType::F32, counters_by_row(dims.as_ref(), rows)).less(probability)
+        })
     }
 
     /// True with the probability that each element, of a floating-point type, says.
@@ -378,7 +410,7 @@ impl Key<Tensor> {
         let wide = if dtype.is_signed_integer() || dtype.byte_count() < 4 { signed(word) } else { word };
         composite(Location::caller(), || {
             let keys = split(self, 2);
-            let [high, rest] = [0, 1].map(|row| random_bits(key_at(keys, row), word, &ty.dims));
+            let [high, rest] = [0, 1].map(|row| random_bits(key_at(keys, row), word, counters(&ty.dims)));
             let modulus = constant_word(&ty, extent);
             let factor = constant_word(&ty, factor);
             let offset = ((high % modulus) * factor + rest % modulus) % modulus;

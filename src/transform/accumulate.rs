@@ -15,15 +15,15 @@ use std::panic::Location;
 use crate::ir::{AxisNames, DType, Origin, Role};
 use crate::ops::WithAxes;
 use crate::trace::{
-    Param, Place, Tensor, TraceErrorKind, Tree, arange, fail, label, label_from, origin_of, refill, scan, scope,
+    Param, Place, Tensor, TraceErrorKind, Tree, fail, label, label_from, origin_of, refill, scan, scope,
     value_and_grad, zeros,
 };
 
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
 ///
-/// `loss` gets the parameters, the rows of a part and the part's number (`u32`), and returns a scalar. Every leaf of
-/// `batch` has the rows as its leading dimension. `declared` are the declarations of `params`, in the same order. With
-/// one part there is no loop, and the number is none; gradients then have the parameters' types, else `f32`.
+/// `loss` gets the parameters and the rows of a part, and returns a scalar. Every leaf of `batch` has the rows as its
+/// leading dimension. `declared` are the declarations of `params`, in the same order. With one part there is no loop;
+/// gradients then have the parameters' types, else `f32`.
 ///
 /// # Errors
 /// In the trace: `parts` is zero, or does not divide the rows.
@@ -33,7 +33,7 @@ pub fn value_and_grad_in_parts<P, B>(
     declared: &impl Tree<Leaf = Param>,
     params: P,
     batch: B,
-    loss: impl FnOnce(P, B, Option<Tensor>) -> Tensor,
+    loss: impl FnOnce(P, B) -> Tensor,
 ) -> (Tensor, P)
 where
     P: Tree<Leaf = Tensor> + Clone,
@@ -55,7 +55,7 @@ where
         fail(TraceErrorKind::Other("a batch needs at least one part".to_owned()), place);
     }
     if parts <= 1 {
-        let (value, gradients) = value_and_grad(params, |params| loss(params, batch, None));
+        let (value, gradients) = value_and_grad(params, |params| loss(params, batch));
         return (value, partial(&gradients, &origins(&gradients)));
     }
     let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
@@ -64,8 +64,8 @@ where
     let start = (zeros(DType::F32, []), nothing);
     let mut made_at = Vec::new();
     let ((value, sums), ()) = scope("microbatches", || {
-        scan(start, (stacked, arange(DType::U32, parts)), |(total, sums), (part, number)| {
-            let (value, gradients) = value_and_grad(params.clone(), |params| loss(params, part, Some(number)));
+        scan(start, stacked, |(total, sums), part| {
+            let (value, gradients) = value_and_grad(params.clone(), |params| loss(params, part));
             made_at = origins(&gradients);
             let gradients = partial(&gradients, &made_at);
             let add = |(sum, gradient): (Tensor, Tensor)| sum + gradient.convert(DType::F32);

@@ -263,12 +263,47 @@ fn draws_are_batched() {
 }
 
 /// What drops is zero, the rest is scaled up, and the gradient is dropped alike; another number folded in drops others.
+/// Rows that are worked on together with others, in another order, drop the same elements; equal rows drop others.
+#[test]
+fn dropout_goes_by_the_number_of_a_row() {
+    let spec = |count: usize| {
+        (Key::spec(), (TensorSpec::new(DType::F32, [count, 4, 8]), TensorSpec::new(DType::S32, [count])))
+    };
+    let of = |numbers: &[i32]| {
+        let count = numbers.len();
+        let function =
+            Function::trace("dropout", spec(count), |(key, (x, rows))| Dropout { rate: 0.5, key, rows }.apply(x));
+        let function = function.unwrap_or_else(|error| panic!("{error}"));
+        let compiled =
+            compile(&function, &Client::cpu(1).expect("a client"), &LowerOptions::default()).expect("compiles");
+        let ones = Literal::from_fn(TensorType::new(DType::F32, &[count, 4, 8]), |_| 1.0);
+        let result = compiled.call(&(Key::from_seed(5), (ones, Literal::vector(numbers)))).expect("runs");
+        let rows = result.to_vec::<f32>().expect("f32");
+        rows.chunks(32).map(<[f32]>::to_vec).collect::<Vec<_>>()
+    };
+    let whole = of(&[0, 1, 2, 3, 4, 5]);
+    assert_eq!(of(&[4, 1]), [whole[4].clone(), whole[1].clone()]);
+    assert_eq!(of(&[3]), [whole[3].clone()]);
+    // Row 0 alone is the plain draw, which golden files hold.
+    let plain = Function::trace("dropout", spec(1), |(key, (x, _))| dropout(x, 0.5, key));
+    let plain = compile(&plain.expect("it traces"), &Client::cpu(1).expect("a client"), &LowerOptions::default());
+    let ones = Literal::from_fn(TensorType::new(DType::F32, &[1, 4, 8]), |_| 1.0);
+    let first = plain.expect("compiles").call(&(Key::from_seed(5), (ones, Literal::vector(&[7i32])))).expect("runs");
+    assert_eq!(first.to_vec::<f32>().expect("f32"), whole[0]);
+    assert!((0..6).all(|row| (0..row).all(|other| whole[row] != whole[other])), "rows drop alike: {whole:?}");
+    let wrong = Function::trace("dropout", spec(3), |(key, (x, rows))| {
+        Dropout { rate: 0.5, key, rows: rows.slice(0, 0..2) }.apply(x)
+    });
+    let message = wrong.expect_err("two numbers for three rows").to_string();
+    assert!(message.contains("for each row of at most 2^32 elements of u32[3,4,8] one number"), "{message}");
+}
+
 #[test]
 fn dropout_keeps_its_share() {
     const COUNT: usize = 4096;
     let specs = (Key::spec(), TensorSpec::new(DType::F32, [COUNT]));
     let function = Function::trace("dropout", specs, |(key, x)| {
-        let first = Dropout { rate: 0.25, key };
+        let first = Dropout { rate: 0.25, key, rows: arange(DType::U32, COUNT) };
         let (value, gradient) = value_and_grad(x, |x| first.at(1).apply(x).sum(..));
         (vec![first.at(1).apply(x), gradient, first.at(2).apply(x), dropout(x, 0.0, key), dropout(x, 1.0, key)], value)
     });

@@ -87,12 +87,19 @@ fn forms_of_the_model_agree() {
     check(SHORT_RUN, MIXED, &[&[MIXED, forms[0]].concat()], STEPS, 1e-5);
 }
 
-/// Which activations drop depends on seed, step, layer and position alone.
+/// Which activations drop depends on seed, step, layer, row, position and channel alone.
 #[test]
 fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
     let base = [SHORT_RUN, &["model.dropout=0.1"]].concat();
     let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
-    let forms = [[MIXED, &[]].concat(), [ONE_DEVICE, &separate].concat(), [ONE_DEVICE, &recomputed].concat()];
+    let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"];
+    let forms = [
+        [MIXED, &[]].concat(),
+        [MIXED, &["train.microbatches=2", "train.steps_per_call=4"]].concat(),
+        pipeline.to_vec(),
+        [ONE_DEVICE, &separate].concat(),
+        [ONE_DEVICE, &recomputed].concat(),
+    ];
     check(&base, ONE_DEVICE, &forms.each_ref().map(Vec::as_slice), 8, 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));
     assert!(relative_error(&dropped[0], &plain[0]) > 1e-4, "nothing drops: {plain:?} {dropped:?}");

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{Literal, TensorType};
+use meshloom::nn::Batch;
 use meshloom::pjrt::{Array, Buffer};
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
@@ -58,6 +59,8 @@ struct Plain {
     paths: Vec<String>,
     dataset: TextDataset,
     seq: usize,
+    /// Rows that a step gets: those of a replica, or of all, of which the others' weigh nothing.
+    rows: usize,
 }
 
 impl Plain {
@@ -68,8 +71,13 @@ impl Plain {
 
     /// With these keys set.
     fn of(settings: &[&str]) -> Plain {
-        let rows = format!("train.batch={ROWS}");
-        let own = ["mesh.axes=data=1", "target.devices=1", &rows];
+        Plain::of_rows(settings, ROWS)
+    }
+
+    /// With these keys set, and a step of so many rows.
+    fn of_rows(settings: &[&str], rows: usize) -> Plain {
+        let of_step = format!("train.batch={rows}");
+        let own = ["mesh.axes=data=1", "target.devices=1", &of_step];
         let config = config(&own, settings);
         let step = config.train_step().unwrap();
         let function = step.trace().expect("it traces");
@@ -80,7 +88,7 @@ impl Plain {
         let paths = start.paths();
         let tokenizer = config.load_tokenizer().expect("a tokenizer");
         let dataset = TextDataset::load_with(&config.data.text, &tokenizer).expect("the text");
-        Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq }
+        Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq, rows }
     }
 
     fn param_count(&self) -> usize {
@@ -94,7 +102,14 @@ impl Plain {
     /// The rows of a replica of a step's batch.
     fn batch(&self, step: u64, replica: usize, replicas: usize) -> Vec<Literal> {
         let batch = self.dataset.batch(0, step, replicas * ROWS, self.seq).expect("a batch");
-        let leaves = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
+        if self.rows == replicas * ROWS {
+            let weights = batch.weights.to_vec::<f32>().expect("weights");
+            let own = replica * ROWS * self.seq..(replica + 1) * ROWS * self.seq;
+            let masked = weights.iter().enumerate().map(|(at, &weight)| if own.contains(&at) { weight } else { 0.0 });
+            let weights = Literal::from_slice(&[self.rows, self.seq], &masked.collect::<Vec<_>>());
+            return Batch { weights: weights.expect("as many"), ..batch }.leaves();
+        }
+        let leaves = batch.leaves();
         let own = |leaf: &Literal| {
             let size = leaf.bytes().len() / replicas;
             let ty = TensorType::new(leaf.ty().dtype, &[ROWS, self.seq]);
@@ -387,13 +402,28 @@ fn replicas_that_are_partially_sharded() {
     check_steps(2, &settings, &[vec![0, 2], vec![1, 3]], 60);
 }
 
-/// Replicas with routed experts, and with activations that drop: mapped over the replicas, both are what each computes
-/// alone.
+/// Which activations drop depends on the row of the whole batch: each replica trains as a plain run whose batch has the
+/// rows of all, where only its own weigh anything.
+#[test]
+fn replicas_with_dropout() {
+    let dropout = ["model.dropout=0.1"];
+    for mesh in ["mesh.axes=diloco=2,data=4", "mesh.axes=diloco=2,stage=2,fsdp=2"] {
+        let pipeline = ["pipeline.repeats=2", "pipeline.microbatches=2"];
+        let pipeline = if mesh.contains("stage") { &pipeline[..] } else { &[] };
+        let config = diloco_config(2, &[&[mesh], &dropout[..], pipeline].concat());
+        let options = config.diloco_options().expect("several replicas");
+        let schedule = options.schedule().expect("they go together");
+        let expected = reference(&Plain::of_rows(&dropout, 2 * ROWS), &options, schedule, &[], 30);
+        let (inner, outer) = worst(&run(&config, 30).0, &expected);
+        assert!(inner <= 1e-5 && outer <= 1e-5, "{mesh}: inner {inner:e}, outer {outer:e}");
+    }
+}
+
+/// Replicas with routed experts: mapped over the replicas, they are what each computes alone.
 #[test]
 fn replicas_of_other_models() {
     let latent = ["model.q_lora=8", "model.kv_lora=8", "model.rope_head_dim=4", "model.v_head_dim=8"];
-    let families: [&[&str]; 2] =
-        [&["model.family=mixtral", "model.dropout=0.1"], &[&["model.family=deepseek"], &latent[..]].concat()];
+    let families: [&[&str]; 2] = [&["model.family=mixtral"], &[&["model.family=deepseek"], &latent[..]].concat()];
     for family in families {
         let model = [family, &["model.experts=4", "model.moe_mlp=16"]].concat();
         let mesh = ["mesh.axes=diloco=2,fsdp=2,expert=2", "diloco.overlap_steps=1"];

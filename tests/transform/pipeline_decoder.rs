@@ -89,23 +89,30 @@ fn rules_from_a_file() {
     }
 }
 
-/// Masks are drawn by layer, microbatch and position: the same however the layers of so many stages are run.
+/// Which activations drop depends on layer, row, position and channel: not on stages, microbatches or schedule.
 #[test]
 fn dropout() {
     let settings = ["model.dropout=0.3"];
-    let first = step(&config(&[&settings[..], &over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)].concat()));
+    let expected = expected(&settings);
     let others = [
+        over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING),
         over("mesh.axes=stage=2,fsdp=4", DEEP),
         over("mesh.axes=stage=2,fsdp=2,tensor=2", ONCE),
         over("mesh.axes=stage=2,data=2,fsdp=2", ONE_LOOP),
+        over("mesh.axes=stage=4,fsdp=2", &["pipeline.repeats=1", "pipeline.microbatches=8"]),
+        over(
+            "mesh.axes=stage=2,data=2",
+            &["pipeline.repeats=2", "pipeline.microbatches=2", "train.microbatches=2", "target.devices=4"],
+        ),
+        over("mesh.axes=data=2,fsdp=4", &["train.microbatches=2"]),
+        over("mesh.axes=data=2,fsdp=2,context=2", &["model.batch_split=true"]),
     ];
-    for pipeline in others {
-        check(&settings, &pipeline, &first);
+    for form in others {
+        check(&settings, &form, &expected);
     }
-    let without = step(&config(&over("mesh.axes=stage=2,data=2,fsdp=2", SLIDING)));
     let loss =
         |found: &[(String, Literal)]| found.iter().find(|(path, _)| path == "loss").map(|(_, loss)| loss.clone());
-    assert_ne!(loss(&first), loss(&without));
+    assert_ne!(loss(&expected), loss(&self::expected(&[])));
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn a_batch_has_at_least_one_part() {
     let spec = || TensorSpec::new(F32, [4]);
     let declared = Param::new(F32, [4], &["embed"], Init::Constant(0.0));
     let function = Function::trace("parts", (spec(), spec()), |(w, x)| {
-        value_and_grad_in_parts(0, &declared, w, x, |w, x, _| (w * x).sum(..))
+        value_and_grad_in_parts(0, &declared, w, x, |w, x| (w * x).sum(..))
     });
     let refused = function.map(drop).expect_err("no part").to_string();
     assert!(refused.contains("at least one part"), "{refused}");

@@ -199,6 +199,7 @@ impl<M: Model> DilocoStep<M> {
         state: StateOf<M, Tensor>,
         batch: M::Batch<Tensor>,
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
+        let batch = (batch, self.rows());
         self.diloco.step(state, batch, |state, batch| self.of_replica(declared, state, batch))
     }
 
@@ -209,22 +210,29 @@ impl<M: Model> DilocoStep<M> {
         declared: &M::Params<Param>,
         state: StateOf<M, Tensor>,
         batches: M::Batch<Tensor>,
-        overlaps: bool,
+        (count, overlaps): (usize, bool),
     ) -> (StateOf<M, Tensor>, (Tensor, Tensor)) {
         let step = |state, batch| self.of_replica(declared, state, batch);
+        let rows = self.rows().map(|rows| rows.broadcast_to([&[count], &rows.dims()[..]].concat()));
         match overlaps {
-            true => self.diloco.overlapped_steps(state, batches, &step),
-            false => self.diloco.steps(state, batches, step),
+            true => self.diloco.overlapped_steps(state, (batches, rows), &step),
+            false => self.diloco.steps(state, (batches, rows), step),
         }
+    }
+
+    /// The numbers of the rows of each replica in the batch of all, `[replicas, rows]`, if something drops.
+    fn rows(&self) -> Option<Tensor> {
+        let (replicas, rows) = (self.replicas(), self.step.batch);
+        Some(self.step.dropout.rows(replicas * rows)?.reshape([replicas, rows]))
     }
 
     fn of_replica(
         &self,
         declared: &M::Params<Param>,
         state: step::StateOf<M, Tensor>,
-        batch: M::Batch<Tensor>,
+        (batch, rows): (M::Batch<Tensor>, Option<Tensor>),
     ) -> (step::StateOf<M, Tensor>, (Tensor, Tensor)) {
-        let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch });
+        let StepOutput { state, loss, grad_norm } = self.step.apply(declared, StepInput { state, batch }, rows);
         (state, (loss, grad_norm))
     }
 }

@@ -200,7 +200,7 @@ impl<M: Model> RunStep<M> {
         match (self, state) {
             (RunStep::Single(step), RunState::Single(state)) => {
                 let one = |state, batch| {
-                    let output = step.apply(declared, StepInput { state, batch });
+                    let output = step.apply(declared, StepInput { state, batch }, step.dropout.rows(step.batch));
                     (output.state, (output.loss, output.grad_norm))
                 };
                 let (state, numbers) = match calls {
@@ -214,7 +214,7 @@ impl<M: Model> RunStep<M> {
                     Calls::Single => step.apply(declared, *state, batch),
                     Calls::Several(count) => {
                         let overlaps = step.diloco.overlaps(count, step.diloco.schedule().overlap());
-                        step.apply_several(declared, *state, batch, overlaps)
+                        step.apply_several(declared, *state, batch, (count, overlaps))
                     }
                 };
                 (RunState::Diloco(Box::new(state)), numbers)

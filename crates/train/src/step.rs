@@ -8,7 +8,7 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
 use meshloom::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
-use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, scope};
+use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, arange, scope};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 
 meshloom::tree! {
@@ -70,13 +70,26 @@ pub struct TrainStep<M = DecoderConfig> {
     pub dropout: DropoutConfig,
 }
 
-/// What a train step drops of the activations: the same for the same seed and step, on any mesh.
+/// What a train step drops of the activations. An element drops by seed, step, layer, place in the layer, row of the
+/// whole batch, position and channel: not by mesh, pipeline, microbatches or replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DropoutConfig {
     /// Probability with which an activation drops; 0 for no dropout.
     pub rate: f64,
     /// Seed of the key, into which step, layer and place are folded.
     pub seed: u64,
+}
+
+impl DropoutConfig {
+    /// The numbers of the rows of a batch, `u32`, if something drops.
+    pub(super) fn rows(&self, count: usize) -> Option<Tensor> {
+        (self.rate > 0.0).then(|| arange(DType::U32, count))
+    }
+
+    /// Dropout of rows with these numbers in the first step.
+    fn of(&self, rows: Tensor) -> Dropout {
+        Dropout { rate: self.rate, key: Key::new(self.seed), rows }
+    }
 }
 
 /// The parameters of a model.
@@ -125,8 +138,7 @@ impl<M: Model> TrainStep<M> {
             batch: self.model.batch_specs(self.batch, self.seq),
         };
         Ok(Function::trace("loss", Specs(specs), |LossInput { params, batch }| {
-            let DropoutConfig { rate, seed } = self.dropout;
-            let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) });
+            let dropout = self.dropout.rows(self.batch).map(|rows| self.dropout.of(rows));
             let whole = scope("loss", || self.model.whole_batch(&batch));
             self.model.loss(&params, &batch, whole, dropout)
         })?)
@@ -142,17 +154,21 @@ impl<M: Model> TrainStep<M> {
             state: declared.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
         };
-        Ok(Function::trace("train_step", Specs(specs), |input| self.apply(&declared.params, input))?)
+        Ok(Function::trace("train_step", Specs(specs), |input| {
+            self.apply(&declared.params, input, self.dropout.rows(self.batch))
+        })?)
     }
 
-    /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations.
+    /// The step within a trace: forward pass, backward pass and update. `declared` are the parameters' declarations,
+    /// `rows` the numbers of the rows, by which activations drop, if they do.
     pub(super) fn apply(
         &self,
         declared: &M::Params<Param>,
         input: InputOf<M, Tensor>,
+        rows: Option<Tensor>,
     ) -> StepOutput<Tensor, M::Params<Tensor>> {
         let StepInput { state, batch } = input;
-        let (loss, gradients) = self.loss_and_gradients(declared, &state, batch);
+        let (loss, gradients) = self.loss_and_gradients(declared, &state, (batch, rows));
         scope("optimizer", || {
             // Complete from here on, and split as the optimizer's state is: the norm is that of the whole gradient.
             let gradients = in_role(declared, &gradients, Role::Optimizer);
@@ -177,14 +193,13 @@ impl<M: Model> TrainStep<M> {
         &self,
         declared: &M::Params<Param>,
         state: &StateOf<M, Tensor>,
-        batch: M::Batch<Tensor>,
+        (batch, rows): (M::Batch<Tensor>, Option<Tensor>),
     ) -> (Tensor, M::Params<Tensor>) {
-        let DropoutConfig { rate, seed } = self.dropout;
-        let dropout = (rate > 0.0).then(|| Dropout { rate, key: Key::new(seed) }.at(state.step));
+        let dropout = rows.map(|rows| self.dropout.of(rows).at(state.step));
         let whole = scope("loss", || WholeBatch { parts: self.microbatches, ..self.model.whole_batch(&batch) });
         let params = state.params.clone();
-        value_and_grad_in_parts(self.microbatches, declared, params, batch, |params, part, number| {
-            let dropout = dropout.map(|dropout| number.map_or(dropout, |number| dropout.at(number)));
+        value_and_grad_in_parts(self.microbatches, declared, params, (batch, rows), |params, (part, rows)| {
+            let dropout = dropout.zip(rows).map(|(dropout, rows)| Dropout { rows, ..dropout });
             self.model.loss(&params, &part, whole, dropout)
         })
     }
