@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::entities::{Name, Node, Origin, Value};
@@ -172,6 +173,21 @@ impl Graph {
     /// All nodes in topological order.
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeRef<'_>> + ExactSizeIterator {
         self.nodes.iter().enumerate().map(move |(index, data)| NodeRef { graph: self, data, id: Node(index as u32) })
+    }
+
+    /// The names that values are given, in regions too, each once.
+    pub fn value_names(&self) -> Vec<Name> {
+        let (mut names, mut graphs, mut seen) = (Vec::new(), vec![self], FxHashSet::default());
+        while let Some(graph) = graphs.pop() {
+            for node in graph.nodes() {
+                match node.op() {
+                    Op::Named(named) if !names.contains(&named.0) => names.push(named.0),
+                    op => graphs
+                        .extend(op.regions().map(|body| &**body).filter(|body| seen.insert(std::ptr::from_ref(*body)))),
+                }
+            }
+        }
+        names
     }
 
     /// One node.

@@ -67,12 +67,7 @@ pub fn annotate(
         };
     }
     annotated.set_output_info(outputs);
-    let mut diagnostics: Vec<Diagnostic> = Vec::new();
-    for diagnostic in pass.diagnostics {
-        if !diagnostics.contains(&diagnostic) {
-            diagnostics.push(diagnostic);
-        }
-    }
+    let diagnostics = Diagnostic::merged(pass.diagnostics);
     let table = ShardingTable { mesh: mesh.clone(), rules: rules.clone(), rows: pass.rows };
     Ok(Annotated { graph: annotated, table, diagnostics })
 }

@@ -107,7 +107,7 @@ impl RunConfig {
             let overlap = counted(schedule.overlap(), "step");
             Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
         };
-        late.and_then(problem).into_iter().collect()
+        self.unused_keys().into_iter().chain(late.and_then(problem)).collect()
     }
 }
 

@@ -222,11 +222,7 @@ where
     sort(&mut leaves);
     let header = header(file, leaves.iter().map(|(stored, path, leaf)| (*stored, path, leaf.ty().clone())))?;
     let failed = |source| ParameterError::Write { file: file.to_owned(), source };
-    let directory = match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let temporary = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+    let temporary = temporary_beside(file)?;
     let mut writer = BufWriter::new(temporary.as_file());
     writer.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     writer.write_all(&header).map_err(failed)?;
@@ -238,6 +234,25 @@ where
     temporary.as_file().sync_all().map_err(failed)?;
     temporary.persist(file).map_err(|error| failed(error.error))?;
     Ok(())
+}
+
+/// Checks that parameters can be written to a file, before a long run that ends with it.
+///
+/// # Errors
+/// Its folder does not exist, or cannot be written.
+pub fn check_writable(file: impl AsRef<Path>) -> Result<(), ParameterError> {
+    temporary_beside(file.as_ref()).map(drop)
+}
+
+/// An empty file beside `file`, which goes away unless it takes its place.
+fn temporary_beside(file: &Path) -> Result<tempfile::NamedTempFile, ParameterError> {
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // Without the temporary file's path, which the user knows nothing of.
+    let failed = |error: io::Error| ParameterError::Write { file: file.to_owned(), source: error.kind().into() };
+    tempfile::NamedTempFile::new_in(directory).map_err(failed)
 }
 
 /// The order of tensors in a file: the widest types first, so that every tensor is aligned; as the safetensors crate
@@ -359,7 +374,7 @@ impl ParameterFile {
             Some(found) if found == expected.dtype => Ok(found),
             Some(found) if found.is_float() && expected.dtype.is_float() => match options.convert {
                 true => Ok(found),
-                false => Err(mismatch("; ask for conversion to load it all the same")),
+                false => Err(mismatch("; convert it on loading (--convert, or `LoadOptions::convert`)")),
             },
             _ => Err(mismatch("")),
         }

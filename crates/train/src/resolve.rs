@@ -234,7 +234,9 @@ impl<M: Model> Run<M> {
     /// # Errors
     /// The model's sizes do not fit together.
     pub fn trace(&self, calls: Calls) -> Result<RunFunction<M>, Error> {
-        self.step.trace(calls)
+        let function = self.step.trace(calls)?;
+        self.config.check_saved_names(&function.graph().value_names())?;
+        Ok(function)
     }
 
     /// The program of one call, lowered over the mesh for a plugin that reads this form of device groups

@@ -55,7 +55,7 @@ impl Sampler {
     }
 
     /// Continues `prompt` by `count` tokens, drawn from the model's distribution at a temperature (1 is the model's
-    /// own, towards 0 the likeliest token). The same seed gives the same text.
+    /// own, 0 the likeliest token). The same seed gives the same text.
     ///
     /// # Errors
     /// The plugin fails.

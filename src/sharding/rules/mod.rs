@@ -182,7 +182,7 @@ impl Rules {
         if self.strict {
             return Err(ShardingError::Rule { problem: Box::new(problem), settings: self.settings });
         }
-        diagnostics.push(Diagnostic::Fallback { problem, settings: self.settings });
+        diagnostics.push(Diagnostic::Fallback { problem, settings: self.settings, others: Vec::new() });
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshloom_hlo::message::listed;
+use meshloom_hlo::message::{counted, listed};
 
 /// What messages call the settings that they advise to change: the names that the reader of the message can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +147,24 @@ impl RuleProblem {
         }
     }
 
+    /// The tensor whose problem it is, where others may have the same.
+    fn tensor(&self) -> Option<&str> {
+        match self {
+            RuleProblem::NotDivisible { tensor, .. } | RuleProblem::Clash { tensor, .. } => Some(tensor),
+            _ => None,
+        }
+    }
+
+    /// Whether this is the same problem of another tensor.
+    fn is_alike(&self, other: &RuleProblem) -> bool {
+        let (Some(_), Some(name)) = (self.tensor(), other.tensor()) else { return false };
+        let mut renamed = self.clone();
+        if let RuleProblem::NotDivisible { tensor, .. } | RuleProblem::Clash { tensor, .. } = &mut renamed {
+            name.clone_into(tensor);
+        }
+        renamed == *other
+    }
+
     /// What lenient mode does instead, as a verb phrase.
     pub fn fallback(&self) -> String {
         match self {
@@ -170,6 +188,8 @@ pub enum Diagnostic {
         problem: RuleProblem,
         /// What messages call the settings.
         settings: SettingNames,
+        /// Other tensors that have the same problem.
+        others: Vec<String>,
     },
     /// Rules of the user's own whose names no tensor has.
     UnusedRules {
@@ -190,12 +210,39 @@ pub enum Diagnostic {
     },
 }
 
+impl Diagnostic {
+    /// Each once: what several tensors have alike is said of the first.
+    pub(in crate::sharding) fn merged(all: Vec<Diagnostic>) -> Vec<Diagnostic> {
+        let mut merged: Vec<Diagnostic> = Vec::new();
+        for diagnostic in all {
+            let alike = merged.iter_mut().find_map(|earlier| match (earlier, &diagnostic) {
+                (Diagnostic::Fallback { problem, others, .. }, Diagnostic::Fallback { problem: next, .. }) => {
+                    problem.is_alike(next).then_some((problem.tensor()?, others, next.tensor()?))
+                }
+                _ => None,
+            });
+            if let Some((first, others, tensor)) = alike {
+                if first != tensor && !others.iter().any(|other| other == tensor) {
+                    others.push(tensor.to_owned());
+                }
+            } else if !merged.contains(&diagnostic) {
+                merged.push(diagnostic);
+            }
+        }
+        merged
+    }
+}
+
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Diagnostic::Fallback { problem, settings } => {
+            Diagnostic::Fallback { problem, settings, others } => {
                 let (advice, fallback) = (problem.advice(settings), problem.fallback());
-                write!(f, "{problem}{advice}; the rules are not strict, so meshloom will {fallback}")
+                write!(f, "{problem}{advice}; the rules are not strict, so meshloom will {fallback}")?;
+                match others.len() {
+                    0 => Ok(()),
+                    count => write!(f, " (also of {})", counted(count, "other tensor")),
+                }
             }
             Diagnostic::UnusedRules { rules } => {
                 write!(f, "no tensor of this program has the logical axis of {}", listed("rule", rules))

@@ -11,7 +11,7 @@ use meshloom::pjrt::PjrtError;
 #[derive(thiserror::Error)]
 pub enum CheckpointError {
     /// Something cannot be read.
-    #[error("cannot read {path:?} of a checkpoint: {source}")]
+    #[error("cannot read {path:?}: {source}; give a checkpoint, or a directory of checkpoints, that can be read")]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -198,7 +198,7 @@ fn older(previous: &Option<PathBuf>) -> String {
     match previous {
         Some(previous) => {
             format!(
-                "the one before it is {}: ask for it by name, or for a fallback (--resume-fallback)",
+                "the one before it is {}: ask for it by name, or resume with a fallback (--resume-fallback, `Fallback::Older`)",
                 previous.display()
             )
         }

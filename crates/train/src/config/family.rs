@@ -1,7 +1,7 @@
 //! What a model family is made of: checks of its keys, and the layer that they describe.
 
 use super::error::{ConfigError, invalid};
-use super::validate::{Checked, positive, within};
+use super::validate::Checked;
 use super::{ModelFamily, Placement, RunConfig};
 use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
 
@@ -69,31 +69,12 @@ impl RunConfig {
                 return Err(invalid("model.batch_split", true, &reason).because(parts));
             }
         }
-        if self.has_experts() {
-            positive("model.experts", model.experts)?;
-            positive("model.experts_per_token", model.experts_per_token)?;
-            positive("model.moe_mlp", model.moe_mlp)?;
-            within("model.load_balance_weight", model.load_balance_weight, 0.0..f64::INFINITY)?;
-            if model.experts_per_token > model.experts {
-                let reason = format!("it must be at most model.experts, which is {}", model.experts);
-                let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
-                return Err(wrong.because(["model.experts"]));
-            }
+        if self.has_experts() && model.experts_per_token > model.experts {
+            let reason = format!("it must be at most model.experts, which is {}", model.experts);
+            let wrong = invalid("model.experts_per_token", model.experts_per_token, &reason);
+            return Err(wrong.because(["model.experts"]));
         }
-        if model.family != ModelFamily::Deepseek {
-            return Ok(());
-        }
-        positive("model.kv_lora", model.kv_lora)?;
-        positive("model.v_head_dim", model.v_head_dim)?;
-        positive("model.rope_head_dim", model.rope_head_dim)?;
-        within("model.routed_scaling_factor", model.routed_scaling_factor, 0.0..f64::INFINITY)?;
-        match model.rope_head_dim.is_multiple_of(2) {
-            true => Ok(()),
-            false => {
-                let reason = "it must be even, because rotary positions turn pairs";
-                Err(invalid("model.rope_head_dim", model.rope_head_dim, reason))
-            }
-        }
+        Ok(())
     }
 
     /// Checks that the mesh can hold equal groups of experts.

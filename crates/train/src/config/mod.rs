@@ -14,6 +14,7 @@ mod rules;
 mod sections;
 mod supported;
 mod tree;
+mod unused;
 mod validate;
 mod value;
 
@@ -58,6 +59,12 @@ macro_rules! run_config {
                     }
                 }
                 Ok(config)
+            }
+
+            /// Checks each number by the bound of its key.
+            fn check_bounds(&self) -> Result<(), ConfigError> {
+                $(self.$section.check(stringify!($section))?;)*
+                Ok(())
             }
 
             fn write_sections(&self) -> Vec<(&'static str, Written)> {

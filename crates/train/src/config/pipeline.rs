@@ -1,7 +1,7 @@
 //! The section `[pipeline]`: from its keys and the mesh to the form of a pipeline, or to an error that names the key.
 
 use super::error::{ConfigError, invalid};
-use super::validate::{Checked, needs_section, positive};
+use super::validate::{Checked, needs_section};
 use super::{PipelineConfig, RunConfig};
 use meshloom::ir::Name;
 use meshloom::ops::RematPolicy;
@@ -65,9 +65,6 @@ impl RunConfig {
             };
         };
         let PipelineConfig { microbatches, repeats, layers_per_stage, .. } = *pipeline;
-        positive("pipeline.microbatches", microbatches)?;
-        positive("pipeline.repeats", repeats)?;
-        positive("pipeline.layers_per_stage", layers_per_stage)?;
         if stages == 1 && repeats == 1 {
             let reason = "a pipeline needs a mesh axis \"stage\" of more than one device, or more than one repeat; \
                           give one of them, or drop the section [pipeline]";

@@ -3,7 +3,7 @@
 use super::KeyInfo;
 use super::error::{self, ConfigError, ConfigErrorKind};
 use super::tree::{Entry, Node, Table};
-use super::value::{Keys, Refusal, Section, Value, Written};
+use super::value::{Bound, Keys, Refusal, Section, Value, Written};
 use meshloom::sharding::{Mesh, PRESETS, Role, Rule, RuleFile, RuleSets, Rules, SettingNames, ShardingError};
 
 /// One rule of a list: a logical name and the mesh axes it is split over, major to minor.
@@ -122,6 +122,10 @@ impl Keys for RulesConfig {
 
     const ABOUT: &'static str = "`[rules]`: which mesh axes split which named dimension.";
 
+    fn check(&self, _: &'static str) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
     fn describe() -> Vec<KeyInfo> {
         let defaults = RulesConfig::default().own_keys();
         let default = |key: &str| defaults.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
@@ -141,11 +145,11 @@ impl Keys for RulesConfig {
         for (key, entry) in section.entries(RulesConfig::KEYS)? {
             let role = match key.as_str() {
                 "strict" => {
-                    read.strict = section.value(&key, &entry)?;
+                    read.strict = section.value(&key, &entry, Bound::None)?;
                     continue;
                 }
                 "uneven" => {
-                    read.uneven = section.value(&key, &entry)?;
+                    read.uneven = section.value(&key, &entry, Bound::None)?;
                     continue;
                 }
                 "params" => &mut read.params,
@@ -329,7 +333,7 @@ fn read_role(section: &Section<'_>, mut entries: Vec<(String, Entry)>) -> Result
     let overrides = match entries.iter().position(|(key, _)| key == "override") {
         Some(at) => {
             let (key, entry) = entries.remove(at);
-            section.value(&key, &entry)?
+            section.value(&key, &entry, Bound::None)?
         }
         None => Vec::new(),
     };
@@ -349,9 +353,9 @@ fn read_source(section: &Section<'_>, entries: Vec<(String, Entry)>) -> Result<O
     }
     let Some((key, entry)) = entries.first() else { return Ok(None) };
     Ok(Some(match key.as_str() {
-        "preset" => RuleSource::Preset(section.value::<Preset>(key, entry)?.0),
-        "file" => RuleSource::File(section.value(key, entry)?),
-        _ => RuleSource::List(section.value(key, entry)?),
+        "preset" => RuleSource::Preset(section.value::<Preset>(key, entry, Bound::None)?.0),
+        "file" => RuleSource::File(section.value(key, entry, Bound::None)?),
+        _ => RuleSource::List(section.value(key, entry, Bound::None)?),
     }))
 }
 

@@ -1,5 +1,6 @@
-//! The table of all keys: section, key, type, default, meaning.
+//! The table of all keys: section, key, type, default, bound, meaning.
 
+use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
 use super::value::{choice, section};
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
@@ -26,21 +27,21 @@ section! {
         /// The model family.
         family: ModelFamily = ModelFamily::Llama,
         /// Number of decoder layers.
-        layers: usize = 4,
+        layers: usize = 4 => AtLeast(1.0),
         /// Width of the residual stream.
-        embed: usize = 256,
+        embed: usize = 256 => AtLeast(1.0),
         /// Query heads.
-        heads: usize = 8,
+        heads: usize = 8 => AtLeast(1.0),
         /// Key and value heads; each serves `heads / kv_heads` query heads.
-        kv_heads: usize = 4,
+        kv_heads: usize = 4 => AtLeast(1.0),
         /// Width of one head; even, because rotary positions turn pairs.
-        head_dim: usize = 32,
+        head_dim: usize = 32 => Even,
         /// Inner width of the feed-forward block.
-        mlp: usize = 768,
+        mlp: usize = 768 => AtLeast(1.0),
         /// Number of token values.
-        vocab: usize = 256,
+        vocab: usize = 256 => AtLeast(1.0),
         /// Tokens in a sequence.
-        seq: usize = 256,
+        seq: usize = 256 => AtLeast(1.0),
         /// Whether the output head is the embedding table.
         tied_embeddings: bool = false,
         /// Element type of the stored parameters.
@@ -48,29 +49,29 @@ section! {
         /// Element type of the forward and backward pass.
         compute_dtype: DType = DType::F32,
         /// Probability with which an activation is dropped in training.
-        dropout: f64 = 0.0,
+        dropout: f64 = 0.0 => Below(0.0, 1.0),
         /// Whether the layers are one loop over stacked weights, or each its own nodes.
         scan_layers: bool = true,
         /// Mixtral, Deepseek: number of routed experts.
-        experts: usize = 8,
+        experts: usize = 8 => AtLeast(1.0),
         /// Mixtral, Deepseek: how many of them each token goes through.
-        experts_per_token: usize = 2,
+        experts_per_token: usize = 2 => AtLeast(1.0),
         /// Mixtral, Deepseek: inner width of one expert.
-        moe_mlp: usize = 384,
+        moe_mlp: usize = 384 => AtLeast(1.0),
         /// Mixtral, Deepseek: weight of the load-balance loss.
-        load_balance_weight: f64 = 0.01,
+        load_balance_weight: f64 = 0.01 => AtLeast(0.0),
         /// Deepseek: experts that every token goes through besides.
         shared_experts: usize = 1,
         /// Deepseek: what the weights of a token's experts add up to.
-        routed_scaling_factor: f64 = 1.0,
+        routed_scaling_factor: f64 = 1.0 => AtLeast(0.0),
         /// Deepseek: width of the vector that queries are made of; 0 for none.
         q_lora: usize = 128,
         /// Deepseek: width of the vector that keys and values are made of.
-        kv_lora: usize = 64,
+        kv_lora: usize = 64 => AtLeast(1.0),
         /// Deepseek: width of the part of a head that positions turn; `head_dim` is that of the other part.
-        rope_head_dim: usize = 16,
+        rope_head_dim: usize = 16 => Even,
         /// Deepseek: width of a head's values.
-        v_head_dim: usize = 32,
+        v_head_dim: usize = 32 => AtLeast(1.0),
         /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
         batch_split: bool = false,
     }
@@ -90,23 +91,23 @@ section! {
     /// `[train]`: the optimization.
     TrainConfig {
         /// Sequences per step, over all devices.
-        batch: usize = 16,
+        batch: usize = 16 => AtLeast(1.0),
         /// Number of steps.
-        steps: usize = 200,
+        steps: usize = 200 => AtLeast(1.0),
         /// Seed of the parameters and of the order of the data.
         seed: u64 = 0,
         /// Parts into which a batch is cut, with gradients accumulated.
-        microbatches: usize = 1,
+        microbatches: usize = 1 => AtLeast(1.0),
         /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.
-        steps_per_call: usize = 1,
+        steps_per_call: usize = 1 => AtLeast(1.0),
         /// Peak learning rate.
-        learning_rate: f64 = 3e-3,
+        learning_rate: f64 = 3e-3 => AtLeast(0.0),
         /// Steps over which the learning rate rises from zero.
         warmup: usize = 20,
         /// Decoupled weight decay.
-        weight_decay: f64 = 0.1,
+        weight_decay: f64 = 0.1 => AtLeast(0.0),
         /// Largest global norm of the gradient.
-        clip_norm: f64 = 1.0,
+        clip_norm: f64 = 1.0 => MoreThan(0.0),
     }
 }
 
@@ -147,11 +148,11 @@ section! {
     /// than 1.
     PipelineConfig {
         /// Parts into which a batch is cut to fill the pipeline; a multiple of the stages.
-        microbatches: usize = 4,
+        microbatches: usize = 4 => AtLeast(1.0),
         /// How often a microbatch goes round the stages.
-        repeats: usize = 2,
+        repeats: usize = 2 => AtLeast(1.0),
         /// Layers that a stage holds per repeat.
-        layers_per_stage: usize = 1,
+        layers_per_stage: usize = 1 => AtLeast(1.0),
         /// When weights are gathered.
         weights: WeightPlan = WeightPlan::SlidingWindow,
         /// The order of work.
@@ -171,13 +172,13 @@ section! {
     /// `[diloco]`: present only when used.
     DilocoConfig {
         /// Model replicas that train on their own between syncs.
-        replicas: usize = 2,
+        replicas: usize = 2 => AtLeast(1.0),
         /// Steps between syncs.
-        sync_period: usize = 20,
+        sync_period: usize = 20 => AtLeast(1.0),
         /// Learning rate of the outer optimizer.
-        outer_lr: f64 = 0.7,
+        outer_lr: f64 = 0.7 => AtLeast(0.0),
         /// Nesterov momentum of the outer optimizer.
-        outer_momentum: f64 = 0.9,
+        outer_momentum: f64 = 0.9 => Below(0.0, 1.0),
         /// Whether fragments of the model sync in turns.
         streaming: bool = false,
         /// Number of fragments, the first of which is everything outside the layers.
@@ -187,11 +188,11 @@ section! {
         /// Steps between the sending of a fragment and its use.
         overlap_steps: usize = 0,
         /// Weight of the inner value when a fragment is merged.
-        overlap_alpha: f64 = 0.0,
+        overlap_alpha: f64 = 0.0 => UpTo(0.0, 1.0),
         /// How pseudo-gradients are sent.
         transport: Transport = Transport::F32,
         /// Numbers that share a scale when they are sent in 8 or 4 bits.
-        block: usize = 64,
+        block: usize = 64 => Even,
         /// Whether some fragments may hold one layer more than others.
         uneven_fragments: bool = false,
         /// Whether the outer parameters are compared between replicas after each sync.
@@ -250,7 +251,7 @@ section! {
         /// The platform. With a topology it is not looked at.
         platform: Platform = Platform::Cpu,
         /// Number of devices. With a topology it is not looked at.
-        devices: usize = 8,
+        devices: usize = 8 => AtLeast(1.0),
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
 use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
+use meshloom::hlo::suggest::did_you_mean;
+use meshloom::ir::Name;
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
@@ -16,11 +18,11 @@ impl RunConfig {
     /// Checks that every value is possible, alone and beside the others. Reading a config does this already; it is for
     /// configs that were changed since.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.check_bounds()?;
         self.validate_model()?;
         self.validate_train()?;
         self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
-        positive("target.devices", self.target.devices)?;
         self.compiler_options()?;
         // With a topology, its plugin knows the devices; `on_devices` then checks the rest.
         if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
@@ -55,36 +57,20 @@ impl RunConfig {
 
     fn validate_on_mesh(&self) -> Checked {
         let placement = self.placement()?;
+        self.validate_diloco(placement.axis_size("diloco"))?;
         self.validate_rules(&placement)?;
         self.validate_experts(&placement)?;
         self.validate_pipeline(placement.axis_size("stage"))?;
-        self.validate_microbatch(&placement)?;
-        self.validate_diloco(placement.axis_size("diloco"))
+        self.validate_rows_of_layer(&placement)
     }
 
     fn validate_model(&self) -> Checked {
         let model = &self.model;
-        positive("model.layers", model.layers)?;
-        positive("model.embed", model.embed)?;
-        positive("model.heads", model.heads)?;
-        positive("model.kv_heads", model.kv_heads)?;
-        positive("model.head_dim", model.head_dim)?;
-        positive("model.mlp", model.mlp)?;
-        positive("model.vocab", model.vocab)?;
-        positive("model.seq", model.seq)?;
         divides("model.heads", model.heads, "model.kv_heads", model.kv_heads)?;
-        if !model.head_dim.is_multiple_of(2) {
-            return Err(invalid(
-                "model.head_dim",
-                model.head_dim,
-                "it must be even, because rotary positions turn pairs",
-            ));
-        }
         if self.data.tokenizer == "bytes" && model.vocab < 256 {
             let reason = "it must be at least 256 with data.tokenizer = \"bytes\"";
             return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
         }
-        within("model.dropout", model.dropout, 0.0..1.0)?;
         self.validate_family()?;
         for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
             if text.is_empty() {
@@ -96,17 +82,7 @@ impl RunConfig {
 
     fn validate_train(&self) -> Checked {
         let train = &self.train;
-        positive("train.batch", train.batch)?;
-        positive("train.steps", train.steps)?;
-        positive("train.microbatches", train.microbatches)?;
-        positive("train.steps_per_call", train.steps_per_call)?;
-        divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
-        within("train.learning_rate", train.learning_rate, 0.0..f64::INFINITY)?;
-        within("train.weight_decay", train.weight_decay, 0.0..f64::INFINITY)?;
-        match train.clip_norm > 0.0 {
-            true => Ok(()),
-            false => Err(invalid("train.clip_norm", train.clip_norm, "it must be more than 0")),
-        }
+        divides("train.batch", train.batch, "train.microbatches", train.microbatches)
     }
 
     fn validate_checkpoint(&self) -> Checked {
@@ -143,6 +119,15 @@ impl RunConfig {
         }
     }
 
+    /// Checks that values of a model have the names of `remat.names`. `names` are those that values have.
+    pub(crate) fn check_saved_names(&self, names: &[Name]) -> Checked {
+        let names: Vec<String> = names.iter().map(|name| name.text()).collect();
+        let Some(unknown) = self.remat.names.iter().find(|name| !names.contains(name)) else { return Ok(()) };
+        let suggestion = did_you_mean(unknown, names.iter().map(String::as_str));
+        let reason = format!("no value of the model has this name{suggestion}; there are {}", names.join(", "));
+        Err(invalid("remat.names", unknown, &reason))
+    }
+
     fn validate_rules(&self, placement: &Placement) -> Checked {
         if let Err(error) = placement.rules.check_mesh(&placement.mesh) {
             let (key, value) = self.rules.faulty_key(&placement.mesh, &error);
@@ -166,26 +151,42 @@ impl RunConfig {
             return Err(self.too_few_rows("train.microbatches", self.train.microbatches, size, &split));
         }
         let Split { parts, rule, mesh } = split;
-        let (value, of) = match (key, self.replicas()) {
-            ("train.batch", replicas @ 2..) => (size * replicas, format!("{replicas} times ")),
-            _ => (size, String::new()),
+        let (value, parts) = if dim == 0 { (self.train.batch, parts * self.replicas()) } else { (size, parts) };
+        let of_replicas = match (dim, self.replicas()) {
+            (0, replicas @ 2..) => format!(", of each of the {replicas} replicas {}", parts / replicas),
+            _ => String::new(),
         };
         let reason = format!(
-            "it must be {of}a multiple of {parts}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
+            "it must be a multiple of {parts}{of_replicas}: rule {rule} splits it over the mesh {mesh:?}; or allow it to be padded by \
              rules.uneven = true"
         );
         Err(invalid(key, value, &reason).because(self.rules.given_keys()).because(["rules.uneven"]))
     }
 
-    /// Checks that the rules can split the rows of a pipeline's microbatch.
-    fn validate_microbatch(&self, placement: &Placement) -> Checked {
-        let Some(pipeline) = &self.pipeline else { return Ok(()) };
+    /// Checks that the rules can split the rows that a layer works on: a microbatch of a pipeline, or half of them.
+    fn validate_rows_of_layer(&self, placement: &Placement) -> Checked {
+        let (names, stages) = match &self.pipeline {
+            Some(_) => ([Some("activation_stage"), Some("activation_batch")], placement.axis_size("stage")),
+            None => ([None, Some("activation_batch")], 1),
+        };
         let rows = self.rows_of_layer();
-        let names = [Some("activation_stage"), Some("activation_batch")];
-        let dims = [placement.axis_size("stage"), rows];
-        match placement.uneven_split("microbatch", &names, &dims) {
-            Some((1, split)) => Err(self.too_few_rows("pipeline.microbatches", pipeline.microbatches, rows, &split)),
-            _ => Ok(()),
+        let uneven = |rows: usize| match placement.uneven_split("microbatch", &names, &[stages, rows]) {
+            Some((1, split)) => Some(split),
+            _ => None,
+        };
+        if let Some((pipeline, split)) = self.pipeline.as_ref().zip(uneven(rows)) {
+            return Err(self.too_few_rows("pipeline.microbatches", pipeline.microbatches, rows, &split));
+        }
+        match uneven(rows / 2).filter(|_| self.model.batch_split) {
+            Some(Split { parts, rule, mesh }) => {
+                let reason = format!(
+                    "half of the {rows} rows that a layer works on must be a multiple of {parts}: rule {rule} splits them over the \
+                     mesh {mesh:?}"
+                );
+                let keys = ["train.batch", "train.microbatches", "pipeline.microbatches"];
+                Err(invalid("model.batch_split", true, &reason).because(keys))
+            }
+            None => Ok(()),
         }
     }
 
@@ -208,11 +209,14 @@ impl RunConfig {
             };
         };
         let DilocoConfig { replicas, sync_period, fragments, streaming, .. } = *diloco;
-        positive("diloco.replicas", replicas)?;
-        positive("diloco.sync_period", sync_period)?;
         if replicas != replicas_of_mesh {
-            let reason = format!("it must be the size of the mesh axis \"diloco\", which is {replicas_of_mesh}");
-            return Err(invalid("diloco.replicas", replicas, &reason));
+            let reason = match replicas_of_mesh {
+                1 => format!(
+                    "mesh.axes has no axis \"diloco\"; give it one of size {replicas}, as in diloco={replicas},data=-1"
+                ),
+                _ => format!("it must be the size of the mesh axis \"diloco\", which is {replicas_of_mesh}"),
+            };
+            return Err(invalid("diloco.replicas", replicas, &reason).because(["mesh.axes"]));
         }
         divides("train.batch", self.train.batch, "diloco.replicas", replicas)?;
         let rows = self.rows_of_replica();
@@ -221,19 +225,6 @@ impl RunConfig {
                 format!("it must divide the rows of a replica, train.batch / diloco.replicas, which are {rows}");
             let wrong = invalid("train.microbatches", self.train.microbatches, &reason);
             return Err(wrong.because(["train.batch", "diloco.replicas"]));
-        }
-        positive("diloco.block", diloco.block)?;
-        if !diloco.block.is_multiple_of(2) {
-            return Err(invalid(
-                "diloco.block",
-                diloco.block,
-                "it must be even: 4-bit integers are sent two in a byte",
-            ));
-        }
-        within("diloco.outer_lr", diloco.outer_lr, 0.0..f64::INFINITY)?;
-        within("diloco.outer_momentum", diloco.outer_momentum, 0.0..1.0)?;
-        if !(0.0..=1.0).contains(&diloco.overlap_alpha) {
-            return Err(invalid("diloco.overlap_alpha", diloco.overlap_alpha, "it must be from 0 to 1"));
         }
         if !streaming {
             return Ok(());
@@ -282,31 +273,12 @@ pub(super) fn needs_section(axes: &str, axis: &str, section: &str) -> ConfigErro
     invalid("mesh.axes", axes, &reason)
 }
 
-pub(super) fn positive(key: &str, value: usize) -> Checked {
-    match value {
-        0 => Err(invalid(key, value, "it must be at least 1")),
-        _ => Ok(()),
-    }
-}
-
 fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Checked {
     match value.is_multiple_of(divisor) {
         true => Ok(()),
         false => {
             let reason = format!("it must be a multiple of {divisor_key}, which is {divisor}");
             Err(invalid(key, value, &reason).because([divisor_key]))
-        }
-    }
-}
-
-/// Reads only check that numbers are finite; NaN, which a changed config may hold, is in no range.
-pub(super) fn within(key: &str, value: f64, range: std::ops::Range<f64>) -> Checked {
-    match range.contains(&value) {
-        true => Ok(()),
-        false if range.end.is_infinite() => Err(invalid(key, value, &format!("it must be at least {}", range.start))),
-        false => {
-            let reason = format!("it must be at least {} and less than {}", range.start, range.end);
-            Err(invalid(key, value, &reason))
         }
     }
 }

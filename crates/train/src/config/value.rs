@@ -17,6 +17,8 @@ pub(super) enum Refusal {
     Type,
     /// It is of the right type, but not a possible value: why, and what is.
     Value(String),
+    /// It is a number that the type does not take.
+    Number,
 }
 
 /// A type that a key can have.
@@ -25,6 +27,54 @@ pub(super) trait Value: Sized {
     fn expected() -> String;
     fn read(value: &toml::Value) -> Result<Self, Refusal>;
     fn write(&self) -> toml::Value;
+}
+
+/// What a number of a key may be, besides finite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    /// Whatever its type takes.
+    None,
+    /// This or more.
+    AtLeast(f64),
+    /// More than this.
+    MoreThan(f64),
+    /// The first or more, less than the second.
+    Below(f64, f64),
+    /// From the first to the second.
+    UpTo(f64, f64),
+    /// An even number of at least 2.
+    Even,
+}
+
+impl Bound {
+    /// What is allowed, to follow "must be", of a type that allows `expected`.
+    pub(super) fn expected(self, expected: String) -> String {
+        let number = expected.trim_end_matches(" of at least 0").replace("a finite number", "a number");
+        match self {
+            Bound::None => expected,
+            Bound::AtLeast(least) => format!("{number} of at least {least}"),
+            Bound::MoreThan(limit) => format!("{number} greater than {limit}"),
+            Bound::Below(least, limit) => format!("{number} of at least {least} and less than {limit}"),
+            Bound::UpTo(least, most) => format!("{number} from {least} to {most}"),
+            Bound::Even => "an even integer of at least 2".to_owned(),
+        }
+    }
+
+    /// Checks the value of a key, `section.key`. Not a number is within no bound.
+    pub(super) fn check<T: Value>(self, key: &str, value: &T) -> Result<(), ConfigError> {
+        let value = value.write();
+        let Some(number) = value.as_float().or(value.as_integer().map(|integer| integer as f64)) else { return Ok(()) };
+        let is_within = match self {
+            Bound::None => true,
+            Bound::AtLeast(least) => number >= least,
+            Bound::MoreThan(limit) => number > limit,
+            Bound::Below(least, limit) => (least..limit).contains(&number),
+            Bound::UpTo(least, most) => (least..=most).contains(&number),
+            Bound::Even => number >= 2.0 && number % 2.0 == 0.0,
+        };
+        let reason = || format!("it must be {}", self.expected(T::expected()));
+        if is_within { Ok(()) } else { Err(error::invalid_described(key, value.to_string(), &reason())) }
+    }
 }
 
 /// One section while it is read.
@@ -47,6 +97,9 @@ pub(super) trait Keys: Sized {
 
     fn read(section: Section<'_>) -> Result<Self, ConfigError>;
 
+    /// Checks each number by the bound of its row.
+    fn check(&self, name: &'static str) -> Result<(), ConfigError>;
+
     /// None for a section that is absent.
     fn write(&self) -> Option<Written>;
 
@@ -65,6 +118,10 @@ impl<S: Keys> Keys for Option<S> {
 
     fn read(section: Section<'_>) -> Result<Option<S>, ConfigError> {
         S::read(section).map(Some)
+    }
+
+    fn check(&self, name: &'static str) -> Result<(), ConfigError> {
+        self.as_ref().map_or(Ok(()), |section| section.check(name))
     }
 
     fn write(&self) -> Option<Written> {
@@ -118,23 +175,29 @@ impl<'a> Section<'a> {
     }
 
     /// The value of one key.
-    pub(super) fn value<T: Value>(&self, key: &str, entry: &Entry) -> Result<T, ConfigError> {
+    pub(super) fn value<T: Value>(&self, key: &str, entry: &Entry, bound: Bound) -> Result<T, ConfigError> {
         let key = format!("{}.{key}", self.name);
+        let expected = bound.expected(T::expected());
         let Node::Value(value) = &entry.node else {
-            return Err(error::wrong_type(&entry.place, &key, &entry.node, &T::expected()));
+            return Err(error::wrong_type(&entry.place, &key, &entry.node, &expected));
         };
-        T::read(value).map_err(|refusal| match refusal {
-            Refusal::Type => error::wrong_type(&entry.place, &key, &entry.node, &T::expected()),
-            Refusal::Value(reason) => {
-                ConfigErrorKind::Invalid { key, value: value.to_string(), reason }.at(entry.place.clone())
-            }
-        })
+        let impossible = |reason| {
+            ConfigErrorKind::Invalid { key: key.clone(), value: value.to_string(), reason }.at(entry.place.clone())
+        };
+        match T::read(value) {
+            Err(Refusal::Type) => Err(error::wrong_type(&entry.place, &key, &entry.node, &expected)),
+            Err(Refusal::Value(reason)) => Err(impossible(reason)),
+            Err(Refusal::Number) => Err(impossible(format!("it must be {expected}"))),
+            Ok(read) => Ok(read),
+        }
     }
 }
 
-/// Defines a section: its struct, defaults, keys, reader and writer, from one table.
+/// Defines a section: its struct, defaults, bounds, keys, reader and writer, from one table.
 macro_rules! section {
-    ($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr,)* }) => {
+    ($(#[doc = $about:literal])* $name:ident {
+        $($(#[doc = $doc:literal])* $key:ident: $ty:ty = $default:expr $(=> $bound:expr)?,)*
+    }) => {
         $(#[doc = $about])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name { $($(#[doc = $doc])* pub $key: $ty,)* }
@@ -155,12 +218,20 @@ macro_rules! section {
                 let mut read = $name::default();
                 for (key, entry) in section.entries($name::KEYS)? {
                     match key.as_str() {
-                        $(stringify!($key) => read.$key = section.value(&key, &entry)?,)*
+                        $(stringify!($key) => {
+                            read.$key = section.value(&key, &entry, $crate::config::value::bound!($($bound)?))?;
+                        })*
                         // `entries` has refused every other key.
                         _ => {}
                     }
                 }
                 Ok(read)
+            }
+
+            fn check(&self, name: &'static str) -> Result<(), $crate::config::ConfigError> {
+                $($crate::config::value::bound!($($bound)?)
+                    .check(&format!("{name}.{}", stringify!($key)), &self.$key)?;)*
+                Ok(())
             }
 
             fn write(&self) -> Option<$crate::config::value::Written> {
@@ -174,11 +245,21 @@ macro_rules! section {
                     name: stringify!($key),
                     value: None,
                     default: Some(defaults.$key.write()),
-                    allowed: <$ty as Value>::expected(),
+                    allowed: $crate::config::value::bound!($($bound)?).expected(<$ty as Value>::expected()),
                     meaning: $crate::config::describe::text(concat!($($doc),*)),
                 },)*]
             }
         }
+    };
+}
+
+/// The bound of a row, if it has one.
+macro_rules! bound {
+    () => {
+        $crate::config::value::Bound::None
+    };
+    ($bound:expr) => {
+        $bound
     };
 }
 
@@ -214,7 +295,7 @@ macro_rules! named {
     )*};
 }
 
-pub(super) use {choice, named, section};
+pub(super) use {bound, choice, named, section};
 
 named! {
     DType: float_types(),
@@ -250,8 +331,7 @@ macro_rules! integers {
 
             fn read(value: &toml::Value) -> Result<$integer, Refusal> {
                 let number = value.as_integer().ok_or(Refusal::Type)?;
-                let refused = |_| Refusal::Value(format!("it must be {}", <$integer>::expected()));
-                <$integer>::try_from(number).map_err(refused)
+                <$integer>::try_from(number).map_err(|_| Refusal::Number)
             }
 
             fn write(&self) -> toml::Value {
@@ -274,7 +354,7 @@ impl Value for f64 {
             toml::Value::Integer(number) => *number as f64,
             _ => return Err(Refusal::Type),
         };
-        number.is_finite().then_some(number).ok_or_else(|| Refusal::Value(format!("it must be {}", f64::expected())))
+        number.is_finite().then_some(number).ok_or(Refusal::Number)
     }
 
     fn write(&self) -> toml::Value {

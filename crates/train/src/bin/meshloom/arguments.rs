@@ -82,11 +82,11 @@ pub struct Train {
     /// Prints how every parameter and named activation is sharded, and by which rule, instead of running
     #[arg(long)]
     pub debug_sharding: bool,
-    /// Longest time that the plugin may take to compile for a target
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
-    pub time_limit: u64,
+    /// Longest time that the plugin may take to compile for a target [default: 1800]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub time_limit: Option<u64>,
     /// Writes the program as XLA optimized it for the target, as a serialized HLO module
-    #[arg(long, value_name = "FILE", requires = "target")]
+    #[arg(long, value_name = "FILE")]
     pub write_hlo: Option<PathBuf>,
     /// Starts from the parameters in a safetensors file or a checkpoint, instead of drawing them
     #[arg(long, value_name = "FILE")]
@@ -116,7 +116,18 @@ fn parse_steps(text: &str) -> Result<u64, String> {
     steps.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }
 
+fn parse_temperature(text: &str) -> Result<f64, String> {
+    let temperature = text.parse().ok().filter(|&number: &f64| number.is_finite() && number >= 0.0);
+    temperature.ok_or_else(|| "it must be a number of at least 0".to_owned())
+}
+
 impl Train {
+    /// A flag that only compiling for a target reads.
+    pub fn flag_of_target(&self) -> Option<&'static str> {
+        let flags = [(self.write_hlo.is_some(), "--write-hlo"), (self.time_limit.is_some(), "--time-limit")];
+        flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
+    }
+
     /// The overrides that flags are short for.
     pub fn overrides(&self) -> impl Iterator<Item = String> {
         let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));
@@ -150,8 +161,9 @@ pub struct Sample {
     /// Seed of the sample; without it, that of the run
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// How freely tokens are drawn: 1 is the model's own distribution, towards 0 always the likeliest token
-    #[arg(long, value_name = "T", default_value_t = super::sample::TEMPERATURE)]
+    /// How freely tokens are drawn: 1 is the model's own distribution, 0 always the likeliest token
+    #[arg(long, value_name = "T", default_value_t = super::sample::TEMPERATURE, value_parser = parse_temperature,
+        allow_hyphen_values = true)]
     pub temperature: f64,
     /// Overrides one key of the config in the checkpoint, such as data.tokenizer if that file has moved
     #[arg(long, value_name = "SECTION.KEY=VALUE")]

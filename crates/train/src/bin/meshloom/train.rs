@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, Plugin, Topology};
@@ -10,7 +10,7 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
 use meshloom_train::config::RunConfig;
 use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
-use meshloom_train::parameters::LoadOptions;
+use meshloom_train::parameters::{self, LoadOptions};
 
 use crate::arguments::Train;
 use crate::{ahead, sample};
@@ -18,15 +18,24 @@ use crate::{ahead, sample};
 pub fn run(arguments: &Train) -> Result<()> {
     let config = arguments.config.load(arguments.overrides())?;
     config.check_supported()?;
-    let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), ..Settings::default() };
+    let mut settings = Settings::default();
+    settings.time_limit = arguments.time_limit.map_or(settings.time_limit, Duration::from_secs);
     if arguments.debug_sharding {
         return print_sharding(&config, &settings);
     }
     if !config.target.topology.is_empty() {
         return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
     }
+    if let Some(flag) = arguments.flag_of_target() {
+        bail!("{flag} is for compiling: give the hardware by --target, or by target.topology");
+    }
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
     let checkpoint = find_checkpoint(arguments)?;
+    if let Some(done) = checkpoint.as_ref().map(|checkpoint| checkpoint.about().step).filter(|&done| done >= steps) {
+        eprintln!("the run has done {}; give more with --steps", counted(done as usize, "step"));
+        return Ok(());
+    }
+    arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
     let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
     let mut metrics_file = match (&arguments.metrics, &checkpoint) {
         (None, _) => None,
@@ -55,7 +64,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         "{} parameters on {} ({}); lowered in {:.1} ms, compiled in {:.1} s",
         trainer.parameter_count(),
         counted(device_count, "device"),
-        config.mesh.axes,
+        trainer.run().mesh(),
         1e3 * trainer.lower_seconds(),
         trainer.compile_seconds(),
     );
@@ -80,10 +89,7 @@ pub fn run(arguments: &Train) -> Result<()> {
     }
     progress.finish();
     checkpointer.map(Checkpointer::finish).transpose()?;
-    let Some(last) = last else {
-        eprintln!("the run was done before, after {}; give more with --steps", counted(steps as usize, "step"));
-        return Ok(());
-    };
+    let Some(last) = last else { return Ok(()) };
     println!(
         "step {}: loss {:.4} nats per {token}, {}, after {:.0} s",
         last.step,
