@@ -277,9 +277,9 @@ fn overrides() {
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
-    assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 0"#);
-    assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 0"#);
-    assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 1"#);
+    assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 1"#);
+    assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 1");
     assert_snapshot!(check("", &["remat.names=[\"a\""]), @r#""remat.names=[\"a\"" is not an override: unclosed array, expected `]`; write section.key=value, as in train.steps=100"#);
 }
 
@@ -298,14 +298,14 @@ fn unknown_keys() {
 #[test]
 fn wrong_types() {
     assert_snapshot!(check("model = 3", &[]), @"run.toml:1:9: model is 3 (an integer), but must be a section, [model]");
-    assert_snapshot!(check("[model]\nlayers = \"4\"", &[]), @r#"run.toml:2:10: model.layers is "4" (a string), but must be an integer of at least 0"#);
-    assert_snapshot!(check("[model]\nlayers = 4.0", &[]), @"run.toml:2:10: model.layers is 4.0 (a float), but must be an integer of at least 0");
-    assert_snapshot!(check("[model]\nlayers = -4", &[]), @"run.toml:2:10: model.layers is -4: it must be an integer of at least 0");
-    assert_snapshot!(check("[model.layers]\n", &[]), @"run.toml:1:1: model.layers is a table, but must be an integer of at least 0");
+    assert_snapshot!(check("[model]\nlayers = \"4\"", &[]), @r#"run.toml:2:10: model.layers is "4" (a string), but must be an integer of at least 1"#);
+    assert_snapshot!(check("[model]\nlayers = 4.0", &[]), @"run.toml:2:10: model.layers is 4.0 (a float), but must be an integer of at least 1");
+    assert_snapshot!(check("[model]\nlayers = -4", &[]), @"run.toml:2:10: model.layers is -4: it must be an integer of at least 1");
+    assert_snapshot!(check("[model.layers]\n", &[]), @"run.toml:1:1: model.layers is a table, but must be an integer of at least 1");
     assert_snapshot!(check("[model]\nscan_layers = 1", &[]), @"run.toml:2:15: model.scan_layers is 1 (an integer), but must be true or false");
     assert_snapshot!(check("[model]\nparam_dtype = \"s32\"", &[]), @r#"run.toml:2:15: model.param_dtype is "s32": it must be one of "bf16", "f16", "f32", "f64""#);
     assert_snapshot!(check("[model]\nfamily = \"lama\"", &[]), @r#"run.toml:2:10: model.family is "lama": it must be one of "llama", "gemma2", "mixtral", "deepseek" (did you mean "llama"?)"#);
-    assert_snapshot!(check("[train]\nlearning_rate = nan", &[]), @"run.toml:2:17: train.learning_rate is nan: it must be a finite number");
+    assert_snapshot!(check("[train]\nlearning_rate = nan", &[]), @"run.toml:2:17: train.learning_rate is nan: it must be a number of at least 0");
     assert_snapshot!(check("[train]\nseed = 99999999999999999999", &[]), @"run.toml:2:8: the number 99999999999999999999 is too large: integers have 64 bits");
     assert_snapshot!(check("[rules]\nlist = [[\"embed\", 3]]", &[]), @r#"run.toml:2:8: rules.list is [["embed", 3]]: rule 0 is ["embed", 3]; it must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
     assert_snapshot!(check("[rules]\nlist = \"embed\"", &[]), @r#"run.toml:2:8: rules.list is "embed" (a string), but must be an array of rules, each a logical name and its mesh axes, as in [["embed", ["fsdp"]], ["norm", []]]"#);
@@ -319,16 +319,16 @@ fn wrong_types() {
 #[test]
 fn impossible_values() {
     let with = |overrides: &[&str]| check("", overrides);
-    assert_snapshot!(with(&["model.layers=0"]), @"--set model.layers=0: model.layers is 0: it must be at least 1");
-    assert_snapshot!(with(&["model.embed=0"]), @"--set model.embed=0: model.embed is 0: it must be at least 1");
+    assert_snapshot!(with(&["model.layers=0"]), @"--set model.layers=0: model.layers is 0: it must be an integer of at least 1");
+    assert_snapshot!(with(&["model.embed=0"]), @"--set model.embed=0: model.embed is 0: it must be an integer of at least 1");
     assert_snapshot!(with(&["model.kv_heads=3"]), @"--set model.kv_heads=3: model.heads is 8: it must be a multiple of model.kv_heads, which is 3");
-    assert_snapshot!(with(&["model.head_dim=33"]), @"--set model.head_dim=33: model.head_dim is 33: it must be even, because rotary positions turn pairs");
+    assert_snapshot!(with(&["model.head_dim=33"]), @"--set model.head_dim=33: model.head_dim is 33: it must be an even integer of at least 2");
     assert_snapshot!(with(&["model.vocab=128"]), @r#"--set model.vocab=128: model.vocab is 128: it must be at least 256 with data.tokenizer = "bytes""#);
-    assert_snapshot!(with(&["model.dropout=1.0"]), @"--set model.dropout=1.0: model.dropout is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(with(&["model.dropout=1.0"]), @"--set model.dropout=1.0: model.dropout is 1.0: it must be a number of at least 0 and less than 1");
     assert_snapshot!(with(&["data.text="]), @r#"--set data.text=: data.text is "": it must not be empty; give the path of a file"#);
     assert_snapshot!(with(&["train.microbatches=3"]), @"--set train.microbatches=3: train.batch is 16: it must be a multiple of train.microbatches, which is 3");
-    assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be at least 0");
-    assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be more than 0");
+    assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be a number of at least 0");
+    assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be a number greater than 0");
     assert_snapshot!(with(&["mesh.axes=data=3"]), @r#"--set mesh.axes=data=3: mesh.axes is "data=3": mesh "data=3" has 3 devices, but there are 8; change a size, or give one axis -1 to fill up (target.devices is 8)"#);
     assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
     assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": the mesh "data=2,fsdp=4" has no axis "fdsp" (did you mean "fsdp"?)"#);
@@ -346,6 +346,84 @@ fn impossible_values() {
     // The file says where.
     assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");
     assert_snapshot!(check("[rules]\npreset = \"decoder\"\nlist = []\n", &[]), @"run.toml:3:8: rules.list is []: rules.preset is given too; rules come from one of preset, file, list");
+}
+
+/// What `meshloom config` says of a number is what a config is held to: its bound is taken, and what is beyond it is
+/// refused in the same words.
+#[test]
+fn what_is_allowed_is_what_is_taken() {
+    let mut bounded = 0;
+    for section in RunConfig::default().describe() {
+        for key in &section.keys {
+            let allowed = key.allowed.as_str();
+            let number = |text: &str| text.split(' ').find_map(|word| word.parse::<f64>().ok());
+            let beyond: Vec<f64> = match allowed.split_once("at least ") {
+                Some((kind, least)) => {
+                    let least = number(least).expect("a number");
+                    let even = kind.starts_with("an even").then_some(least + 1.0);
+                    let limit = allowed.split_once("less than ").and_then(|(_, limit)| number(limit));
+                    [Some(least - 1.0), even, limit].into_iter().flatten().collect()
+                }
+                None if allowed.contains("greater than 0") => vec![0.0, -1.0],
+                None if allowed.contains("from 0 to 1") => vec![-0.5, 1.5],
+                None => continue,
+            };
+            let (name, is_integer) = (format!("{}.{}", section.name, key.name), allowed.contains("integer"));
+            for value in beyond {
+                let text = if is_integer { format!("{value}") } else { format!("{value:?}") };
+                let expected = format!("--set {name}={text}: {name} is {text}: it must be {allowed}");
+                assert_eq!(check("", &[&format!("{name}={text}")]), expected);
+                bounded += 1;
+            }
+            if let Some((_, least)) = allowed.split_once("at least ") {
+                let least = number(least).expect("a number");
+                let found = check("", &[&format!("{name}={least}")]);
+                assert!(!found.contains(&format!("it must be {allowed}")), "{found}");
+            }
+        }
+    }
+    assert!(bounded > 40, "{bounded} keys have a bound");
+}
+
+/// Keys that nothing reads beside the others are said, each with the reason; those at their default are not.
+#[test]
+fn keys_without_effect() {
+    let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];
+    let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.weights=per-iteration"];
+    let cases: [(&[&str], &[&str], &str); 8] = [
+        (&[], &["model.experts=4"], "model.experts = 4 has no effect, because model.family is \"llama\""),
+        (&[], &["model.q_lora=7"], "model.q_lora = 7 has no effect, because model.family is \"llama\""),
+        (
+            &["model.family=mixtral"],
+            &["model.mlp=7"],
+            "model.mlp = 7 has no effect, because model.family is \"mixtral\"",
+        ),
+        (&["model.family=mixtral"], &["model.experts=4"], ""),
+        (&diloco, &["diloco.fragments=5"], "diloco.fragments = 5 has no effect, because diloco.streaming is false"),
+        (&diloco, &["diloco.block=32"], "diloco.block = 32 has no effect, because diloco.transport is \"f32\""),
+        (&diloco, &["diloco.block=32", "diloco.transport=int4"], ""),
+        (
+            &pipeline,
+            &["pipeline.keep_gathered=true"],
+            "pipeline.keep_gathered = true has no effect, because pipeline.weights is \"per-iteration\"",
+        ),
+    ];
+    for (base, changed, expected) in cases {
+        assert_eq!(read("", base).warnings(), Vec::<String>::new(), "{base:?}");
+        let found = read("", &[base, changed].concat()).warnings();
+        assert_eq!(found.join("\n"), expected, "{base:?} {changed:?}");
+    }
+}
+
+/// A name that no value of the model has would keep nothing.
+#[test]
+fn names_to_keep_exist() {
+    let config = read("", &["remat.policy=save", "remat.names=[\"mlp_hiden\"]"]);
+    let error = config.lower_train_step().expect_err("no such name").to_string();
+    let expected =
+        "remat.names is \"mlp_hiden\": no value of the model has this name (did you mean \"mlp_hidden\"?); there are ";
+    assert!(error.starts_with(expected) && error.contains("attention_mixed"), "{error}");
+    read("", &["remat.policy=save", "remat.names=[\"mlp_hidden\"]"]).lower_train_step().expect("it exists");
 }
 
 #[test]
@@ -372,12 +450,12 @@ fn impossible_pipelines_and_replicas() {
     let diloco = |overrides: &[&str]| check("", &[&["mesh.axes=diloco=2,fsdp=4"], overrides].concat());
     assert_snapshot!(diloco(&[]), @r#"--set mesh.axes=diloco=2,fsdp=4: mesh.axes is "diloco=2,fsdp=4": an axis "diloco" needs a section [diloco]: add it, or give its devices to another axis"#);
     assert_snapshot!(diloco(&["diloco.replicas=4"]), @r#"--set diloco.replicas=4: diloco.replicas is 4: it must be the size of the mesh axis "diloco", which is 2"#);
-    assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be at least 0 and less than 1");
+    assert_snapshot!(diloco(&["diloco.outer_momentum=1"]), @"--set diloco.outer_momentum=1: diloco.outer_momentum is 1.0: it must be a number of at least 0 and less than 1");
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.fragments=4"]), @"--set diloco.fragments=4: diloco.fragments is 4: fragments - 1 must divide model.layers, which is 4; or set diloco.uneven_fragments = true");
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.uneven_fragments=true", "diloco.fragments=6"]), @"--set diloco.fragments=6: diloco.fragments is 6: fragments - 1 must be at most model.layers, which is 4");
-    assert_snapshot!(diloco(&["diloco.transport=int4", "diloco.block=33"]), @"--set diloco.block=33: diloco.block is 33: it must be even: 4-bit integers are sent two in a byte");
+    assert_snapshot!(diloco(&["diloco.transport=int4", "diloco.block=33"]), @"--set diloco.block=33: diloco.block is 33: it must be an even integer of at least 2");
     assert_snapshot!(diloco(&["diloco.replicas=2", "train.microbatches=16"]), @"--set train.microbatches=16: train.microbatches is 16: it must divide the rows of a replica, train.batch / diloco.replicas, which are 8");
-    assert_snapshot!(diloco(&["diloco.replicas=2", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be 2 times a multiple of 4: rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "diloco=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
+    assert_snapshot!(diloco(&["diloco.replicas=2", "train.batch=12"]), @r#"--set train.batch=12: train.batch is 12: it must be a multiple of 8 (4 for each of the 2 replicas): rule activation_batch -> (replica,data,fsdp,expert) (preset decoder) splits it over the mesh "diloco=2,fsdp=4"; or allow it to be padded by rules.uneven = true"#);
     assert_snapshot!(diloco(&["diloco.streaming=true", "diloco.overlap_steps=18"]), @"--set diloco.overlap_steps=18: diloco.overlap_steps is 18: it must be less than the 18 steps until the same fragment syncs again");
     assert_snapshot!(diloco(&["diloco.streaming=true", "model.scan_layers=false"]), @"--set model.scan_layers=false: model.scan_layers is false: diloco.streaming needs it to be true");
 }

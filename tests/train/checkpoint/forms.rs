@@ -295,4 +295,13 @@ fn other_states_are_refused() {
     assert!(unsupported.to_string().contains("0 is of type s4, which a checkpoint cannot hold"), "{unsupported}");
     let uneven = checkpointer.save(about(1), &declared(), &vec![arrays(1).step]).expect_err("other trees");
     assert!(matches!(uneven, CheckpointError::Count { expected: 5, found: 1 }), "{uneven}");
+    // What is written is the state's bytes: under another type they are other numbers.
+    for (dtype, dims) in [(DType::S32, [4, 6]), (DType::BF16, [4, 6]), (DType::F64, [4, 6]), (DType::F32, [6, 4])] {
+        let declared = vec![Param::new(dtype, dims, &["", ""], Init::Constant(0.0))];
+        let ty = TensorType::new(DType::F32, &[4, 6]);
+        let array = Array::put(&client(), &literal(&ty, 0), &ShardLayout::replicated(&[4, 6], 8)).expect("put");
+        let error = checkpointer.save(about(1), &declared, &vec![array]).expect_err("another type");
+        let expected = format!("0 is declared as {}, but the state has f32[4,6]; ", declared[0].spec.ty);
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
 }

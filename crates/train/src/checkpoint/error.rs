@@ -181,6 +181,16 @@ pub enum CheckpointError {
         /// As many are there.
         found: usize,
     },
+    /// A value of the state is of another type than it is declared.
+    #[error("{path} is declared as {expected}, but the state has {found}; declare each value as it is")]
+    Declared {
+        /// The value's path.
+        path: String,
+        /// As it is declared.
+        expected: Box<TensorType>,
+        /// What is there.
+        found: Box<TensorType>,
+    },
     /// The values cannot be brought to or from the devices.
     #[error(transparent)]
     Device(#[from] Box<PjrtError>),

@@ -56,6 +56,10 @@ impl Snapshot {
         let mut load = Vec::new();
         let mut copies: Vec<(usize, usize, &Leaf, &Array, HostCopy)> = Vec::new();
         for (leaf, array) in declared.iter().zip(arrays) {
+            if leaf.own_ty != *array.ty() {
+                let (expected, found) = (Box::new(leaf.own_ty.clone()), Box::new(array.ty().clone()));
+                return Err(CheckpointError::Declared { path: leaf.path.clone(), expected, found });
+            }
             let index = leaves.add(leaf)?;
             for device in writers(array.layout(), &mut load)? {
                 copies.push((index, device, leaf, array, array.start_copy(device)?));

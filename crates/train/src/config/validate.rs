@@ -153,7 +153,7 @@ impl RunConfig {
         let Split { parts, rule, mesh } = split;
         let (value, parts) = if dim == 0 { (self.train.batch, parts * self.replicas()) } else { (size, parts) };
         let of_replicas = match (dim, self.replicas()) {
-            (0, replicas @ 2..) => format!(", of each of the {replicas} replicas {}", parts / replicas),
+            (0, replicas @ 2..) => format!(" ({} for each of the {replicas} replicas)", parts / replicas),
             _ => String::new(),
         };
         let reason = format!(
