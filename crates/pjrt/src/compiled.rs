@@ -34,6 +34,13 @@ pub struct MemoryStats {
     pub peak: i64,
 }
 
+impl MemoryStats {
+    /// All but the program itself. The plugin's own [`peak`](MemoryStats::peak) may leave out what others allocate.
+    pub fn total(&self) -> i64 {
+        self.arguments + self.outputs - self.aliased + self.temporary
+    }
+}
+
 /// XLA's own estimate of what a program costs on each device. It counts the body of a loop once, whatever its trip
 /// count.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -240,7 +240,7 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
-    let total = stats.arguments + stats.outputs - stats.aliased + stats.temporary;
+    let total = stats.total();
     let rows = [
         ("arguments", stats.arguments),
         ("outputs", stats.outputs),

@@ -52,8 +52,8 @@ fn print_memory(ahead: &StepAhead) -> Result<()> {
         ("outputs", memory.outputs),
         ("of these in the arguments' place", memory.aliased),
         ("temporaries", memory.temporary),
+        ("all of these", memory.total()),
         ("code", memory.generated_code),
-        ("peak", memory.peak),
     ];
     for (name, bytes) in rows {
         println!("  {name:<33}{bytes:>16}");

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use meshloom_train::config::{ConfigError, RunConfig};
+use meshloom_train::config::RunConfig;
 
 /// Trains decoders on text, over any mesh of devices that a PJRT plugin has.
 #[derive(Parser)]
@@ -32,13 +33,20 @@ pub struct ConfigArguments {
 }
 
 impl ConfigArguments {
-    /// Reads the config. `flags` are the overrides that other flags stand for; they win over `--set`.
-    pub fn load(&self, flags: impl IntoIterator<Item = String>) -> Result<RunConfig, ConfigError> {
-        let overrides: Vec<String> = self.set.iter().cloned().chain(flags).collect();
-        match &self.config {
-            Some(path) => RunConfig::load(path, &overrides),
-            None => RunConfig::from_overrides(&overrides),
+    /// Reads the config. `flags` are the overrides that other flags are short for, each of which says a key once.
+    pub fn load(&self, flags: impl IntoIterator<Item = (&'static str, String)>) -> Result<RunConfig> {
+        let mut overrides = self.set.clone();
+        for (flag, text) in flags {
+            let key = |text: &str| text.split_once('=').map(|(key, _)| key.trim().to_owned());
+            if let Some(other) = self.set.iter().find(|other| key(other) == key(&text)) {
+                bail!("{flag} is short for --set {text}, which contradicts --set {other}; give one of them");
+            }
+            overrides.push(text);
         }
+        Ok(match &self.config {
+            Some(path) => RunConfig::load(path, &overrides)?,
+            None => RunConfig::from_overrides(&overrides)?,
+        })
     }
 }
 
@@ -129,13 +137,13 @@ impl Train {
     }
 
     /// The overrides that flags are short for.
-    pub fn overrides(&self) -> impl Iterator<Item = String> {
+    pub fn overrides(&self) -> impl Iterator<Item = (&'static str, String)> {
         let quoted = |key: &str, text: &String| format!("{key}={}", toml::Value::String(text.clone()));
         let flags = [
-            self.seed.map(|seed| format!("train.seed={seed}")),
-            self.target.as_ref().map(|target| format!("target.topology={target}")),
-            self.checkpoint.as_ref().map(|directory| quoted("checkpoint.dir", directory)),
-            self.checkpoint_every.map(|steps| format!("checkpoint.every={steps}")),
+            self.seed.map(|seed| ("--seed", format!("train.seed={seed}"))),
+            self.target.as_ref().map(|target| ("--target", format!("target.topology={target}"))),
+            self.checkpoint.as_ref().map(|directory| ("--checkpoint", quoted("checkpoint.dir", directory))),
+            self.checkpoint_every.map(|steps| ("--checkpoint-every", format!("checkpoint.every={steps}"))),
         ];
         flags.into_iter().flatten()
     }

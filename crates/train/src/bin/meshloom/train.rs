@@ -47,7 +47,11 @@ pub fn run(arguments: &Train) -> Result<()> {
     let device_count = Trainer::device_count(&config)?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
     let mut trainer = match &checkpoint {
-        Some(checkpoint) => Trainer::resume(&config, &client, checkpoint)?,
+        Some(checkpoint) => {
+            let trainer = Trainer::resume(&config, &client, checkpoint)?;
+            eprintln!("resumed after step {} from {}", trainer.steps_done(), checkpoint.folder().display());
+            trainer
+        }
         None => Trainer::new(&config, &client)?,
     };
     for warning in trainer.warnings() {
@@ -149,6 +153,5 @@ fn find_checkpoint(arguments: &Train) -> Result<Option<Checkpoint>> {
     for error in skipped {
         eprintln!("warning: {error}; an older checkpoint is taken");
     }
-    eprintln!("resumed after step {} from {}", checkpoint.about().step, checkpoint.folder().display());
     Ok(Some(checkpoint))
 }
