@@ -6,7 +6,7 @@ use super::stages::{Lowered, Ports};
 use super::{ArgumentError, Error};
 use crate::ir::{PortInfo, TensorType};
 use crate::partition::Ledger;
-use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ShardLayout};
+use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ExecuteOptions, ShardLayout};
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
@@ -128,6 +128,14 @@ impl Program {
     /// # Errors
     /// An argument has another type or layout than the program's input, or has been donated.
     pub fn run(&self, arguments: &[&Array]) -> Result<Vec<Array>, Error> {
-        Ok(self.executable.run(arguments, &self.outputs)?)
+        self.run_with(arguments, &ExecuteOptions::default())
+    }
+
+    /// As [`Program::run`], with options.
+    ///
+    /// # Errors
+    /// Also: the time limit of the options is over.
+    pub fn run_with(&self, arguments: &[&Array], options: &ExecuteOptions) -> Result<Vec<Array>, Error> {
+        Ok(self.executable.run_with(arguments, &self.outputs, options)?)
     }
 }

@@ -127,6 +127,17 @@ fn another_seed_is_another_run() {
     assert!(relative_error(&second[0], &first[0]) > 1e-4, "{first:?} {second:?}");
 }
 
+/// The error names step, program and the key that allows more.
+#[test]
+fn a_step_beyond_its_time_limit_ends_the_run() {
+    let mut trainer =
+        Trainer::new(&config(SHORT_RUN, &[MIXED[0], "train.time_limit=1e-9"]), &client()).expect("a trainer");
+    let error = trainer.step().expect_err("no step is so fast").to_string();
+    assert!(error.starts_with("step 1: ") && error.contains("\"train_step\""), "{error}");
+    assert!(error.ends_with("; give it more by train.time_limit, or none by 0"), "{error}");
+    assert_eq!(trainer.steps_done(), 0);
+}
+
 // The module.
 
 fn lowered(overrides: &[&str]) -> Lowered {

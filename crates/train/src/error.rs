@@ -2,7 +2,7 @@
 
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
-use meshloom::pjrt::PjrtError;
+use meshloom::pjrt::{ErrorCode, PjrtError};
 use meshloom::sharding::ShardingError;
 
 /// Everything that can go wrong in a training run.
@@ -11,6 +11,14 @@ pub enum Error {
     /// The compiler's, the program's or the plugin's.
     #[error(transparent)]
     Compiler(#[from] meshloom::Error),
+    /// The plugin's, or the machine's: a step did not end well.
+    #[error("step {step}: {source}{}", advice(.source))]
+    Step {
+        /// The step, from 1.
+        step: u64,
+        /// What went wrong.
+        source: Box<meshloom::Error>,
+    },
     /// The run config's fault.
     #[error(transparent)]
     Config(#[from] Box<crate::config::ConfigError>),
@@ -35,6 +43,19 @@ pub enum Error {
 }
 
 meshloom::hlo::debug_is_message!(Error);
+
+/// What to do about a step that failed, where the config has keys for it.
+fn advice(error: &meshloom::Error) -> &'static str {
+    let meshloom::Error::Pjrt(error) = error else { return "" };
+    match &**error {
+        PjrtError::TimedOut { .. } => "; give it more by train.time_limit, or none by 0",
+        PjrtError::Plugin { code: ErrorCode::ResourceExhausted, .. } => {
+            "; the devices have too little memory: lower train.batch or model.seq, raise train.microbatches, or set \
+             remat.policy = \"full\""
+        }
+        _ => "",
+    }
+}
 
 macro_rules! boxed {
     ($($variant:ident($error:ty)),* $(,)?) => {$(

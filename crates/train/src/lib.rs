@@ -42,6 +42,7 @@ pub mod sample;
 pub mod step;
 pub mod tokenizer;
 mod trainer;
+mod watch;
 
 pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
@@ -50,3 +51,4 @@ pub use meshloom::hlo::Stage;
 pub use model::{Dataset, Leaf, Model};
 pub use resolve::Run;
 pub use trainer::{Text, Trainer};
+pub use watch::SlowStep;

@@ -1,6 +1,6 @@
 //! A training run on a plugin's devices.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::RunConfig;
 use super::data::{DataError, TextDataset};
@@ -13,12 +13,13 @@ use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
 use super::step::TrainStep;
 use super::tokenizer::Tokenizer;
+use super::watch::{SlowStep, Watch};
 use crate::Error;
 use meshloom::compile::{Lowered, Program};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
-use meshloom::pjrt::{Array, Client, CompileOptions};
+use meshloom::pjrt::{Array, Client, CompileOptions, ExecuteOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Tree};
 
@@ -32,6 +33,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     data: D,
     pub(super) steps_done: u64,
     pub(super) warnings: Vec<String>,
+    watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
 }
@@ -148,7 +150,18 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let compile_seconds = start.elapsed().as_secs_f64();
         let state = state(&program, &run)?;
         let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
-        Ok(Trainer { run, program, several, state, data, steps_done: 0, warnings, lower_seconds, compile_seconds })
+        Ok(Trainer {
+            run,
+            program,
+            several,
+            state,
+            data,
+            steps_done: 0,
+            warnings,
+            watch: Watch::default(),
+            lower_seconds,
+            compile_seconds,
+        })
     }
 
     /// The run.
@@ -174,6 +187,12 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// Seconds that the plugin took to compile the module.
     pub fn compile_seconds(&self) -> f64 {
         self.compile_seconds
+    }
+
+    /// Has `listener` called, from another thread, when a call takes 20 times the median of those before, and at least
+    /// a second: the machine may be busy, or a collective may wait for a device that never comes.
+    pub fn on_slow_step(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
+        self.watch.listen(listener);
     }
 
     /// The compiled step.
@@ -244,7 +263,13 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let mut arguments = self.state.leaves();
         let batch = program.put(arguments.len(), &self.batches(calls, count)?)?;
         arguments.extend(batch.leaves());
-        let outputs = program.run(&arguments.iter().collect::<Vec<_>>())?;
+        let time_limit = self.run.config().train.time_limit;
+        let time_limit = (time_limit > 0.0).then(|| Duration::try_from_secs_f64(time_limit).unwrap_or(Duration::MAX));
+        let options = ExecuteOptions { time_limit, ..ExecuteOptions::default() };
+        let step = self.steps_done + 1;
+        let arguments: Vec<&Array> = arguments.iter().collect();
+        let run = self.watch.call(step, || program.run_with(&arguments, &options));
+        let outputs = run.map_err(|source| Error::Step { step, source: Box::new(source) })?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
         self.state = self.state.fill(state.to_vec())?;
         let [losses, norms] = [means(&metrics[0], count)?, means(&metrics[1], count)?];

@@ -100,6 +100,8 @@ section! {
         microbatches: usize = 1 => AtLeast(1.0),
         /// Steps that one call of the program runs, in a loop. The numbers are the same whatever it is.
         steps_per_call: usize = 1 => AtLeast(1.0),
+        /// Seconds that one call of the program may take; 0 for no limit.
+        time_limit: f64 = 1800.0 => AtLeast(0.0),
         /// Peak learning rate.
         learning_rate: f64 = 3e-3 => AtLeast(0.0),
         /// Steps over which the learning rate rises from zero.

@@ -57,6 +57,7 @@ pub fn run(arguments: &Train) -> Result<()> {
     for warning in trainer.warnings() {
         eprintln!("warning: {warning}");
     }
+    trainer.on_slow_step(|slow| eprintln!("warning: {slow}"));
     if let Some(directory) = arguments.load_parameters.as_ref().filter(|path| path.is_dir()) {
         trainer.load_parameters_of(&checkpoint::find(directory, Fallback::Refuse)?.checkpoint)?;
     } else if let Some(file) = &arguments.load_parameters {
