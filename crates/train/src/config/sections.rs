@@ -71,6 +71,10 @@ section! {
         rope_head_dim: usize = 16,
         /// Deepseek: width of a head's values.
         v_head_dim: usize = 32,
+        /// Base of the rotary frequencies.
+        rope_theta: f64 = 10_000.0,
+        /// What norms add to the mean square.
+        norm_epsilon: f64 = 1e-5,
         /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
         batch_split: bool = false,
     }
@@ -83,6 +87,30 @@ section! {
         text: String = "examples/data/austen.txt".to_owned(),
         /// `bytes`, or the path of a `tokenizer.json`.
         tokenizer: String = "bytes".to_owned(),
+    }
+}
+
+choice! {
+    /// The optimizers.
+    OptimizerKind {
+        /// Adam with decoupled weight decay.
+        AdamW = "adamw",
+        /// Orthogonal momentum for matrices, AdamW for everything else.
+        Muon = "muon",
+    }
+}
+
+choice! {
+    /// How the learning rate falls after its warm-up.
+    RateSchedule {
+        /// As half a cosine.
+        Cosine = "cosine",
+        /// In a straight line.
+        Linear = "linear",
+        /// In a straight line over the last `decay_steps`: warmup-stable-decay.
+        Wsd = "wsd",
+        /// Not at all.
+        Constant = "constant",
     }
 }
 
@@ -103,8 +131,31 @@ section! {
         learning_rate: f64 = 3e-3,
         /// Steps over which the learning rate rises from zero.
         warmup: usize = 20,
-        /// Decoupled weight decay.
+        /// How the learning rate falls after the warm-up.
+        schedule: RateSchedule = RateSchedule::Cosine,
+        /// Learning rate at the end, as a fraction of the peak.
+        floor: f64 = 0.1,
+        /// With the schedule `wsd`: the last steps, over which the learning rate falls.
+        decay_steps: usize = 0,
+        /// The optimizer.
+        optimizer: OptimizerKind = OptimizerKind::AdamW,
+        /// AdamW: decay of the first moment.
+        beta1: f64 = 0.9,
+        /// AdamW: decay of the second moment.
+        beta2: f64 = 0.95,
+        /// AdamW: added to the root of the second moment.
+        epsilon: f64 = 1e-8,
+        /// Muon: decay of the momentum.
+        muon_momentum: f64 = 0.95,
+        /// Muon: root mean square of a matrix's update before the learning rate; that of AdamW's is near 0.2.
+        muon_rms: f64 = 0.2,
+        /// Decoupled weight decay, of parameters with two or more dimensions.
         weight_decay: f64 = 0.1,
+        /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one
+        /// character.
+        no_decay: Vec<String> = Vec::new(),
+        /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
+        z_loss: f64 = 0.0,
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0,
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
-use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
+use super::{CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
@@ -85,6 +85,8 @@ impl RunConfig {
             return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
         }
         within("model.dropout", model.dropout, 0.0..1.0)?;
+        above_zero("model.rope_theta", model.rope_theta)?;
+        within("model.norm_epsilon", model.norm_epsilon, 0.0..f64::INFINITY)?;
         self.validate_family()?;
         for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
             if text.is_empty() {
@@ -103,9 +105,35 @@ impl RunConfig {
         divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
         within("train.learning_rate", train.learning_rate, 0.0..f64::INFINITY)?;
         within("train.weight_decay", train.weight_decay, 0.0..f64::INFINITY)?;
-        match train.clip_norm > 0.0 {
-            true => Ok(()),
-            false => Err(invalid("train.clip_norm", train.clip_norm, "it must be more than 0")),
+        within("train.z_loss", train.z_loss, 0.0..f64::INFINITY)?;
+        within("train.beta1", train.beta1, 0.0..1.0)?;
+        within("train.beta2", train.beta2, 0.0..1.0)?;
+        above_zero("train.epsilon", train.epsilon)?;
+        within("train.muon_momentum", train.muon_momentum, 0.0..1.0)?;
+        above_zero("train.muon_rms", train.muon_rms)?;
+        self.validate_schedule()?;
+        above_zero("train.clip_norm", train.clip_norm)
+    }
+
+    fn validate_schedule(&self) -> Checked {
+        let TrainConfig { schedule, floor, decay_steps, warmup, steps, .. } = &self.train;
+        if !(0.0..=1.0).contains(floor) {
+            return Err(invalid("train.floor", floor, "it must be at least 0 and at most 1"));
+        }
+        let wrong = |reason: &str, because: &[&str]| {
+            Err(invalid("train.decay_steps", decay_steps, reason).because(because.iter().copied()))
+        };
+        match (schedule, *decay_steps) {
+            (RateSchedule::Wsd, 0) => {
+                wrong("it must be at least 1 with train.schedule = \"wsd\": the steps of decay", &["train.schedule"])
+            }
+            (RateSchedule::Wsd, decay) if warmup.saturating_add(decay) > *steps => {
+                let reason =
+                    format!("with train.warmup, which is {warmup}, it must fit into train.steps, which is {steps}");
+                wrong(&reason, &["train.warmup", "train.steps"])
+            }
+            (RateSchedule::Wsd, _) | (_, 0) => Ok(()),
+            _ => wrong("it is for train.schedule = \"wsd\"", &["train.schedule"]),
         }
     }
 
@@ -286,6 +314,13 @@ pub(super) fn positive(key: &str, value: usize) -> Checked {
     match value {
         0 => Err(invalid(key, value, "it must be at least 1")),
         _ => Ok(()),
+    }
+}
+
+fn above_zero(key: &str, value: f64) -> Checked {
+    match value > 0.0 {
+        true => Ok(()),
+        false => Err(invalid(key, value, "it must be more than 0")),
     }
 }
 
