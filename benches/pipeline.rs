@@ -102,6 +102,7 @@ impl Case {
             pipeline: Some(pipeline),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
+            z_loss: 0.0,
             parts: Default::default(),
         }
     }

@@ -85,7 +85,7 @@ pub mod prelude {
     pub use crate::ir::DType::{self, *};
     pub use crate::ir::Literal;
     pub use crate::nn::{self, initialize};
-    pub use crate::optim::{AdamW, Sgd, WarmupCosine, clip_by_global_norm, global_norm};
+    pub use crate::optim::{AdamW, Decay, LearningRate, Muon, Sgd, clip_by_global_norm, global_norm};
     pub use crate::pjrt::{Array, Client};
     pub use crate::sharding::{Mesh, RuleSets, Rules};
     pub use crate::trace::{

@@ -5,7 +5,7 @@ pub mod jax;
 use meshloom::ir::DType;
 use meshloom::nn::DecoderConfig;
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom_train::step::{DropoutConfig, TrainStep};
 
 /// The text of the default config, from whichever folder a bench is run in.
@@ -32,10 +32,11 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
             pipeline: None,
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
+            z_loss: 0.0,
             parts: Default::default(),
         },
-        optimizer: AdamW::default(),
-        schedule: WarmupCosine { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01 },
+        optimizer: Optimizer::AdamW(AdamW::default()),
+        schedule: LearningRate { peak: 8e-5, warmup: 8000, steps: 1_200_000, floor: 0.01, decay: Decay::Cosine },
         clip_norm: 1.0,
         batch: 4,
         seq: 8192,

@@ -45,6 +45,8 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// Added to the mean square in norms.
     pub norm_epsilon: f64,
+    /// Weight of the z-loss, the mean over tokens of `logsumexp(logits)^2`; 0 for none.
+    pub z_loss: f64,
     /// What sets the family apart from Llama.
     pub parts: LayerParts,
 }
@@ -146,9 +148,10 @@ impl DecoderConfig {
         let embed = self.embed;
         // A tied embedding is the head as well, for which the fan-in is the width.
         let fan_in = if self.tied_embeddings { embed } else { 1 };
-        let head = || self.matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0);
+        // Tables over the vocabulary are no matrices to optimizers: rows are seldom used, or classes of their own.
+        let head = || self.matrix(&[embed, self.vocab], &["embed", "vocab"], embed, 1.0).with_matrix(None);
         Decoder {
-            embedding: self.matrix(&[self.vocab, embed], &["vocab", "embed"], fan_in, 1.0),
+            embedding: self.matrix(&[self.vocab, embed], &["vocab", "embed"], fan_in, 1.0).with_matrix(None),
             layers,
             final_norm: self.norm_parameter(embed, "norm"),
             head: (!self.tied_embeddings).then(head),
@@ -253,7 +256,7 @@ impl DecoderConfig {
     }
 
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
-    /// weight.
+    /// weight. The z-loss comes with its weight as well.
     pub fn loss(&self, params: &Decoder<Tensor>, batch: &Batch<Tensor>) -> Tensor {
         self.loss_with(params, batch, None)
     }
@@ -278,7 +281,7 @@ impl DecoderConfig {
         }
         let (logits, layer_loss) = self.logits_with(params, part.tokens, part.segment_ids, part.positions, dropout);
         scope("loss", || {
-            let loss = weighted_cross_entropy(logits, part.targets, part.weights) / whole.weight;
+            let loss = weighted_cross_entropy(logits, part.targets, part.weights, self.z_loss) / whole.weight;
             let balance = self.parts.routed.load_balance_weight / whole.parts as f64;
             layer_loss.map_or(loss, |layer_loss| loss + layer_loss * balance)
         })

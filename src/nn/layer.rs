@@ -9,7 +9,7 @@ use super::moe::{Moe, MoeConfig, moe};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use super::{DecoderConfig, batch_split};
-use crate::trace::{Init, Param, Tensor, scope};
+use crate::trace::{Init, MatrixDims, Param, Tensor, scope};
 
 /// What sets a family apart from Llama, which has none of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,7 +120,8 @@ impl DecoderConfig {
 
     fn output_matrix(&self, width: usize) -> Param {
         let dims = [self.heads, width, self.embed];
-        self.matrix(&dims, &["heads", "kv", "embed"], self.heads * width, self.residual_gain())
+        let matrix = self.matrix(&dims, &["heads", "kv", "embed"], self.heads * width, self.residual_gain());
+        matrix.with_matrix(Some(MatrixDims { batch: 0, inputs: 2 }))
     }
 
     fn latent_parameters(&self, latent: &LatentConfig) -> LatentAttention<Param> {
@@ -156,18 +157,19 @@ impl DecoderConfig {
 
     fn moe_parameters(&self, routed: &MoeConfig) -> Moe<Param> {
         let (embed, experts, hidden) = (self.embed, routed.experts, routed.mlp);
-        let up = || self.matrix(&[experts, embed, hidden], &["exp", "embed_no_exp_moe", "mlp"], embed, 1.0);
+        let of_experts = Some(MatrixDims { batch: 1, inputs: 1 });
+        let up = || {
+            let dims = [experts, embed, hidden];
+            self.matrix(&dims, &["exp", "embed_no_exp_moe", "mlp"], embed, 1.0).with_matrix(of_experts)
+        };
         let shared = routed.shared_experts * hidden;
         Moe {
             router: self.matrix(&[embed, experts], &["embed", ""], embed, 1.0),
             gate: up(),
             up: up(),
-            down: self.matrix(
-                &[experts, hidden, embed],
-                &["exp", "mlp", "embed_no_exp_moe"],
-                hidden,
-                self.residual_gain(),
-            ),
+            down: self
+                .matrix(&[experts, hidden, embed], &["exp", "mlp", "embed_no_exp_moe"], hidden, self.residual_gain())
+                .with_matrix(of_experts),
             shared: (shared > 0).then(|| self.mlp_parameters(shared)),
         }
     }

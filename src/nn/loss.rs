@@ -13,7 +13,9 @@ use crate::trace::{Tensor, composite, custom_vjp, iota};
 /// gather, so a sharded vocabulary never has to come together.
 #[track_caller]
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    composite(Location::caller(), || weighted_cross_entropy(logits, targets, weights) / WholeBatch::of(weights).weight)
+    composite(Location::caller(), || {
+        weighted_cross_entropy(logits, targets, weights, 0.0) / WholeBatch::of(weights).weight
+    })
 }
 
 /// What the loss of some rows must know of the batch they are of.
@@ -32,20 +34,23 @@ impl WholeBatch {
     }
 }
 
-/// The sum of the cross entropies of all tokens, each times its weight.
-pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    (token_losses(logits, targets) * weights.stop_gradient()).sum(..)
+/// The sum of the cross entropies of all tokens, each times its weight. With a `z_loss`, each token adds so much of the
+/// square of its logsumexp, which keeps logits from drifting: Chowdhery et al., "PaLM", arXiv 2204.02311, section 5.
+pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor, z_loss: f64) -> Tensor {
+    (token_losses(logits, targets, z_loss) * weights.stop_gradient()).sum(..)
 }
 
-/// Cross entropy of each token. The backward pass is `softmax - one-hot`, from the logits and their logsumexp alone.
-fn token_losses(logits: Tensor, targets: Tensor) -> Tensor {
-    let forward = |logits: Tensor, targets: Tensor| {
+/// Cross entropy of each token, and its z-loss. The backward pass is `softmax - one-hot`, and for the z-loss a multiple
+/// of the softmax: from the logits and their logsumexp alone.
+fn token_losses(logits: Tensor, targets: Tensor, z_loss: f64) -> Tensor {
+    let forward = move |logits: Tensor, targets: Tensor| {
         let wide = logits.convert(DType::F32);
         let highest = wide.max(-1);
         let shifted = (wide - highest.broadcast_like(wide, [0, 1])).exp();
         let log_total = shifted.sum(-1).log() + highest;
         let target = is_target(wide, targets).select(wide, 0.0).sum(-1);
-        (log_total - target, log_total)
+        let loss = log_total - target;
+        (if z_loss == 0.0 { loss } else { loss + log_total.square() * z_loss }, log_total)
     };
     custom_vjp(
         (logits, targets),
@@ -54,9 +59,13 @@ fn token_losses(logits: Tensor, targets: Tensor) -> Tensor {
             let (losses, log_total) = forward(logits, targets);
             (losses, (logits, targets, log_total))
         },
-        |(logits, targets, log_total), ct| {
+        move |(logits, targets, log_total), ct| {
             let wide = logits.convert(DType::F32);
             let probabilities = (wide - log_total.broadcast_like(wide, [0, 1])).exp();
+            let probabilities = match z_loss == 0.0 {
+                true => probabilities,
+                false => probabilities * (log_total * (2.0 * z_loss) + 1.0).broadcast_like(wide, [0, 1]),
+            };
             let expected = is_target(wide, targets).convert(DType::F32);
             let gradient = (probabilities - expected) * ct.broadcast_like(wide, [0, 1]);
             (gradient.convert(logits.dtype()), targets)

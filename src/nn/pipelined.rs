@@ -78,7 +78,7 @@ impl DecoderConfig {
         };
         let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, (targets, weights)): (NumberedRows, Sequence)| {
             let logits = self.head(&head, x, Rows::OF_MICROBATCH);
-            scope("loss", || weighted_cross_entropy(logits, targets, weights))
+            scope("loss", || weighted_cross_entropy(logits, targets, weights, self.z_loss))
         };
         Some(scope("layers", || pipeline_with_loss(options, stacked, input, layer, loss, of_microbatch).0))
     }

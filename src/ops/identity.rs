@@ -102,6 +102,9 @@ pub struct WithAxes {
     pub gathered: AxisNames,
     /// As in [`Reshard`].
     pub keeps_partial: bool,
+    /// Whether a dimension is split over those of its axes, in order, that divide it: for work that devices may share,
+    /// where a split saves time alone. Else it is an error, or a warning, if they do not.
+    pub as_divides: bool,
     /// Whose rules decide.
     pub role: Role,
 }
@@ -110,13 +113,14 @@ crate::ir::op_text!(WithAxes = "with-axes" {
     names: lead,
     gathered: optional("gathered", AxisNames::new()),
     keeps_partial: flag("partial"),
+    as_divides: flag("as-divides"),
     role: optional("role", Role::Compute),
 });
 
 impl WithAxes {
     /// Names by which the rules in force alone decide, those for [`Role::Compute`].
     pub fn new(names: AxisNames) -> WithAxes {
-        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false, role: Role::Compute }
+        WithAxes { names, gathered: AxisNames::new(), keeps_partial: false, as_divides: false, role: Role::Compute }
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::panic::Location;
 
+use wildmatch::WildMatch;
+
 use super::expect_one_for_each;
-use crate::ir::DType;
+use crate::ir::{DType, Role};
 use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite, refill};
 
 /// AdamW's constants.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     /// Decay of the first moment.
     pub beta1: f64,
@@ -15,13 +17,15 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay, for parameters of two or more dimensions (not counting a stacked layer dimension).
+    /// Decoupled weight decay, for parameters of two or more dimensions (not counting those over stacked layers).
     pub weight_decay: f64,
+    /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one character.
+    pub no_decay: Vec<String>,
 }
 
 impl Default for AdamW {
     fn default() -> AdamW {
-        AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+        AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, no_decay: Vec::new() }
     }
 }
 
@@ -38,16 +42,25 @@ crate::tree! {
 impl AdamW {
     /// The state's declaration: moments like the parameters, in `f32`, zero at first.
     pub fn state<P: Tree<Leaf = Param> + MapTree<Param, Mapped = P>>(&self, params: &P) -> AdamWState<P> {
-        let moment = || {
-            params.map(|_, param| {
-                let mut moment = param.clone();
-                moment.spec.ty.dtype = DType::F32;
-                moment.spec.role = crate::ir::Role::Optimizer;
-                moment.init = Init::Constant(0.0);
-                moment
-            })
+        let moments = || params.map(|_, param| moment(param));
+        AdamWState { first: moments(), second: moments() }
+    }
+
+    /// The first of the patterns in `no_decay` that no parameter matches: probably not what was meant.
+    pub fn unmatched(&self, declared: &impl Tree<Leaf = Param>) -> Option<&str> {
+        let paths = declared.paths();
+        let is_unmatched = |pattern: &&String| !paths.iter().any(|path| WildMatch::new(pattern).matches(path));
+        self.no_decay.iter().find(is_unmatched).map(String::as_str)
+    }
+
+    /// Whether each of these parameters decays.
+    pub(super) fn decaying(&self, declared: &impl Tree<Leaf = Param>) -> Vec<bool> {
+        let exempt: Vec<WildMatch> = self.no_decay.iter().map(|pattern| WildMatch::new(pattern)).collect();
+        let decays = |(path, param): (String, Param)| {
+            let is_exempt = exempt.iter().any(|pattern| pattern.matches(&path));
+            self.weight_decay != 0.0 && param.unstacked_rank() >= 2 && !is_exempt
         };
-        AdamWState { first: moment(), second: moment() }
+        declared.paths().into_iter().zip(declared.leaves()).map(decays).collect()
     }
 
     /// One step: new parameters and state. `declared` are the parameters' declarations, `step` (an integer scalar)
@@ -92,16 +105,16 @@ impl AdamW {
         let count = (step + 1).convert(DType::F32);
         let correction = |beta: f64| (1.0 - (count * beta.ln()).exp()).recip();
         let (first_correction, second_correction) = (correction(self.beta1), correction(self.beta2));
-        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(declared.leaves());
+        let decays = self.decaying(declared);
+        let leaves = params.leaves().into_iter().zip(gradients.leaves()).zip(decays);
         let moments = state.first.leaves().into_iter().zip(state.second.leaves());
         let (mut new_params, mut new_first, mut new_second) = (Vec::new(), Vec::new(), Vec::new());
-        for (((param, gradient), declared), (first, second)) in leaves.zip(moments) {
+        for (((param, gradient), decays), (first, second)) in leaves.zip(moments) {
             let gradient = gradient.convert(DType::F32);
             let first = first * self.beta1 + gradient * (1.0 - self.beta1);
             let second = second * self.beta2 + gradient.square() * (1.0 - self.beta2);
             let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
             let wide = param.convert(DType::F32);
-            let decays = declared.unstacked_rank() >= 2 && self.weight_decay != 0.0;
             let change = if decays { direction + wide * self.weight_decay } else { direction };
             new_params.push((wide - change * rate).convert(param.dtype()));
             new_first.push(first);
@@ -112,6 +125,15 @@ impl AdamW {
             AdamWState { first: refilled(&state.first, new_first), second: refilled(&state.second, new_second) };
         (refilled(params, new_params), state)
     }
+}
+
+/// What an optimizer keeps of a parameter: a mean over steps in `f32`, zero at first.
+pub(super) fn moment(param: &Param) -> Param {
+    let mut moment = param.clone();
+    moment.spec.ty.dtype = DType::F32;
+    moment.spec.role = Role::Optimizer;
+    moment.init = Init::Constant(0.0);
+    moment
 }
 
 /// The Euclidean norm of all leaves together, as an `f32` scalar.

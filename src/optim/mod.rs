@@ -4,11 +4,12 @@
 //!
 //! ```
 //! use meshloom::ir::DType::{F32, S32};
-//! use meshloom::optim::{AdamW, WarmupCosine};
+//! use meshloom::optim::{AdamW, Decay, LearningRate};
 //! use meshloom::trace::{Function, Init, Param, TensorSpec, grad};
 //!
 //! let params = (Param::new(F32, [8, 4], &["embed", "mlp"], Init::Normal(0.1)),);
-//! let (adamw, schedule) = (AdamW::default(), WarmupCosine { peak: 1e-3, warmup: 10, steps: 100, floor: 0.1 });
+//! let adamw = AdamW::default();
+//! let schedule = LearningRate { peak: 1e-3, warmup: 10, steps: 100, floor: 0.1, decay: Decay::Cosine };
 //! let state = adamw.state(&params);
 //! let inputs = (&params, &state, TensorSpec::new(S32, []));
 //! let function = Function::trace("update", inputs, |(weights, state, step)| {
@@ -19,11 +20,15 @@
 //! ```
 
 mod adamw;
+mod muon;
+mod optimizer;
 mod schedule;
 mod sgd;
 
 pub use adamw::{AdamW, AdamWState, clip_by_global_norm, global_norm};
-pub use schedule::WarmupCosine;
+pub use muon::{Muon, MuonState};
+pub use optimizer::{Optimizer, OptimizerState};
+pub use schedule::{Decay, LearningRate};
 pub use sgd::Sgd;
 
 use crate::trace::{Place, TraceErrorKind, fail};

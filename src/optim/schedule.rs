@@ -5,20 +5,38 @@ use std::panic::Location;
 use crate::ir::DType;
 use crate::trace::{Tensor, composite};
 
-/// Linear warm-up, then half a cosine down to a fraction of the peak.
+/// A learning rate: linear warm-up to a peak, then how it falls to a fraction of it.
+///
+/// Step `t` (from 0) of the warm-up has `peak * (t + 1) / warmup`, so no step has a rate of 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WarmupCosine {
+pub struct LearningRate {
     /// Highest rate.
     pub peak: f64,
-    /// Steps of warm-up: step `t` of them has `peak * (t + 1) / warmup`.
+    /// Steps of warm-up.
     pub warmup: usize,
     /// Step at which the lowest rate is reached; it stays.
     pub steps: usize,
     /// Lowest rate as a fraction of the peak.
     pub floor: f64,
+    /// How the rate falls.
+    pub decay: Decay,
 }
 
-impl WarmupCosine {
+/// How a learning rate falls after its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// As half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983).
+    Cosine,
+    /// In a straight line.
+    Linear,
+    /// In a straight line over the last steps, this many; before them it is the peak. Warmup-stable-decay (Hu et al.,
+    /// "MiniCPM", arXiv 2404.06395), with the linear decay of Hägele et al., arXiv 2405.18392.
+    Last(usize),
+    /// Not at all.
+    Never,
+}
+
+impl LearningRate {
     /// The rate (`f32`) at step `step` (an integer scalar, from 0).
     #[track_caller]
     pub fn rate(&self, step: Tensor) -> Tensor {
@@ -27,12 +45,16 @@ impl WarmupCosine {
 
     fn rate_at(&self, step: Tensor) -> Tensor {
         let step = step.convert(DType::F32);
-        let warmup = self.warmup as f64;
+        let (warmup, steps) = (self.warmup as f64, self.steps as f64);
         let rising = (step + 1.0) * (self.peak / warmup.max(1.0));
-        let length = (self.steps as f64 - warmup).max(1.0);
-        let progress = ((step - warmup) * (1.0 / length)).maximum(0.0).minimum(1.0);
-        let wave = ((progress * std::f64::consts::PI).cos() + 1.0) * 0.5;
-        let falling = (wave * (1.0 - self.floor) + self.floor) * self.peak;
+        let progress = |start: f64| ((step - start) * (1.0 / (steps - start).max(1.0))).maximum(0.0).minimum(1.0);
+        let left = match self.decay {
+            Decay::Cosine => ((progress(warmup) * std::f64::consts::PI).cos() + 1.0) * 0.5,
+            Decay::Linear => 1.0 - progress(warmup),
+            Decay::Last(count) => 1.0 - progress((steps - count as f64).max(warmup)),
+            Decay::Never => return step.less(warmup).select(rising, self.peak),
+        };
+        let falling = (left * (1.0 - self.floor) + self.floor) * self.peak;
         step.less(warmup).select(rising, falling)
     }
 }

@@ -183,7 +183,10 @@ impl Pass<'_> {
         let tensor = value_name(origin);
         let names = texts(axes);
         let found = &mut self.diagnostics;
-        let mut assigned = self.rules.get(op.role).assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
+        let rules = self.rules.get(op.role);
+        let shared = op.as_divides.then(|| rules.clone().with_as_divides());
+        let rules = shared.as_ref().unwrap_or(rules);
+        let mut assigned = rules.assign(self.mesh, &tensor, &optional(&names), &ty.dims, found)?;
         let mesh = self.mesh;
         let gathered: Vec<String> = texts(&op.gathered);
         let kept = |axis: &MeshAxis| !gathered.iter().any(|name| name == mesh.name(*axis));

@@ -56,8 +56,8 @@ pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged
 pub use operators::{Broadcast, KeepDims, Operand};
 pub use random::{Fold, Key};
 pub use tensor::{
-    Axes, Index, Indices, Init, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota, scope, stack,
-    zeros,
+    Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota,
+    scope, stack, zeros,
 };
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
-pub use tree::{Inputs, LeafCountError, MapTree, Path, PathPart, Specs, TensorTree, Tree};
+pub use tree::{Inputs, LeafCountError, MapTree, Path, PathPart, Specs, Subtree, TensorTree, Tree};

@@ -79,13 +79,28 @@ pub struct Param {
     pub init: Init,
     /// Number of leading dimensions that run over layers, the last fastest, whose parameters are drawn one by one.
     pub stacked_dims: usize,
+    /// Which of its other dimensions make matrices, for optimizers of matrices; none if it is no matrix.
+    pub matrix: Option<MatrixDims>,
+}
+
+/// Which dimensions of a parameter make matrices: `batch` of them run over matrices, as those over experts do, then come
+/// `inputs` that a product with activations sums over, the rows; all others are columns. Dimensions over stacked layers
+/// stand before these, and are not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixDims {
+    /// Dimensions that run over matrices.
+    pub batch: usize,
+    /// Dimensions of a matrix's inputs.
+    pub inputs: usize,
 }
 
 impl Param {
-    /// A parameter with one axis name for each dimension.
+    /// A parameter with one axis name for each dimension. With two or more dimensions it is a matrix, whose inputs are
+    /// the first one.
     pub fn new(dtype: DType, dims: impl AsRef<[usize]>, axes: &[&str], init: Init) -> Param {
         let spec = TensorSpec { role: Role::Params, ..TensorSpec::new(dtype, dims).with_axes(axes) };
-        Param { spec, init, stacked_dims: 0 }
+        let matrix = (spec.ty.rank() >= 2).then_some(MatrixDims { batch: 0, inputs: 1 });
+        Param { spec, init, stacked_dims: 0, matrix }
     }
 
     /// This parameter of `count` layers in one tensor, with a leading dimension named `layers`.
@@ -103,6 +118,12 @@ impl Param {
         }
         self.stacked_dims += dims.len();
         self
+    }
+
+    /// This parameter, with these dimensions as those of matrices.
+    #[must_use]
+    pub fn with_matrix(self, matrix: Option<MatrixDims>) -> Param {
+        Param { matrix, ..self }
     }
 
     /// Number of dimensions of one layer's parameter.

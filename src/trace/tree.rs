@@ -43,6 +43,15 @@ impl Path {
         self.0.pop();
         result
     }
+
+    /// Runs `f` with the parts of another path on this one.
+    fn follow<R>(&mut self, other: &Path, f: impl FnOnce(&mut Path) -> R) -> R {
+        let length = self.0.len();
+        self.0.extend_from_slice(&other.0);
+        let result = f(self);
+        self.0.truncate(length);
+        result
+    }
 }
 
 impl fmt::Display for Path {
@@ -330,6 +339,54 @@ macro_rules! tree {
             ) -> Self::Mapped $map
         }
     };
+}
+
+/// Some leaves of a tree, with the paths that they have there: what an optimizer keeps of some parameters alone.
+#[derive(Clone, Debug)]
+pub struct Subtree<T>(Vec<(Path, T)>);
+
+impl<T: Clone> Subtree<T> {
+    /// Those leaves of a tree, in visiting order, for which `keep` is true.
+    pub fn of(tree: &impl Tree<Leaf = T>, keep: &[bool]) -> Subtree<T> {
+        let (mut kept, mut keep) = (Vec::new(), keep.iter());
+        tree.visit(&mut Path::default(), &mut |path, leaf| {
+            if keep.next() == Some(&true) {
+                kept.push((path.clone(), leaf.clone()));
+            }
+        });
+        Subtree(kept)
+    }
+}
+
+impl<A: Inputs> Inputs for Subtree<A> {
+    type Specs = Subtree<A::Specs>;
+
+    fn specs(&self) -> Subtree<A::Specs> {
+        Subtree(self.0.iter().map(|(path, leaf)| (path.clone(), leaf.specs())).collect())
+    }
+}
+
+impl<A: Tree> Tree for Subtree<A> {
+    type Leaf = A::Leaf;
+
+    fn visit(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf)) {
+        for (own, leaf) in &self.0 {
+            path.follow(own, |path| leaf.visit(path, f));
+        }
+    }
+
+    fn rebuild(&self, next: &mut dyn FnMut() -> A::Leaf) -> Self {
+        Subtree(self.0.iter().map(|(path, leaf)| (path.clone(), leaf.rebuild(next))).collect())
+    }
+}
+
+impl<U, A: MapTree<U>> MapTree<U> for Subtree<A> {
+    type Mapped = Subtree<A::Mapped>;
+
+    fn map_with(&self, path: &mut Path, f: &mut dyn FnMut(&Path, &A::Leaf) -> U) -> Self::Mapped {
+        let each = |(own, leaf): &(Path, A)| (own.clone(), path.follow(own, |path| leaf.map_with(path, f)));
+        Subtree(self.0.iter().map(each).collect())
+    }
 }
 
 /// No leaves at all: what a scan without stacked inputs or outputs stacks.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use meshloom::compile::{LowerOptions, compile, lower};
 use meshloom::ir::{DType, Literal};
-use meshloom::optim::{AdamW, AdamWState, Sgd, WarmupCosine, clip_by_global_norm, global_norm};
+use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Sgd, clip_by_global_norm, global_norm};
 use meshloom::pjrt::{Client, PjrtError};
 use meshloom::sharding::{Mesh, Rules};
 use meshloom::trace::{Function, Init, Param, TensorSpec};
@@ -111,7 +111,7 @@ fn places_are_the_callers() {
     let adamw = AdamW { weight_decay: 0.0, ..AdamW::default() };
     let update = |gradient: &[usize]| {
         let param = Param::new(DType::F32, [4], &["embed"], Init::Constant(0.0));
-        let schedule = WarmupCosine { peak: 0.1, warmup: 2, steps: 4, floor: 0.1 };
+        let schedule = LearningRate { peak: 0.1, warmup: 2, steps: 4, floor: 0.1, decay: Decay::Cosine };
         let specs = (spec(&[4]), spec(gradient), TensorSpec::new(DType::S32, []));
         Function::trace("update", specs, |(weight, gradient, step)| {
             let state = AdamWState { first: weight, second: weight };

@@ -15,7 +15,7 @@ use meshloom::compile::LOCAL_PASSES;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, Rule, RuleSets, Rules};
 use meshloom::trace::Tree;
 use meshloom_train::step::{DropoutConfig, StepFunction, TrainStep};
@@ -108,14 +108,15 @@ impl Variant {
             pipeline: None,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
+            z_loss: 0.0,
             parts: Default::default(),
         };
         let step = TrainStep {
             model,
             // Without it, a first step is the sign of the gradient, and rounding decides on the sign of what is almost
             // zero.
-            optimizer: AdamW { epsilon: 1e-2, ..AdamW::default() },
-            schedule: WarmupCosine { peak: 1e-2, warmup: 2, steps: 10, floor: 0.1 },
+            optimizer: Optimizer::AdamW(AdamW { epsilon: 1e-2, ..AdamW::default() }),
+            schedule: LearningRate { peak: 1e-2, warmup: 2, steps: 10, floor: 0.1, decay: Decay::Cosine },
             clip_norm: 1.0,
             batch,
             seq: length,

@@ -33,6 +33,7 @@ fn model() -> DecoderConfig {
         pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
+        z_loss: 0.0,
         parts: Default::default(),
     }
 }

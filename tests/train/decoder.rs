@@ -10,7 +10,7 @@ use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::ops::{Op, RematPolicy};
-use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Optimizer, OptimizerState};
 use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
@@ -69,6 +69,7 @@ impl Golden {
             pipeline: None,
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
+            z_loss: 0.0,
             parts: Default::default(),
         }
     }
@@ -76,17 +77,19 @@ impl Golden {
     fn step(&self, model: DecoderConfig) -> TrainStep {
         TrainStep {
             model,
-            optimizer: AdamW {
+            optimizer: Optimizer::AdamW(AdamW {
                 beta1: self.setting("train.b1"),
                 beta2: self.setting("train.b2"),
                 epsilon: self.setting("train.epsilon"),
                 weight_decay: self.setting("train.weight_decay"),
-            },
-            schedule: WarmupCosine {
+                no_decay: Vec::new(),
+            }),
+            schedule: LearningRate {
                 peak: self.setting("train.learning_rate"),
                 warmup: self.setting("train.warmup"),
                 steps: self.setting("train.steps"),
                 floor: 0.1,
+                decay: Decay::Cosine,
             },
             clip_norm: self.setting("train.clip_norm"),
             batch: self.setting("train.batch"),
@@ -174,7 +177,7 @@ fn check(tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let program = compile(&lowered).expect("it compiles");
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
-    let optimizer = meshloom::optim::AdamWState { first: zeros(), second: zeros() };
+    let optimizer = OptimizerState::AdamW(AdamWState { first: zeros(), second: zeros() });
     let state = meshloom_train::step::TrainState { params: params.clone(), optimizer, step: Literal::scalar(0i32) };
     let mut state = program.put(0, &state).expect("the state fits").leaves();
     let batch = program.put(state.len(), &golden.batch()).expect("the batch fits").leaves();

@@ -7,7 +7,7 @@ use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
 use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs};
 use meshloom::ops::RematPolicy;
-use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, MapTree, Tensor, TensorSpec, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
@@ -44,6 +44,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         pipeline: None,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
+        z_loss: 0.0,
         parts: Default::default(),
     }
 }
@@ -86,8 +87,8 @@ fn layer_backward(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
 fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
     let step = TrainStep {
         model: model.clone(),
-        optimizer: AdamW::default(),
-        schedule: WarmupCosine { peak: 0.01, warmup: 10, steps: 100, floor: 0.1 },
+        optimizer: Optimizer::AdamW(AdamW::default()),
+        schedule: LearningRate { peak: 0.01, warmup: 10, steps: 100, floor: 0.1, decay: Decay::Cosine },
         clip_norm: 1.0,
         batch: BATCH,
         seq: LENGTH,

@@ -3,6 +3,7 @@
 use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
+use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::DebugValue;
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
@@ -115,6 +116,8 @@ fn round_trip() {
     kv_lora = 64
     rope_head_dim = 16
     v_head_dim = 32
+    rope_theta = 10000.0
+    norm_epsilon = 0.00001
     batch_split = false
 
     [data]
@@ -129,7 +132,18 @@ fn round_trip() {
     steps_per_call = 1
     learning_rate = 0.003
     warmup = 20
+    schedule = "cosine"
+    floor = 0.1
+    decay_steps = 0
+    optimizer = "adamw"
+    beta1 = 0.9
+    beta2 = 0.95
+    epsilon = 0.00000001
+    muon_momentum = 0.95
+    muon_rms = 0.2
     weight_decay = 0.1
+    no_decay = []
+    z_loss = 0.0
     clip_norm = 1.0
 
     [checkpoint]
@@ -276,7 +290,7 @@ fn overrides() {
     assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
-    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm"#);
     assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 1");
@@ -285,14 +299,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
-    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, weight_decay, clip_norm"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, batch_split"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
 }
 
 #[test]
@@ -329,6 +343,15 @@ fn impossible_values() {
     assert_snapshot!(with(&["train.microbatches=3"]), @"--set train.microbatches=3: train.batch is 16: it must be a multiple of train.microbatches, which is 3");
     assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be a number of at least 0");
     assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be a number greater than 0");
+    assert_snapshot!(with(&["train.beta2=1"]), @"--set train.beta2=1: train.beta2 is 1.0: it must be a number of at least 0 and less than 1");
+    assert_snapshot!(with(&["train.epsilon=0"]), @"--set train.epsilon=0: train.epsilon is 0.0: it must be a number greater than 0");
+    assert_snapshot!(with(&["train.floor=2"]), @"--set train.floor=2: train.floor is 2.0: it must be a number from 0 to 1");
+    assert_snapshot!(with(&["train.z_loss=-1"]), @"--set train.z_loss=-1: train.z_loss is -1.0: it must be a number of at least 0");
+    assert_snapshot!(with(&["train.optimizer=lion"]), @r#"--set train.optimizer=lion: train.optimizer is "lion": it must be one of "adamw", "muon""#);
+    assert_snapshot!(with(&["train.schedule=wsd"]), @r#"--set train.schedule=wsd: train.decay_steps is 0: it must be at least 1 with train.schedule = "wsd": the steps of decay"#);
+    assert_snapshot!(with(&["train.schedule=wsd", "train.decay_steps=190"]), @"--set train.decay_steps=190: train.decay_steps is 190: with train.warmup, which is 20, it must fit into train.steps, which is 200");
+    assert_snapshot!(with(&["train.decay_steps=10"]), @r#"--set train.decay_steps=10: train.decay_steps is 10: it is for train.schedule = "wsd""#);
+    assert_snapshot!(with(&["model.rope_theta=0"]), @"--set model.rope_theta=0: model.rope_theta is 0.0: it must be a number greater than 0");
     assert_snapshot!(with(&["mesh.axes=data=3"]), @r#"--set mesh.axes=data=3: mesh.axes is "data=3": mesh "data=3" has 3 devices, but there are 8; change a size, or give one axis -1 to fill up (target.devices is 8)"#);
     assert_snapshot!(with(&["target.devices=1"]), @r#"--set target.devices=1: mesh.axes is "data=2,fsdp=4": mesh "data=2,fsdp=4" has 8 devices, but there are 1; change a size, or give one axis -1 to fill up (target.devices is 1)"#);
     assert_snapshot!(with(&["mesh.dcn=fdsp=2"]), @r#"--set mesh.dcn=fdsp=2: mesh.dcn is "fdsp=2": the mesh "data=2,fsdp=4" has no axis "fdsp" (did you mean "fsdp"?)"#);
@@ -547,4 +570,36 @@ fn rule_sets() {
     let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
     assert_eq!(specs, ["[_, data]", "[_, data]", "[_, fsdp]"]);
     assert_eq!(read(&config.to_toml(), &[]), config);
+}
+
+/// What optimizer, schedule and model are made of is what the keys say.
+#[test]
+fn constants_are_keys() {
+    let settings = [
+        "model.rope_theta=5e5",
+        "model.norm_epsilon=1e-6",
+        "train.z_loss=1e-4",
+        "train.schedule=wsd",
+        "train.decay_steps=30",
+        "train.floor=0.0",
+        "train.optimizer=muon",
+        "train.beta1=0.8",
+        "train.beta2=0.9",
+        "train.epsilon=1e-10",
+        "train.muon_momentum=0.9",
+        "train.muon_rms=0.3",
+        "train.weight_decay=0.2",
+        r#"train.no_decay=["embedding","*.wo"]"#,
+    ];
+    let step = read("", &settings).train_step().unwrap();
+    let model = (step.model.rope_theta, step.model.norm_epsilon, step.model.z_loss);
+    assert_eq!(model, (5e5, 1e-6, 1e-4));
+    let expected = LearningRate { peak: 3e-3, warmup: 20, steps: 200, floor: 0.0, decay: Decay::Last(30) };
+    assert_eq!(step.schedule, expected);
+    let no_decay = vec!["embedding".to_owned(), "*.wo".to_owned()];
+    let adamw = AdamW { beta1: 0.8, beta2: 0.9, epsilon: 1e-10, weight_decay: 0.2, no_decay };
+    assert_eq!(step.optimizer, Optimizer::Muon(Muon { momentum: 0.9, rms: 0.3, adamw }));
+    read("", &settings).resolve().unwrap();
+    let error = read("", &[r#"train.no_decay=["embedding","layers.w?"]"#]).resolve().unwrap_err().to_string();
+    assert!(error.contains(r#"train.no_decay is "layers.w?": no parameter has a path like this"#), "{error}");
 }

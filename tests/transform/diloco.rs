@@ -270,6 +270,18 @@ fn vanilla() {
     }
 }
 
+/// Muon trains the replicas.
+#[test]
+fn inner_muon() {
+    let muon = "train.optimizer=muon";
+    let config = diloco_config(2, &[muon]);
+    let options = config.diloco_options().expect("several replicas");
+    let expected = reference(&Plain::of(&[muon]), &options, options.schedule().expect("one"), &[], 24);
+    let (inner, outer) = worst(&run(&config, 24).0, &expected);
+    println!("inner {inner:.1e}, outer {outer:.1e}");
+    assert!(inner <= 1e-5 && outer <= 1e-5, "inner {inner:e}, outer {outer:e}");
+}
+
 const STREAMING: &[&str] = &["diloco.streaming=true", "diloco.fragments=3"];
 
 /// Each overlap with one of two weights, so that the four tests below have every pair of settings; with

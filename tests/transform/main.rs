@@ -3,6 +3,7 @@
 mod diloco;
 mod diloco_small;
 mod diloco_traffic;
+mod optimizers;
 mod pipeline;
 mod pipeline_decoder;
 mod pipeline_errors;

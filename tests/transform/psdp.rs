@@ -41,7 +41,7 @@ fn config(settings: &[&str]) -> RunConfig {
 /// what is almost zero.
 fn train_step(config: &RunConfig) -> TrainStep {
     let mut step = config.train_step().unwrap();
-    step.optimizer.epsilon = 1e-2;
+    step.optimizer.adamw_mut().epsilon = 1e-2;
     step
 }
 

@@ -1,6 +1,6 @@
 //! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
 
-use super::config::{self, ConfigError, Placement, RunConfig};
+use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig, invalid};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
@@ -10,17 +10,10 @@ use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_tr
 use meshloom::emit::GroupFormat;
 use meshloom::hlo::Stage;
 use meshloom::nn::DecoderConfig;
-use meshloom::optim::{AdamW, WarmupCosine};
+use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, ShardingTable};
 use meshloom::trace::Param;
 use meshloom::transform::diloco::Diloco;
-
-/// Rotary base and norm epsilon of the Llama family.
-const ROPE_THETA: f64 = 10_000.0;
-const NORM_EPSILON: f64 = 1e-5;
-
-/// The rate that the schedule ends at, as a fraction of the peak.
-const RATE_FLOOR: f64 = 0.1;
 
 /// A run of a model: a config that has been checked, with everything that follows from it.
 #[derive(Clone, Debug)]
@@ -57,6 +50,9 @@ impl RunConfig {
         let dims = self.pipeline_of(placement.axis_size("stage"))?.map(|options| options.leading_dims());
         let Placement { mesh, rules } = placement;
         let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step_of(model) };
+        if let Some(pattern) = step.optimizer.adamw().unmatched(&step.model.parameters()) {
+            return Err(invalid("train.no_decay", pattern, "no parameter has a path like this").into());
+        }
         let step = match self.diloco_options() {
             None => RunStep::Single(Box::new(step)),
             Some(options) => {
@@ -94,8 +90,9 @@ impl RunConfig {
             scan_layers: model.scan_layers,
             remat: self.remat_policy(),
             pipeline: self.pipeline_of(placement.axis_size("stage"))?,
-            rope_theta: ROPE_THETA,
-            norm_epsilon: NORM_EPSILON,
+            rope_theta: model.rope_theta,
+            norm_epsilon: model.norm_epsilon,
+            z_loss: self.train.z_loss,
             parts: self.layer_parts_on(placement),
         })
     }
@@ -110,14 +107,32 @@ impl RunConfig {
 
     fn train_step_of<M>(&self, model: M) -> TrainStep<M> {
         let train = &self.train;
+        let adamw = AdamW {
+            beta1: train.beta1,
+            beta2: train.beta2,
+            epsilon: train.epsilon,
+            weight_decay: train.weight_decay,
+            no_decay: train.no_decay.clone(),
+        };
         TrainStep {
             model,
-            optimizer: AdamW { weight_decay: train.weight_decay, ..AdamW::default() },
-            schedule: WarmupCosine {
+            optimizer: match train.optimizer {
+                OptimizerKind::AdamW => Optimizer::AdamW(adamw),
+                OptimizerKind::Muon => {
+                    Optimizer::Muon(Muon { momentum: train.muon_momentum, rms: train.muon_rms, adamw })
+                }
+            },
+            schedule: LearningRate {
                 peak: train.learning_rate,
                 warmup: train.warmup,
                 steps: train.steps,
-                floor: RATE_FLOOR,
+                floor: train.floor,
+                decay: match train.schedule {
+                    RateSchedule::Cosine => Decay::Cosine,
+                    RateSchedule::Linear => Decay::Linear,
+                    RateSchedule::Wsd => Decay::Last(train.decay_steps),
+                    RateSchedule::Constant => Decay::Never,
+                },
             },
             clip_norm: train.clip_norm,
             batch: train.batch,

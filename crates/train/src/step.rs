@@ -6,7 +6,7 @@ use super::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
-use meshloom::optim::{AdamW, AdamWState, WarmupCosine, clip_by_global_norm, global_norm};
+use meshloom::optim::{LearningRate, Optimizer, OptimizerState, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
 use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, arange, scope};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
@@ -17,7 +17,7 @@ meshloom::tree! {
         /// Parameters.
         pub params: P,
         /// Optimizer state.
-        pub optimizer: AdamWState<P>,
+        pub optimizer: OptimizerState<T, P>,
         /// Steps done, `s32`.
         pub step: T,
     }
@@ -55,9 +55,9 @@ pub struct TrainStep<M = DecoderConfig> {
     /// The model.
     pub model: M,
     /// The optimizer.
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer,
     /// The learning rate.
-    pub schedule: WarmupCosine,
+    pub schedule: LearningRate,
     /// Largest global norm of the gradient; a larger one is scaled down to it.
     pub clip_norm: f64,
     /// Rows of a batch, over all devices.
@@ -177,8 +177,7 @@ impl<M: Model> TrainStep<M> {
             let rate = self.schedule.rate(state.step);
             let (params, optimizer) = self.optimizer.update(
                 declared,
-                &in_role(declared, &state.params, Role::Optimizer),
-                &clipped,
+                (&in_role(declared, &state.params, Role::Optimizer), &clipped),
                 &state.optimizer,
                 state.step,
                 rate,

@@ -101,7 +101,7 @@ impl Rules {
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Result<Axes, ShardingError> {
         let parts: usize = axes.iter().map(|axis| mesh.size(*axis)).product();
-        if size.is_multiple_of(parts) || self.uneven {
+        if size.is_multiple_of(parts) || self.uneven && !self.as_divides {
             return Ok(axes);
         }
         let mut kept = Axes::new();
@@ -111,6 +111,9 @@ impl Rules {
                 kept_parts *= mesh.size(axis);
                 kept.push(axis);
             }
+        }
+        if self.as_divides {
+            return Ok(kept);
         }
         let problem = RuleProblem::NotDivisible {
             tensor: tensor.to_owned(),

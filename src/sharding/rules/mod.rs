@@ -60,6 +60,8 @@ pub struct Rules {
     rules: Vec<Rule>,
     strict: bool,
     uneven: bool,
+    /// Whether axes that do not divide a dimension are left out of it.
+    as_divides: bool,
     /// Mesh axes that rules may name though the mesh lacks them: they have size 1 then.
     declared: Vec<String>,
     settings: SettingNames,
@@ -82,7 +84,15 @@ impl Rules {
     }
 
     fn of(rules: Vec<Rule>, strict: bool, declared: Vec<String>) -> Rules {
-        Rules { rules, strict, uneven: false, declared, settings: SettingNames::default(), notes: Vec::new() }
+        Rules {
+            rules,
+            strict,
+            uneven: false,
+            as_divides: false,
+            declared,
+            settings: SettingNames::default(),
+            notes: Vec::new(),
+        }
     }
 
     /// Strict rules from pairs of a logical name and its mesh axes.
@@ -144,6 +154,13 @@ impl Rules {
     #[must_use]
     pub fn with_uneven(mut self, uneven: bool) -> Rules {
         self.uneven = uneven;
+        self
+    }
+
+    /// The same rules, which split a dimension over those of its axes that divide it
+    /// ([`WithAxes::as_divides`](crate::ops::WithAxes::as_divides)).
+    pub(in crate::sharding) fn with_as_divides(mut self) -> Rules {
+        self.as_divides = true;
         self
     }
 

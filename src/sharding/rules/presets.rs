@@ -71,6 +71,10 @@ pub const DECODER_RULES: &[PresetRule] = &[
     ("mlp", &["tensor"]),
     ("vocab", &["tensor"]),
     ("norm", &[]),
+    // Stacked layers, while an optimizer needs their matrices whole.
+    ("matrices", &["stage", "fsdp", "expert", "replica", "tensor"]),
+    // The matrices of experts are split over `expert` already.
+    ("matrices", &["stage", "fsdp", "replica", "tensor"]),
     ("layers", &["stage"]),
     ("layers_per_stage", &[]),
     ("circular_repeats", &[]),

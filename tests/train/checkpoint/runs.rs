@@ -208,6 +208,8 @@ fn other_runs_are_refused_or_warned_of() {
     assert!(matches!(error(&["model.param_dtype=bf16"]), CheckpointError::Type { .. }));
     let tied = error(&["model.tied_embeddings=true"]).to_string();
     assert!(tied.contains("optimizer.first.head, optimizer.second.head, params.head that the run lacks"), "{tied}");
+    let muon = error(&["train.optimizer=muon"]).to_string();
+    assert!(muon.contains("has no optimizer.momentum.layers.attention.wq"), "{muon}");
     // Parameters alone go into any run of the model.
     let replicas_of_one = &["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"];
     let mut others = self::trainer(&config(&[SMALL, replicas_of_one, &["train.seed=3"]]));

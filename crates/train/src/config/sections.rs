@@ -72,6 +72,10 @@ section! {
         rope_head_dim: usize = 16 => Even,
         /// Deepseek: width of a head's values.
         v_head_dim: usize = 32 => AtLeast(1.0),
+        /// Base of the rotary frequencies.
+        rope_theta: f64 = 10_000.0 => MoreThan(0.0),
+        /// What norms add to the mean square.
+        norm_epsilon: f64 = 1e-5 => AtLeast(0.0),
         /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
         batch_split: bool = false,
     }
@@ -84,6 +88,30 @@ section! {
         text: String = "examples/data/austen.txt".to_owned(),
         /// `bytes`, or the path of a `tokenizer.json`.
         tokenizer: String = "bytes".to_owned(),
+    }
+}
+
+choice! {
+    /// The optimizers.
+    OptimizerKind {
+        /// Adam with decoupled weight decay.
+        AdamW = "adamw",
+        /// Orthogonal momentum for matrices, AdamW for everything else.
+        Muon = "muon",
+    }
+}
+
+choice! {
+    /// How the learning rate falls after its warm-up.
+    RateSchedule {
+        /// As half a cosine.
+        Cosine = "cosine",
+        /// In a straight line.
+        Linear = "linear",
+        /// In a straight line over the last `decay_steps`: warmup-stable-decay.
+        Wsd = "wsd",
+        /// Not at all.
+        Constant = "constant",
     }
 }
 
@@ -106,8 +134,31 @@ section! {
         learning_rate: f64 = 3e-3 => AtLeast(0.0),
         /// Steps over which the learning rate rises from zero.
         warmup: usize = 20,
-        /// Decoupled weight decay.
+        /// How the learning rate falls after the warm-up.
+        schedule: RateSchedule = RateSchedule::Cosine,
+        /// Learning rate at the end, as a fraction of the peak.
+        floor: f64 = 0.1 => UpTo(0.0, 1.0),
+        /// With the schedule `wsd`: the last steps, over which the learning rate falls.
+        decay_steps: usize = 0,
+        /// The optimizer.
+        optimizer: OptimizerKind = OptimizerKind::AdamW,
+        /// AdamW: decay of the first moment.
+        beta1: f64 = 0.9 => Below(0.0, 1.0),
+        /// AdamW: decay of the second moment.
+        beta2: f64 = 0.95 => Below(0.0, 1.0),
+        /// AdamW: added to the root of the second moment.
+        epsilon: f64 = 1e-8 => MoreThan(0.0),
+        /// Muon: decay of the momentum.
+        muon_momentum: f64 = 0.95 => Below(0.0, 1.0),
+        /// Muon: root mean square of a matrix's update before the learning rate; that of AdamW's is near 0.2.
+        muon_rms: f64 = 0.2 => MoreThan(0.0),
+        /// Decoupled weight decay, of parameters with two or more dimensions.
         weight_decay: f64 = 0.1 => AtLeast(0.0),
+        /// Patterns of the paths of parameters that do not decay either: `*` stands for any text, `?` for one
+        /// character.
+        no_decay: Vec<String> = Vec::new(),
+        /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
+        z_loss: f64 = 0.0 => AtLeast(0.0),
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0 => MoreThan(0.0),
     }

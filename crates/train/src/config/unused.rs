@@ -1,7 +1,7 @@
 //! Keys that a config sets, but that nothing reads beside its other keys.
 
 use super::ModelFamily::{self, Deepseek, Gemma2, Llama, Mixtral};
-use super::{DilocoConfig, PipelineConfig, RunConfig};
+use super::{DilocoConfig, OptimizerKind, PipelineConfig, RunConfig};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::WeightPlan;
 
@@ -32,6 +32,12 @@ impl RunConfig {
         let families = OF_FAMILIES.iter().filter(|(_, families)| !families.contains(&self.model.family));
         let mut unused: Vec<(&str, &str, String)> =
             families.map(|&(key, _)| ("model", key, is("model.family", self.model.family.name()))).collect();
+        let optimizer = self.train.optimizer;
+        if optimizer == OptimizerKind::AdamW {
+            unused.extend(
+                ["muon_momentum", "muon_rms"].map(|key| ("train", key, is("train.optimizer", optimizer.name()))),
+            );
+        }
         if let Some(DilocoConfig { streaming, transport, .. }) = &self.diloco {
             if !streaming {
                 unused.extend(OF_STREAMING.map(|key| ("diloco", key, "diloco.streaming is false".to_owned())));

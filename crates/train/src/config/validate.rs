@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
-use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
+use super::{CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
@@ -82,7 +82,27 @@ impl RunConfig {
 
     fn validate_train(&self) -> Checked {
         let train = &self.train;
-        divides("train.batch", train.batch, "train.microbatches", train.microbatches)
+        divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
+        self.validate_schedule()
+    }
+
+    fn validate_schedule(&self) -> Checked {
+        let TrainConfig { schedule, decay_steps, warmup, steps, .. } = &self.train;
+        let wrong = |reason: &str, because: &[&str]| {
+            Err(invalid("train.decay_steps", decay_steps, reason).because(because.iter().copied()))
+        };
+        match (schedule, *decay_steps) {
+            (RateSchedule::Wsd, 0) => {
+                wrong("it must be at least 1 with train.schedule = \"wsd\": the steps of decay", &["train.schedule"])
+            }
+            (RateSchedule::Wsd, decay) if warmup.saturating_add(decay) > *steps => {
+                let reason =
+                    format!("with train.warmup, which is {warmup}, it must fit into train.steps, which is {steps}");
+                wrong(&reason, &["train.warmup", "train.steps"])
+            }
+            (RateSchedule::Wsd, _) | (_, 0) => Ok(()),
+            _ => wrong("it is for train.schedule = \"wsd\"", &["train.schedule"]),
+        }
     }
 
     fn validate_checkpoint(&self) -> Checked {
