@@ -21,6 +21,7 @@ mod attention;
 mod batch_split;
 mod decoder;
 mod dropout;
+mod flops;
 mod init;
 mod latent;
 mod layer;

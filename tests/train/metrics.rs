@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use insta::assert_snapshot;
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
+use meshloom_train::summary::Summary;
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0 }
@@ -120,4 +122,24 @@ fn a_resumed_run_continues_its_file() {
     let error = MetricsWriter::resume(&path, 2).unwrap_err().to_string();
     assert!(error.contains("line 1 is not one of metrics") && error.contains("so it is not continued"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a\nb\n");
+}
+
+/// Median and 95th percentile of twenty steps, tokens of all of them, and the share of a peak: counted by hand.
+#[test]
+fn a_summary_counts_steps() {
+    let mut summary = Summary::new(Some(4e9), Some(80e9));
+    assert_eq!((summary.to_string().as_str(), summary.step_time(0.5)), ("no step", None));
+    // Steps of 0.1 s to 2 s, of 100 tokens each.
+    for step in 1..=20u64 {
+        let step_seconds = step as f64 / 10.0;
+        let tokens_per_second = 100.0 / step_seconds;
+        summary.add(&StepMetrics { step_seconds, tokens_per_second, ..self::step(step, 1.0) });
+    }
+    assert_eq!(summary.step_time(0.5), Some(Duration::from_secs(1)));
+    assert_eq!(summary.step_time(0.95), Some(Duration::from_secs_f64(1.9)));
+    assert_eq!(summary.tokens_per_second().map(f64::round), Some(95.0));
+    assert_eq!(summary.flops_per_second(), Some(4e9));
+    assert_eq!(summary.utilization(), Some(0.05));
+    let text = "20 steps of 1.00 s (median; 95 % within 1.90 s), 95 tokens/s, 0.004 TFLOP/s of the model, MFU 5.0 %";
+    assert_eq!(summary.to_string(), text);
 }

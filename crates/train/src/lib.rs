@@ -40,6 +40,9 @@ mod resolve;
 pub mod run;
 pub mod sample;
 pub mod step;
+pub mod summary;
+#[cfg(feature = "tensorboard")]
+pub mod tensorboard;
 pub mod tokenizer;
 mod trainer;
 mod watch;

@@ -26,17 +26,21 @@ pub struct StepMetrics {
 }
 
 impl StepMetrics {
+    /// The numbers of the step by name.
+    pub fn named(&self) -> [(&'static str, f64); 4] {
+        [
+            ("loss", self.loss),
+            ("grad_norm", self.grad_norm),
+            ("tokens_per_second", self.tokens_per_second),
+            ("step_seconds", self.step_seconds),
+        ]
+    }
+
     /// The metrics line, without its line end. Floats have ten significant digits, enough to read an f32 back exactly.
     /// A number that is not finite is `null`, because JSON has no other form for it.
     pub fn to_json(&self) -> String {
-        format!(
-            "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"tokens_per_second\": {}, \"step_seconds\": {}}}",
-            self.step,
-            json_float(self.loss),
-            json_float(self.grad_norm),
-            json_float(self.tokens_per_second),
-            json_float(self.step_seconds),
-        )
+        let numbers = self.named().map(|(name, number)| format!("\"{name}\": {}", json_float(number)));
+        format!("{{\"step\": {}, {}}}", self.step, numbers.join(", "))
     }
 }
 
@@ -245,7 +249,7 @@ impl std::fmt::Debug for Progress {
 }
 
 /// `12,345`
-fn thousands(value: f64) -> String {
+pub(crate) fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -12,11 +12,13 @@ use super::resolve::Run;
 use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
 use super::step::TrainStep;
+use super::summary::Summary;
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
 use crate::Error;
 use meshloom::compile::{Lowered, Program};
 use meshloom::emit::GroupFormat;
+use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
 use meshloom::pjrt::{Array, Client, CompileOptions, ExecuteOptions};
@@ -89,6 +91,18 @@ impl Trainer {
     /// The training text.
     pub fn dataset(&self) -> &TextDataset {
         &self.data.dataset
+    }
+
+    /// A summary of the speed, to add steps to. What the devices can do is known of those of
+    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS).
+    pub fn summary(&self) -> Summary {
+        let TrainStep { model, seq, .. } = self.run.step.of_replica();
+        let tokens = self.run.config().train.batch * seq;
+        let client = self.program.executable().client();
+        let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
+        let rate = chip.and_then(|chip| chip.matrix_rate(Arithmetic::of(model.compute_dtype)));
+        let devices = self.run.mesh().device_count() as f64;
+        Summary::new(Some(model.flops_per_token(*seq) * tokens as f64), rate.map(|rate| rate * devices))
     }
 
     /// What takes the text apart.

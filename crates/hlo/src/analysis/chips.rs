@@ -15,6 +15,8 @@
 
 use serde::Serialize;
 
+use crate::DType;
+
 /// The arithmetic that an op is done in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -32,6 +34,38 @@ pub enum Arithmetic {
     /// Any other: larger whole numbers, truth values.
     Other,
 }
+
+impl Arithmetic {
+    /// That of products of an element type.
+    pub fn of(dtype: DType) -> Arithmetic {
+        match dtype {
+            DType::F64 => Arithmetic::F64,
+            DType::F32 => Arithmetic::F32,
+            DType::BF16 | DType::F16 => Arithmetic::Bf16,
+            DType::F8E4M3FN | DType::F8E5M2 => Arithmetic::Fp8,
+            DType::S4 | DType::U4 | DType::S8 | DType::U8 => Arithmetic::Int8,
+            _ => Arithmetic::Other,
+        }
+    }
+}
+
+/// What plugins call devices, as a part of it in small letters, and the chip. The first that fits is taken: of modules
+/// for PCIe, which do less, none is known.
+const KINDS: [(&str, Option<&str>); 13] = [
+    ("pcie", None),
+    ("nvl", None),
+    ("a100", Some("a100")),
+    ("h100", Some("h100")),
+    ("h200", Some("h200")),
+    ("b200", Some("b200")),
+    ("tpu v4", Some("v4")),
+    ("tpu v5 lite", Some("v5e")),
+    ("tpu v5e", Some("v5e")),
+    ("tpu v5", Some("v5p")),
+    ("tpu v6", Some("v6e")),
+    ("tpu v7", Some("tpu7x")),
+    ("tpu7x", Some("tpu7x")),
+];
 
 /// What one chip can do at most, in operations and bytes per second. `None` is what its maker does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -212,6 +246,13 @@ impl Chip {
         })
     }
 
+    /// The chip that a device is, by what its plugin calls it: `TPU v5 lite`, `NVIDIA H100 80GB HBM3`.
+    pub fn of_kind(kind: &str) -> Option<&'static Chip> {
+        let kind = kind.to_ascii_lowercase();
+        let name = KINDS.iter().find(|(part, _)| kind.contains(part))?.1?;
+        CHIPS.iter().find(|chip| chip.name == name)
+    }
+
     fn of_a_device(&self, rate: Option<f64>) -> Option<f64> {
         Some(rate? / f64::from(self.devices))
     }
@@ -254,6 +295,24 @@ impl Chip {
 #[cfg(test)]
 mod tests {
     use super::{Arithmetic, CHIPS, Chip, GIB};
+
+    #[test]
+    fn kinds() {
+        let kinds = [
+            ("TPU v4", Some("v4")),
+            ("TPU v5 lite", Some("v5e")),
+            ("TPU v5", Some("v5p")),
+            ("TPU v6 lite", Some("v6e")),
+            ("TPU7x", Some("tpu7x")),
+            ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("NVIDIA H100 PCIe", None),
+            ("NVIDIA A100-SXM4-40GB", Some("a100")),
+            ("cpu", None),
+        ];
+        for (kind, expected) in kinds {
+            assert_eq!(Chip::of_kind(kind).map(|chip| chip.name), expected, "{kind}");
+        }
+    }
 
     #[test]
     fn names() {

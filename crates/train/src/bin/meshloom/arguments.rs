@@ -80,6 +80,9 @@ pub struct Train {
     /// Writes one JSON line for each step
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Writes the numbers of each step to an event file in this directory, for TensorBoard
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// Tokens to sample at the end
     #[arg(long, value_name = "N", default_value_t = 160)]
     pub sample: usize,

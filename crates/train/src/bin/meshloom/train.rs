@@ -11,6 +11,7 @@ use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found
 use meshloom_train::config::RunConfig;
 use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
+use meshloom_train::tensorboard::EventWriter;
 
 use crate::arguments::Train;
 use crate::{ahead, sample};
@@ -76,6 +77,11 @@ pub fn run(arguments: &Train) -> Result<()> {
     let count = trainer.dataset().token_count();
     eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
 
+    let mut events = match &arguments.tensorboard {
+        Some(directory) => Some(EventWriter::create(directory, trainer.steps_done())?),
+        None => None,
+    };
+    let mut summary = trainer.summary();
     let mut progress = Progress::new(steps);
     let start = Instant::now();
     let mut last = None;
@@ -84,6 +90,10 @@ pub fn run(arguments: &Train) -> Result<()> {
             if let Some(file) = &mut metrics_file {
                 file.write(&metrics)?;
             }
+            if let Some(events) = &mut events {
+                events.write(metrics.step, &metrics.named())?;
+            }
+            summary.add(&metrics);
             progress.update(&metrics);
             last = Some(metrics);
         }
@@ -102,6 +112,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         beside_entropy(last.loss, entropy, single),
         start.elapsed().as_secs_f64(),
     );
+    eprintln!("{summary}");
     if let Some(file) = &arguments.save_parameters {
         trainer.save_parameters(file)?;
     }

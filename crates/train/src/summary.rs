@@ -1,0 +1,84 @@
+//! What a run says of its speed at the end.
+
+use std::fmt;
+use std::time::Duration;
+
+use meshloom::hlo::message::counted;
+
+use super::metrics::StepMetrics;
+
+/// The speed of a run, from the times of its steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Model floating-point operations of a step, over all devices, if the model counts them.
+    pub step_flops: Option<f64>,
+    /// Floating-point operations that all devices can do in a second, if their maker says.
+    pub peak_flops: Option<f64>,
+    seconds: Vec<f64>,
+    tokens: f64,
+}
+
+impl Summary {
+    /// Before the first step.
+    pub fn new(step_flops: Option<f64>, peak_flops: Option<f64>) -> Summary {
+        Summary { step_flops, peak_flops, ..Summary::default() }
+    }
+
+    /// Adds a step.
+    pub fn add(&mut self, step: &StepMetrics) {
+        self.seconds.push(step.step_seconds);
+        self.tokens += step.tokens_per_second * step.step_seconds;
+    }
+
+    /// The time that a share of the steps stayed below: `0.5` for the median. `None` before the first step.
+    pub fn step_time(&self, share: f64) -> Option<Duration> {
+        let mut sorted = self.seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let place = (share * sorted.len() as f64).ceil().max(1.0) as usize - 1;
+        sorted.get(place).and_then(|&seconds| Duration::try_from_secs_f64(seconds).ok())
+    }
+
+    /// Tokens in a second of steps, over all devices.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        let total: f64 = self.seconds.iter().sum();
+        (total > 0.0).then(|| self.tokens / total)
+    }
+
+    /// Model floating-point operations in a second of a step of the median time, over all devices.
+    pub fn flops_per_second(&self) -> Option<f64> {
+        let median = self.step_time(0.5)?.as_secs_f64();
+        self.step_flops.filter(|_| median > 0.0).map(|flops| flops / median)
+    }
+
+    /// Model FLOPs utilization: the share that this is of what the devices can do.
+    pub fn utilization(&self) -> Option<f64> {
+        Some(self.flops_per_second()? / self.peak_flops?)
+    }
+}
+
+/// `20 steps of 0.83 s (median; 95 % within 1.02 s), 4,935 tokens/s, 0.093 TFLOP/s of the model, MFU 41.2 %`
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Some(median), Some(most)) = (self.step_time(0.5), self.step_time(0.95)) else {
+            return f.write_str("no step");
+        };
+        write!(f, "{} of {} (median; 95 % within {})", counted(self.seconds.len(), "step"), time(median), time(most))?;
+        if let Some(rate) = self.tokens_per_second() {
+            write!(f, ", {} tokens/s", super::metrics::thousands(rate))?;
+        }
+        if let Some(rate) = self.flops_per_second() {
+            write!(f, ", {:.3} TFLOP/s of the model", rate / 1e12)?;
+        }
+        self.utilization().map_or(Ok(()), |share| write!(f, ", MFU {:.1} %", 100.0 * share))
+    }
+}
+
+/// With three digits: `830 ms`, `1.02 s`.
+fn time(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        ..0.9995 => format!("{:.*} ms", if seconds < 0.09995 { 1 } else { 0 }, 1e3 * seconds),
+        ..9.995 => format!("{seconds:.2} s"),
+        _ => format!("{seconds:.1} s"),
+    }
+}

@@ -1,0 +1,150 @@
+//! Scalars as an event file, which TensorBoard and its readers open.
+//!
+//! An event file is a series of records, each a length, a checksum of it, a message and a checksum of that (TFRecord).
+//! The messages are `tensorflow.Event`. Source: TensorFlow, `tensorflow/core/lib/io/record_writer.cc`,
+//! `tensorflow/core/util/event.proto`.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prost::Message;
+
+use super::metrics::MetricsError;
+
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(string, optional, tag = "3")]
+    file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    summary: Option<Values>,
+    #[prost(message, optional, tag = "7")]
+    session_log: Option<SessionLog>,
+}
+
+/// `tensorflow.Summary`.
+#[derive(Clone, PartialEq, Message)]
+struct Values {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Value>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(string, tag = "1")]
+    tag: String,
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SessionLog {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// `SessionLog.START`: readers drop what an earlier file has of this step and of later ones.
+const START: i32 = 1;
+
+/// Writes scalars to a new event file. Each step is handed to the system at once, so a run that is stopped loses none.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventWriter {
+    /// A new file in a directory, which is made if there is none. A run that continues after `done` steps takes the
+    /// place of what an earlier file has of later ones.
+    ///
+    /// # Errors
+    /// The directory or the file cannot be made.
+    pub fn create(directory: impl AsRef<Path>, done: u64) -> Result<EventWriter, MetricsError> {
+        let directory = directory.as_ref();
+        let failed = |source| MetricsError { path: directory.to_owned(), source };
+        std::fs::create_dir_all(directory).map_err(failed)?;
+        let now = seconds(SystemTime::now());
+        let name = format!("events.out.tfevents.{:010}.meshloom.{}", now as u64, std::process::id());
+        let path = directory.join(name);
+        // Readers go by the order of the names; one second's second file must not empty the first.
+        let file = File::options().append(true).create(true).open(&path).map_err(failed)?;
+        let mut writer = EventWriter { path, file };
+        writer.put(Event { wall_time: now, file_version: Some("brain.Event:2".to_owned()), ..Event::default() })?;
+        if done > 0 {
+            let session_log = Some(SessionLog { status: START });
+            writer.put(Event { wall_time: now, step: done as i64 + 1, session_log, ..Event::default() })?;
+        }
+        Ok(writer)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds the numbers of a step, by name.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
+        let value = |&(tag, number): &(&str, f64)| Value { tag: tag.to_owned(), simple_value: Some(number as f32) };
+        let summary = Some(Values { value: values.iter().map(value).collect() });
+        self.put(Event { wall_time: seconds(SystemTime::now()), step: step as i64, summary, ..Event::default() })
+    }
+
+    fn put(&mut self, event: Event) -> Result<(), MetricsError> {
+        let written = self.file.write_all(&record(&event.encode_to_vec()));
+        written.map_err(|source: io::Error| MetricsError { path: self.path.clone(), source })
+    }
+}
+
+/// A record with its length and checksums.
+fn record(message: &[u8]) -> Vec<u8> {
+    let length = (message.len() as u64).to_le_bytes();
+    let mut record = length.to_vec();
+    record.extend(checksum(&length).to_le_bytes());
+    record.extend(message);
+    record.extend(checksum(message).to_le_bytes());
+    record
+}
+
+/// CRC-32C, turned and shifted so that the checksum of bytes with checksums in them is another.
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// Since 1970.
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The records of `tests/oracle/events.py`, by TensorBoard's own writer.
+    #[test]
+    fn records_are_those_of_tensorboard() {
+        let event = |wall_time, step| Event { wall_time, step, ..Event::default() };
+        let loss = Value { tag: "loss".to_owned(), simple_value: Some(0.25) };
+        let events = [
+            Event { file_version: Some("brain.Event:2".to_owned()), ..event(1.5, 0) },
+            Event { session_log: Some(SessionLog { status: START }), ..event(2.5, 4) },
+            Event { summary: Some(Values { value: vec![loss] }), ..event(3.5, 300) },
+        ];
+        let expected = [
+            "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c",
+            "0f000000000000006d532b0909000000000000044010043a0208017d3f6bf0",
+            "1b000000000000001a0d9e13090000000000000c4010ac022a0d0a0b0a046c6f7373150000803e87f80808",
+        ];
+        for (event, expected) in events.iter().zip(expected) {
+            let found: String = record(&event.encode_to_vec()).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(found, expected);
+        }
+    }
+}
