@@ -79,7 +79,7 @@ impl Plain {
         let start = step.initialize(config.train.seed);
         let paths = start.paths();
         let tokenizer = config.load_tokenizer().expect("a tokenizer");
-        let dataset = TextDataset::load_with(&config.data.text, &tokenizer).expect("the text");
+        let dataset = TextDataset::open(&config.data, &tokenizer, config.model.seq).expect("the text");
         Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq }
     }
 
@@ -93,7 +93,7 @@ impl Plain {
 
     /// The rows of a replica of a step's batch.
     fn batch(&self, step: u64, replica: usize, replicas: usize) -> Vec<Literal> {
-        let batch = self.dataset.batch(0, step, replicas * ROWS, self.seq).expect("a batch");
+        let batch = self.dataset.batch(0, step, replicas * ROWS).expect("a batch");
         let leaves = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
         let own = |leaf: &Literal| {
             let size = leaf.bytes().len() / replicas;

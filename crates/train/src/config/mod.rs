@@ -25,8 +25,8 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, Platform, RematConfig, Replication, TargetConfig, TrainConfig,
+    BadLines, CheckpointConfig, DataConfig, DilocoConfig, Documents, MeshConfig, ModelConfig, ModelFamily,
+    PartitionConfig, PartitionMode, PipelineConfig, Platform, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;

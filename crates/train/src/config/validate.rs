@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
 use super::{CheckpointConfig, DilocoConfig, RuleSource, RunConfig};
+use crate::data::Mixture;
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::DebugValue;
@@ -17,6 +18,7 @@ impl RunConfig {
     /// configs that were changed since.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
+        self.validate_data()?;
         self.validate_train()?;
         self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
@@ -86,12 +88,29 @@ impl RunConfig {
         }
         within("model.dropout", model.dropout, 0.0..1.0)?;
         self.validate_family()?;
-        for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
-            if text.is_empty() {
-                return Err(invalid(key, text, "it must not be empty; give the path of a file"));
+        Ok(())
+    }
+
+    fn validate_data(&self) -> Checked {
+        let data = &self.data;
+        if data.sources.is_empty() {
+            return Err(invalid("data.sources", &data.sources, "it must have at least one file, folder or glob"));
+        }
+        for (key, sources) in [("data.sources", &data.sources), ("data.validation", &data.validation)] {
+            if sources.iter().any(String::is_empty) {
+                return Err(invalid(key, sources, "none may be empty; give files, folders or globs"));
             }
         }
-        Ok(())
+        for (key, text) in [("data.field", &data.field), ("data.tokenizer", &data.tokenizer)] {
+            if text.is_empty() {
+                return Err(invalid(key, text, "it must not be empty"));
+            }
+        }
+        positive("data.shuffle_window", data.shuffle_window)?;
+        Mixture::new(&data.weights, data.sources.len())
+            .map(drop)
+            .map_err(|reason| invalid("data.weights", &data.weights, &reason).because(["data.sources"]))?;
+        positive("train.eval_batches", self.train.eval_batches)
     }
 
     fn validate_train(&self) -> Checked {
