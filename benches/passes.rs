@@ -21,6 +21,7 @@ use meshloom_benches::{llama_405b, smallest_and_median};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::TextDataset;
 use meshloom_train::step::{StepFunction, TrainStep, aliases};
+use meshloom_train::tokenizer::Tokenizer;
 
 /// Which passes run.
 struct Variant {
@@ -91,8 +92,8 @@ fn contend(function: &StepFunction, config: &RunConfig, step: &TrainStep, rounds
         }
     }
     let program = contenders[0].program.as_ref().context("a program")?;
-    let dataset = TextDataset::load(&config.data.text)?;
-    let batch = dataset.batch(0, 0, step.batch, step.seq)?;
+    let dataset = TextDataset::open(&config.data, &Tokenizer::bytes(), step.seq)?;
+    let batch = dataset.batch(0, 0, step.batch)?;
     let batch = Batch {
         tokens: batch.tokens,
         targets: batch.targets,

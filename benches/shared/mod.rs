@@ -10,7 +10,7 @@ use meshloom_train::step::{DropoutConfig, TrainStep};
 
 /// The text of the default config, from whichever folder a bench is run in.
 pub fn text() -> String {
-    format!("data.text={:?}", concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt"))
+    format!("data.sources=[{:?}]", concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/data/austen.txt"))
 }
 
 /// Llama 3 405B (arXiv 2407.21783, table 3) at 8192 tokens. The model has 126 layers.

@@ -54,7 +54,7 @@ pub const ONE_DEVICE: &[&str] = &["mesh.axes=\"data=1,fsdp=1\"", "target.devices
 /// The defaults with these keys set; later ones win.
 #[track_caller]
 pub fn config(settings: &[&[&str]]) -> RunConfig {
-    let text = format!("data.text={BOOK:?}");
+    let text = format!("data.sources=[{BOOK:?}]");
     let overrides: Vec<String> = [text.as_str()].into_iter().chain(settings.concat()).map(str::to_owned).collect();
     RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
 }

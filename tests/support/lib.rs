@@ -15,6 +15,7 @@ pub mod program;
 pub mod programs;
 pub mod random;
 pub mod spmd;
+pub mod text_files;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,34 @@
 //! The text data: from bytes to batches.
 
 use meshloom::ir::Literal;
-use meshloom_train::data::{Batch, TextDataset, decode_bytes, unigram_entropy};
-use support::configs::BOOK;
+use meshloom_train::data::{Batch, TextDataset, decode_bytes};
+use meshloom_train::tokenizer::Tokenizer;
+use support::configs::{BOOK, config};
+use support::text_files::TextFiles;
 
-fn book() -> TextDataset {
-    TextDataset::load(BOOK).unwrap()
+/// The book in rows of so many bytes.
+fn book(length: usize) -> TextDataset {
+    TextDataset::open(&config(&[]).data, &Tokenizer::bytes(), length).unwrap()
+}
+
+fn book_bytes() -> Vec<u8> {
+    std::fs::read(BOOK).unwrap()
+}
+
+/// A text in rows of so many bytes.
+fn of_bytes(bytes: &[u8], length: usize) -> TextDataset {
+    // The folder goes, but what is read of it stays open.
+    let files = TextFiles::new(&[("text.txt", bytes)]);
+    let dataset = files.open(&Tokenizer::bytes(), length, &[]).unwrap();
+    dataset.batch(0, 0, 1).unwrap();
+    dataset
+}
+
+/// The bytes of every document.
+fn documents(dataset: &TextDataset) -> Vec<Vec<u8>> {
+    let document = |number| dataset.document(number).unwrap().expect("a document");
+    let bytes = |tokens: Vec<i32>| tokens.into_iter().map(|token| token as u8).collect();
+    (0..dataset.document_count()).map(|number| bytes(document(number))).collect()
 }
 
 fn integers(literal: &Literal) -> Vec<i32> {
@@ -13,7 +36,7 @@ fn integers(literal: &Literal) -> Vec<i32> {
 }
 
 /// Checks everything a batch must hold on its own, and that each segment stands in the text.
-fn check(dataset: &TextDataset, batch: &Batch, rows: usize, seq: usize) {
+fn check(text: &[u8], batch: &Batch, rows: usize, seq: usize) {
     let (tokens, targets) = (integers(&batch.tokens), integers(&batch.targets));
     let (segments, positions) = (integers(&batch.segment_ids), integers(&batch.positions));
     let weights: Vec<f32> = batch.weights.to_vec().unwrap();
@@ -46,60 +69,62 @@ fn check(dataset: &TextDataset, batch: &Batch, rows: usize, seq: usize) {
         for segment in 1..=*segments[range.clone()].iter().max().unwrap() {
             let bytes: Vec<u8> =
                 range.clone().filter(|&at| segments[at] == segment).map(|at| tokens[at] as u8).collect();
-            assert!(dataset.bytes().windows(bytes.len()).any(|window| window == bytes));
+            assert!(text.windows(bytes.len()).any(|window| window == bytes));
         }
     }
 }
 
 #[test]
 fn batches_of_the_book() {
-    let dataset = book();
+    let (text, dataset) = (book_bytes(), book(256));
     for step in [0, 1, 381, 382, u64::MAX] {
-        check(&dataset, &dataset.batch(0, step, 4, 256).unwrap(), 4, 256);
+        check(&text, &dataset.batch(0, step, 4).unwrap(), 4, 256);
     }
-    check(&dataset, &dataset.batch(7, 3, 1, 1000).unwrap(), 1, 1000);
+    check(&text, &book(1000).batch(7, 3, 1).unwrap(), 1, 1000);
 }
 
 #[test]
 fn a_batch_depends_on_seed_and_step_alone() {
-    let (dataset, other) = (book(), book());
-    let reference = dataset.batch(3, 10, 16, 256).unwrap();
+    let (dataset, other) = (book(256), book(256));
+    let reference = dataset.batch(3, 10, 16).unwrap();
     // Whatever was read before, and from which dataset of the same text.
-    other.batch(9, 1000, 2, 64).unwrap();
-    assert_eq!(other.batch(3, 10, 16, 256).unwrap(), reference);
-    assert_eq!(dataset.batch(3, 10, 16, 256).unwrap(), reference);
-    assert_ne!(dataset.batch(4, 10, 16, 256).unwrap().tokens, reference.tokens);
-    assert_ne!(dataset.batch(3, 11, 16, 256).unwrap().tokens, reference.tokens);
+    other.batch(9, 1000, 2).unwrap();
+    assert_eq!(other.batch(3, 10, 16).unwrap(), reference);
+    assert_eq!(dataset.batch(3, 10, 16).unwrap(), reference);
+    assert_ne!(dataset.batch(4, 10, 16).unwrap().tokens, reference.tokens);
+    assert_ne!(dataset.batch(3, 11, 16).unwrap().tokens, reference.tokens);
     // Steps are consecutive rows: one batch of 16 is two of 8.
-    let halves = [20, 21].map(|step| integers(&dataset.batch(3, step, 8, 256).unwrap().tokens));
+    let halves = [20, 21].map(|step| integers(&dataset.batch(3, step, 8).unwrap().tokens));
     assert_eq!(halves.concat(), integers(&reference.tokens));
     // Fixed for good: a change here changes every run that can be compared.
-    let start = integers(&dataset.batch(0, 0, 1, 64).unwrap().tokens);
+    let start = integers(&book(64).batch(0, 0, 1).unwrap().tokens);
     insta::assert_snapshot!(format!("{:?}", decode_bytes(&start)), @r#""\"In point of composition,\" said Mary, \"the letter does not seem\n""#);
 }
 
 #[test]
 fn an_epoch_holds_every_document_once() {
-    let dataset = book();
-    let documents: usize = dataset.documents().iter().map(|document| document.len()).sum();
-    assert_eq!(documents, dataset.bytes().len());
     let (batch, seq) = (16, 256);
-    let mut rows = dataset.rows_per_epoch(seq);
+    let (text, dataset) = (book_bytes(), book(seq));
+    let documents = documents(&dataset);
+    // In their order, they are the text.
+    assert!(documents.concat() == text);
+    let mut rows = dataset.rows_per_epoch(0).unwrap() as usize;
+    assert_eq!(rows, text.len().div_ceil(seq));
     let mut stream = Vec::new();
     for step in 0..rows.div_ceil(batch) as u64 {
-        let read = dataset.batch(5, step, batch, seq).unwrap();
+        let read = dataset.batch(5, step, batch).unwrap();
         let (tokens, segments) = (integers(&read.tokens), integers(&read.segment_ids));
         let taken = rows.min(batch);
         rows -= taken;
         stream.extend((0..taken * seq).filter(|&at| segments[at] > 0).map(|at| tokens[at] as u8));
     }
-    assert_eq!(stream.len(), dataset.bytes().len());
+    assert_eq!(stream.len(), text.len());
     let mut left: std::collections::HashMap<&[u8], usize> = Default::default();
-    for document in dataset.documents() {
-        *left.entry(&dataset.bytes()[document.clone()]).or_default() += 1;
+    for document in &documents {
+        *left.entry(document).or_default() += 1;
     }
     // Documents differ in length, so walk the stream: at each place exactly one unread document must fit.
-    let mut lengths: Vec<usize> = dataset.documents().iter().map(|document| document.len()).collect();
+    let mut lengths: Vec<usize> = documents.iter().map(Vec::len).collect();
     lengths.sort_unstable();
     lengths.dedup();
     let mut at = 0;
@@ -111,15 +136,14 @@ fn an_epoch_holds_every_document_once() {
         at += length;
     }
     assert!(left.values().all(|&count| count == 0));
-    let second = dataset.batch(5, dataset.rows_per_epoch(seq) as u64, 1, seq).unwrap();
-    assert_ne!(second.tokens, dataset.batch(5, 0, 1, seq).unwrap().tokens, "the next epoch has another order");
+    let second = dataset.batch(5, dataset.rows_per_epoch(0).unwrap(), 1).unwrap();
+    assert_ne!(second.tokens, dataset.batch(5, 0, 1).unwrap().tokens, "the next epoch has another order");
 }
 
 #[test]
 fn a_text_shorter_than_a_row() {
-    let dataset = TextDataset::from_bytes(b"tiny".to_vec(), "tiny").unwrap();
-    let batch = dataset.batch(0, 0, 2, 8).unwrap();
-    check(&dataset, &batch, 2, 8);
+    let batch = of_bytes(b"tiny", 8).batch(0, 0, 2).unwrap();
+    check(b"tiny", &batch, 2, 8);
     let tokens: Vec<i32> = b"tiny\0\0\0\0tiny\0\0\0\0".iter().map(|&byte| byte.into()).collect();
     assert_eq!(integers(&batch.tokens), tokens);
     assert_eq!(batch.weights.to_vec::<f32>().unwrap()[..8], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
@@ -127,8 +151,7 @@ fn a_text_shorter_than_a_row() {
 
 #[test]
 fn a_row_end_keeps_its_target() {
-    let dataset = TextDataset::from_bytes(b"abcdef".to_vec(), "letters").unwrap();
-    let batch = dataset.batch(0, 0, 1, 3).unwrap();
+    let batch = of_bytes(b"abcdef", 3).batch(0, 0, 1).unwrap();
     assert_eq!(decode_bytes(&integers(&batch.targets)), "bcd");
     assert_eq!(batch.weights.to_vec::<f32>().unwrap(), [1.0; 3]);
 }
@@ -137,40 +160,32 @@ fn a_row_end_keeps_its_target() {
 fn documents_end_at_blank_lines() {
     let paragraph = "x".repeat(150);
     let text = format!("{paragraph}\n\n{paragraph}\r\n \r\n\r\n{paragraph}\n{paragraph}\n\nend");
-    let dataset = TextDataset::from_bytes(text.clone().into_bytes(), "text").unwrap();
-    let documents: Vec<&str> = dataset.documents().iter().map(|document| &text[document.clone()]).collect();
+    let documents = documents(&of_bytes(text.as_bytes(), 8));
     let (first, second) = (format!("{paragraph}\n\n{paragraph}\r\n \r\n\r\n"), format!("{paragraph}\n{paragraph}\n\n"));
-    assert_eq!(documents, [first.as_str(), second.as_str(), "end"]);
+    assert_eq!(documents, [first.as_bytes(), second.as_bytes(), b"end"]);
 }
 
 #[test]
 fn any_bytes_will_do() {
     let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
-    let dataset = TextDataset::from_bytes(bytes, "bytes").unwrap();
-    check(&dataset, &dataset.batch(0, 0, 4, 64).unwrap(), 4, 64);
+    check(&bytes, &of_bytes(&bytes, 64).batch(0, 0, 4).unwrap(), 4, 64);
     assert_eq!(decode_bytes(&[0x68, 0x69, 0xff, 0x21, 256, -1]), "hi\u{fffd}!\u{fffd}\u{fffd}");
 }
 
 #[test]
-fn errors() {
-    let directory = tempfile::tempdir().unwrap();
-    let empty = directory.path().join("empty.txt");
-    std::fs::write(&empty, "").unwrap();
-    let text = |path: &std::path::Path| {
-        TextDataset::load(path).unwrap_err().to_string().replace(&directory.path().display().to_string(), "DIR")
-    };
-    insta::assert_snapshot!(text(&empty), @r#"the text "DIR/empty.txt" has 0 bytes, but at least 2 are needed to predict one from another; set data.text"#);
-    insta::assert_snapshot!(text(&directory.path().join("missing.txt")), @r#"cannot read the text "DIR/missing.txt": No such file or directory (os error 2); set data.text to a text file"#);
-    insta::assert_snapshot!(book().batch(0, 0, 0, 256).unwrap_err(), @"a batch of 0 sequences of 256 tokens is not possible; both must be at least 1, and their product fit in memory");
-    insta::assert_snapshot!(book().batch(0, 0, usize::MAX, 2).unwrap_err(), @"a batch of 18446744073709551615 sequences of 2 tokens is not possible; both must be at least 1, and their product fit in memory");
+fn impossible_batches() {
+    let dataset = book(256);
+    insta::assert_snapshot!(dataset.batch(0, 0, 0).unwrap_err(), @"a batch of 0 sequences of 256 tokens is not possible; both must be at least 1, and their product fit in memory");
+    insta::assert_snapshot!(dataset.batch(0, 0, usize::MAX).unwrap_err(), @"a batch of 18446744073709551615 sequences of 256 tokens is not possible; both must be at least 1, and their product fit in memory");
+    let empty_rows = TextDataset::open(&config(&[]).data, &Tokenizer::bytes(), 0).unwrap_err();
+    insta::assert_snapshot!(empty_rows, @"a batch of 1 sequences of 0 tokens is not possible; both must be at least 1, and their product fit in memory");
 }
 
 #[test]
 fn entropy() {
-    assert_eq!(unigram_entropy(b""), 0.0);
-    assert_eq!(unigram_entropy(b"aaaa"), 0.0);
-    assert!((unigram_entropy(b"abab") - 2f64.ln()).abs() < 1e-12);
+    assert_eq!(of_bytes(b"aaaa", 4).unigram_entropy(), 0.0);
+    assert!((of_bytes(b"abab", 4).unigram_entropy() - 2f64.ln()).abs() < 1e-12);
     // What examples/data/README.md states.
-    assert!((unigram_entropy(book().bytes()) - 3.1097).abs() < 5e-5);
-    assert!(book().bytes().is_ascii());
+    assert!((book(256).unigram_entropy() - 3.1097).abs() < 5e-5);
+    assert!(book_bytes().is_ascii());
 }

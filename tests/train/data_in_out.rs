@@ -10,11 +10,11 @@ use meshloom::trace::{MapTree, TensorSpec, Tree};
 use meshloom_train::Error;
 use meshloom_train::Trainer;
 use meshloom_train::config::RunConfig;
-use meshloom_train::data::TextDataset;
 use meshloom_train::parameters::{LoadOptions, ParameterFile, load, save};
 use meshloom_train::tokenizer::Tokenizer;
 use safetensors::SafeTensors;
 use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
+use support::text_files::TextFiles;
 
 fn client() -> Client {
     static CLIENT: OnceLock<Client> = OnceLock::new();
@@ -248,11 +248,13 @@ fn text_comes_back_from_its_tokens() {
 fn documents_are_those_of_the_text_in_tokens() {
     let tokenizer = tokenizer();
     let text: Vec<u8> = fs::read(BOOK).expect("the text").into_iter().take(60_000).collect();
-    let bytes = TextDataset::from_bytes(text.clone(), "text").expect("a dataset");
-    let dataset = TextDataset::from_bytes_with(text.clone(), "text", &tokenizer).expect("a dataset");
-    assert_eq!(dataset.documents().len(), bytes.documents().len());
+    let files = TextFiles::new(&[("text.txt", &text)]);
+    let bytes = files.open(&Tokenizer::bytes(), 32, &[]).expect("a dataset");
+    let dataset = files.open(&tokenizer, 32, &[]).expect("a dataset");
+    assert_eq!(dataset.document_count(), bytes.document_count());
+    assert_eq!(dataset.byte_count(), bytes.token_count());
     assert!(dataset.token_count() * 2 < bytes.token_count(), "{} tokens", dataset.token_count());
-    let batch = dataset.batch(0, 0, 4, 32).expect("a batch");
+    let batch = dataset.batch(0, 0, 4).expect("a batch");
     let [tokens, targets, weights] = [&batch.tokens, &batch.targets, &batch.weights].map(Literal::to_f64_vec);
     // The target of a token is the next one of its row, where both are of one document.
     let follows = (0..127).filter(|at| at % 32 != 31 && weights[*at] == 1.0).all(|at| targets[at] == tokens[at + 1]);
@@ -278,9 +280,6 @@ fn tokenizers_that_do_not_fit_are_refused() {
     assert!(absent.contains("cannot read the tokenizer \"absent.json\""), "{absent}");
     let text = format!("data.tokenizer={BOOK:?}");
     assert!(message(&[&text]).contains("is not a tokenizer.json that can be read"), "{}", message(&[&text]));
-    let binary = TextDataset::from_bytes_with(vec![b'a', b'b', 0xff, b'c'], "binary", &tokenizer());
-    let binary = binary.map(drop).expect_err("not text").to_string();
-    assert!(binary.contains("the text \"binary\" is not UTF-8 at byte 2"), "{binary}");
 }
 
 #[test]

@@ -3,9 +3,11 @@
 mod checkpoint;
 mod checkpoint_kill;
 mod data;
+mod data_files;
 mod data_in_out;
 mod decoder;
 mod decoder_hlo;
+mod evaluation;
 mod metrics;
 mod overlap;
 mod robustness;

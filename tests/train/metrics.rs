@@ -9,7 +9,7 @@ use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entro
 use meshloom_train::summary::Summary;
 
 fn step(step: u64, loss: f64) -> StepMetrics {
-    StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0 }
+    StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0, data_seconds: 0.125 }
 }
 
 /// The number as the line has it, which must be what JSON reads back.
@@ -55,8 +55,8 @@ fn the_file_is_json_lines() {
     // Lines are there at once, and a resumed run adds to them.
     MetricsWriter::append(&path).unwrap().write(&step(2, 4.5)).unwrap();
     assert_snapshot!(std::fs::read_to_string(&path).unwrap(), @r#"
-    {"step": 1, "loss": 5.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000}
-    {"step": 2, "loss": 4.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000}
+    {"step": 1, "loss": 5.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000, "data_seconds": 0.1250000000}
+    {"step": 2, "loss": 4.500000000, "grad_norm": 0.2500000000, "tokens_per_second": 12345.67800, "step_seconds": 1.000000000, "data_seconds": 0.1250000000}
     "#);
     let error = MetricsWriter::create(directory.path().join("no/metrics.jsonl")).unwrap_err().to_string();
     assert_snapshot!(error.replace(&directory.path().display().to_string(), "DIR"), @r#"cannot write the metrics to "DIR/no/metrics.jsonl": No such file or directory (os error 2); give a path in a directory that exists"#);

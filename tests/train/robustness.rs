@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 
 use meshloom::ir::{DType, Literal, TensorType};
 use meshloom_train::config::RunConfig;
-use meshloom_train::data::TextDataset;
 use meshloom_train::parameters::{LoadOptions, ParameterFile, save};
 use meshloom_train::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use support::text_files::TextFiles;
 
 /// One change to a file.
 #[derive(Clone, Debug)]
@@ -255,15 +255,26 @@ proptest! {
     fn random_bytes_are_no_tokenizer(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         prop_assert!(use_tokenizer(&bytes).is_err());
     }
+}
+
+proptest! {
+    // Each case writes files and reads them in ways that differ.
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes_are_text_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
         let tokenizer = TOKENIZER.get_or_init(|| Tokenizer::from_json(valid_tokenizer(), "valid").expect("a tokenizer"));
-        for tokenizer in [tokenizer, &Tokenizer::bytes()] {
-            if let Ok(dataset) = TextDataset::from_bytes_with(bytes.clone(), "random", tokenizer) {
-                let batch = dataset.batch(0, 3, 2, 7).expect("a batch");
-                prop_assert_eq!(batch.tokens.ty().element_count(), 14);
+        // As text, as lines of JSON, and as what should be compressed.
+        for name in ["random.txt", "random.jsonl", "random.txt.gz", "random.jsonl.zst"] {
+            let files = TextFiles::new(&[(name, &bytes)]);
+            for tokenizer in [tokenizer, &Tokenizer::bytes()] {
+                for bad_lines in ["error", "skip"] {
+                    if let Ok(dataset) = files.open(tokenizer, 7, &[&format!("data.bad_lines={bad_lines}")]) {
+                        let batch = dataset.batch(0, 3, 2).expect("a batch");
+                        prop_assert_eq!(batch.tokens.ty().element_count(), 14);
+                    }
+                }
             }
         }
     }

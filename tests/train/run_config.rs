@@ -121,8 +121,15 @@ fn round_trip() {
     batch_split = false
 
     [data]
-    text = "examples/data/austen.txt"
+    sources = ["examples/data/austen.txt"]
+    weights = []
+    field = "text"
+    documents = "packed"
+    bad_lines = "error"
+    shuffle_window = 1048576
+    validation = []
     tokenizer = "bytes"
+    cache = ""
 
     [train]
     batch = 16
@@ -145,6 +152,8 @@ fn round_trip() {
     no_decay = []
     z_loss = 0.0
     clip_norm = 1.0
+    eval_every = 0
+    eval_batches = 8
 
     [checkpoint]
     dir = ""
@@ -270,7 +279,8 @@ fn overrides() {
             "mesh.axes=data=2,fsdp=-1",
             " train.learning_rate = 1e-4 ",
             "model.tied_embeddings=true",
-            "data.text=/some/where else.txt",
+            "data.sources=[\"/some/where else.txt\", \"more\"]",
+            "data.weights=[3, 0.5]",
             "rules.list=[[\"embed\", [\"fsdp\"]]]",
             "partition.mode=\"explicit\"",
             "remat.policy=save",
@@ -281,7 +291,8 @@ fn overrides() {
     assert_eq!(config.model.compute_dtype, DType::BF16);
     assert_eq!(config.mesh().unwrap().to_string(), "data=2,fsdp=4");
     assert!(config.model.tied_embeddings);
-    assert_eq!(config.data.text, "/some/where else.txt");
+    assert_eq!(config.data.sources, ["/some/where else.txt", "more"]);
+    assert_eq!(config.data.weights, [3.0, 0.5]);
     assert!(matches!(&config.rules.source, RuleSource::List(rules) if rules.len() == 1));
     assert_eq!(config.partition.mode, PartitionMode::Explicit);
     // The last one wins.
@@ -290,7 +301,7 @@ fn overrides() {
     assert_snapshot!(check("", &["train.steps"]), @r#""train.steps" is not an override: it has no "="; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["steps=3"]), @r#""steps=3" is not an override: its key has no section; write section.key=value, as in train.steps=100"#);
     assert_snapshot!(check("", &["train.=3"]), @r#""train.=3" is not an override: a part of its key is empty; write section.key=value, as in train.steps=100"#);
-    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm"#);
+    assert_snapshot!(check("", &["train.stepps=3"]), @r#"--set train.stepps=3: unknown key train.stepps (did you mean "steps"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("", &["train.steps=many"]), @r#"--set train.steps=many: train.steps is "many" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps="]), @r#"--set train.steps=: train.steps is "" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("", &["train.steps.more=3"]), @"--set train.steps.more=3: train.steps is a table, but must be an integer of at least 1");
@@ -302,15 +313,19 @@ fn unknown_keys() {
     assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
-    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm"#);
+    assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
     assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
+    assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, shuffle_window, validation, tokenizer, cache"#);
 }
 
 #[test]
 fn wrong_types() {
+    assert_snapshot!(check("[data]\nsources = \"a.txt\"", &[]), @r#"run.toml:2:11: data.sources is "a.txt" (a string), but must be an array of strings"#);
+    assert_snapshot!(check("[data]\nweights = [1, \"2\"]", &[]), @r#"run.toml:2:11: data.weights is [1, "2"] (an array), but must be an array of finite numbers"#);
+    assert_snapshot!(check("[data]\ndocuments = \"rows\"", &[]), @r#"run.toml:2:13: data.documents is "rows": it must be one of "packed", "one-per-row""#);
     assert_snapshot!(check("model = 3", &[]), @"run.toml:1:9: model is 3 (an integer), but must be a section, [model]");
     assert_snapshot!(check("[model]\nlayers = \"4\"", &[]), @r#"run.toml:2:10: model.layers is "4" (a string), but must be an integer of at least 1"#);
     assert_snapshot!(check("[model]\nlayers = 4.0", &[]), @"run.toml:2:10: model.layers is 4.0 (a float), but must be an integer of at least 1");
@@ -339,7 +354,14 @@ fn impossible_values() {
     assert_snapshot!(with(&["model.head_dim=33"]), @"--set model.head_dim=33: model.head_dim is 33: it must be an even integer of at least 2");
     assert_snapshot!(with(&["model.vocab=128"]), @r#"--set model.vocab=128: model.vocab is 128: it must be at least 256 with data.tokenizer = "bytes""#);
     assert_snapshot!(with(&["model.dropout=1.0"]), @"--set model.dropout=1.0: model.dropout is 1.0: it must be a number of at least 0 and less than 1");
-    assert_snapshot!(with(&["data.text="]), @r#"--set data.text=: data.text is "": it must not be empty; give the path of a file"#);
+    assert_snapshot!(with(&["data.sources=[]"]), @"--set data.sources=[]: data.sources is []: it must have at least one file, folder or glob");
+    assert_snapshot!(with(&["data.sources=[\"a\", \"\"]"]), @r#"--set data.sources=["a", ""]: data.sources is ["a", ""]: none may be empty; give files, folders or globs"#);
+    assert_snapshot!(with(&["data.field="]), @r#"--set data.field=: data.field is "": it must not be empty"#);
+    assert_snapshot!(with(&["data.shuffle_window=0"]), @"--set data.shuffle_window=0: data.shuffle_window is 0: it must be an integer of at least 1");
+    assert_snapshot!(with(&["data.weights=[1, 2]"]), @"--set data.weights=[1, 2]: data.weights is [1.0, 2.0]: there must be as many as in data.sources, which has 1");
+    assert_snapshot!(with(&["data.weights=[0]"]), @"--set data.weights=[0]: data.weights is [0.0]: each must be more than 0, at most 1e9 and have at most 6 decimals, unlike 0");
+    assert_snapshot!(with(&["data.sources=[\"a\", \"b\"]", "data.weights=[0.333333, 0.666668]"]), @"--set data.weights=[0.333333, 0.666668]: data.weights is [0.333333, 0.666668]: in units of their last digit they add up to 1000001, but at most 1000000 is possible; give them fewer digits");
+    assert_snapshot!(with(&["train.eval_batches=0"]), @"--set train.eval_batches=0: train.eval_batches is 0: it must be an integer of at least 1");
     assert_snapshot!(with(&["train.microbatches=3"]), @"--set train.microbatches=3: train.batch is 16: it must be a multiple of train.microbatches, which is 3");
     assert_snapshot!(with(&["train.learning_rate=-1"]), @"--set train.learning_rate=-1: train.learning_rate is -1.0: it must be a number of at least 0");
     assert_snapshot!(with(&["train.clip_norm=0"]), @"--set train.clip_norm=0: train.clip_norm is 0.0: it must be a number greater than 0");

@@ -206,7 +206,7 @@ fn the_state_is_donated() {
             let error = array.get().expect_err(&path);
             assert!(matches!(error, PjrtError::Donated { .. }), "{path}: {error}");
         }
-        let batch = trainer.dataset().batch(0, 1, config.train.batch, config.model.seq).expect("a batch");
+        let batch = trainer.dataset().batch(0, 1, config.train.batch).expect("a batch");
         let batch = [batch.tokens, batch.targets, batch.segment_ids, batch.positions, batch.weights];
         let mut arguments = old;
         arguments.extend(trainer.program().put(state_count, &batch).expect("the batch fits"));
@@ -296,7 +296,7 @@ fn train_writes_metrics() {
         let object = value.as_object().expect("an object");
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
-        assert_eq!(keys, ["grad_norm", "loss", "step", "step_seconds", "tokens_per_second"], "{line}");
+        assert_eq!(keys, ["data_seconds", "grad_norm", "loss", "step", "step_seconds", "tokens_per_second"], "{line}");
         assert_eq!(object["step"].as_u64(), Some(index as u64 + 1), "{line}");
         for (key, expected) in ["loss", "grad_norm"].iter().zip(&expected) {
             let actual = object[*key].as_f64().expect("a number");

@@ -87,7 +87,7 @@ impl Plain {
         let start = step.initialize(config.train.seed);
         let paths = start.paths();
         let tokenizer = config.load_tokenizer().expect("a tokenizer");
-        let dataset = TextDataset::load_with(&config.data.text, &tokenizer).expect("the text");
+        let dataset = TextDataset::open(&config.data, &tokenizer, config.model.seq).expect("the text");
         Plain { program, start: start.leaves(), paths, dataset, seq: config.model.seq, rows }
     }
 
@@ -101,7 +101,7 @@ impl Plain {
 
     /// The rows of a replica of a step's batch.
     fn batch(&self, step: u64, replica: usize, replicas: usize) -> Vec<Literal> {
-        let batch = self.dataset.batch(0, step, replicas * ROWS, self.seq).expect("a batch");
+        let batch = self.dataset.batch(0, step, replicas * ROWS).expect("a batch");
         if self.rows == replicas * ROWS {
             let weights = batch.weights.to_vec::<f32>().expect("weights");
             let own = replica * ROWS * self.seq..(replica + 1) * ROWS * self.seq;

@@ -4,11 +4,17 @@ use std::path::{Path, PathBuf};
 
 use super::wheels::Wheel;
 
-/// meshloom's plugin cache: `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
-pub(super) fn default_cache_directory() -> Option<PathBuf> {
+/// The folder for what meshloom keeps from run to run: `$XDG_CACHE_HOME/meshloom`, or below `~/.cache`. None where
+/// neither variable is an absolute path.
+pub fn user_cache_directory() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(base.join("meshloom/plugins"))
+    Some(base.join("meshloom"))
+}
+
+/// meshloom's plugin cache.
+pub(super) fn default_cache_directory() -> Option<PathBuf> {
+    Some(user_cache_directory()?.join("plugins"))
 }
 
 /// The folder of a wheel in the cache.

@@ -59,6 +59,7 @@ pub use array::{Array, ArraySpec};
 pub use buffer::Buffer;
 pub use buffer::HostCopy;
 pub use cache::CompileCache;
+pub use cached::user_cache_directory;
 pub use client::{Client, ClientOptions, Device};
 pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 pub use device::DeviceDescription;

@@ -1,5 +1,7 @@
 //! What a run reports: a JSON line per step for programs, a progress line for people.
 
+use std::f64::consts::LN_2;
+use std::fmt;
 use std::fs::File;
 #[cfg(feature = "cli")]
 use std::io::IsTerminal;
@@ -23,16 +25,19 @@ pub struct StepMetrics {
     pub tokens_per_second: f64,
     /// Seconds that this step took.
     pub step_seconds: f64,
+    /// Those of them in which it waited for its batch.
+    pub data_seconds: f64,
 }
 
 impl StepMetrics {
     /// The numbers of the step by name.
-    pub fn named(&self) -> [(&'static str, f64); 4] {
+    pub fn named(&self) -> [(&'static str, f64); 5] {
         [
             ("loss", self.loss),
             ("grad_norm", self.grad_norm),
             ("tokens_per_second", self.tokens_per_second),
             ("step_seconds", self.step_seconds),
+            ("data_seconds", self.data_seconds),
         ]
     }
 
@@ -41,6 +46,44 @@ impl StepMetrics {
     pub fn to_json(&self) -> String {
         let numbers = self.named().map(|(name, number)| format!("\"{name}\": {}", json_float(number)));
         format!("{{\"step\": {}, {}}}", self.step, numbers.join(", "))
+    }
+}
+
+/// How good the model is on the validation set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The step after which, from 1; 0 before the first.
+    pub step: u64,
+    /// Mean loss per target, in nats.
+    pub loss: f64,
+    /// The same in bits for each byte of the set, if it is text: it does not depend on the tokenizer.
+    pub bits_per_byte: Option<f64>,
+}
+
+impl Evaluation {
+    /// Of a mean loss per target, in nats; the set has so many bytes of text for each token.
+    pub fn new(step: u64, loss: f64, bytes_per_token: Option<f64>) -> Evaluation {
+        Evaluation { step, loss, bits_per_byte: bytes_per_token.map(|bytes| loss / LN_2 / bytes) }
+    }
+
+    /// `e` to the loss: among how many equally likely targets the model might as well have chosen.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+
+    /// The metrics line, without its line end, in the form of [`StepMetrics::to_json`].
+    pub fn to_json(&self) -> String {
+        let (loss, perplexity) = (json_float(self.loss), json_float(self.perplexity()));
+        let bits = self.bits_per_byte.map(|bits| format!(", \"eval_bits_per_byte\": {}", json_float(bits)));
+        let bits = bits.as_deref().unwrap_or("");
+        format!("{{\"step\": {}, \"eval_loss\": {loss}, \"eval_perplexity\": {perplexity}{bits}}}", self.step)
+    }
+}
+
+impl fmt::Display for Evaluation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}  validation loss {:.4}  perplexity {:.3}", self.step, self.loss, self.perplexity())?;
+        self.bits_per_byte.map_or(Ok(()), |bits| write!(f, "  {bits:.4} bits per byte"))
     }
 }
 
@@ -132,7 +175,16 @@ impl MetricsWriter {
 
     /// Adds the line of one step.
     pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
-        let line = metrics.to_json() + "\n";
+        self.write_line(metrics.to_json())
+    }
+
+    /// Adds the line of an evaluation.
+    pub fn write_evaluation(&mut self, evaluation: &Evaluation) -> Result<(), MetricsError> {
+        self.write_line(evaluation.to_json())
+    }
+
+    fn write_line(&mut self, line: String) -> Result<(), MetricsError> {
+        let line = line + "\n";
         self.file.write_all(line.as_bytes()).map_err(|source| MetricsError { path: self.path.clone(), source })
     }
 }

@@ -1,6 +1,7 @@
 //! What can be trained: a model with parameters and a loss, and data for it.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use crate::Error;
 use meshloom::ir::Literal;
@@ -41,7 +42,7 @@ impl<T> Leaf for T where
 /// [pipeline](meshloom::transform::pipeline).
 ///
 /// A struct that [`tree!`](meshloom::tree) declares is a tree over any leaf, as both associated types must be.
-pub trait Model: Clone + Debug {
+pub trait Model: Clone + Debug + 'static {
     /// The tree of the parameters.
     type Params<T: Leaf>: Tree<Leaf = T>
         + MapTree<Param, Mapped = Self::Params<Param>>
@@ -78,16 +79,40 @@ pub trait Model: Clone + Debug {
         whole: WholeBatch,
         dropout: Option<Dropout>,
     ) -> Tensor;
+
+    /// The model as it is judged: without what only training adds to its loss.
+    fn for_evaluation(&self) -> Self {
+        self.clone()
+    }
 }
 
-/// What a model is trained on.
-pub trait Dataset<M: Model> {
+/// What a model is trained on, and judged by.
+pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// The batch of a step, counted from 0. It must depend on nothing but the arguments: then runs on different meshes
     /// see the same data, and a resumed run continues where it stopped.
     ///
     /// # Errors
     /// There is no such batch.
     fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<M::Batch<Literal>, Error>;
+
+    /// Rows of the validation set, which are always the same; what weighs nothing in the loss takes the place of those
+    /// behind its last. None if it has none of these rows: then there is no validation set, or it ends before.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn validation(&self, _rows: Range<u64>) -> Result<Option<M::Batch<Literal>>, Error> {
+        Ok(None)
+    }
+
+    /// What the loss of a batch of the validation set counts for in the mean: of text, its targets.
+    fn weight(&self, _batch: &M::Batch<Literal>) -> f64 {
+        1.0
+    }
+
+    /// Bytes of the validation set for each of its tokens, if it is text.
+    fn bytes_per_token(&self) -> Option<f64> {
+        None
+    }
 }
 
 impl Model for DecoderConfig {
@@ -114,5 +139,12 @@ impl Model for DecoderConfig {
         dropout: Option<Dropout>,
     ) -> Tensor {
         self.loss_of_part(params, part, whole, dropout)
+    }
+
+    /// The cross entropy alone, without the load-balance loss.
+    fn for_evaluation(&self) -> DecoderConfig {
+        let mut model = self.clone();
+        model.parts.routed.load_balance_weight = 0.0;
+        model
     }
 }

@@ -265,6 +265,21 @@ impl<M: Model> Run<M> {
         Ok((function, lowered))
     }
 
+    /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as
+    /// the train step is; also how many rows. They are those that a device works on at a time in training, so it fits
+    /// where that fits.
+    pub(super) fn lower_evaluation(&self, groups: GroupFormat) -> Result<(usize, Lowered), Error> {
+        let step = self.step.of_replica();
+        let rows = step.batch / step.microbatches.max(1);
+        let (model, dropout) = (step.model.for_evaluation(), DropoutConfig::default());
+        let function = TrainStep { model, batch: rows, microbatches: 1, dropout, ..step.clone() }.trace_loss()?;
+        // The train step has been held to the rules. Here replicas repeat each other's work: they judge one model.
+        let rules = self.rules.clone().with_strict(false);
+        let options = self.lower_options();
+        let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
+        Ok((rows, lower(function.graph(), &LowerOptions { groups, sharding, ..options })?))
+    }
+
     fn lower_with(&self, function: &RunFunction<M>, options: LowerOptions<'_>) -> Result<Lowered, Error> {
         Ok(lower(function.graph(), &LowerOptions { aliases: aliases(function), ..options })?)
     }

@@ -8,6 +8,7 @@ mod subword;
 
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use subword::Subword;
 
 use super::config::RunConfig;
@@ -61,7 +62,7 @@ pub struct Tokenizer(Kind);
 
 enum Kind {
     Bytes,
-    File { origin: String, tokenizer: Subword, last: u32 },
+    File { origin: String, tokenizer: Subword, last: u32, digest: [u8; 32] },
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -102,7 +103,16 @@ impl Tokenizer {
         if i32::try_from(last).is_err() {
             return Err(refused(format!("it has the token value {last}, but values above {} do not fit", i32::MAX)));
         }
-        Ok(Tokenizer(Kind::File { origin: origin.to_owned(), tokenizer, last }))
+        let digest = Sha256::digest(json).into();
+        Ok(Tokenizer(Kind::File { origin: origin.to_owned(), tokenizer, last, digest }))
+    }
+
+    /// What tells tokenizers apart: the SHA-256 of the file, or zeros for bytes.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        match &self.0 {
+            Kind::Bytes => [0; 32],
+            Kind::File { digest, .. } => *digest,
+        }
     }
 
     /// Whether every byte is a token.

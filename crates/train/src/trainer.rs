@@ -1,13 +1,16 @@
 //! A training run on a plugin's devices.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::config::RunConfig;
-use super::data::{DataError, TextDataset};
+use super::data::{DataError, Text, TextDataset};
 use super::diloco::check_replicas;
-use super::metrics::StepMetrics;
+use super::evaluate::Evaluator;
+use super::metrics::{Evaluation, StepMetrics};
 use super::model::{Dataset, Model};
 use super::parameters::{self, LoadOptions};
+use super::prefetch::Prefetch;
 use super::resolve::Run;
 use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
@@ -20,7 +23,7 @@ use meshloom::compile::{Lowered, Program};
 use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
-use meshloom::nn::{Batch, DecoderConfig};
+use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, Client, CompileOptions, ExecuteOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Tree};
@@ -32,41 +35,15 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     /// The program of several steps, and how many, if there is one.
     several: Option<(usize, Program)>,
     pub(super) state: RunStateOf<M, Array>,
-    data: D,
+    data: Arc<D>,
+    /// Started by the first step.
+    prefetch: Option<Prefetch>,
+    evaluator: Option<Evaluator>,
     pub(super) steps_done: u64,
     pub(super) warnings: Vec<String>,
     watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
-}
-
-/// A text, and what takes it apart: what decoders are trained on.
-#[derive(Debug)]
-pub struct Text {
-    /// The text.
-    pub dataset: TextDataset,
-    /// What takes it apart.
-    pub tokenizer: Tokenizer,
-    /// Tokens of a row.
-    pub length: usize,
-}
-
-impl Text {
-    /// The text of a config.
-    ///
-    /// # Errors
-    /// The text or its tokenizer cannot be read.
-    pub fn load(config: &RunConfig) -> Result<Text, Error> {
-        let tokenizer = config.load_tokenizer()?;
-        let dataset = TextDataset::load_with(&config.data.text, &tokenizer)?;
-        Ok(Text { dataset, tokenizer, length: config.model.seq })
-    }
-}
-
-impl Dataset<DecoderConfig> for Text {
-    fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch<Literal>, Error> {
-        Ok(self.dataset.batch(seed, step, rows, self.length)?)
-    }
 }
 
 impl Trainer {
@@ -141,6 +118,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     ) -> Result<Trainer<M, D>, Error> {
         let config = run.config();
         config.check_runnable()?;
+        let has_validation = data.validation(0..1)?.is_some();
+        config.check_evaluation(has_validation)?;
         let start = Instant::now();
         let groups = GroupFormat::read_by(client.plugin().api_version());
         let (_, lowered) = run.lower(Calls::Single, groups)?;
@@ -148,6 +127,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Calls::Single => None,
             Calls::Several(count) => Some((count, run.lower(Calls::Several(count), groups)?.1)),
         };
+        let lowered_evaluation = has_validation.then(|| run.lower_evaluation(groups)).transpose()?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let debug_options = config.compiler_options()?;
@@ -161,6 +141,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some((count, lowered)) => Some((*count, compile(lowered)?)),
             None => None,
         };
+        let evaluator = match &lowered_evaluation {
+            Some((rows, lowered)) => Some(Evaluator::new(*rows, compile(lowered)?)),
+            None => None,
+        };
         let compile_seconds = start.elapsed().as_secs_f64();
         let state = state(&program, &run)?;
         let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
@@ -169,7 +153,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             program,
             several,
             state,
-            data,
+            data: Arc::new(data),
+            prefetch: None,
+            evaluator,
             steps_done: 0,
             warnings,
             watch: Watch::default(),
@@ -269,20 +255,24 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
 
     fn call(&mut self, calls: Calls) -> Result<Vec<StepMetrics>, Error> {
         let start = Instant::now();
-        let (program, count) = match (&self.several, calls) {
-            (Some((count, program)), Calls::Several(_)) => (program, *count),
-            _ => (&self.program, 1),
+        let count = match (&self.several, calls) {
+            (Some((count, _)), Calls::Several(_)) => *count,
+            _ => 1,
         };
         let calls = if count > 1 { calls } else { Calls::Single };
-        let mut arguments = self.state.leaves();
-        let batch = program.put(arguments.len(), &self.batches(calls, count)?)?;
+        let batch = self.batches(calls, count)?;
+        let data_seconds = start.elapsed().as_secs_f64() / count as f64;
+        let mut watch = std::mem::take(&mut self.watch);
+        let (program, mut arguments) = (self.program_of(count), self.state.leaves());
+        let batch = program.put(arguments.len(), &batch)?;
         arguments.extend(batch.leaves());
         let time_limit = self.run.config().train.time_limit;
         let time_limit = (time_limit > 0.0).then(|| Duration::try_from_secs_f64(time_limit).unwrap_or(Duration::MAX));
         let options = ExecuteOptions { time_limit, ..ExecuteOptions::default() };
         let step = self.steps_done + 1;
         let arguments: Vec<&Array> = arguments.iter().collect();
-        let run = self.watch.call(step, || program.run_with(&arguments, &options));
+        let run = watch.call(step, || program.run_with(&arguments, &options));
+        self.watch = watch;
         let outputs = run.map_err(|source| Error::Step { step, source: Box::new(source) })?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
         self.state = self.state.fill(state.to_vec())?;
@@ -302,30 +292,66 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             grad_norm,
             tokens_per_second,
             step_seconds,
+            data_seconds,
         };
         Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
     }
 
+    /// The program of a call of so many steps.
+    fn program_of(&self, count: usize) -> &Program {
+        match &self.several {
+            Some((steps, program)) if *steps == count && count > 1 => program,
+            _ => &self.program,
+        }
+    }
+
     /// The next batches, as a call takes them: of each step, of each replica, its rows.
-    fn batches(&self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
-        let (train, step) = (&self.run.config().train, &self.run.step);
-        let batch = |step| self.data.batch(train.seed, step, train.batch);
-        let first = batch(self.steps_done)?;
-        let mut parts: Vec<Vec<u8>> = first.leaves().iter().map(|leaf| leaf.bytes().to_vec()).collect();
-        for step in self.steps_done + 1..self.steps_done + count as u64 {
-            for (part, leaf) in parts.iter_mut().zip(batch(step)?.leaves()) {
+    fn batches(&mut self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
+        let train = &self.run.config().train;
+        let first = (train.seed, self.steps_done, train.batch);
+        // Taken, so that it starts anew after an error.
+        let start = || Prefetch::start::<M, D>(self.data.clone(), first, train.steps_per_call);
+        let prefetch = self.prefetch.take().unwrap_or_else(start);
+        let first = prefetch.next()?;
+        let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes().to_vec()).collect();
+        for _ in 1..count {
+            for (part, leaf) in parts.iter_mut().zip(prefetch.next()?) {
                 part.extend_from_slice(leaf.bytes());
             }
         }
-        let (leading, rows) = (step.leading_dims(calls), step.of_replica().batch);
+        self.prefetch = Some(prefetch);
+        let step = &self.run.step;
+        let (leading, of_replica) = (step.leading_dims(calls), step.of_replica());
         let leaf = |(leaf, bytes): (&Literal, Vec<u8>)| {
             let of_row = leaf.ty().dims.get(1..).unwrap_or_default();
-            let ty = TensorType::new(leaf.ty().dtype, &[&leading[..], &[rows], of_row].concat());
+            let ty = TensorType::new(leaf.ty().dtype, &[&leading[..], &[of_replica.batch], of_row].concat());
             let found = bytes.len();
             Literal::from_bytes(ty.clone(), bytes).map_err(|_| DataError::Bytes { expected: ty, found })
         };
-        let leaves = first.leaves().iter().zip(parts).map(leaf).collect::<Result<Vec<_>, _>>()?;
-        Ok(first.fill(leaves)?)
+        let leaves = first.iter().zip(parts).map(leaf).collect::<Result<Vec<_>, _>>()?;
+        Ok(of_replica.model.batch_specs(of_replica.batch, of_replica.seq).fill(leaves)?)
+    }
+
+    /// The loss on the validation set, with the present parameters: of several replicas, those that they agree on. It
+    /// is the mean over `train.eval_batches` batches of `train.batch` rows, always the same, without dropout. None
+    /// without a validation set. Training does not notice.
+    ///
+    /// # Errors
+    /// The plugin fails, or the set cannot be read.
+    pub fn evaluate(&self) -> Result<Option<Evaluation>, Error> {
+        let Some(evaluator) = &self.evaluator else { return Ok(None) };
+        let train = &self.run.config().train;
+        let rows = (train.eval_batches * train.batch) as u64;
+        let loss = evaluator.loss::<M, D>(&self.data, self.state.params(), rows)?;
+        Ok(Some(Evaluation::new(self.steps_done, loss, self.data.bytes_per_token())))
+    }
+
+    /// Whether an evaluation is due now, by `train.eval_every`: after `before` steps none was yet. `last` is the run's
+    /// last step.
+    pub fn evaluation_is_due(&self, before: u64, last: u64) -> bool {
+        let every = self.run.config().train.eval_every as u64;
+        let passed = every > 0 && self.steps_done / every > before / every;
+        self.evaluator.is_some() && (passed || self.steps_done >= last)
     }
 }
 

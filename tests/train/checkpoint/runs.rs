@@ -228,14 +228,14 @@ fn other_runs_are_refused_or_warned_of() {
     let replicas = error(&["mesh.axes=\"diloco=2\"", "target.devices=2", "diloco.replicas=2"]).to_string();
     assert!(replicas.contains("has no inner.params.embedding"), "{replicas}");
 
-    let text = format!("data.text={:?}", support::path("README.md"));
+    let text = format!("data.sources=[{:?}]", support::path("README.md"));
     let changed = config(&[SMALL, ONE, &["train.seed=1", "train.steps=50", "train.microbatches=2", &text]]);
     let resumed = Trainer::resume(&changed, &client(), &checkpoint).expect("it goes on otherwise");
     let warnings: Vec<&str> = resumed.warnings().iter().filter_map(|text| text.split(" in the run").next()).collect();
     assert_eq!(
         warnings,
         [
-            &*format!("data.text is {:?}, but was {BOOK:?}", support::path("README.md")),
+            &*format!("data.sources is [{:?}], but was [{BOOK:?}]", support::path("README.md")),
             "train.seed is 1, but was 0",
             "train.steps is 50, but was 40"
         ]

@@ -38,6 +38,7 @@ pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub use manifest::{About, DataPosition};
 pub use read::{Checkpoint, Fallback, Found, find};
+pub(crate) use sums::hex;
 
 /// What a manifest says it is.
 const FORMAT: &str = "meshloom checkpoint";

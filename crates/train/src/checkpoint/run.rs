@@ -14,8 +14,17 @@ use meshloom::trace::{MapTree, Param, Tree};
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 5] =
-    ["model.scan_layers", "model.batch_split", "train.microbatches", "train.steps_per_call", "diloco.check_replicas"];
+const FREE_KEYS: [&str; 9] = [
+    "model.scan_layers",
+    "model.batch_split",
+    "data.validation",
+    "data.cache",
+    "train.microbatches",
+    "train.steps_per_call",
+    "train.eval_every",
+    "train.eval_batches",
+    "diloco.check_replicas",
+];
 
 impl Trainer {
     /// As [`Trainer::resume_run`], for the decoder and text of a config.

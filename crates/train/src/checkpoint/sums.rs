@@ -117,6 +117,6 @@ fn missing(path: &Path, source: io::Error) -> CheckpointError {
 }
 
 /// A checksum as text.
-pub(super) fn hex(digest: &[u8]) -> String {
+pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -187,6 +187,9 @@ pub(super) fn type_name(value: &toml::Value) -> &'static str {
     }
 }
 
+/// Keys of before, and what to write in place of them.
+const RENAMED: [(&str, &str); 1] = [("data.text", "it is data.sources now, a list: data.sources = [\"file.txt\"]")];
+
 /// `key` is the full path; `allowed` are the names possible in its last place.
 pub(super) fn unknown_key<'a>(
     place: &Place,
@@ -194,6 +197,10 @@ pub(super) fn unknown_key<'a>(
     allowed: impl IntoIterator<Item = &'a str> + Clone,
 ) -> ConfigError {
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+    if let Some((_, advice)) = RENAMED.iter().find(|(before, _)| *before == key) {
+        let (key, allowed) = (key.to_owned(), allowed.into_iter().collect::<Vec<_>>().join(", "));
+        return ConfigErrorKind::UnknownKey { key, suggestion: format!(" ({advice})"), allowed }.at(place.clone());
+    }
     let mut suggestion = did_you_mean(name, allowed.clone());
     if suggestion.is_empty() {
         // Right name, wrong section: `train.layers`.

@@ -27,8 +27,9 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig,
-    PartitionMode, PipelineConfig, Platform, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
+    BadLines, CheckpointConfig, DataConfig, DilocoConfig, Documents, MeshConfig, ModelConfig, ModelFamily,
+    OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig, Platform, RateSchedule, RematConfig, Replication,
+    TargetConfig, TrainConfig,
 };
 
 use tree::Table;

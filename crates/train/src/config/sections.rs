@@ -81,13 +81,47 @@ section! {
     }
 }
 
+choice! {
+    /// How documents fill rows.
+    Documents {
+        /// One after the other, without gaps; each document of a row is a segment.
+        Packed = "packed",
+        /// Each in rows of its own, the rest of which is padding; a longer one takes several.
+        OnePerRow = "one-per-row",
+    }
+}
+
+choice! {
+    /// What happens where a line of the data cannot be used.
+    BadLines {
+        /// It is an error that names file and line.
+        Error = "error",
+        /// It is left out, and counted.
+        Skip = "skip",
+    }
+}
+
 section! {
     /// `[data]`: what is trained on.
     DataConfig {
-        /// The text file.
-        text: String = "examples/data/austen.txt".to_owned(),
+        /// Files, folders and globs of text or JSON Lines, each plain, `.gz` or `.zst`.
+        sources: Vec<String> = vec!["examples/data/austen.txt".to_owned()],
+        /// How many rows each source gives, in proportion; empty: all sources are one, shuffled together.
+        weights: Vec<f64> = Vec::new(),
+        /// JSON Lines: the field of each line that has the text.
+        field: String = "text".to_owned(),
+        /// How documents fill rows.
+        documents: Documents = Documents::Packed,
+        /// What to do where a line cannot be used.
+        bad_lines: BadLines = BadLines::Error,
+        /// Documents that are shuffled at a time: what the order of an epoch takes in memory.
+        shuffle_window: usize = 1 << 20 => AtLeast(1.0),
+        /// Files, folders and globs that are not trained on: the validation set. Empty for none.
+        validation: Vec<String> = Vec::new(),
         /// `bytes`, or the path of a `tokenizer.json`.
         tokenizer: String = "bytes".to_owned(),
+        /// The folder that keeps tokens from run to run; empty: `meshloom/tokens` in the user's cache folder.
+        cache: String = String::new(),
     }
 }
 
@@ -161,6 +195,10 @@ section! {
         z_loss: f64 = 0.0 => AtLeast(0.0),
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0 => MoreThan(0.0),
+        /// Steps between evaluations on `data.validation`; 0 for one at the end alone.
+        eval_every: usize = 0,
+        /// Batches of an evaluation, always the same; fewer if the validation set has no more.
+        eval_batches: usize = 8 => AtLeast(1.0),
     }
 }
 

@@ -27,6 +27,13 @@ impl RunConfig {
         let reason = "a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = \"\"";
         if topology.is_empty() { Ok(()) } else { Err(invalid("target.topology", topology, reason)) }
     }
+
+    /// Refuses evaluations without a validation set.
+    pub(crate) fn check_evaluation(&self, has_validation: bool) -> Result<(), ConfigError> {
+        let every = self.train.eval_every;
+        let reason = "there is nothing to evaluate on; set data.validation to files that are not trained on";
+        if every == 0 || has_validation { Ok(()) } else { Err(invalid("train.eval_every", every, reason)) }
+    }
 }
 
 fn not_built(key: &str, value: &str, instead: &str) -> ConfigError {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
 use super::{CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
+use crate::data::Mixture;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
@@ -20,6 +21,7 @@ impl RunConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_bounds()?;
         self.validate_model()?;
+        self.validate_data()?;
         self.validate_train()?;
         self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
@@ -71,13 +73,27 @@ impl RunConfig {
             let reason = "it must be at least 256 with data.tokenizer = \"bytes\"";
             return Err(invalid("model.vocab", model.vocab, reason).because(["data.tokenizer"]));
         }
-        self.validate_family()?;
-        for (key, text) in [("data.text", &self.data.text), ("data.tokenizer", &self.data.tokenizer)] {
-            if text.is_empty() {
-                return Err(invalid(key, text, "it must not be empty; give the path of a file"));
+        self.validate_family()
+    }
+
+    fn validate_data(&self) -> Checked {
+        let data = &self.data;
+        if data.sources.is_empty() {
+            return Err(invalid("data.sources", &data.sources, "it must have at least one file, folder or glob"));
+        }
+        for (key, sources) in [("data.sources", &data.sources), ("data.validation", &data.validation)] {
+            if sources.iter().any(String::is_empty) {
+                return Err(invalid(key, sources, "none may be empty; give files, folders or globs"));
             }
         }
-        Ok(())
+        for (key, text) in [("data.field", &data.field), ("data.tokenizer", &data.tokenizer)] {
+            if text.is_empty() {
+                return Err(invalid(key, text, "it must not be empty"));
+            }
+        }
+        Mixture::new(&data.weights, data.sources.len())
+            .map(drop)
+            .map_err(|reason| invalid("data.weights", &data.weights, &reason).because(["data.sources"]))
     }
 
     fn validate_train(&self) -> Checked {

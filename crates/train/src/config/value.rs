@@ -405,6 +405,21 @@ impl Value for Vec<String> {
     }
 }
 
+impl Value for Vec<f64> {
+    fn expected() -> String {
+        "an array of finite numbers".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<Vec<f64>, Refusal> {
+        let values = value.as_array().ok_or(Refusal::Type)?;
+        values.iter().map(f64::read).collect()
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::Array(self.iter().map(Value::write).collect())
+    }
+}
+
 /// The policies that have no list, or one of the names in `remat.names`, which the value is without.
 fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     use RematPolicy::{Dots, Full, None, Offload, Save};

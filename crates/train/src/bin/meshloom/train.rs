@@ -3,15 +3,17 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{Client, ClientOptions, Plugin, Topology};
-use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
 use meshloom_train::config::RunConfig;
+use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
 use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::tensorboard::EventWriter;
+use meshloom_train::{Text, Trainer};
 
 use crate::arguments::Train;
 use crate::{ahead, sample};
@@ -47,13 +49,14 @@ pub fn run(arguments: &Train) -> Result<()> {
     let plugin = Plugin::find(config.target.platform.name())?;
     let device_count = Trainer::device_count(&config)?;
     let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
+    let run = config.resolve()?;
     let mut trainer = match &checkpoint {
         Some(checkpoint) => {
-            let trainer = Trainer::resume(&config, &client, checkpoint)?;
+            let trainer = Trainer::resume_run(run, load_text(&config)?, &client, checkpoint)?;
             eprintln!("resumed after step {} from {}", trainer.steps_done(), checkpoint.folder().display());
             trainer
         }
-        None => Trainer::new(&config, &client)?,
+        None => Trainer::of(run, load_text(&config)?, &client)?,
     };
     for warning in trainer.warnings() {
         eprintln!("warning: {warning}");
@@ -86,6 +89,7 @@ pub fn run(arguments: &Train) -> Result<()> {
     let start = Instant::now();
     let mut last = None;
     while trainer.steps_done() < steps {
+        let before = trainer.steps_done();
         for metrics in trainer.steps(steps - trainer.steps_done())? {
             if let Some(file) = &mut metrics_file {
                 file.write(&metrics)?;
@@ -98,6 +102,14 @@ pub fn run(arguments: &Train) -> Result<()> {
             last = Some(metrics);
         }
         let done = trainer.steps_done();
+        // Before the checkpoint: a run that goes on from there has its line.
+        let is_due = trainer.evaluation_is_due(before, steps);
+        if let Some(evaluation) = is_due.then(|| trainer.evaluate()).transpose()?.flatten() {
+            if let Some(file) = &mut metrics_file {
+                file.write_evaluation(&evaluation)?;
+            }
+            progress.note(&evaluation.to_string());
+        }
         if let Some(checkpointer) = checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
             trainer.save_checkpoint(checkpointer)?;
         }
@@ -127,6 +139,25 @@ pub fn run(arguments: &Train) -> Result<()> {
         println!("\n{}", text.continued(&sampler, trainer.tokenizer())?);
     }
     Ok(())
+}
+
+/// The text of a config, with a bar while it is taken apart, and a warning for each file that lacks lines.
+fn load_text(config: &RunConfig) -> Result<Text> {
+    let bar = ProgressBar::no_length();
+    if let Ok(style) = ProgressStyle::with_template("tokenizing {bar:24} {bytes}/{total_bytes}  ETA {eta}") {
+        bar.set_style(style);
+    }
+    let text = Text::load_with(config, &|Tokenized { done, total }| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let text = text?;
+    for SkippedLines { path, count, line, reason } in text.datasets().flat_map(TextDataset::skipped_lines) {
+        let lines = counted(*count as usize, "line");
+        eprintln!("warning: {}: {lines} left out, the first of them line {line}: {reason}", path.display());
+    }
+    Ok(text)
 }
 
 /// Where the config wants checkpoints, if it does.

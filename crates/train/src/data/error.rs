@@ -1,0 +1,118 @@
+//! What can be wrong with the data.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::tokenizer::TokenizerError;
+use meshloom::ir::TensorType;
+
+/// An error in the data.
+#[derive(thiserror::Error)]
+pub enum DataError {
+    /// A file or folder cannot be read.
+    #[error("cannot read the text {path:?}: {source}; {key} names it")]
+    Read {
+        /// The key of the config that names it.
+        key: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A glob or folder gives no files.
+    #[error("{key} has {pattern:?}, but {reason}")]
+    NoFiles {
+        /// The key of the config.
+        key: &'static str,
+        /// The glob or folder.
+        pattern: String,
+        /// Why it gives none.
+        reason: String,
+    },
+    /// A line cannot be used.
+    #[error("{}:{line}: {reason}; mend the line, or set data.bad_lines = \"skip\" to leave out such lines", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file cannot be read to its end.
+    #[error("{}:{line}: the file cannot be read from this line on: {source}; it is damaged or cut off: fetch it again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The line that could not be read, from 1, of the text that is compressed.
+        line: u64,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// Too little text to predict anything.
+    #[error(
+        "the text {origin:?} has {tokens} tokens, but at least 2 are needed to predict one from another; add to {key}"
+    )]
+    TooShort {
+        /// The key of the config.
+        key: &'static str,
+        /// Its sources.
+        origin: String,
+        /// What they have.
+        tokens: u64,
+    },
+    /// The weights of the sources cannot be followed.
+    #[error("the weights of the sources are {weights:?}: {reason}")]
+    Weights {
+        /// The weights.
+        weights: Vec<f64>,
+        /// Why not.
+        reason: String,
+    },
+    /// There is no place for the cache.
+    #[error(
+        "there is no user's cache folder, because neither XDG_CACHE_HOME nor HOME is an absolute path; set data.cache to a folder"
+    )]
+    NoCacheFolder,
+    /// The cache cannot be used.
+    #[error("cannot {action} {path:?} in the token cache: {source}; set data.cache to a folder that can be written")]
+    Cache {
+        /// What failed.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The tokenizer fails on the text.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A batch without tokens, or with more than can be addressed.
+    #[error(
+        "a batch of {batch} sequences of {seq} tokens is not possible; both must be at least 1, and their product fit in memory"
+    )]
+    BatchSize {
+        /// Sequences.
+        batch: usize,
+        /// Tokens in each.
+        seq: usize,
+    },
+    /// The batches of a dataset do not have as many rows as were asked for.
+    #[error(
+        "the batches of a call have {found} bytes, which do not fill {expected}: a dataset must give as many rows as it is asked for"
+    )]
+    Bytes {
+        /// The type that they should fill.
+        expected: TensorType,
+        /// Their bytes.
+        found: usize,
+    },
+}
+
+meshloom::hlo::debug_is_message!(DataError);
+
+/// For `map_err`: a [`DataError::Cache`] about a path.
+pub(super) fn cache_error(action: &'static str, path: &Path) -> impl Fn(io::Error) -> DataError {
+    let path = path.to_owned();
+    move |source| DataError::Cache { action, path: path.clone(), source }
+}

@@ -1,0 +1,179 @@
+//! From what a config names to files: folders and globs are resolved, in an order that depends on names alone.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::bufread::MultiGzDecoder;
+use glob::MatchOptions;
+use sha2::{Digest, Sha256};
+
+use super::error::DataError;
+
+/// What a folder is searched for: the endings of names, before that of a compressed file.
+const ENDINGS: [&str; 4] = ["txt", "md", "jsonl", "ndjson"];
+
+/// The largest window of a zstd frame that is read, as a power of two: what `zstd --long=31` writes.
+const ZSTD_WINDOW: u32 = 31;
+
+/// How a file is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Format {
+    /// Whether each line is a JSON object with a document.
+    pub(super) is_json_lines: bool,
+    compression: Compression,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// A file of text.
+#[derive(Clone, Debug)]
+pub(super) struct SourceFile {
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+    /// The key of the config that names it.
+    key: &'static str,
+}
+
+impl Format {
+    /// The format that a name stands for, and whether it ends like a file of text.
+    fn of(path: &Path) -> (Format, bool) {
+        let ending = |path: &Path| path.extension().map(|ending| ending.to_ascii_lowercase());
+        let compression = match ending(path) {
+            Some(ending) if ending == "gz" => Compression::Gzip,
+            Some(ending) if ending == "zst" => Compression::Zstd,
+            _ => Compression::None,
+        };
+        let inner = match compression {
+            Compression::None => ending(path),
+            _ => ending(Path::new(path.file_stem().unwrap_or_default())),
+        };
+        let inner = inner.unwrap_or_default();
+        let is_json_lines = inner == "jsonl" || inner == "ndjson";
+        (Format { is_json_lines, compression }, ENDINGS.iter().any(|ending| inner == *ending))
+    }
+}
+
+impl SourceFile {
+    fn new(key: &'static str, path: PathBuf) -> SourceFile {
+        SourceFile { format: Format::of(&path).0, path, key }
+    }
+
+    /// For `map_err`.
+    fn read_error(&self) -> impl Fn(io::Error) -> DataError + '_ {
+        |source| DataError::Read { key: self.key, path: self.path.clone(), source }
+    }
+
+    /// Its bytes, as they are.
+    pub(super) fn byte_count(&self) -> Result<u64, DataError> {
+        Ok(fs::metadata(&self.path).map_err(self.read_error())?.len())
+    }
+
+    /// SHA-256 of the file as it is.
+    pub(super) fn digest(&self) -> Result<[u8; 32], DataError> {
+        let mut file = File::open(&self.path).map_err(self.read_error())?;
+        let mut hash = Sha256::new();
+        let mut chunk = vec![0; 1 << 16];
+        loop {
+            match file.read(&mut chunk).map_err(self.read_error())? {
+                0 => return Ok(hash.finalize().into()),
+                count => hash.update(&chunk[..count]),
+            }
+        }
+    }
+
+    /// The text in it. `on_read` learns how many bytes of the file are read.
+    pub(super) fn open<'a>(
+        &self,
+        on_read: impl Fn(u64) + Send + 'a,
+    ) -> Result<Box<dyn BufRead + Send + 'a>, DataError> {
+        let file = File::open(&self.path).map_err(self.read_error())?;
+        let file = BufReader::with_capacity(1 << 18, Counted { file, on_read });
+        Ok(match self.format.compression {
+            Compression::None => Box::new(file),
+            Compression::Gzip => Box::new(BufReader::new(MultiGzDecoder::new(file))),
+            Compression::Zstd => {
+                let mut decoder = zstd::Decoder::with_buffer(file).map_err(self.read_error())?;
+                decoder.window_log_max(ZSTD_WINDOW).map_err(self.read_error())?;
+                Box::new(BufReader::new(decoder))
+            }
+        })
+    }
+}
+
+/// The files that a path or glob stands for. Of a folder, they are those below it that end like text, by name; hidden
+/// ones are left out.
+pub(super) fn find(key: &'static str, pattern: &str) -> Result<Vec<SourceFile>, DataError> {
+    let path = Path::new(pattern);
+    let read_error = |source| DataError::Read { key, path: path.to_owned(), source };
+    let no_files = |reason: String| DataError::NoFiles { key, pattern: pattern.to_owned(), reason };
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => match in_folder(key, path)? {
+            files if files.is_empty() => {
+                let endings = ENDINGS.map(|ending| format!(".{ending}")).join(", ");
+                Err(no_files(format!("no file below it ends in one of {endings}, alone or with .gz or .zst")))
+            }
+            files => Ok(files),
+        },
+        Ok(_) => Ok(vec![SourceFile::new(key, path.to_owned())]),
+        Err(_) if pattern.contains(['*', '?', '[']) => {
+            // As a folder's hidden files are left out, so are they here, unless the glob names the dot.
+            let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+            let matches =
+                glob::glob_with(pattern, options).map_err(|error| no_files(format!("it is no glob: {error}")))?;
+            let mut files = Vec::new();
+            for found in matches {
+                let found = found.map_err(|error| {
+                    let path = error.path().to_owned();
+                    DataError::Read { key, path, source: error.into() }
+                })?;
+                match found.is_dir() {
+                    true => files.extend(in_folder(key, &found)?),
+                    false => files.push(SourceFile::new(key, found)),
+                }
+            }
+            if files.is_empty() { Err(no_files("no file matches it".to_owned())) } else { Ok(files) }
+        }
+        Err(error) => Err(read_error(error)),
+    }
+}
+
+fn in_folder(key: &'static str, folder: &Path) -> Result<Vec<SourceFile>, DataError> {
+    let read_error = |source| DataError::Read { key, path: folder.to_owned(), source };
+    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let mut entries = entries.map_err(read_error)?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    let mut files = Vec::new();
+    for entry in entries {
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
+        // A link to a folder could lead back here, so none is followed.
+        if entry.file_type().map_err(read_error)?.is_dir() {
+            files.extend(in_folder(key, &path)?);
+        } else if Format::of(&path).1 && !path.is_dir() {
+            files.push(SourceFile::new(key, path));
+        }
+    }
+    Ok(files)
+}
+
+/// A file that tells how much of it is read.
+struct Counted<F> {
+    file: File,
+    on_read: F,
+}
+
+impl<F: Fn(u64)> Read for Counted<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        (self.on_read)(count as u64);
+        Ok(count)
+    }
+}

@@ -1,0 +1,44 @@
+//! The loss on a validation set.
+
+use super::model::{Dataset, Model};
+use super::step::Params;
+use crate::Error;
+use meshloom::compile::Program;
+use meshloom::ir::InternalError;
+use meshloom::pjrt::Array;
+use meshloom::trace::Tree;
+
+/// A compiled forward pass, on the same mesh as the train step.
+pub(super) struct Evaluator {
+    rows: usize,
+    program: Program,
+}
+
+impl Evaluator {
+    /// A program of parameters and so many rows.
+    pub(super) fn new(rows: usize, program: Program) -> Evaluator {
+        Evaluator { rows, program }
+    }
+
+    /// The mean loss over the first `rows` rows of the set, or all if there are fewer: each call's mean, weighted by
+    /// what its batch counts for.
+    pub(super) fn loss<M: Model, D: Dataset<M>>(
+        &self,
+        data: &D,
+        params: &Params<M, Array>,
+        rows: u64,
+    ) -> Result<f64, Error> {
+        let params = params.leaves();
+        let (mut sum, mut total) = (0.0, 0.0);
+        for first in (0..rows).step_by(self.rows) {
+            let Some(batch) = data.validation(first..first + self.rows as u64)? else { break };
+            let weight = data.weight(&batch);
+            let batch = self.program.put(params.len(), &batch)?.leaves();
+            let outputs = self.program.run(&params.iter().chain(&batch).collect::<Vec<_>>())?;
+            let loss = outputs.first().map(Array::get).transpose()?.and_then(|loss| loss.to_f64_vec().first().copied());
+            sum += weight * loss.ok_or_else(|| InternalError::new("a forward pass", "a loss for its output"))?;
+            total += weight;
+        }
+        Ok(sum / total)
+    }
+}

@@ -1,0 +1,56 @@
+//! Batches that are made while the devices work on those before.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use super::model::{Dataset, Model};
+use crate::Error;
+use meshloom::ir::{InternalError, Literal};
+use meshloom::trace::Tree;
+
+/// A thread that makes the batches of a run, one step after the other. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Prefetch {
+    /// The leaves of each batch; none once it is to end.
+    batches: Option<Receiver<Result<Vec<Literal>, Error>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Prefetch {
+    /// From a step on, with batches of `rows` rows. `ahead` batches wait at most.
+    pub(super) fn start<M: Model, D: Dataset<M>>(
+        data: Arc<D>,
+        (seed, first, rows): (u64, u64, usize),
+        ahead: usize,
+    ) -> Prefetch {
+        let (sender, batches) = sync_channel(ahead);
+        let make = move || {
+            for step in first.. {
+                let batch = data.batch(seed, step, rows).map(|batch| batch.leaves());
+                let is_last = batch.is_err();
+                if sender.send(batch).is_err() || is_last {
+                    break;
+                }
+            }
+        };
+        Prefetch { batches: Some(batches), thread: Some(thread::spawn(make)) }
+    }
+
+    /// The batch of the next step. After an error there is none.
+    pub(super) fn next(&self) -> Result<Vec<Literal>, Error> {
+        let next = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        next.unwrap_or_else(|| Err(InternalError::new("the thread that reads the data", "one batch more").into()))
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // The thread may wait for a place in the channel, and then learns that nobody takes from it.
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, whoever waited for a batch knows.
+            drop(thread.join());
+        }
+    }
+}

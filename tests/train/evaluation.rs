@@ -1,0 +1,327 @@
+//! The validation set: its loss is that of a plain program on one device, on any mesh and in any form of the run; and
+//! batches that are made ahead of the steps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::ir::Literal;
+use meshloom::nn::{Batch, DecoderConfig};
+use meshloom::trace::Tree;
+use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
+use meshloom_train::config::{CheckpointConfig, RunConfig};
+use meshloom_train::data::DataError;
+use meshloom_train::metrics::Evaluation;
+use meshloom_train::step::TrainStep;
+use meshloom_train::tokenizer::Tokenizer;
+use meshloom_train::{Dataset, Error, Text, Trainer};
+use support::configs::{BOOK, DECODER, ONE_DEVICE, TOKENIZER, UNOPTIMIZED};
+use support::eight_devices::{client, relative_error};
+use support::program;
+use support::text_files::TextFiles;
+
+const LINES: usize = 290;
+
+/// The book, and a validation set of 290 lines beside it, less than two batches of rows.
+fn files() -> TextFiles {
+    let line = |number: usize| format!("{{\"text\": \"Line {number} of the validation set.\"}}\n");
+    TextFiles::new(&[("validation.jsonl", (0..LINES).map(line).collect::<String>().as_bytes())])
+}
+
+fn config(files: &TextFiles, settings: &[&[&str]]) -> RunConfig {
+    let (sources, validation) = (format!("data.sources=[{BOOK:?}]"), format!("data.validation=[{:?}]", files.path("")));
+    files.config(&[
+        DECODER,
+        &["train.batch=16", "train.steps=40", UNOPTIMIZED, &sources, &validation],
+        &settings.concat(),
+    ])
+}
+
+fn trainer(config: &RunConfig) -> Trainer {
+    Trainer::new(config, &client()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn evaluation(trainer: &Trainer) -> Evaluation {
+    trainer.evaluate().expect("it runs").expect("a validation set")
+}
+
+/// The loss of rows of the set by a program of one device that knows no trainer: the mean over all targets.
+fn plain_loss(config: &RunConfig, parameters: &[Literal], rows: u64) -> f64 {
+    let text = Text::load(config).expect("a text");
+    let batch = text.validation.expect("a set").fixed_rows(0..rows).expect("rows");
+    let step = TrainStep { batch: rows as usize, dropout: Default::default(), ..config.train_step().expect("a step") };
+    let function = step.trace_loss().expect("it traces");
+    let program = lower(function.graph(), &LowerOptions::default()).expect("it lowers").compile(&client());
+    let program = program.expect("it compiles");
+    let arguments = program.put(0, &[parameters, &batch.leaves()[..]].concat()).expect("arguments");
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    outputs[0].get().expect("a loss").to_f64_vec()[0]
+}
+
+#[test]
+fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
+    let files = files();
+    let one = config(&files, &[ONE_DEVICE, &["model.dropout=0.3"]]);
+    let set = Text::load(&one).expect("a text").validation.expect("a set");
+    // So the second batch has rows of padding, and no third is there.
+    let rows = set.rows_per_epoch(0).expect("rows");
+    assert!((129..144).contains(&rows), "{rows}");
+    let first = evaluation(&trainer(&one));
+    let parameters = one.train_step().expect("a step").initialize(one.train.seed).params.leaves();
+    // 8 batches of 16 rows.
+    let expected = plain_loss(&one, &parameters, 128);
+    assert!(relative_error(&[first.loss], &[expected]) < 1e-5, "{first:?} {expected}");
+    let all = ["train.eval_batches=20"];
+    let expected_of_all = plain_loss(&one, &parameters, rows);
+    assert!(relative_error(&[expected], &[expected_of_all]) > 1e-6, "{expected} {expected_of_all}");
+    let forms: [&[&str]; 8] = [
+        &["mesh.axes=\"fsdp=4,tensor=2\"", "train.microbatches=4"],
+        &["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.replicas=2"],
+        &[
+            "mesh.axes=\"stage=2,fsdp=4\"",
+            "pipeline.microbatches=2",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=1",
+            "pipeline.schedule=1f1b",
+        ],
+        &["mesh.axes=\"data=2,fsdp=4\""],
+        &["mesh.axes=\"fsdp=8\"", "train.steps_per_call=2", "model.scan_layers=false"],
+        &["mesh.axes=\"data=8\"", "partition.mode=shardy"],
+        &["mesh.axes=\"replica=2,fsdp=4\"", "train.microbatches=2"],
+        &[
+            "mesh.axes=\"stage=2,data=2,fsdp=2\"",
+            "pipeline.microbatches=4",
+            "pipeline.repeats=1",
+            "pipeline.layers_per_stage=1",
+        ],
+    ];
+    let count = if support::every_case() { forms.len() } else { 3 };
+    for form in &forms[..count] {
+        let found = evaluation(&trainer(&config(&files, &[form, &all, &["model.dropout=0.3"]])));
+        let error = relative_error(&[found.loss], &[expected_of_all]);
+        println!("{form:?}: {error:.1e}");
+        assert!(error < 1e-5, "{form:?}: {found:?}, expected {expected_of_all}");
+    }
+}
+
+/// Of replicas that train on their own, the parameters that they agree on are judged.
+#[test]
+fn replicas_are_judged_by_what_they_agree_on() {
+    let files = files();
+    let config = config(&files, &[&["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.replicas=2", "diloco.sync_period=2"]]);
+    let mut trainer = trainer(&config);
+    let before = evaluation(&trainer).loss;
+    trainer.step().expect("a step");
+    assert_eq!(evaluation(&trainer).loss, before, "nothing was agreed on yet");
+    trainer.step().expect("a step");
+    let after = evaluation(&trainer).loss;
+    assert_ne!(after, before);
+    let literals =
+        trainer.state().params().leaves().iter().map(|array| array.get().expect("values")).collect::<Vec<_>>();
+    let expected = plain_loss(&config, &literals, 128);
+    assert!(relative_error(&[after], &[expected]) < 1e-5, "{after} {expected}");
+}
+
+/// The load-balance loss is for training alone.
+#[test]
+fn experts_are_judged_by_cross_entropy() {
+    let files = files();
+    let form = ["model.family=mixtral", "model.experts=4", "model.moe_mlp=64"];
+    let of = |weight: &str| {
+        let config = config(&files, &[ONE_DEVICE, &form, &[&format!("model.load_balance_weight={weight}")]]);
+        let mut trainer = trainer(&config);
+        (evaluation(&trainer).loss, trainer.step().expect("a step").loss)
+    };
+    let (without, with) = (of("0.0"), of("1.0"));
+    assert_eq!(without.0, with.0);
+    assert!(with.1 > without.1 + 0.5, "{without:?} {with:?}");
+}
+
+#[test]
+fn evaluations_change_nothing() {
+    let files = files();
+    let config = config(&files, &[&["train.eval_every=2", "model.dropout=0.1"]]);
+    let run = |evaluates: bool| {
+        let mut trainer = trainer(&config);
+        let mut due = Vec::new();
+        let step = |_| {
+            let before = trainer.steps_done();
+            let metrics = trainer.step().expect("a step");
+            due.push(trainer.evaluation_is_due(before, 5));
+            if evaluates {
+                evaluation(&trainer);
+            }
+            (metrics.loss, metrics.grad_norm)
+        };
+        let numbers: Vec<(f64, f64)> = (0..5).map(step).collect();
+        assert_eq!(due, [false, true, false, true, true]);
+        numbers
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn bits_per_byte_by_hand() {
+    // 256 values of a byte, all as likely: 8 bits. 1024 tokens of two bytes: 10 bits for 2 bytes.
+    let bytes = Evaluation::new(7, 256f64.ln(), Some(1.0));
+    assert!((bytes.bits_per_byte.expect("bits") - 8.0).abs() < 1e-12 && (bytes.perplexity() - 256.0).abs() < 1e-9);
+    assert!((Evaluation::new(7, 1024f64.ln(), Some(2.0)).bits_per_byte.expect("bits") - 5.0).abs() < 1e-12);
+    insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), Some(4.0)).to_json(), @r#"{"step": 7, "eval_loss": 1.386294361, "eval_perplexity": 4.000000000, "eval_bits_per_byte": 0.5000000000}"#);
+    insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), None).to_json(), @r#"{"step": 7, "eval_loss": 1.386294361, "eval_perplexity": 4.000000000}"#);
+    insta::assert_snapshot!(Evaluation::new(7, 4f64.ln(), Some(4.0)), @"step 7  validation loss 1.3863  perplexity 4.000  0.5000 bits per byte");
+    // Of a text: its own bytes, not those of JSON, over the tokens that it has.
+    let files = files();
+    let lines: Vec<String> = (0..LINES).map(|number| format!("Line {number} of the validation set.")).collect();
+    let tokenizer = Tokenizer::load(TOKENIZER).expect("a tokenizer");
+    let tokens: usize = lines.iter().map(|line| tokenizer.encode(line).expect("tokens").len()).sum();
+    let own = format!("data.tokenizer={TOKENIZER:?}");
+    let text = Text::load(&config(&files, &[&[&own, "model.vocab=1024"]])).expect("a text");
+    let expected = lines.concat().len() as f64 / tokens as f64;
+    assert_eq!(Dataset::<DecoderConfig>::bytes_per_token(&text), Some(expected));
+}
+
+#[test]
+fn evaluations_need_a_set() {
+    let files = files();
+    let without = config(&files, &[ONE_DEVICE, &["data.validation=[]", "train.eval_every=5"]]);
+    let refused = Trainer::new(&without, &client()).map(drop).expect_err("no set").to_string();
+    assert_eq!(
+        refused,
+        "train.eval_every is 5: there is nothing to evaluate on; set data.validation to files that are not trained on"
+    );
+    let missing = config(&files, &[ONE_DEVICE, &["data.validation=[\"absent.txt\"]"]]);
+    let refused = Trainer::new(&missing, &client()).map(drop).expect_err("no file").to_string();
+    assert_eq!(
+        refused,
+        "cannot read the text \"absent.txt\": No such file or directory (os error 2); data.validation names it"
+    );
+}
+
+/// The lines of evaluations stand behind those of their steps, and a run that goes on writes the same file.
+#[test]
+fn the_program_writes_evaluations() {
+    let files = files();
+    let (sources, validation) = (format!("data.sources=[{BOOK:?}]"), format!("data.validation=[{:?}]", files.path("")));
+    let cache = format!("data.cache={:?}", files.cache());
+    let settings = [DECODER, ONE_DEVICE, &["train.eval_every=2", "train.eval_batches=1", UNOPTIMIZED]].concat();
+    let run = |metrics: &str, arguments: &[&str]| {
+        let mut command = std::process::Command::new(program::meshloom());
+        command.args(["train", "--sample", "0", "--metrics"]).arg(files.cache().join(metrics)).args(arguments);
+        for setting in settings.iter().copied().chain([&*sources, &validation, &cache]) {
+            command.args(["--set", setting]);
+        }
+        let output = command.env_remove("RUST_LOG").output().expect("it runs");
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{messages}");
+        let lines = std::fs::read_to_string(files.cache().join(metrics)).expect("metrics");
+        (lines, messages)
+    };
+    std::fs::create_dir(files.cache()).expect("a folder");
+    let (lines, messages) = run("whole", &["--steps", "5"]);
+    let number = |line: &str, key: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")[key].as_f64();
+    let loss = |lines: &str| {
+        let one = |line: &str| (number(line, "step"), number(line, "loss"), number(line, "eval_loss"));
+        lines.lines().map(one).collect::<Vec<_>>()
+    };
+    let kinds: String = loss(&lines).iter().map(|(_, loss, _)| if loss.is_some() { 's' } else { 'e' }).collect();
+    assert_eq!(kinds, "ssessese", "{lines}");
+    assert!(messages.contains("step 4  validation loss ") && messages.contains(" bits per byte"), "{messages}");
+    let folder = files.cache().join("checkpoints").display().to_string();
+    run("resumed", &["--steps", "3", "--checkpoint", &folder, "--checkpoint-every", "2"]);
+    // From the checkpoint after step 2.
+    std::fs::remove_dir_all(files.cache().join("checkpoints/step-00000003")).expect("a checkpoint");
+    let (resumed, _) = run("resumed", &["--steps", "5", "--resume", &folder]);
+    assert_eq!(loss(&resumed), loss(&lines));
+}
+
+// Batches ahead of the steps.
+
+/// A text that fails at a step, and counts what is read of it.
+struct Failing {
+    text: Text,
+    fails_at: u64,
+    read: Arc<AtomicUsize>,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Dataset<DecoderConfig> for Failing {
+    fn batch(&self, seed: u64, step: u64, rows: usize) -> Result<Batch<Literal>, Error> {
+        self.read.fetch_add(1, Ordering::SeqCst);
+        match step == self.fails_at {
+            true => Err(DataError::NoCacheFolder.into()),
+            false => self.text.batch(seed, step, rows),
+        }
+    }
+}
+
+impl Drop for Failing {
+    fn drop(&mut self) {
+        self.is_gone.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn batches_are_made_ahead() {
+    let files = files();
+    let config = config(&files, &[ONE_DEVICE, &["data.validation=[]", "train.steps_per_call=2"]]);
+    let (read, is_gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let trainer = |fails_at| {
+        let text = Text::load(&config).expect("a text");
+        let data = Failing { text, fails_at, read: read.clone(), is_gone: is_gone.clone() };
+        Trainer::of(config.resolve().expect("a run"), data, &client()).expect("a trainer")
+    };
+    let losses = |trainer: &mut Trainer<DecoderConfig, Failing>| {
+        let metrics = trainer.steps(9).expect("steps");
+        assert!(metrics.iter().all(|metrics| metrics.data_seconds <= metrics.step_seconds));
+        metrics.iter().map(|metrics| (metrics.step, metrics.loss)).collect::<Vec<_>>()
+    };
+    let mut whole = trainer(u64::MAX);
+    read.store(0, Ordering::SeqCst);
+    let expected = [losses(&mut whole), losses(&mut whole)];
+    drop(whole);
+    assert!(is_gone.load(Ordering::SeqCst), "the thread has ended");
+    // Four used, two waiting, one in hand: no more are made than can be used.
+    assert!((4..=7).contains(&read.load(Ordering::SeqCst)), "{read:?}");
+
+    let mut failing = trainer(5);
+    assert_eq!([losses(&mut failing), losses(&mut failing)], expected);
+    // The error is that of the step which has no batch, whenever the thread met it, and it is met again.
+    for _ in 0..2 {
+        let error = failing.steps(9).expect_err("the sixth batch fails");
+        assert!(matches!(&error, Error::Data(error) if matches!(**error, DataError::NoCacheFolder)), "{error}");
+        assert_eq!(failing.steps_done(), 4);
+    }
+    // The fifth is there, and a call of one step needs no more.
+    assert_eq!(failing.step().expect("the fifth step").step, 5);
+}
+
+/// A run that goes on in the middle of weighted, compressed sources and small windows has the same bits.
+#[test]
+fn a_mixture_goes_on_where_it_stopped() {
+    let lines = |word: &str, count: usize| -> String {
+        (0..count).map(|number| format!("{{\"text\": \"{word} {number}, and {word} once more\"}}\n")).collect()
+    };
+    let files = TextFiles::new(&[
+        ("a.jsonl.gz", &support::text_files::gzip(lines("first", 3000).as_bytes())),
+        ("b.jsonl.zst", &support::text_files::zstd(lines("second", 40).as_bytes())),
+    ]);
+    let sources = ["a.jsonl.gz", "b.jsonl.zst"].map(|name| files.path(name).display().to_string());
+    let sources = format!("data.sources={sources:?}");
+    let mixture = [&*sources, "data.weights=[2, 1]", "data.shuffle_window=1024", "data.documents=one-per-row"];
+    let config = files.config(&[DECODER, ONE_DEVICE, &mixture, &["train.steps=20", UNOPTIMIZED]]);
+    let mut whole = trainer(&config);
+    let losses = |trainer: &mut Trainer, count: usize| -> Vec<f64> {
+        (0..count).map(|_| trainer.step().expect("a step").loss).collect()
+    };
+    let expected = losses(&mut whole, 8);
+    let mut first = trainer(&config);
+    assert_eq!(losses(&mut first, 3), expected[..3]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let settings = CheckpointConfig { dir: folder.path().display().to_string(), ..CheckpointConfig::default() };
+    let mut checkpointer = Checkpointer::new(&settings, Start::Fresh).expect("a checkpointer");
+    first.save_checkpoint(&mut checkpointer).expect("saved");
+    checkpointer.finish().expect("written");
+    let checkpoint = find(folder.path(), Fallback::Refuse).expect("a checkpoint").checkpoint;
+    let mut resumed = Trainer::resume(&config, &client(), &checkpoint).expect("a trainer");
+    assert_eq!(losses(&mut resumed, 5), expected[3..]);
+}
