@@ -8,6 +8,7 @@ mod decoder;
 mod decoder_hlo;
 mod metrics;
 mod overlap;
+mod platforms;
 mod robustness;
 mod run_config;
 mod runs;

@@ -1,4 +1,4 @@
-//! Where fetched plugins lie.
+//! Where meshloom keeps what it has fetched and compiled.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use super::wheels::Wheel;
 
 /// meshloom's plugin cache: `$XDG_CACHE_HOME/meshloom/plugins`, or below `~/.cache`.
 pub(super) fn default_cache_directory() -> Option<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(base.join("meshloom/plugins"))
+    own_directory("plugins")
 }
 
-/// The folder of a wheel in the cache.
-pub(super) fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
-    cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
+/// A folder of meshloom's in the user's cache: `$XDG_CACHE_HOME/meshloom/NAME`, or below `~/.cache`.
+pub(super) fn own_directory(name: &str) -> Option<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(base.join("meshloom").join(name))
 }
 
 /// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
@@ -21,15 +21,15 @@ pub(super) fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
 pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
     let object = Path::new(wheel.object);
     match (wheel.companions, object.file_name()) {
-        ([], Some(name)) => root(cache, wheel).join(name),
-        _ => root(cache, wheel).join(object),
+        ([], Some(name)) => wheel.package.root(cache).join(name),
+        _ => wheel.package.root(cache).join(object),
     }
 }
 
 /// The first file of a wheel's companions that is not in the cache.
 pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
     let files = wheel.companions.iter().flat_map(|companion| companion.files);
-    files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
+    files.map(|file| wheel.package.root(cache).join(file)).find(|path| !path.is_file())
 }
 
 /// The Python to ask for packages and for pip. A virtual environment that is switched on is first in PATH, so this is

@@ -6,14 +6,14 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
+use super::platform::Platform;
 use super::plugin::Plugin;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
 use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
-    HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType,
-    ProgramShapeProto, ShapeProto,
+    HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
 };
 use meshloom_hlo::{DType, GroupFormat, TensorType, element_type};
 
@@ -88,9 +88,9 @@ impl ProgramInfo {
 ///
 /// libtpu parses the trip count in a loop's `backend_config` as a message of its own, which has no such field, and
 /// refuses the module. It finds the counts itself.
-pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]> {
+pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a, [u8]> {
     const TRIP_COUNT: &[u8] = b"{\"known_trip_count\"";
-    if platform != "tpu" || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
+    if platform.takes_trip_counts() || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
         return Cow::Borrowed(module);
     }
     // What cannot be decoded has been refused before.

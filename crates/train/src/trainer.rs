@@ -15,10 +15,9 @@ use super::step::TrainStep;
 use super::tokenizer::Tokenizer;
 use crate::Error;
 use meshloom::compile::{Lowered, Program};
-use meshloom::emit::GroupFormat;
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::{Batch, DecoderConfig};
-use meshloom::pjrt::{Array, Client, CompileOptions};
+use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Tree};
 
@@ -34,6 +33,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     pub(super) warnings: Vec<String>,
     lower_seconds: f64,
     compile_seconds: f64,
+    compile_cache: Option<CacheUse>,
 }
 
 /// A text, and what takes it apart: what decoders are trained on.
@@ -73,6 +73,7 @@ impl Trainer {
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
         config.check_runnable()?;
+        let config = &config.on_client(client)?;
         Trainer::of(config.resolve()?, Text::load(config)?, client)
     }
 
@@ -126,19 +127,26 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let config = run.config();
         config.check_runnable()?;
         let start = Instant::now();
-        let groups = GroupFormat::read_by(client.plugin().api_version());
-        let (_, lowered) = run.lower(Calls::Single, groups)?;
+        let platform = client.platform();
+        let (_, lowered) = run.lower(Calls::Single, platform)?;
         let lowered_several = match config.calls() {
             Calls::Single => None,
-            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), groups)?.1)),
+            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), platform)?.1)),
         };
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
-        let debug_options = config.compiler_options()?;
-        let compile = |lowered: &Lowered| -> Result<Program, Error> {
+        let debug_options = config.compiler_options(platform)?;
+        let cache = config.compile_cache()?;
+        let mut compile_cache = cache.as_ref().map(|_| CacheUse::Hit);
+        let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
             let debug_options = debug_options.clone();
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
-            Ok(lowered.compile_with(client, &options)?)
+            let Some(cache) = &cache else { return Ok(lowered.compile_with(client, &options)?) };
+            let (program, found) = lowered.compile_cached(client, &options, cache)?;
+            if found == CacheUse::Miss {
+                compile_cache = Some(found);
+            }
+            Ok(program)
         };
         let program = compile(&lowered)?;
         let several = match &lowered_several {
@@ -148,7 +156,18 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let compile_seconds = start.elapsed().as_secs_f64();
         let state = state(&program, &run)?;
         let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
-        Ok(Trainer { run, program, several, state, data, steps_done: 0, warnings, lower_seconds, compile_seconds })
+        Ok(Trainer {
+            run,
+            program,
+            several,
+            state,
+            data,
+            steps_done: 0,
+            warnings,
+            lower_seconds,
+            compile_seconds,
+            compile_cache,
+        })
     }
 
     /// The run.
@@ -174,6 +193,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// Seconds that the plugin took to compile the module.
     pub fn compile_seconds(&self) -> f64 {
         self.compile_seconds
+    }
+
+    /// Whether the compile cache had the run's programs, all of them; none without a cache.
+    pub fn compile_cache(&self) -> Option<CacheUse> {
+        self.compile_cache
     }
 
     /// The compiled step.

@@ -158,7 +158,7 @@ impl From<ConfigErrorKind> for ConfigError {
 }
 
 /// An impossible value. The place is filled in by whoever knows where the key was written.
-pub(super) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
+pub(crate) fn invalid(key: &str, value: impl fmt::Debug, reason: &str) -> ConfigError {
     ConfigErrorKind::Invalid { key: key.to_owned(), value: format!("{value:?}"), reason: reason.to_owned() }.into()
 }
 

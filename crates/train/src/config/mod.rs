@@ -13,6 +13,7 @@ mod placement;
 mod rules;
 mod sections;
 mod supported;
+mod target;
 mod tree;
 mod validate;
 mod value;
@@ -21,12 +22,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 pub use describe::{KeyInfo, SectionInfo};
+pub(crate) use error::invalid;
 pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    CheckpointConfig, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig, PartitionMode,
-    PipelineConfig, Platform, RematConfig, Replication, TargetConfig, TrainConfig,
+    CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, MeshConfig, ModelConfig, ModelFamily, PartitionConfig,
+    PartitionMode, PipelineConfig, Platform, Preallocate, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;
