@@ -103,7 +103,7 @@ impl Nvidia {
         }
         lines.extend(missing.iter().map(|it| format!("missing: {} of {}", it.soname, it.package)));
         if !missing.is_empty() {
-            lines.push("what is missing is downloaded when a program first runs on GPUs".to_owned());
+            lines.push("what is missing of CUDA 12 is downloaded when a program first runs on GPUs".to_owned());
         }
         lines
     }

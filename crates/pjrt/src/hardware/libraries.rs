@@ -10,7 +10,7 @@ use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
 use super::super::cached::default_cache_directory;
 use super::super::plugin::cause;
-use super::super::search::{FindOptions, fetch_library, is_offline, python_folders};
+use super::super::search::{FindOptions, fetch_library, is_offline, named_file, python_folders};
 use super::super::wheels::{Package, WHEELS};
 use super::nvidia::{LIBRARIES, Library};
 
@@ -82,7 +82,8 @@ pub fn libraries_of(plugin: &Path) -> Vec<FoundLibrary> {
 pub(super) fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
     let toolkit = Toolkit::of(plugin);
     let cache = options.cache_directory.clone().or_else(default_cache_directory);
-    let may_fetch = options.allow_fetch && !is_offline() && super::driver::is_there();
+    // Who names a plugin has what it needs, or means another than CUDA's.
+    let may_fetch = options.allow_fetch && !is_offline() && named_file("cuda").is_none() && super::driver::is_there();
     let roots = roots(plugin, options);
     let one = |library: &Library| {
         let (soname, folder, package) = library.of(toolkit);

@@ -33,7 +33,9 @@ pub(super) fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
         if missing.is_empty() {
             return source;
         }
-        let packages: Vec<_> = missing.iter().map(|library| library.package).collect();
+        // Two of a package stand one after the other.
+        let mut packages: Vec<_> = missing.iter().map(|library| library.package).collect();
+        packages.dedup();
         PjrtError::MissingLibraries {
             plugin: plugin.path().to_owned(),
             missing: missing.iter().map(|library| library.soname).collect::<Vec<_>>().join(", "),
