@@ -4,6 +4,7 @@ use meshloom_hlo::mesh::Mesh;
 
 use crate::emit::{Annotation, GroupFormat};
 use crate::passes::CollectiveLimits;
+use crate::pjrt::Platform;
 use crate::sharding::RuleSets;
 
 /// Who partitions a graph over the mesh.
@@ -39,7 +40,8 @@ pub struct LowerOptions<'a> {
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only
-    /// the plugins of one generation each read them: [`GroupFormat::read_by`] says which. Lists are read by all.
+    /// the plugins of one generation each read them: [`LowerOptions::on`] takes what a platform's does. Lists are read by
+    /// all.
     pub groups: GroupFormat,
     /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
     /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
@@ -51,4 +53,18 @@ pub struct LowerOptions<'a> {
     /// Moves the values that a checkpoint offloads into the host's memory. The plugins for GPU and TPU have such a
     /// memory; without this, and on a CPU, whose memory is the host's, they stay where they are.
     pub host_memory: bool,
+}
+
+impl<'a> LowerOptions<'a> {
+    /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
+    /// overlapping collectives, and the host's memory.
+    #[must_use]
+    pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
+        LowerOptions {
+            groups: platform.group_format(),
+            overlap_collectives: platform.overlaps_collectives(),
+            host_memory: platform.has_host_memory(),
+            ..self
+        }
+    }
 }

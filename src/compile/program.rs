@@ -6,7 +6,9 @@ use super::stages::{Lowered, Ports};
 use super::{ArgumentError, Error};
 use crate::ir::{PortInfo, TensorType};
 use crate::partition::Ledger;
-use crate::pjrt::{Array, ArraySpec, Client, CompileOptions, Executable, ExecuteOptions, ShardLayout};
+use crate::pjrt::{
+    Array, ArraySpec, CacheUse, Client, CompileCache, CompileOptions, Executable, ExecuteOptions, ShardLayout,
+};
 use crate::trace::{MapTree, Tree};
 
 impl Lowered {
@@ -60,8 +62,25 @@ impl Lowered {
     /// # Errors
     /// As [`Lowered::compile`]; or the plugin does not know an option.
     pub fn compile_with(&self, client: &Client, options: &CompileOptions) -> Result<Program, Error> {
+        self.program(client.compile(&self.module.bytes, options)?)
+    }
+
+    /// As [`Lowered::compile_with`], but takes the program from a cache if it is there; also whether it was.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compile_cached(
+        &self,
+        client: &Client,
+        options: &CompileOptions,
+        cache: &CompileCache,
+    ) -> Result<(Program, CacheUse), Error> {
+        let (executable, found) = cache.compile(client, &self.module.bytes, options)?;
+        Ok((self.program(executable)?, found))
+    }
+
+    fn program(&self, executable: Executable) -> Result<Program, Error> {
         let graph = self.graph();
-        let executable = client.compile(&self.module.bytes, options)?;
         let unpadded = self.sharded().and_then(|sharded| sharded.unpadded.clone());
         let ports = unpadded.unwrap_or_else(|| Ports::of(graph));
         // Where the local program leaves its outputs, if nobody asked for them elsewhere, only it knows.

@@ -5,32 +5,8 @@ use meshloom_hlo::proto::{self, HloInstructionProto};
 use super::{ComputationId, EmitContext, InstructionId};
 use crate::ir::{DType, TensorType};
 use crate::ops::{Group, to_i64};
+use meshloom_hlo::GroupFormat;
 use meshloom_hlo::mesh::{Mesh, MeshAxis};
-
-/// How a module names the devices of a group. The two compact forms are each read by plugins of one generation alone,
-/// and skipped by the others as an unknown field, so the form goes by the plugin's API version.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum GroupFormat {
-    /// Every device is listed: understood by all, of the mesh's size.
-    #[default]
-    Lists,
-    /// A transposed iota in `collective_device_list` (API 0.81).
-    IotaInList,
-    /// A transposed iota in `iota_collective_device_list` (API 0.106 and later).
-    Iota,
-}
-
-impl GroupFormat {
-    /// The most compact form that plugins of an API version (major, minor) are known to read. Between the tested
-    /// versions it is unknown when one form replaced the other, so lists are used there.
-    pub fn read_by(api_version: (i32, i32)) -> GroupFormat {
-        match api_version {
-            (0, 81) => GroupFormat::IotaInList,
-            (0, 106..) => GroupFormat::Iota,
-            _ => GroupFormat::Lists,
-        }
-    }
-}
 
 /// The device at each rank of each group.
 pub fn device_groups(mesh: &Mesh, axes: &[MeshAxis]) -> Vec<Vec<usize>> {

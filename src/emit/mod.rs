@@ -13,8 +13,9 @@ mod helpers;
 mod sharding;
 mod writer;
 
-pub use collective::{GroupFormat, device_groups};
+pub use collective::device_groups;
 pub use helpers::comparison_type;
+pub use meshloom_hlo::GroupFormat;
 pub use sharding::{Annotation, op_sharding};
 pub use writer::{ComputationId, InstructionId};
 

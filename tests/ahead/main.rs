@@ -58,6 +58,22 @@ fn trials() -> Vec<Trial> {
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),
     ];
+    for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {
+        trials.extend([
+            on(platform, "presets_are_accepted", move || platforms::presets_are_accepted(platform)),
+            on(platform, "the_topology_is_the_platform", move || platforms::the_topology_is_the_platform(target)),
+        ]);
+    }
+    trials.push(
+        Trial::test("train_and_hlo_dump_compile_the_same", || {
+            platforms::train_and_hlo_dump_compile_the_same("cpu:8");
+            Ok(())
+        })
+        .with_kind("cpu"),
+    );
+    trials.push(on("cuda", "train_and_hlo_dump_compile_the_same", || {
+        platforms::train_and_hlo_dump_compile_the_same("h100:1x1x8");
+    }));
     for (platform, target, axes) in [("tpu", "v5e:2x4", "data=2,fsdp=4"), ("cuda", "h100:1x1x8", "data=2,fsdp=-1")] {
         trials.extend([
             on(platform, "the_train_step", move || platforms::train_step(target, axes)),

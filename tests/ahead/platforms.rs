@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use meshloom::emit::device_groups;
+use meshloom::emit::{GroupFormat, device_groups};
 use meshloom::hlo::analysis::{Devices, collectives};
+use meshloom::hlo::proto::{HloModuleProto, HloModuleProtoWithConfig};
 use meshloom::partition::Amount;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings, WorkerFailure};
 use meshloom::pjrt::*;
 use meshloom_train::StepAhead;
+use prost::Message;
 use support::ahead_of_time::{failure, refusal, topology};
 use support::configs::{NARROW, config};
 use support::pjrt_modules as modules;
@@ -177,4 +179,82 @@ pub fn the_explicit_step_compiles_for_64_gpus() {
     let (compiled, written) =
         check_groups_survive("h100:2x4x8", "data=8,fsdp=8", &["model.embed=64", "train.batch=64"]);
     assert_eq!(compiled, written);
+}
+
+/// Eight devices of a preset's chip.
+fn target(preset: &Preset) -> String {
+    match preset.chip {
+        "v5e" | "v6e" => format!("{}:2x4", preset.chip),
+        "v5p" => "v5p:2x2x2".to_owned(),
+        "tpu7x" => "tpu7x:2x2x1".to_owned(),
+        chip => format!("{chip}:1x1x8"),
+    }
+}
+
+/// The plugin takes every option of every preset of its chips. One that it does not know it refuses, with its name.
+pub fn presets_are_accepted(platform: &str) {
+    let of_platform = || PRESETS.iter().filter(|preset| topology(&target(preset)).platform().name() == platform);
+    assert!(of_platform().count() >= 4);
+    for preset in of_platform() {
+        let target = target(preset);
+        let described =
+            ahead_of_time::describe(&topology(&target), &settings()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(described.platform.preset(), Some(preset), "{target}");
+        let mut options = CompileOptions::partitioned(8);
+        for option in preset.options {
+            let (name, value) = option.split_once('=').expect("name=value");
+            options.debug_options.insert(name.to_owned(), DebugValue::parse(value));
+        }
+        let compiled = compile(&target, &modules::sharded_dot_over(8), &options);
+        compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
+        options.debug_options.insert("xla_no_such_option".to_owned(), DebugValue::Bool(true));
+        let refused = refusal(compile(&target, &modules::sharded_dot_over(8), &options)).to_string();
+        assert!(refused.contains("xla_no_such_option"), "{target}: {refused}");
+    }
+}
+
+/// A program for a topology is lowered and compiled for the topology's platform, whatever `target.platform` is.
+pub fn the_topology_is_the_platform(target: &str) {
+    let own = |platform: &str| {
+        let keys = [format!("target.topology={target}"), format!("target.platform={platform}")];
+        config(&[NARROW, &["model.layers=1", "mesh.axes=data=2,fsdp=-1", &keys[0], &keys[1]]])
+    };
+    let described = ahead_of_time::describe(&topology(target), &settings()).unwrap_or_else(|error| panic!("{error}"));
+    let expected = own("cpu").on_devices(described.devices.len()).expect("it fits");
+    let expected = expected.lower_run(expected.calls(), &described.platform).expect("it lowers").1;
+    assert!(described.platform.overlaps_collectives() && described.platform.group_format() != GroupFormat::Lists);
+    for platform in ["cpu", "auto"] {
+        let step = StepAhead::compile(&own(platform), &settings()).unwrap_or_else(|error| panic!("{error}"));
+        assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
+    }
+    // What follows from the chip can be changed, one by one and as a whole.
+    let preset = described.platform.preset().expect("a preset").options[0];
+    let name = preset.split('=').next().expect("a name");
+    let options = |keys: &[&str]| {
+        config(&[&[&format!("target.topology={target}")], keys]).compiler_options(&described.platform).expect("options")
+    };
+    assert_eq!(options(&[])[name], DebugValue::Bool(true));
+    assert_eq!(options(&[&format!("target.compiler_options=[\"{name}=false\"]")])[name], DebugValue::Bool(false));
+    assert!(options(&["target.compiler_preset=none"]).is_empty());
+}
+
+/// Two programs, one module.
+pub fn train_and_hlo_dump_compile_the_same(target: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let sets: Vec<String> = NARROW.iter().flat_map(|key| ["--set".to_owned(), (*key).to_owned()]).collect();
+    let run = |mut command: std::process::Command| {
+        let output = command.args(&sets).current_dir(support::path("")).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let mut train = std::process::Command::new(support::program::meshloom());
+    train.args(["train", "--target", target, "--write-hlo", &path("train.pb")]);
+    run(train);
+    let mut dump = std::process::Command::new(support::program::hlo_dump());
+    dump.args(["compile", "examples/configs/default.toml", "--target", target, "-o", &path("dump.pb")]);
+    run(dump);
+    let read = |name: &str| std::fs::read(path(name)).expect("a module");
+    let train = HloModuleProto::decode(&*read("train.pb")).expect("a module");
+    let dump = HloModuleProtoWithConfig::decode(&*read("dump.pb")).expect("a module").hlo_module.expect("a module");
+    assert!(train.computations.len() > 1 && train == dump, "{target}");
 }

@@ -2,7 +2,6 @@
 //! time, where the TPU plugin is.
 
 use meshloom::compile::Lowered;
-use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{
     AxisPart, Devices, ModuleCollective, Step, Walk, collectives, slice_count, step_inputs, traffic,
 };
@@ -25,7 +24,6 @@ const SMALL: &[&str] = &[
     "model.mlp=256",
     "model.seq=64",
     "train.batch=32",
-    "target.platform=tpu",
     "target.topology=tpu7x:2x2x1:slices=2",
 ];
 
@@ -42,8 +40,7 @@ impl Compiled {
         let worker = Settings::default();
         let topology = Topology::parse(TARGET).unwrap_or_else(|error| panic!("{error}"));
         let described = ahead_of_time::describe(&topology, &worker).expect("a topology");
-        let groups = GroupFormat::read_by(described.api_version);
-        let written = config.lower_run(calls, groups).unwrap_or_else(|error| panic!("{error}")).1;
+        let written = config.lower_run(calls, &described.platform).unwrap_or_else(|error| panic!("{error}")).1;
         let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
         let options = written.options_on(&places).expect("a place for each device");
         let compiled = ahead_of_time::compile(&topology, &written.module.bytes, &options, &worker);

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use crate::command::{Ran, check_refused, command, prints, run, with_input};
+use meshloom::pjrt::{PlatformKind, check_present};
 use serde_json::Value;
 
 fn foreign(name: &str) -> PathBuf {
@@ -337,6 +338,11 @@ fn the_doctor_says_what_is_missing() {
         assert!(ran.out.contains(&format!("hlo-dump doctor --fetch {platform}")), "{}", ran.out);
     }
     assert!(ran.out.contains("MESHLOOM_OFFLINE=1") && ran.out.contains(" MB"), "{}", ran.out);
+    let driver = match check_present(PlatformKind::Cuda) {
+        Ok(()) => "GPU 0: ",
+        Err(_) => "this machine has no NVIDIA driver: ",
+    };
+    assert!(ran.out.contains(driver), "{}", ran.out);
 }
 
 #[test]

@@ -5,12 +5,12 @@
 use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{DType, Graph};
-use meshloom::pjrt::{Client, CompileOptions, DebugValue};
+use meshloom::pjrt::{Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
 use support::eight_devices::client;
 use support::pjrt_modules as modules;
-use support::plugins::cpu_clients;
+use support::plugins::{cpu_clients, cpu_plugins};
 
 /// Options, and a part of the refusal; none where they are possible, or for the plugin to judge.
 type Cases<O> = Vec<(O, Option<&'static str>)>;
@@ -119,6 +119,87 @@ fn groups_that_the_plugin_does_not_read() {
             let expected = (groups != GroupFormat::Lists && groups != chosen).then_some("`GroupFormat::read_by`");
             refuse(program.map(drop).map_err(|error| error.to_string()), expected, &format!("{name} {groups:?}"));
         }
+    }
+}
+
+/// What a client is created with. A CPU's plugin of API 0.115 or later refuses an option that it does not know, so on one
+/// that is taken for CUDA's it shows what is sent: what is set, and nothing else.
+fn client_cases() -> Cases<ClientOptions> {
+    // Without `..`: a new field is an error here.
+    let ClientOptions {
+        platform: _,
+        device_count: _,
+        memory_fraction: _,
+        preallocate: _,
+        visible_devices: _,
+        platform_options: _,
+    } = ClientOptions::default();
+    type Setting = (fn(&mut ClientOptions), &'static str, PlatformKind);
+    let settings: [Setting; 4] = [
+        (|options| options.device_count = Some(2), "device_count", PlatformKind::Cpu),
+        (|options| options.memory_fraction = Some(0.5), "memory_fraction", PlatformKind::Cuda),
+        (|options| options.preallocate = Some(false), "preallocate", PlatformKind::Cuda),
+        (|options| options.visible_devices = Some(vec![0, 1]), "visible_devices", PlatformKind::Cuda),
+    ];
+    let mut cases: Cases<ClientOptions> = Vec::new();
+    for platform in PlatformKind::ALL {
+        cases.push((ClientOptions::of(platform), None));
+        for (set, name, owner) in settings {
+            let mut options = ClientOptions::of(platform);
+            set(&mut options);
+            let expected = match (platform == owner, owner) {
+                (true, PlatformKind::Cpu) => None,
+                // The stand-in says so: it was sent.
+                (true, _) => Some(name),
+                (false, PlatformKind::Cpu) => Some("has no such option, only cpu"),
+                (false, _) => Some("has no such option, only cuda"),
+            };
+            cases.push((options, expected));
+        }
+    }
+    let cuda = || ClientOptions::of(PlatformKind::Cuda);
+    for fraction in [0.0, -0.5, 1.5, f64::NAN] {
+        let options = ClientOptions { memory_fraction: Some(fraction), ..cuda() };
+        cases.push((options, Some("is not possible: expected more than 0 and at most 1")));
+    }
+    let hidden = |name: &str| vec![(name.to_owned(), NamedValue::Int(1))];
+    cases.push((
+        ClientOptions { platform_options: hidden("preallocate"), ..cuda() },
+        Some("`ClientOptions::preallocate`"),
+    ));
+    cases.push((ClientOptions { platform_options: hidden("no_such_option"), ..cuda() }, Some("no_such_option")));
+    cases
+}
+
+#[test]
+fn client_options() {
+    let plugin = cpu_plugins().into_iter().find(|plugin| plugin.api_version() >= (0, 115)).expect("a strict plugin");
+    for (options, expected) in client_cases() {
+        let client = Client::new(&plugin, &options);
+        if let Ok(client) = &client {
+            assert_eq!(client.platform().kind(), options.platform);
+            assert_eq!(client.devices().len(), options.device_count.unwrap_or(4), "{options:?}");
+        }
+        refuse(client.map(drop).map_err(|error| error.to_string()), expected, &format!("{options:?}"));
+    }
+}
+
+/// Whatever the plugin calls itself, a program is lowered for the platform that the client was opened for.
+#[test]
+fn a_program_is_lowered_for_the_clients_platform() {
+    let plugin = cpu_plugins().remove(0);
+    for kind in PlatformKind::ALL {
+        let client = Client::new(&plugin, &ClientOptions::of(kind)).expect("a client");
+        assert_eq!((client.platform_name(), client.platform().device_kind()), ("cpu", Some("cpu")));
+        let options = LowerOptions::default().on(client.platform());
+        let is_accelerator = kind != PlatformKind::Cpu;
+        assert_eq!(options.overlap_collectives, is_accelerator, "{kind}");
+        assert_eq!(options.host_memory, is_accelerator, "{kind}");
+        assert_eq!(options.groups, GroupFormat::read_by(plugin.api_version()), "{kind}");
+        assert_eq!(client.platform().preset(), None, "a processor is no chip that has one");
+        // Without a plugin, only what all of them read.
+        let any = LowerOptions::default().on(&Platform::of_any_plugin(kind));
+        assert_eq!((any.groups, any.overlap_collectives), (GroupFormat::Lists, is_accelerator), "{kind}");
     }
 }
 

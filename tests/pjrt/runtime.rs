@@ -659,7 +659,7 @@ fn entries(folder: &tempfile::TempDir) -> Vec<PathBuf> {
 }
 
 fn check_cached(cache: &CompileCache) {
-    let executable = cache.compile(&client(), &modules::add(&[4]), &CompileOptions::default()).expect("compile");
+    let (executable, _) = cache.compile(&client(), &modules::add(&[4]), &CompileOptions::default()).expect("compile");
     let argument = put(&f32s(&[4], 1.0), 1);
     let outputs = executable.run(&[&argument, &argument], &[argument.spec()]).expect("run");
     assert_eq!(outputs[0].get().expect("get").to_vec::<f32>().expect("f32"), [2.0, 4.0, 6.0, 8.0]);
@@ -683,9 +683,10 @@ fn cache_keeps_programs_and_replaces_damaged_ones() {
         assert!(fs::read(&entry).expect("entry").len() > 32, "the entry is whole again");
     }
     let options = CompileOptions::partitioned(8);
-    cache.compile(&client(), &modules::sharded_dot(), &options).expect("another program");
+    let used = || cache.compile(&client(), &modules::sharded_dot(), &options).expect("a program").1;
+    assert_eq!(used(), CacheUse::Miss);
     assert_eq!(entries(&folder).len(), 2);
-    cache.compile(&client(), &modules::sharded_dot(), &options).expect("from the cache");
+    assert_eq!(used(), CacheUse::Hit);
 }
 
 /// Makes a file look as if it had been used so many hours ago.

@@ -55,7 +55,9 @@ pub const ONE_DEVICE: &[&str] = &["mesh.axes=\"data=1,fsdp=1\"", "target.devices
 #[track_caller]
 pub fn config(settings: &[&[&str]]) -> RunConfig {
     let text = format!("data.sources=[{BOOK:?}]");
-    let overrides: Vec<String> = [text.as_str()].into_iter().chain(settings.concat()).map(str::to_owned).collect();
+    // Programs are compiled each time, whatever an earlier run has left.
+    let overrides: Vec<String> =
+        [text.as_str(), "target.compile_cache="].into_iter().chain(settings.concat()).map(str::to_owned).collect();
     RunConfig::from_overrides(&overrides).unwrap_or_else(|error| panic!("{settings:?}: {error}"))
 }
 

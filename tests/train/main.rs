@@ -10,6 +10,7 @@ mod decoder_hlo;
 mod evaluation;
 mod metrics;
 mod overlap;
+mod platforms;
 mod robustness;
 mod run_config;
 mod runs;

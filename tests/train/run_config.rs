@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
-use meshloom::pjrt::DebugValue;
+use meshloom::pjrt::{DebugValue, Platform, PlatformKind};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 
@@ -69,7 +69,7 @@ fn compiler_options_have_types() {
         ("share", DebugValue::Float(0.5)),
     ];
     let expected = expected.map(|(name, value)| (name.to_owned(), value)).into();
-    assert_eq!(config.compiler_options().unwrap(), expected);
+    assert_eq!(config.compiler_options(&Platform::of_any_plugin(PlatformKind::Cpu)).unwrap(), expected);
 }
 
 #[test]
@@ -181,8 +181,13 @@ fn round_trip() {
     [target]
     platform = "cpu"
     devices = 8
+    memory_fraction = 0.0
+    preallocate = "plugin"
+    visible_devices = ""
     topology = ""
+    compiler_preset = "chip"
     compiler_options = []
+    compile_cache = "auto"
     "#);
     let text = r#"
         pipeline.delay_forwarding = true
@@ -264,8 +269,13 @@ fn round_trip() {
     [target]
     platform = "cpu"
     devices = 8
+    memory_fraction = 0.0
+    preallocate = "plugin"
+    visible_devices = ""
     topology = ""
+    compiler_preset = "chip"
     compiler_options = []
+    compile_cache = "auto"
     "#);
 }
 
@@ -387,7 +397,7 @@ fn impossible_values() {
     assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
-    assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu""#);
+    assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu", "auto""#);
     // The file says where.
     assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");
     assert_snapshot!(check("[rules]\npreset = \"decoder\"\nlist = []\n", &[]), @"run.toml:3:8: rules.list is []: rules.preset is given too; rules come from one of preset, file, list");
@@ -550,8 +560,6 @@ fn pipeline_options() {
 fn not_built_yet() {
     let check = |overrides: &[&str]| read("", overrides).check_supported().unwrap_err().to_string();
     assert_snapshot!(check(&["model.family=gemma2"]), @r#"model.family is "gemma2": not built yet; use model.family = "llama", "mixtral" or "deepseek""#);
-    assert_snapshot!(check(&["target.platform=tpu"]), @r#"target.platform is "tpu": not built yet; use target.platform = "cpu""#);
-    assert!(read("", &["target.platform=tpu", "target.topology=v5p:8x8x8"]).check_supported().is_ok());
     let error = read("", &["target.topology=v5p:8x8x8"]).check_runnable().unwrap_err();
     assert_snapshot!(error, @r#"target.topology is "v5p:8x8x8": a topology is compiled for, not run on; use `StepAhead::compile`, or target.topology = """#);
 }

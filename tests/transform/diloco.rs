@@ -4,10 +4,9 @@
 use std::sync::OnceLock;
 
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::emit::GroupFormat;
 use meshloom::ir::{Literal, TensorType};
 use meshloom::nn::Batch;
-use meshloom::pjrt::{Array, Buffer};
+use meshloom::pjrt::{Array, Buffer, Platform, PlatformKind};
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{DilocoOptions, Fragment, Schedule};
 use meshloom_train::Error;
@@ -365,7 +364,10 @@ fn steps_per_call() {
 fn overlapping_programs_decide_nothing() {
     let settings = [STREAMING, &["diloco.overlap_steps=1"]].concat();
     let module = |calls| {
-        let lowered = diloco_config(2, &settings).lower_run(calls, GroupFormat::Lists).expect("it lowers").1;
+        let lowered = diloco_config(2, &settings)
+            .lower_run(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
+            .expect("it lowers")
+            .1;
         let proto = lowered.module.decode().expect("a module");
         let instructions = proto.computations.iter().flat_map(|computation| &computation.instructions);
         instructions.filter(|instruction| instruction.opcode == "conditional").count()

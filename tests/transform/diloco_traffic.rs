@@ -2,10 +2,10 @@
 //! and there exactly one fragment.
 
 use meshloom::compile::{Lowered, Partitioned};
-use meshloom::emit::GroupFormat;
 use meshloom::ir::{Graph, Literal, Node};
 use meshloom::ops::Op;
 use meshloom::partition::{Amount, CollectiveKind, Ledger};
+use meshloom::pjrt::{Platform, PlatformKind};
 use meshloom::sharding::Mesh;
 use meshloom::trace::Tree;
 use meshloom::transform::diloco::{Fragment, Transport};
@@ -31,7 +31,10 @@ struct Program {
 impl Program {
     fn of(settings: &[&[&str]], calls: Calls) -> Program {
         let config = config(settings);
-        let lowered = config.lower_run(calls, GroupFormat::Lists).unwrap_or_else(|error| panic!("{error}")).1;
+        let lowered = config
+            .lower_run(calls, &Platform::of_any_plugin(PlatformKind::Cpu))
+            .unwrap_or_else(|error| panic!("{error}"))
+            .1;
         Program { config, lowered }
     }
 

@@ -9,6 +9,7 @@ pub mod analysis;
 mod amount;
 mod collective_kind;
 mod element_type;
+mod group_format;
 mod literal;
 pub mod mesh;
 pub mod message;
@@ -29,6 +30,7 @@ mod words;
 
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;
+pub use group_format::{ApiVersion, GroupFormat};
 pub use literal::{Element, Literal, LiteralError, number_bytes};
 pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use shape::{element_type, literal_proto, shape, tuple_shape};

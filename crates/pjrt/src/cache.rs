@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
+use super::cached::user_cache_directory;
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
@@ -31,7 +32,22 @@ pub struct CompileCache {
     limit: Option<u64>,
 }
 
+/// What a cache had of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheUse {
+    /// It was there, and was loaded.
+    Hit,
+    /// It was not, or could not be loaded: it was compiled.
+    Miss,
+}
+
 impl CompileCache {
+    /// Where meshloom keeps compiled programs: `$XDG_CACHE_HOME/meshloom/programs`, or below `~/.cache`. `None` if
+    /// neither is a full path.
+    pub fn default_directory() -> Option<PathBuf> {
+        Some(user_cache_directory()?.join("programs"))
+    }
+
     /// A cache in this folder, which is made if need be. It grows without a limit.
     pub fn at(directory: impl Into<PathBuf>) -> Result<CompileCache, PjrtError> {
         let directory = directory.into();
@@ -45,11 +61,17 @@ impl CompileCache {
         CompileCache { limit: Some(bytes), ..self }
     }
 
-    /// As [`Client::compile`], but takes the program from the cache when it is there, and puts it there when it is not.
+    /// As [`Client::compile`], but takes the program from the cache when it is there, and puts it there when it is not;
+    /// also which of them it did.
     ///
     /// An entry that cannot be loaded is compiled again and replaced; a plugin that cannot serialize its programs, or a
     /// folder that cannot be written, costs a warning.
-    pub fn compile(&self, client: &Client, module: &[u8], options: &CompileOptions) -> Result<Executable, PjrtError> {
+    pub fn compile(
+        &self,
+        client: &Client,
+        module: &[u8],
+        options: &CompileOptions,
+    ) -> Result<(Executable, CacheUse), PjrtError> {
         let prepared = Prepared::new(client, module, options)?;
         let key = self.key(client, module, &prepared.options)?;
         let path = self.directory.join(format!("{key}.{PROGRAM}"));
@@ -59,7 +81,7 @@ impl CompileCache {
                 Some(bytes) => match prepared.deserialize(client, bytes) {
                     Ok(executable) => {
                         mark_used(&path);
-                        return Ok(executable);
+                        return Ok((executable, CacheUse::Hit));
                     }
                     Err(error) => tracing::warn!("{} cannot be loaded ({error}); compiling again", path.display()),
                 },
@@ -70,7 +92,7 @@ impl CompileCache {
         if let Err(error) = stored {
             tracing::warn!("compiled program not cached: {error}");
         }
-        Ok(executable)
+        Ok((executable, CacheUse::Miss))
     }
 
     /// An entry is the SHA-256 of the program, then the program: a damaged one must not reach the plugin, which trusts
@@ -88,15 +110,16 @@ impl CompileCache {
         let plugin = client.plugin();
         let devices: Vec<_> = client.devices().iter().map(|device| (device.id, &device.kind)).collect();
         let identity = format!(
-            "{} {:?} {:?} {} {} {devices:?} {}",
+            "{} {:?} {:?} {} {} {} {devices:?} {}",
             self.plugin_digest(plugin)?,
             plugin.api_version(),
             plugin.attributes(),
+            client.platform().kind(),
             client.platform_name(),
             client.platform_version(),
             processor(),
         );
-        Ok(hash(&[b"meshloom compiled program 2", identity.as_bytes(), options, module]))
+        Ok(hash(&[b"meshloom compiled program 3", identity.as_bytes(), options, module]))
     }
 
     /// SHA-256 of the plugin's file. Remembered for the file's path, size and time of change, here and in the folder.

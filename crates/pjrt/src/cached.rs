@@ -1,4 +1,4 @@
-//! Where fetched plugins lie.
+//! Where meshloom keeps what it has fetched and compiled.
 
 use std::path::{Path, PathBuf};
 
@@ -17,25 +17,20 @@ pub(super) fn default_cache_directory() -> Option<PathBuf> {
     Some(user_cache_directory()?.join("plugins"))
 }
 
-/// The folder of a wheel in the cache.
-pub(super) fn root(cache: &Path, wheel: &Wheel) -> PathBuf {
-    cache.join(format!("{}-{}", wheel.package.name, wheel.package.version))
-}
-
 /// Where a wheel's shared object lies in the cache. One with companions lies as deep as an installation would have it,
 /// because that is from where it looks for them.
 pub(super) fn cached_path(cache: &Path, wheel: &Wheel) -> PathBuf {
     let object = Path::new(wheel.object);
     match (wheel.companions, object.file_name()) {
-        ([], Some(name)) => root(cache, wheel).join(name),
-        _ => root(cache, wheel).join(object),
+        ([], Some(name)) => wheel.package.root(cache).join(name),
+        _ => wheel.package.root(cache).join(object),
     }
 }
 
 /// The first file of a wheel's companions that is not in the cache.
 pub(super) fn missing_companion(cache: &Path, wheel: &Wheel) -> Option<PathBuf> {
     let files = wheel.companions.iter().flat_map(|companion| companion.files);
-    files.map(|file| root(cache, wheel).join(file)).find(|path| !path.is_file())
+    files.map(|file| wheel.package.root(cache).join(file)).find(|path| !path.is_file())
 }
 
 /// The Python to ask for packages and for pip. A virtual environment that is switched on is first in PATH, so this is

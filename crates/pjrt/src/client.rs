@@ -8,6 +8,8 @@ use std::sync::Arc;
 use super::api::{Api, Arguments, Owned, slice, string};
 use super::device::DeviceDescription;
 use super::error::PjrtError;
+use super::hardware;
+use super::platform::{Platform, PlatformKind};
 use super::plugin::Plugin;
 use super::sys::*;
 use super::value::NamedValue;
@@ -16,14 +18,86 @@ use meshloom_hlo::message::counted;
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 
-/// How to create a client.
+/// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform has
+/// no such option.
 #[derive(Clone, Debug, Default)]
 pub struct ClientOptions {
+    /// The platform, which is the CPU by default. Everything goes by it, whatever the plugin calls itself.
+    pub platform: PlatformKind,
     /// Virtual devices of a CPU client, 1 to 1024; by default the plugin decides (4). Other platforms have the devices
-    /// they have, and refuse it.
+    /// they have.
     pub device_count: Option<usize>,
-    /// More options, by the plugin's own names (`visible_devices`, `memory_fraction`). They go to the plugin unchecked.
+    /// The part of a GPU's memory that the plugin's allocator may take, more than 0 and at most 1.
+    pub memory_fraction: Option<f64>,
+    /// Whether the plugin's allocator takes that part of a GPU's memory at once.
+    pub preallocate: Option<bool>,
+    /// The GPUs to use, by the driver's numbers; by default all.
+    pub visible_devices: Option<Vec<usize>>,
+    /// More options, by the plugin's own names. They go to the plugin unchecked.
     pub platform_options: Vec<(String, NamedValue)>,
+}
+
+/// The options that a field stands for: the field, the plugin's name, and the platforms whose plugins have it.
+struct OptionRow(&'static str, &'static str, &'static [PlatformKind]);
+
+const DEVICE_COUNT: OptionRow = OptionRow("device_count", "cpu_device_count", &[PlatformKind::Cpu]);
+const MEMORY_FRACTION: OptionRow = OptionRow("memory_fraction", "memory_fraction", &[PlatformKind::Cuda]);
+const PREALLOCATE: OptionRow = OptionRow("preallocate", "preallocate", &[PlatformKind::Cuda]);
+const VISIBLE_DEVICES: OptionRow = OptionRow("visible_devices", "visible_devices", &[PlatformKind::Cuda]);
+
+const OPTIONS: [OptionRow; 4] = [DEVICE_COUNT, MEMORY_FRACTION, PREALLOCATE, VISIBLE_DEVICES];
+
+impl ClientOptions {
+    /// Options for a platform, with nothing set.
+    pub fn of(platform: PlatformKind) -> ClientOptions {
+        ClientOptions { platform, ..ClientOptions::default() }
+    }
+
+    /// Checks that the platform has the options that are set, and that their values are possible.
+    ///
+    /// # Errors
+    /// [`PjrtError::InvalidOption`] names the first that is not.
+    pub fn check(&self) -> Result<(), PjrtError> {
+        self.values().map(drop)
+    }
+
+    /// What the plugin is told.
+    fn values(&self) -> Result<Vec<(String, NamedValue)>, PjrtError> {
+        if let Some(count) = self.device_count
+            && !CPU_DEVICE_COUNTS.contains(&count)
+        {
+            let expected = format!("{} to {}", CPU_DEVICE_COUNTS.start(), CPU_DEVICE_COUNTS.end());
+            return Err(PjrtError::option(DEVICE_COUNT.0, count, expected));
+        }
+        if let Some(fraction) = self.memory_fraction
+            && !(fraction > 0.0 && fraction <= 1.0)
+        {
+            return Err(PjrtError::option(MEMORY_FRACTION.0, fraction, "more than 0 and at most 1"));
+        }
+        let ids = |ids: &Vec<usize>| NamedValue::Ints(ids.iter().map(|&id| id as i64).collect());
+        let given = [
+            (DEVICE_COUNT, self.device_count.map(|count| NamedValue::Int(count as i64))),
+            (MEMORY_FRACTION, self.memory_fraction.map(|fraction| NamedValue::Float(fraction as f32))),
+            (PREALLOCATE, self.preallocate.map(NamedValue::Bool)),
+            (VISIBLE_DEVICES, self.visible_devices.as_ref().map(ids)),
+        ];
+        let mut values = self.platform_options.clone();
+        if let Some((name, value)) = values.iter().find(|(name, _)| OPTIONS.iter().any(|row| row.1 == name)) {
+            let field = OPTIONS.iter().find(|row| row.1 == name).map_or("", |row| row.0);
+            let expected = format!("`ClientOptions::{field}` instead, which is checked");
+            return Err(PjrtError::option(name, value, expected));
+        }
+        for (OptionRow(field, name, platforms), value) in given {
+            let Some(value) = value else { continue };
+            if !platforms.contains(&self.platform) {
+                let of: Vec<_> = platforms.iter().map(|platform| platform.name()).collect();
+                let expected = format!("no value: {} has no such option, only {}", self.platform, of.join(" and "));
+                return Err(PjrtError::option(field, value, expected));
+            }
+            values.push((name.to_owned(), value));
+        }
+        Ok(values)
+    }
 }
 
 /// One device. It can be asked for all that is in its [description](DeviceDescription).
@@ -74,6 +148,7 @@ struct Inner {
     /// Buffers and executables hold the client, so they are gone before it.
     raw: Owned<PJRT_Client>,
     plugin: Arc<Plugin>,
+    platform: Platform,
     platform_name: String,
     platform_version: String,
     devices: Vec<Device>,
@@ -83,19 +158,7 @@ impl Client {
     /// Creates a client of a plugin.
     pub fn new(plugin: &Arc<Plugin>, options: &ClientOptions) -> Result<Client, PjrtError> {
         let api = plugin.api();
-        let mut values = options.platform_options.clone();
-        if let Some(count) = options.device_count {
-            if !CPU_DEVICE_COUNTS.contains(&count) {
-                let expected = format!("{} to {}", CPU_DEVICE_COUNTS.start(), CPU_DEVICE_COUNTS.end());
-                return Err(PjrtError::option("device_count", count, expected));
-            }
-            values.push(("cpu_device_count".into(), NamedValue::Int(count as i64)));
-        }
-        let count_is_ours = |(name, _): &&(String, NamedValue)| name == "cpu_device_count";
-        if let Some((name, value)) = options.platform_options.iter().find(count_is_ours) {
-            let expected = "`ClientOptions::device_count` instead, which is checked";
-            return Err(PjrtError::option(name, value, expected));
-        }
+        let values = options.values()?;
         let raw_values: Vec<_> = values.iter().map(|(name, value)| value.to_raw(name)).collect();
         let arguments = PJRT_Client_Create_Args {
             create_options: raw_values.as_ptr(),
@@ -111,20 +174,34 @@ impl Client {
             let version = api.call(PJRT_Client_PlatformVersion_Args { client, ..Arguments::new() })?;
             let devices = api.call(PJRT_Client_Devices_Args { client, ..Arguments::new() })?;
             let devices = slice(devices.devices, devices.num_devices).iter();
+            let devices = devices.map(|&device| Device::read(api, device)).collect::<Result<Vec<_>, _>>()?;
+            let device_kind = devices.first().map(|device| device.kind.clone());
             Ok(Client(Arc::new(Inner {
                 raw,
                 plugin: plugin.clone(),
+                platform: Platform::new(options.platform, plugin.api_version(), device_kind),
                 platform_name: string(name.platform_name, name.platform_name_size),
                 platform_version: string(version.platform_version, version.platform_version_size),
-                devices: devices.map(|&device| Device::read(api, device)).collect::<Result<_, _>>()?,
+                devices,
             })))
         }
     }
 
-    /// A client of the plugin that [`Plugin::find`] finds for the CPU, with this many virtual devices.
+    /// A client of the plugin that [`Plugin::find`] finds for the options' platform. What the plugin needs besides is
+    /// made ready: for CUDA, NVIDIA's libraries are found and loaded, or fetched as pinned wheels.
+    ///
+    /// # Errors
+    /// [`PjrtError::NoDevices`] where the machine has no such hardware, before anything is looked for or downloaded;
+    /// unless the user names the plugin's file, whose devices these then are. [`PjrtError::MissingLibraries`] if the
+    /// plugin makes no client, and is without some of the libraries.
+    pub fn open(options: &ClientOptions) -> Result<Client, PjrtError> {
+        options.check()?;
+        hardware::open(options)
+    }
+
+    /// [`Client::open`] for the CPU, with this many virtual devices.
     pub fn cpu(device_count: usize) -> Result<Client, PjrtError> {
-        let options = ClientOptions { device_count: Some(device_count), ..ClientOptions::default() };
-        Client::new(&Plugin::find("cpu")?, &options)
+        Client::open(&ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })
     }
 
     /// The plugin behind it.
@@ -132,7 +209,12 @@ impl Client {
         &self.0.plugin
     }
 
-    /// `cpu`, `cuda`, `tpu`.
+    /// What programs for it are compiled for.
+    pub fn platform(&self) -> &Platform {
+        &self.0.platform
+    }
+
+    /// What the plugin calls its platform: `cpu`, `cuda`, `tpu`.
     pub fn platform_name(&self) -> &str {
         &self.0.platform_name
     }

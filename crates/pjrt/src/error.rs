@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ahead_of_time::WorkerFailure;
+use super::platform::PlatformKind;
 use meshloom_hlo::TensorType;
 
 /// One place that was searched for a plugin, and why it gave none.
@@ -94,6 +95,36 @@ pub enum PjrtError {
         name: String,
         /// The names there are.
         expected: String,
+    },
+
+    /// The machine's: it has no hardware of a platform.
+    #[error(
+        "there are no devices of the platform {platform}: {reason}; run on a machine that has them, take the platform cpu, or set \
+         {variable} to a PJRT plugin (.so) that has devices here"
+    )]
+    NoDevices {
+        /// The platform.
+        platform: PlatformKind,
+        /// What shows it.
+        reason: String,
+        /// The environment variable that names the platform's plugin.
+        variable: &'static str,
+    },
+
+    /// The machine's: the plugin makes no client, and libraries that it opens are nowhere.
+    #[error(
+        "{source}\n{} is without {missing}; run `python3 -m pip install {packages}`, or put them into the loader's path",
+        .plugin.display()
+    )]
+    MissingLibraries {
+        /// The plugin's file.
+        plugin: PathBuf,
+        /// The libraries, by their names for the loader.
+        missing: String,
+        /// The packages that have them, as pip takes them.
+        packages: String,
+        /// What the plugin says.
+        source: Box<PjrtError>,
     },
 
     /// The caller's or the machine's: the file cannot be loaded as a PJRT plugin.

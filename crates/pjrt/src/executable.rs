@@ -94,13 +94,13 @@ impl Prepared {
         let assignment = options.assignment(&devices, "the client")?;
         let program = ProgramInfo::read(module, options.num_partitions > 1)?;
         program.check_plugin(client.plugin())?;
-        let options = options.for_plugin(client.platform_name(), client.plugin().api_version(), &program);
+        let options = options.for_platform(client.platform(), &program);
         options.check_propagation(&program)?;
         Ok(Prepared { options: options.encode(&assignment), program })
     }
 
     pub(super) fn compile(&self, client: &Client, module: &[u8]) -> Result<Executable, PjrtError> {
-        let module = program::for_platform(module, client.platform_name());
+        let module = program::for_platform(module, client.platform());
         let program = raw_program(&module);
         let arguments = PJRT_Client_Compile_Args {
             client: client.raw(),

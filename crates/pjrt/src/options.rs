@@ -7,6 +7,7 @@ use prost::Message;
 use serde::{Deserialize, Serialize};
 
 use super::error::PjrtError;
+use super::platform::{Platform, PlatformKind};
 use super::program::ProgramInfo;
 use meshloom_hlo::mesh::{DevicePlace, Mesh, MeshError, device_order};
 use meshloom_hlo::message::counted;
@@ -105,19 +106,19 @@ impl CompileOptions {
         self.num_replicas.saturating_mul(self.num_partitions)
     }
 
-    /// These options with what the plugin needs to follow HLO's semantics. The caller's settings stay.
-    pub(super) fn for_plugin(&self, platform: &str, api_version: (i32, i32), program: &ProgramInfo) -> CompileOptions {
+    /// These options with what the platform needs to follow HLO's semantics. The caller's settings stay.
+    pub(super) fn for_platform(&self, platform: &Platform, program: &ProgramInfo) -> CompileOptions {
         let mut options = self.clone();
         let mut set = |name: &str, value| {
             options.debug_options.entry(name.into()).or_insert(value);
         };
-        if program.named_shardings && api_version < NAMED_BY_DEFAULT {
+        if program.named_shardings && platform.is_before(NAMED_BY_DEFAULT) {
             set("xla_enable_hlo_sharding_v3", DebugValue::Bool(true));
         }
-        if platform == "cpu" {
+        if platform.kind() == PlatformKind::Cpu {
             // Some builds of the CPU compiler drop the NaN of one operand of a maximum unless told not to.
             set("xla_cpu_enable_fast_min_max", DebugValue::Bool(false));
-            if api_version < FOLDS_RIGHT {
+            if platform.is_before(FOLDS_RIGHT) {
                 set("xla_disable_hlo_passes", DebugValue::Text("constant_folding".into()));
             }
         }

@@ -11,6 +11,7 @@ use libloading::Library;
 
 use super::api::{Api, Arguments, slice};
 use super::error::PjrtError;
+use super::hardware;
 use super::search::{FindOptions, search};
 use super::sys::*;
 use super::value::NamedValue;
@@ -150,7 +151,7 @@ fn prepare_environment() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut variables = vec![("TF_CPP_MIN_LOG_LEVEL", "2")];
-        if !has_tpu() {
+        if !hardware::has_tpu() {
             variables.push(("TPU_SKIP_MDS_QUERY", "1"));
             variables.push(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"));
         }
@@ -167,16 +168,8 @@ fn prepare_environment() {
     });
 }
 
-/// Whether a PCI device of this machine is Google's, as TPUs are.
-fn has_tpu() -> bool {
-    const GOOGLE: &str = "0x1ae0";
-    let devices = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
-    let vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
-    vendors.into_iter().any(|vendor| vendor.trim() == GOOGLE)
-}
-
 /// The loader's message: libloading's own says only that `dlopen` failed, the reason is its source.
-fn cause(error: &libloading::Error) -> String {
+pub(super) fn cause(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 

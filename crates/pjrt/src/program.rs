@@ -6,16 +6,16 @@ use std::collections::HashSet;
 use prost::Message;
 
 use super::error::PjrtError;
+use super::platform::Platform;
 use super::plugin::Plugin;
 use meshloom_hlo::message::counted;
 use meshloom_hlo::proto::hlo_input_output_alias_proto::AliasEntryProto;
 use meshloom_hlo::proto::named_sharding_proto::DimensionSharding;
 use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
-    HloComputationProto, HloInstructionProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType,
-    ProgramShapeProto, ShapeProto,
+    HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
 };
-use meshloom_hlo::{DType, TensorType, element_type};
+use meshloom_hlo::{DType, GroupFormat, TensorType, element_type};
 
 /// One parameter of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,42 +47,8 @@ pub(super) struct ProgramInfo {
     pub(super) output_count: usize,
     /// Whether values are sharded by `OpSharding.named_sharding` (V3).
     pub(super) named_shardings: bool,
-    /// The compact form in which collectives name their devices, if it is not lists.
-    compact_groups: Option<CompactGroups>,
-}
-
-/// A compact form of device groups. Plugins that do not know it skip it, and then take the group to be all devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CompactGroups {
-    /// In `collective_device_list`.
-    IotaInList,
-    /// In `iota_collective_device_list`.
-    Iota,
-}
-
-impl CompactGroups {
-    fn of(instruction: &HloInstructionProto) -> Option<CompactGroups> {
-        let in_list = || instruction.collective_device_list.as_ref()?.iota_replica_group_list.as_ref();
-        match instruction.iota_collective_device_list {
-            Some(_) => Some(CompactGroups::Iota),
-            None => in_list().map(|_| CompactGroups::IotaInList),
-        }
-    }
-
-    /// Whether plugins of this API version are known to read it.
-    fn is_read_by(self, version: (i32, i32)) -> bool {
-        match self {
-            CompactGroups::IotaInList => version == (0, 81),
-            CompactGroups::Iota => version >= (0, 106),
-        }
-    }
-
-    fn field(self) -> &'static str {
-        match self {
-            CompactGroups::IotaInList => "collective_device_list",
-            CompactGroups::Iota => "iota_collective_device_list",
-        }
-    }
+    /// A form in which collectives name their devices: the compact one, if any has one.
+    groups: GroupFormat,
 }
 
 /// The API version of the oldest plugin seen to read named shardings. That of 0.81 skips them as an unknown field.
@@ -100,8 +66,8 @@ impl ProgramInfo {
         let output_count = output_count(&module).unwrap_or(1);
         let instructions = || module.computations.iter().flat_map(|computation| &computation.instructions);
         let named_shardings = instructions().filter_map(|instruction| instruction.sharding.as_deref()).any(is_named);
-        let compact_groups = instructions().find_map(CompactGroups::of);
-        Ok(ProgramInfo { name: module.name, parameters, output_count, named_shardings, compact_groups })
+        let groups = instructions().map(GroupFormat::of).find(|&form| form != GroupFormat::Lists).unwrap_or_default();
+        Ok(ProgramInfo { name: module.name, parameters, output_count, named_shardings, groups })
     }
 
     /// Checks that a plugin reads everything that the module says.
@@ -110,8 +76,9 @@ impl ProgramInfo {
         if self.named_shardings && (major, minor) < READS_NAMED_SHARDINGS {
             return Err(PjrtError::NamedShardings { path: plugin.path().into(), major, minor });
         }
-        if let Some(form) = self.compact_groups.filter(|form| !form.is_read_by((major, minor))) {
-            return Err(PjrtError::DeviceGroups { path: plugin.path().into(), major, minor, field: form.field() });
+        if !self.groups.is_read_by((major, minor)) {
+            let field = self.groups.field();
+            return Err(PjrtError::DeviceGroups { path: plugin.path().into(), major, minor, field });
         }
         Ok(())
     }
@@ -121,9 +88,9 @@ impl ProgramInfo {
 ///
 /// libtpu parses the trip count in a loop's `backend_config` as a message of its own, which has no such field, and
 /// refuses the module. It finds the counts itself.
-pub(super) fn for_platform<'a>(module: &'a [u8], platform: &str) -> Cow<'a, [u8]> {
+pub(super) fn for_platform<'a>(module: &'a [u8], platform: &Platform) -> Cow<'a, [u8]> {
     const TRIP_COUNT: &[u8] = b"{\"known_trip_count\"";
-    if platform != "tpu" || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
+    if platform.takes_trip_counts() || !module.windows(TRIP_COUNT.len()).any(|window| window == TRIP_COUNT) {
         return Cow::Borrowed(module);
     }
     // What cannot be decoded has been refused before.

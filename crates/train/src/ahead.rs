@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use super::config::RunConfig;
 use crate::Error;
 use meshloom::compile::Lowered;
-use meshloom::emit::GroupFormat;
 use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, DescribedTopology, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, Topology};
 use meshloom::sharding::Mesh;
@@ -37,16 +36,16 @@ impl StepAhead {
     pub fn compile(config: &RunConfig, settings: &Settings) -> Result<StepAhead, Error> {
         let topology = Topology::parse(&config.target.topology)?;
         config.check_supported()?;
-        let DescribedTopology { devices, api_version } = ahead_of_time::describe(&topology, settings)?;
+        let DescribedTopology { devices, platform, .. } = ahead_of_time::describe(&topology, settings)?;
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;
         let start = Instant::now();
-        let (_, lowered) = config.lower_run(config.calls(), GroupFormat::read_by(api_version))?;
+        let (_, lowered) = config.lower_run(config.calls(), &platform)?;
         let lower_time = start.elapsed();
         let params = config.train_step()?.state().params;
         let parameter_count = params.leaves().iter().map(|param| param.spec.ty.element_count()).sum();
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
-        let debug_options = config.compiler_options()?;
+        let debug_options = config.compiler_options(&platform)?;
         let options = CompileOptions { debug_options, ..lowered.options_on(&places)? };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })

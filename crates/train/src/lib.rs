@@ -1,12 +1,12 @@
 //! Training a decoder: the run config, the data, the step and the loop around it.
 //!
 //! ```no_run
-//! use meshloom::pjrt::Client;
-//! use meshloom_train::{Trainer, config::RunConfig};
+//! use meshloom_train::{Devices, Trainer, config::RunConfig};
 //!
 //! # fn main() -> Result<(), meshloom_train::Error> {
 //! let config = RunConfig::load("examples/configs/fsdp8.toml", &["train.steps=50".to_owned()])?;
-//! let mut trainer = Trainer::new(&config, &Client::cpu(Trainer::device_count(&config)?)?)?;
+//! let Devices { config, client, .. } = config.open()?;
+//! let mut trainer = Trainer::new(&config, &client)?;
 //! for _ in 0..config.train.steps {
 //!     println!("loss {}", trainer.step()?.loss);
 //! }
@@ -31,6 +31,7 @@ mod alternatives;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod devices;
 pub mod diloco;
 mod error;
 mod evaluate;
@@ -52,6 +53,7 @@ mod watch;
 pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
 pub use data::Text;
+pub use devices::Devices;
 pub use error::Error;
 pub use meshloom::hlo::Stage;
 pub use model::{Dataset, Leaf, Model};

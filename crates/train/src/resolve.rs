@@ -7,10 +7,10 @@ use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
 use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
-use meshloom::emit::GroupFormat;
 use meshloom::hlo::Stage;
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
+use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, RuleSets, ShardingTable};
 use meshloom::trace::Param;
 use meshloom::transform::diloco::Diloco;
@@ -174,15 +174,15 @@ impl RunConfig {
     /// # Errors
     /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
     pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
-        self.lower_run(Calls::Single, GroupFormat::Lists)
+        self.lower_run(Calls::Single, &self.any_plugin()?)
     }
 
     /// As [`Run::lower`], of the decoder that the config describes.
     ///
     /// # Errors
     /// As of [`RunConfig::lower_train_step`].
-    pub fn lower_run(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction, Lowered), Error> {
-        self.resolve()?.lower(calls, groups)
+    pub fn lower_run(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction, Lowered), Error> {
+        self.resolve()?.lower(calls, platform)
     }
 
     /// As [`Run::at_stage`], of the decoder that the config describes.
@@ -201,8 +201,13 @@ impl RunConfig {
         self.resolve()?.debug_sharding()
     }
 
-    /// What the config says of lowering, but for the mesh and the program's own aliases.
-    fn lower_options<'a>(&self) -> LowerOptions<'a> {
+    /// The config's platform, for programs that are only looked at.
+    fn any_plugin(&self) -> Result<Platform, Error> {
+        Ok(Platform::of_any_plugin(self.platform_kind()?))
+    }
+
+    /// What config and platform say of lowering, but for the mesh and the program's own aliases.
+    fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
         LowerOptions {
             partition: match self.partition.mode {
                 config::PartitionMode::Explicit => PartitionMode::Explicit,
@@ -210,11 +215,9 @@ impl RunConfig {
                 config::PartitionMode::Shardy => PartitionMode::SHARDY,
             },
             deny_replication: self.partition.replication == config::Replication::Deny,
-            overlap_collectives: self.target.platform != config::Platform::Cpu,
-            // On a CPU, the devices' memory is the host's.
-            host_memory: self.target.platform != config::Platform::Cpu,
             ..LowerOptions::default()
         }
+        .on(platform)
     }
 }
 
@@ -254,40 +257,39 @@ impl<M: Model> Run<M> {
         Ok(function)
     }
 
-    /// The program of one call, lowered over the mesh for a plugin that reads this form of device groups
-    /// ([`GroupFormat::read_by`]); also the traced function.
+    /// The program of one call, lowered over the mesh for a platform; also the traced function.
     ///
     /// # Errors
     /// Model, mesh and rules do not fit together.
-    pub fn lower(&self, calls: Calls, groups: GroupFormat) -> Result<(RunFunction<M>, Lowered), Error> {
+    pub fn lower(&self, calls: Calls, platform: &Platform) -> Result<(RunFunction<M>, Lowered), Error> {
         let function = self.trace(calls)?;
-        let lowered = self.lower_with(&function, LowerOptions { groups, ..self.lower_options() })?;
+        let lowered = self.lower_with(&function, self.lower_options(platform))?;
         Ok((function, lowered))
     }
 
     /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as
     /// the train step is; also how many rows. They are those that a device works on at a time in training, so it fits
     /// where that fits.
-    pub(super) fn lower_evaluation(&self, groups: GroupFormat) -> Result<(usize, Lowered), Error> {
+    pub(super) fn lower_evaluation(&self, platform: &Platform) -> Result<(usize, Lowered), Error> {
         let step = self.step.of_replica();
         let rows = step.batch / step.microbatches.max(1);
         let (model, dropout) = (step.model.for_evaluation(), DropoutConfig::default());
         let function = TrainStep { model, batch: rows, microbatches: 1, dropout, ..step.clone() }.trace_loss()?;
         // The train step has been held to the rules. Here replicas repeat each other's work: they judge one model.
         let rules = self.rules.clone().with_strict(false);
-        let options = self.lower_options();
+        let options = self.lower_options(platform);
         let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
-        Ok((rows, lower(function.graph(), &LowerOptions { groups, sharding, ..options })?))
+        Ok((rows, lower(function.graph(), &LowerOptions { sharding, ..options })?))
     }
 
     fn lower_with(&self, function: &RunFunction<M>, options: LowerOptions<'_>) -> Result<Lowered, Error> {
         Ok(lower(function.graph(), &LowerOptions { aliases: aliases(function), ..options })?)
     }
 
-    /// What the config says of lowering over its mesh.
-    fn lower_options(&self) -> LowerOptions<'_> {
+    /// What config and platform say of lowering over the mesh.
+    fn lower_options(&self, platform: &Platform) -> LowerOptions<'_> {
         let sharding = (self.mesh.device_count() > 1).then_some((&self.mesh, &self.rules));
-        LowerOptions { sharding, ..self.config.lower_options() }
+        LowerOptions { sharding, ..self.config.lower_options(platform) }
     }
 
     /// The program of one call, of `train.steps_per_call` steps, at a stage. [`Stage::Compiled`] is what a plugin gets,
@@ -298,12 +300,15 @@ impl<M: Model> Run<M> {
     /// As of [`Run::lower`].
     pub fn at_stage(&self, stage: Stage) -> Result<Lowered, Error> {
         let calls = self.config.calls();
-        let options =
-            |function: &RunFunction<M>| LowerOptions { aliases: aliases(function), ..self.config.lower_options() };
+        let platform = self.config.any_plugin()?;
+        let options = |function: &RunFunction<M>| LowerOptions {
+            aliases: aliases(function),
+            ..self.config.lower_options(&platform)
+        };
         match stage {
             Stage::Traced => {
                 let function = self.step.of_replica().trace_loss()?;
-                Ok(lower_as_traced(function.graph(), &self.config.lower_options())?)
+                Ok(lower_as_traced(function.graph(), &self.config.lower_options(&platform))?)
             }
             Stage::Differentiated => {
                 let function = self.trace(calls)?;
@@ -314,7 +319,7 @@ impl<M: Model> Run<M> {
                 Ok(lower(function.graph(), &options(&function))?)
             }
             Stage::Sharded => self.lower_annotated(calls),
-            Stage::Partitioned | Stage::Compiled => Ok(self.lower(calls, GroupFormat::Lists)?.1),
+            Stage::Partitioned | Stage::Compiled => Ok(self.lower(calls, &platform)?.1),
         }
     }
 
@@ -330,7 +335,7 @@ impl<M: Model> Run<M> {
 
     /// The program of one call in global shapes, with the specs of the rules as annotations.
     fn lower_annotated(&self, calls: Calls) -> Result<Lowered, Error> {
-        let options = self.lower_options();
+        let options = self.lower_options(&self.config.any_plugin()?);
         let partition = match options.partition {
             PartitionMode::Explicit => PartitionMode::GSPMD,
             annotated => annotated,

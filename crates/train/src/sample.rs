@@ -49,7 +49,7 @@ impl Sampler {
             let zero = input.last.zeros_like();
             logits.dynamic_slice(&[zero, input.last, zero], [1, 1, model.vocab]).reshape([model.vocab])
         })?;
-        let program = lower(function.graph(), &LowerOptions::default())?.compile(client)?;
+        let program = lower(function.graph(), &LowerOptions::default().on(client.platform()))?.compile(client)?;
         let params = program.put(0, params)?.leaves();
         Ok(Sampler { program, params, seq })
     }

@@ -20,11 +20,10 @@ use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
 use crate::Error;
 use meshloom::compile::{Lowered, Program};
-use meshloom::emit::GroupFormat;
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
-use meshloom::pjrt::{Array, Client, CompileOptions, ExecuteOptions};
+use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions, ExecuteOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{MapTree, Tree};
 
@@ -44,6 +43,7 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     watch: Watch,
     lower_seconds: f64,
     compile_seconds: f64,
+    compile_cache: Option<CacheUse>,
 }
 
 impl Trainer {
@@ -54,6 +54,7 @@ impl Trainer {
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
         config.check_runnable()?;
+        let config = &config.on_client(client)?;
         Trainer::of(config.resolve()?, Text::load(config)?, client)
     }
 
@@ -121,20 +122,27 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let has_validation = data.validation(0..1)?.is_some();
         config.check_evaluation(has_validation)?;
         let start = Instant::now();
-        let groups = GroupFormat::read_by(client.plugin().api_version());
-        let (_, lowered) = run.lower(Calls::Single, groups)?;
+        let platform = client.platform();
+        let (_, lowered) = run.lower(Calls::Single, platform)?;
         let lowered_several = match config.calls() {
             Calls::Single => None,
-            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), groups)?.1)),
+            Calls::Several(count) => Some((count, run.lower(Calls::Several(count), platform)?.1)),
         };
-        let lowered_evaluation = has_validation.then(|| run.lower_evaluation(groups)).transpose()?;
+        let lowered_evaluation = has_validation.then(|| run.lower_evaluation(platform)).transpose()?;
         let lower_seconds = start.elapsed().as_secs_f64();
         let start = Instant::now();
-        let debug_options = config.compiler_options()?;
-        let compile = |lowered: &Lowered| -> Result<Program, Error> {
+        let debug_options = config.compiler_options(platform)?;
+        let cache = config.compile_cache()?;
+        let mut compile_cache = cache.as_ref().map(|_| CacheUse::Hit);
+        let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
             let debug_options = debug_options.clone();
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
-            Ok(lowered.compile_with(client, &options)?)
+            let Some(cache) = &cache else { return Ok(lowered.compile_with(client, &options)?) };
+            let (program, found) = lowered.compile_cached(client, &options, cache)?;
+            if found == CacheUse::Miss {
+                compile_cache = Some(found);
+            }
+            Ok(program)
         };
         let program = compile(&lowered)?;
         let several = match &lowered_several {
@@ -161,6 +169,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             watch: Watch::default(),
             lower_seconds,
             compile_seconds,
+            compile_cache,
         })
     }
 
@@ -193,6 +202,11 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// a second: the machine may be busy, or a collective may wait for a device that never comes.
     pub fn on_slow_step(&mut self, listener: impl Fn(SlowStep) + Send + Sync + 'static) {
         self.watch.listen(listener);
+    }
+
+    /// Whether the compile cache had the run's programs, all of them; none without a cache.
+    pub fn compile_cache(&self) -> Option<CacheUse> {
+        self.compile_cache
     }
 
     /// The compiled step.

@@ -1,10 +1,8 @@
 //! What a plugin makes of a run config: compiled in a child process, for devices that need not be here.
 
 use anyhow::Result;
-use meshloom::compile::Lowered;
-use meshloom::pjrt::ahead_of_time::{self, CompiledAhead, Settings};
+use meshloom::pjrt::ahead_of_time::{CompiledAhead, Settings};
 use meshloom::pjrt::{DeviceDescription, FindOptions, Plugin, Topology, Wheel};
-use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::StepAhead;
 use meshloom_train::config::RunConfig;
@@ -23,12 +21,12 @@ pub struct Compiled {
 pub fn announce(topology: &Topology, settings: &Settings) -> Result<()> {
     let there = FindOptions { allow_fetch: false, ..settings.find.clone() };
     if settings.find.allow_fetch
-        && Plugin::locate(topology.platform(), &there).is_err()
-        && let Some(wheel) = Wheel::of_platform(topology.platform()).next()
+        && Plugin::locate(topology.platform().name(), &there).is_err()
+        && let Some(wheel) = Wheel::of_platform(topology.platform().name()).next()
     {
         output::note(&format!("the {} plugin is not here: {}", topology.platform(), download(wheel)));
     }
-    Plugin::locate(topology.platform(), &settings.find)?;
+    Plugin::locate(topology.platform().name(), &settings.find)?;
     Ok(())
 }
 
@@ -57,17 +55,12 @@ pub fn optimized(ahead: &CompiledAhead) -> Result<HloModuleProtoWithConfig> {
 
 /// The train step of a config as a plugin compiles it: for its topology, or for as many virtual CPU devices as its mesh
 /// has.
-pub fn of_config(config: &RunConfig, lowered: &Lowered) -> Result<HloModuleProtoWithConfig> {
-    let settings = Settings::default();
-    if !config.target.topology.is_empty() {
-        announce(&Topology::parse(&config.target.topology)?, &settings)?;
-        return Ok(of_run(config, &settings)?.module);
+pub fn of_config(config: &RunConfig) -> Result<HloModuleProtoWithConfig> {
+    let mut config = config.clone();
+    if config.target.topology.is_empty() {
+        config.target.topology = format!("cpu:{}", config.mesh()?.device_count());
     }
-    let count = lowered.mesh().map_or(1, Mesh::device_count);
-    let topology = Topology::parse(&format!("cpu:{count}"))?;
-    announce(&topology, &settings)?;
-    let described = ahead_of_time::describe(&topology, &settings)?;
-    let places: Vec<_> = described.devices.iter().map(DeviceDescription::place).collect();
-    let options = lowered.options_on(&places)?;
-    optimized(&ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &settings)?)
+    let settings = Settings::default();
+    announce(&Topology::parse(&config.target.topology)?, &settings)?;
+    Ok(of_run(&config, &settings)?.module)
 }

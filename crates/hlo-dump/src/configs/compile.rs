@@ -7,7 +7,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, Topology};
+use meshloom::pjrt::{
+    CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, PlatformKind, Topology,
+};
 use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
@@ -74,7 +76,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
         bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
     }
-    let overrides: Vec<String> = target.iter().flat_map(|target| target_overrides(target, given)).collect();
+    let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
     let loaded = load(&arguments.input.with(&overrides))?;
     let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
     if arguments.shardy.is_some() && loaded.run.is_some() {
@@ -116,14 +118,6 @@ fn spinner(doing: String) -> ProgressBar {
     bar
 }
 
-/// What a config must say to be compiled for a topology: that, and its platform, which decides what may overlap, unless
-/// the user says it.
-fn target_overrides(topology: &Topology, given: &[String]) -> Vec<String> {
-    let said = given.iter().any(|key| key.starts_with("target.platform"));
-    let platform = (!said).then(|| format!("target.platform={}", topology.platform()));
-    [format!("target.topology={topology}")].into_iter().chain(platform).collect()
-}
-
 /// What an input is to be compiled for, where the command does not say it.
 fn own_topology(loaded: &Loaded) -> Result<Topology> {
     match &loaded.run {
@@ -135,7 +129,7 @@ fn own_topology(loaded: &Loaded) -> Result<Topology> {
 
 /// `v5p:8x8x8`, also with the platform before it: `tpu:v5p:8x8x8`, `gpu:h100:1x1x8`.
 fn topology(text: &str) -> Result<Topology> {
-    let platforms = [("tpu:", "tpu"), ("gpu:", "cuda"), ("cuda:", "cuda")];
+    let platforms = [("tpu:", PlatformKind::Tpu), ("gpu:", PlatformKind::Cuda), ("cuda:", PlatformKind::Cuda)];
     let Some((before, platform)) = platforms.into_iter().find(|(before, _)| text.starts_with(before)) else {
         return Ok(Topology::parse(text)?);
     };

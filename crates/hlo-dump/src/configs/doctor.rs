@@ -1,9 +1,13 @@
 //! `hlo-dump doctor`: what is here to compile with.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
 use clap::Args;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{FindOptions, Plugin, Topology, WHEELS, Wheel};
+use meshloom::pjrt::{
+    CudaDevice, CudaDriver, FindOptions, FoundLibrary, Plugin, Topology, WHEELS, Wheel, libraries_of,
+};
 use meshloom_hlo::suggest::did_you_mean;
 use serde::Serialize;
 
@@ -20,7 +24,7 @@ pub struct Doctor {
 /// The platforms, what each compiles for, and a small topology to try it with.
 const PLATFORMS: [(&str, &str, &str); 3] = [
     ("cpu", "compiles and runs: cpu:8", "cpu:2"),
-    ("tpu", "compiles ahead of time: v4, v5e, v5p, v6e, tpu7x, several slices", "v5e:2x2"),
+    ("tpu", "compiles ahead of time: v4, v5e, v5p, v6e, tpu7x, several slices; runs where there are TPUs", "v5e:2x2"),
     ("cuda", "compiles ahead of time: a100, h100, h200, b200; runs where there is a driver", "h100:1x1x2"),
 ];
 
@@ -41,6 +45,68 @@ struct Report {
     works: Option<String>,
     problem: Option<String>,
     fix: Option<String>,
+    /// Of cuda.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvidia: Option<Nvidia>,
+}
+
+/// What NVIDIA has installed here.
+#[derive(Serialize)]
+struct Nvidia {
+    driver: Option<CudaDriver>,
+    /// Why there is none, or none that works.
+    driver_problem: Option<String>,
+    /// What the plugin opens, if there is a plugin.
+    libraries: Vec<Library>,
+}
+
+#[derive(Serialize)]
+struct Library {
+    name: &'static str,
+    soname: &'static str,
+    package: &'static str,
+    path: Option<String>,
+    problem: Option<String>,
+}
+
+impl Nvidia {
+    fn of(plugin: Option<&Path>) -> Nvidia {
+        let (driver, driver_problem) = match CudaDriver::read() {
+            Ok(driver) => (Some(driver), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let library = |found: FoundLibrary| Library {
+            name: found.name,
+            soname: found.soname,
+            package: found.package,
+            path: found.path().map(|path| path.display().to_string()),
+            problem: found.problem().map(str::to_owned),
+        };
+        let libraries = plugin.map(libraries_of).unwrap_or_default().into_iter().map(library).collect();
+        Nvidia { driver, driver_problem, libraries }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let Nvidia { driver, driver_problem, libraries } = self;
+        let mut lines: Vec<String> = driver_problem.iter().cloned().collect();
+        if let Some(CudaDriver { version, cuda_version: (major, minor), devices }) = driver {
+            let version = version.as_deref().unwrap_or("of an unknown version");
+            lines.push(format!("driver {version}, which runs CUDA {major}.{minor}"));
+            let memory = |device: &CudaDevice| output::human_bytes(device.memory_bytes);
+            let device =
+                |(number, device): (usize, &CudaDevice)| format!("GPU {number}: {}, {}", device.name, memory(device));
+            lines.extend(devices.iter().enumerate().map(device));
+        }
+        let (found, missing): (Vec<_>, Vec<_>) = libraries.iter().partition(|library| library.path.is_some());
+        if !found.is_empty() {
+            lines.push(format!("libraries: {}", found.iter().map(|it| it.name).collect::<Vec<_>>().join(", ")));
+        }
+        lines.extend(missing.iter().map(|it| format!("missing: {} of {}", it.soname, it.package)));
+        if !missing.is_empty() {
+            lines.push("what is missing of CUDA 12 is downloaded when a program first runs on GPUs".to_owned());
+        }
+        lines
+    }
 }
 
 pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
@@ -79,10 +145,15 @@ pub fn run(arguments: &Doctor, json: bool) -> Result<()> {
 /// Looks for a plugin, without downloading one, and asks it for a topology: in a child process, as it may die.
 fn examine((platform, can, topology): (&'static str, &'static str, &'static str)) -> Report {
     let find = FindOptions { allow_fetch: false, ..FindOptions::default() };
-    let mut report = Report { platform, can, path: None, api_version: None, works: None, problem: None, fix: None };
+    let mut report =
+        Report { platform, can, path: None, api_version: None, works: None, problem: None, fix: None, nvidia: None };
     match Plugin::locate(platform, &find) {
-        Ok(path) => report.path = Some(path.display().to_string()),
+        Ok(path) => {
+            report.nvidia = (platform == "cuda").then(|| Nvidia::of(Some(&path)));
+            report.path = Some(path.display().to_string());
+        }
         Err(error) => {
+            report.nvidia = (platform == "cuda").then(|| Nvidia::of(None));
             report.problem = Some(error.to_string());
             let size = Wheel::of_platform(platform).next().map(download).unwrap_or_default();
             report.fix = Some(format!("hlo-dump doctor --fetch {platform}    ({size})"));
@@ -109,7 +180,7 @@ fn examine((platform, can, topology): (&'static str, &'static str, &'static str)
 }
 
 fn print(report: &Report) {
-    let Report { platform, can, path, api_version, works, problem, fix } = report;
+    let Report { platform, can, path, api_version, works, problem, fix, nvidia } = report;
     match path {
         Some(path) => {
             let state = if problem.is_none() { paint(GOOD, "found") } else { paint(BAD, "broken") };
@@ -121,6 +192,9 @@ fn print(report: &Report) {
     line(&format!("      {can}"));
     for text in [works, problem].into_iter().flatten() {
         line(&format!("      {}", text.replace('\n', "\n      ")));
+    }
+    for text in nvidia.iter().flat_map(Nvidia::lines) {
+        line(&format!("      {text}"));
     }
     if let Some(fix) = fix {
         line(&format!("      to fix: {fix}"));

@@ -4,7 +4,6 @@ use anyhow::{Result, bail};
 use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
-use meshloom::pjrt::Topology;
 use meshloom::sharding::{self, ExplainedStep};
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
@@ -33,12 +32,9 @@ pub fn is_config(text: &str) -> bool {
     text.parse::<toml::Table>().is_ok()
 }
 
-/// The config on the devices of its topology, if it has one.
+/// The config on as many devices as it says, or its topology.
 pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
-    match config.target.topology.as_str() {
-        "" => Ok(config),
-        topology => Ok(config.on_devices(Topology::parse(topology)?.device_count())?),
-    }
+    Ok(config.on_stated_devices()?)
 }
 
 /// The config of a text with overrides, and its program at a stage.
@@ -49,7 +45,7 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
         anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
     }
     let module = match stage {
-        Stage::Compiled => ahead::of_config(&config, &lowered)?,
+        Stage::Compiled => ahead::of_config(&config)?,
         _ => HloModuleProtoWithConfig { hlo_module: Some(lowered.module.decode()?), config: None },
     };
     let mesh = Some(config.mesh()?).filter(|mesh| mesh.device_count() > 1);

@@ -35,10 +35,12 @@ use super::compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
 use super::device::DeviceDescription;
 use super::error::PjrtError;
 use super::options::CompileOptions;
+use super::platform::Platform;
 use super::plugin::Plugin;
 use super::program::{self, ProgramInfo};
 use super::search::FindOptions;
 use super::topology::Topology;
+use meshloom_hlo::ApiVersion;
 
 /// How a worker is run.
 #[derive(Clone, Debug)]
@@ -64,8 +66,10 @@ impl Default for Settings {
 pub struct DescribedTopology {
     /// Its devices, in the plugin's order, which is the order of the default device assignment.
     pub devices: Vec<DeviceDescription>,
+    /// What programs for it are compiled for.
+    pub platform: Platform,
     /// The plugin's version of the PJRT API, major and minor.
-    pub api_version: (i32, i32),
+    pub api_version: ApiVersion,
 }
 
 /// A program compiled for absent hardware.
@@ -115,7 +119,11 @@ impl CompiledAhead {
 /// the worker died, took too long or could not be started.
 pub fn describe(topology: &Topology, settings: &Settings) -> Result<DescribedTopology, PjrtError> {
     run(topology, format!("describing {topology}"), Task::Describe, settings, |answer| match answer {
-        Answer::Described(devices, api_version) => Some(DescribedTopology { devices, api_version }),
+        Answer::Described(devices, api_version) => {
+            let device_kind = devices.first().map(|device: &DeviceDescription| device.kind.clone());
+            let platform = Platform::new(topology.platform(), api_version, device_kind);
+            Some(DescribedTopology { devices, platform, api_version })
+        }
         _ => None,
     })
 }
@@ -136,7 +144,7 @@ pub fn compile(
     let info = ProgramInfo::read(module, options.num_partitions > 1)?;
     options.check_propagation(&info)?;
     let action = format!("compiling \"{}\" for {topology}", info.name);
-    let module = program::for_platform(module, topology.platform()).into_owned();
+    let module = program::for_platform(module, &Platform::of_any_plugin(topology.platform())).into_owned();
     let task = Task::Compile { module, options: options.clone() };
     run(topology, action, task, settings, |answer| match answer {
         Answer::Compiled { device_assignment, compile_time, said } => {
@@ -155,7 +163,7 @@ fn run<R>(
     settings: &Settings,
     expected: impl FnOnce(Answer) -> Option<R>,
 ) -> Result<R, PjrtError> {
-    let plugin = Plugin::locate(topology.platform(), &settings.find)?;
+    let plugin = Plugin::locate(topology.platform().name(), &settings.find)?;
     let request = Request { parent: std::process::id(), plugin: plugin.clone(), topology: topology.to_string(), task };
     let failure = match child::run(&request, settings) {
         Ok(Answer::Failed(reported)) => WorkerFailure::Refused(reported.into()),

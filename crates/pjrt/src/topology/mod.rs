@@ -15,6 +15,7 @@ use std::fmt;
 pub(super) use description::TopologyDescription;
 
 use super::error::PjrtError;
+use super::platform::PlatformKind;
 use super::value::NamedValue;
 use meshloom_hlo::suggest::did_you_mean;
 
@@ -96,12 +97,12 @@ impl Topology {
         Ok(())
     }
 
-    /// The platform of the plugin that compiles for it: `cpu`, `cuda` or `tpu`.
-    pub fn platform(&self) -> &'static str {
+    /// The platform of the plugin that compiles for it.
+    pub fn platform(&self) -> PlatformKind {
         match self.chip {
-            Chip::Tpu(_) => "tpu",
-            Chip::Gpu(_) => "cuda",
-            Chip::Cpu => "cpu",
+            Chip::Tpu(_) => PlatformKind::Tpu,
+            Chip::Gpu(_) => PlatformKind::Cuda,
+            Chip::Cpu => PlatformKind::Cpu,
         }
     }
 
@@ -231,7 +232,7 @@ mod tests {
         for (text, platform, chips, slices) in cases {
             let topology = Topology::parse(text).expect(text);
             assert_eq!(topology.to_string(), text);
-            assert_eq!((topology.platform(), topology.chip_count()), (platform, chips));
+            assert_eq!((topology.platform().name(), topology.chip_count()), (platform, chips));
             assert_eq!(topology.slice_count(), slices);
         }
         assert_eq!(Topology::parse("v6e:4x4:slices=1").expect("one slice").to_string(), "v6e:4x4");

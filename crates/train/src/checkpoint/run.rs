@@ -33,6 +33,7 @@ impl Trainer {
     /// As there, and of [`Trainer::new`].
     pub fn resume(config: &RunConfig, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer, Error> {
         config.check_runnable()?;
+        let config = &config.on_client(client)?;
         let run = config.resolve()?;
         // Before anything is read or compiled.
         checkpoint.check(&run.state())?;

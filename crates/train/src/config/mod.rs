@@ -13,6 +13,7 @@ mod placement;
 mod rules;
 mod sections;
 mod supported;
+mod target;
 mod tree;
 mod unused;
 mod validate;
@@ -27,9 +28,9 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    BadLines, CheckpointConfig, DataConfig, DilocoConfig, Documents, MeshConfig, ModelConfig, ModelFamily,
-    OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig, Platform, RateSchedule, RematConfig, Replication,
-    TargetConfig, TrainConfig,
+    BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, MeshConfig, ModelConfig,
+    ModelFamily, OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig, Platform, Preallocate, RateSchedule,
+    RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;

@@ -51,16 +51,17 @@ impl RunConfig {
         let MeshConfig { axes, dcn } = &self.mesh;
         let mesh = Mesh::parse(axes, self.target.devices).map_err(|error| {
             let target = &self.target;
-            let hint = match target.topology.as_str() {
-                "" => format!("{error} (target.devices is {})", target.devices),
-                topology => {
+            let hint = match (self.knows_devices(), target.topology.as_str()) {
+                (true, _) => format!("{error} (target.devices is {})", target.devices),
+                (false, topology) => {
+                    let has = if topology.is_empty() { target.platform.name() } else { topology };
                     format!(
-                        "{error} ({topology} has {}; --set mesh.axes=data=-1 takes all)",
+                        "{error} ({has} has {}; --set mesh.axes=data=-1 takes all)",
                         counted(target.devices, "device")
                     )
                 }
             };
-            let devices = target.topology.is_empty().then_some("target.devices");
+            let devices = self.knows_devices().then_some("target.devices");
             error::invalid("mesh.axes", axes, &hint).because(devices)
         })?;
         mesh.with_dcn(dcn).map_err(|error| error::invalid("mesh.dcn", dcn, &error.to_string()))

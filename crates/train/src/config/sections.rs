@@ -333,20 +333,55 @@ choice! {
         Cuda = "cuda",
         /// Google TPUs.
         Tpu = "tpu",
+        /// The first of tpu, cuda and cpu that has devices.
+        Auto = "auto",
+    }
+}
+
+choice! {
+    /// The compiler options that a config begins with.
+    CompilerPreset {
+        /// Those that suit the chip, if it is known.
+        Chip = "chip",
+        /// None.
+        None = "none",
+    }
+}
+
+choice! {
+    /// Whether the plugin's allocator takes its memory at once.
+    Preallocate {
+        /// As the plugin does by itself.
+        Plugin = "plugin",
+        /// Yes.
+        Yes = "yes",
+        /// No.
+        No = "no",
     }
 }
 
 section! {
     /// `[target]`: the devices.
     TargetConfig {
-        /// The platform. With a topology it is not looked at.
+        /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked at.
         platform: Platform = Platform::Cpu,
-        /// Number of devices. With a topology it is not looked at.
+        /// Number of virtual devices, on the CPU. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
+        /// On cuda, the part of each GPU's memory that the plugin may take; 0 for the plugin's own choice.
+        memory_fraction: f64 = 0.0,
+        /// On cuda, whether the plugin takes that memory at once.
+        preallocate: Preallocate = Preallocate::Plugin,
+        /// On cuda, the numbers of the GPUs to use, as in `0,1`. Empty: all.
+        visible_devices: String = String::new(),
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),
-        /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own.
+        /// The compiler options to begin with: those that suit the chip (`meshloom config --resolved` lists them), or none.
+        compiler_preset: CompilerPreset = CompilerPreset::Chip,
+        /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own. They win over
+        /// the preset's.
         compiler_options: Vec<String> = Vec::new(),
+        /// Folder in which compiled programs are kept for later runs; `auto` for meshloom's cache, empty for none.
+        compile_cache: String = "auto".to_owned(),
     }
 }

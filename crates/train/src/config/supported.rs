@@ -1,7 +1,7 @@
 //! What this version can run. Each feature that lands drops its line here.
 
 use super::error::{ConfigError, ConfigErrorKind, invalid};
-use super::{ModelFamily, Platform, RunConfig};
+use super::{ModelFamily, RunConfig};
 
 impl RunConfig {
     /// Refuses what the config may ask for but this version cannot run yet. Call it before running; printing, checking
@@ -10,9 +10,6 @@ impl RunConfig {
         if self.model.family == ModelFamily::Gemma2 {
             let instead = "use model.family = \"llama\", \"mixtral\" or \"deepseek\"";
             return Err(not_built("model.family", self.model.family.name(), instead));
-        }
-        if self.target.platform != Platform::Cpu && self.target.topology.is_empty() {
-            return Err(not_built("target.platform", self.target.platform.name(), "use target.platform = \"cpu\""));
         }
         Ok(())
     }

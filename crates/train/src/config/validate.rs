@@ -1,7 +1,5 @@
 //! Checks of values that are of the right type: each alone, then those that depend on one another.
 
-use std::collections::BTreeMap;
-
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
 use super::{CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
@@ -10,7 +8,6 @@ use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
-use meshloom::pjrt::DebugValue;
 use meshloom::trace::TensorSpec;
 
 pub(super) type Checked = Result<(), ConfigError>;
@@ -25,28 +22,12 @@ impl RunConfig {
         self.validate_train()?;
         self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
-        self.compiler_options()?;
-        // With a topology, its plugin knows the devices; `on_devices` then checks the rest.
-        if self.target.topology.is_empty() { self.validate_on_mesh() } else { Ok(()) }
+        self.validate_target()?;
+        // Otherwise a plugin knows the devices; `on_devices` then checks the rest.
+        if self.knows_devices() { self.validate_on_mesh() } else { Ok(()) }
     }
 
-    /// The options that `target.compiler_options` gives the plugin's compiler, by name.
-    ///
-    /// # Errors
-    /// One is not `name=value`.
-    pub fn compiler_options(&self) -> Result<BTreeMap<String, DebugValue>, ConfigError> {
-        let named = |option: &String| match option.split_once('=') {
-            Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), DebugValue::parse(value))),
-            _ => Err(invalid(
-                "target.compiler_options",
-                option,
-                "it must be name=value, as in xla_cpu_enable_fast_math=true",
-            )),
-        };
-        self.target.compiler_options.iter().map(named).collect()
-    }
-
-    /// This config for a topology that turned out to have so many devices.
+    /// This config for a topology, or for a plugin's own devices, of which the program turned out to use so many.
     ///
     /// # Errors
     /// The mesh, or what depends on it, does not fit them.

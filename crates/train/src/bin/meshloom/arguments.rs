@@ -189,6 +189,8 @@ Examples:
       Prints every key with its default and its meaning
   meshloom config --config examples/configs/psdp.toml
       Prints what a config says, and where it differs from the defaults
+  meshloom config --resolved --set target.topology=v5p:2x2x2
+      Prints the config with what follows from the chip: its compiler options, each of which can be changed
   meshloom config --defaults --format toml > run.toml
       Writes a config of all defaults, with comments, to start from")]
 pub struct Config {
@@ -197,6 +199,9 @@ pub struct Config {
     /// Prints the defaults
     #[arg(long, conflicts_with_all = ["config", "set"])]
     pub defaults: bool,
+    /// Asks the platform's plugin, and prints the config as it is run: the platform, the mesh, and every compiler option
+    #[arg(long, conflicts_with = "defaults")]
+    pub resolved: bool,
     /// The form of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

@@ -1,12 +1,16 @@
 //! `meshloom config`: every key of the run config.
 
 use anyhow::Result;
+use meshloom::pjrt::Topology;
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom_train::Devices;
 use meshloom_train::config::{KeyInfo, RunConfig, SectionInfo};
 
 use crate::arguments::{Config, Format};
 
 pub fn run(arguments: &Config) -> Result<()> {
     let config = if arguments.defaults { RunConfig::default() } else { arguments.config.load([])? };
+    let config = if arguments.resolved { resolved(&config)? } else { config };
     let sections = config.describe();
     match arguments.format {
         Format::Text => print!("{}", sections.iter().map(text).collect::<Vec<_>>().join("\n")),
@@ -14,6 +18,20 @@ pub fn run(arguments: &Config) -> Result<()> {
         Format::Json => println!("{}", serde_json::to_string_pretty(&sections)?),
     }
     Ok(())
+}
+
+/// The config with what its platform and devices settle.
+fn resolved(config: &RunConfig) -> Result<RunConfig> {
+    if config.target.topology.is_empty() {
+        let Devices { config, client, notes } = config.open()?;
+        for note in notes {
+            eprintln!("warning: {note}");
+        }
+        return Ok(config.resolved_on(client.platform())?);
+    }
+    let topology = Topology::parse(&config.target.topology)?;
+    let described = ahead_of_time::describe(&topology, &Settings::default())?;
+    Ok(config.on_devices(described.devices.len())?.resolved_on(&described.platform)?)
 }
 
 /// A section for people: each key with its value, then what it means and allows.

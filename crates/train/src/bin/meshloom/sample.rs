@@ -1,7 +1,6 @@
 //! `meshloom sample`: text from the model of a checkpoint.
 
 use anyhow::Result;
-use meshloom::pjrt::{Client, ClientOptions, Plugin};
 use meshloom_train::checkpoint::{self, Fallback};
 use meshloom_train::config::RunConfig;
 use meshloom_train::sample::Sampler;
@@ -38,8 +37,10 @@ pub fn run(arguments: &Sample) -> Result<()> {
     let config = RunConfig::from_toml_with(&checkpoint.about().config, "the checkpoint's config", &arguments.set)?;
     config.check_runnable()?;
     let tokenizer = config.load_tokenizer()?;
-    let plugin = Plugin::find(config.target.platform.name())?;
-    let client = Client::new(&plugin, &ClientOptions { device_count: Some(1), ..ClientOptions::default() })?;
+    let (client, notes) = config.open_one()?;
+    for note in notes {
+        eprintln!("warning: {note}");
+    }
     let sampler = Sampler::of_checkpoint(&client, &config, &checkpoint)?;
     let &Sample { length, temperature, .. } = arguments;
     let text =

@@ -6,14 +6,14 @@ use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{Client, ClientOptions, Plugin, Topology};
+use meshloom::pjrt::{CacheUse, Topology};
 use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
 use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::tensorboard::EventWriter;
-use meshloom_train::{Text, Trainer};
+use meshloom_train::{Devices, Text, Trainer};
 
 use crate::arguments::Train;
 use crate::{ahead, sample};
@@ -39,6 +39,8 @@ pub fn run(arguments: &Train) -> Result<()> {
         return Ok(());
     }
     arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
+    // Before anything is written: without devices, nothing is half done.
+    let Devices { config, client, notes } = config.open()?;
     let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
     let mut metrics_file = match (&arguments.metrics, &checkpoint) {
         (None, _) => None,
@@ -46,9 +48,6 @@ pub fn run(arguments: &Train) -> Result<()> {
         (Some(path), Some(checkpoint)) => Some(MetricsWriter::resume(path, checkpoint.about().step)?),
     };
 
-    let plugin = Plugin::find(config.target.platform.name())?;
-    let device_count = Trainer::device_count(&config)?;
-    let client = Client::new(&plugin, &ClientOptions { device_count: Some(device_count), ..ClientOptions::default() })?;
     let run = config.resolve()?;
     let mut trainer = match &checkpoint {
         Some(checkpoint) => {
@@ -58,7 +57,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         }
         None => Trainer::of(run, load_text(&config)?, &client)?,
     };
-    for warning in trainer.warnings() {
+    for warning in notes.iter().chain(trainer.warnings()) {
         eprintln!("warning: {warning}");
     }
     trainer.on_slow_step(|slow| eprintln!("warning: {slow}"));
@@ -70,12 +69,18 @@ pub fn run(arguments: &Train) -> Result<()> {
     let entropy = trainer.dataset().unigram_entropy();
     let (token, single) = if trainer.tokenizer().is_bytes() { ("byte", "letter") } else { ("token", "token") };
     eprintln!(
-        "{} parameters on {} ({}); lowered in {:.1} ms, compiled in {:.1} s",
+        "{} parameters on {} of {} ({}); lowered in {:.1} ms, compiled in {:.1} s{}",
         trainer.parameter_count(),
-        counted(device_count, "device"),
+        counted(config.target.devices, "device"),
+        config.target.platform,
         trainer.run().mesh(),
         1e3 * trainer.lower_seconds(),
         trainer.compile_seconds(),
+        match trainer.compile_cache() {
+            Some(CacheUse::Hit) => ", compile cache hit",
+            Some(CacheUse::Miss) => ", compile cache miss",
+            None => "",
+        },
     );
     let count = trainer.dataset().token_count();
     eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
@@ -175,7 +180,7 @@ fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Res
 /// Prints what the rules make of the train step.
 fn print_sharding(config: &RunConfig, settings: &Settings) -> Result<()> {
     let table = match config.target.topology.as_str() {
-        "" => config.debug_sharding()?,
+        "" => config.on_stated_devices()?.debug_sharding()?,
         topology => {
             let devices = ahead_of_time::describe(&Topology::parse(topology)?, settings)?.devices;
             config.on_devices(devices.len())?.debug_sharding()?

@@ -1,0 +1,181 @@
+//! Finding and loading NVIDIA's libraries, which the CUDA plugin opens by name.
+//!
+//! The plugin has no wish where they lie: it asks the loader, which gives a library of that name that is loaded
+//! already. So each is loaded here, with its symbols for all, before the plugin is.
+#![allow(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
+
+use super::super::cached::default_cache_directory;
+use super::super::plugin::cause;
+use super::super::search::{FindOptions, fetch_library, is_offline, named_file, python_folders};
+use super::super::wheels::{Package, WHEELS};
+use super::nvidia::{LIBRARIES, Library};
+
+/// A major version of CUDA, which plugins are built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Toolkit {
+    /// CUDA 12, of the packages `nvidia-*-cu12`.
+    Cuda12,
+    /// CUDA 13, of the packages `nvidia-*`.
+    Cuda13,
+}
+
+/// A library that the CUDA plugin opens, and what came of the search for it.
+#[derive(Clone, Debug)]
+pub struct FoundLibrary {
+    /// What it is called, `cublas`.
+    pub name: &'static str,
+    /// Its name for the loader, `libcublas.so.12`.
+    pub soname: &'static str,
+    /// The package on PyPI that has it.
+    pub package: &'static str,
+    /// The file; the name alone, if it was the loader that found it. Or why there is none.
+    found: Result<PathBuf, String>,
+}
+
+impl FoundLibrary {
+    /// Where it was found.
+    pub fn path(&self) -> Option<&Path> {
+        self.found.as_ref().ok().map(PathBuf::as_path)
+    }
+
+    /// Why it is missing, if it is.
+    pub fn problem(&self) -> Option<&str> {
+        self.found.as_ref().err().map(String::as_str)
+    }
+}
+
+impl Library {
+    /// Its name for the loader, its folder, and its package.
+    fn of(&self, toolkit: Toolkit) -> (&'static str, &'static str, &'static str) {
+        match toolkit {
+            Toolkit::Cuda12 => (self.cu12.0, self.cu12.1, self.cu12.2.name),
+            Toolkit::Cuda13 => self.cu13,
+        }
+    }
+
+    /// The package to fetch, if it is pinned.
+    fn pinned(&self, toolkit: Toolkit) -> Option<&'static Package> {
+        (toolkit == Toolkit::Cuda12).then_some(self.cu12.2)
+    }
+}
+
+impl Toolkit {
+    /// The one that a plugin's file is built for, by its wheel; of another file, CUDA 12 is believed.
+    fn of(plugin: &Path) -> Toolkit {
+        let is_of_13 = WHEELS.iter().any(|wheel| wheel.name().contains("cuda13") && plugin.ends_with(wheel.object));
+        if is_of_13 { Toolkit::Cuda13 } else { Toolkit::Cuda12 }
+    }
+}
+
+/// The libraries that a CUDA plugin opens, looked for as [`Client::open`](super::super::Client::open) does, but without
+/// a download.
+pub fn libraries_of(plugin: &Path) -> Vec<FoundLibrary> {
+    load(plugin, &FindOptions { allow_fetch: false, ..FindOptions::default() })
+}
+
+/// Finds the libraries and loads them, in their order: from beside the plugin, from installed Python packages, from
+/// meshloom's cache or the loader's path; else, on a machine with a driver, fetched.
+pub(super) fn load(plugin: &Path, options: &FindOptions) -> Vec<FoundLibrary> {
+    let toolkit = Toolkit::of(plugin);
+    let cache = options.cache_directory.clone().or_else(default_cache_directory);
+    // Who names a plugin has what it needs, or means another than CUDA's.
+    let may_fetch = options.allow_fetch && !is_offline() && named_file("cuda").is_none() && super::driver::is_there();
+    let roots = roots(plugin, options);
+    let one = |library: &Library| {
+        let (soname, folder, package) = library.of(toolkit);
+        let inside = Path::new("nvidia").join(folder).join("lib").join(soname);
+        let beside = plugin.parent().map(|folder| folder.join(soname));
+        let cached = cache.as_ref().zip(library.pinned(toolkit)).map(|(cache, package)| (package, cache));
+        let in_cache = cached.map(|(package, cache)| package.root(cache).join(&inside));
+        let installed = roots.iter().map(|root| root.join(&inside));
+        let files = beside.into_iter().chain(installed).chain(in_cache).filter(|path| path.is_file());
+        let mut found = first_loaded(files.chain([PathBuf::from(soname)]));
+        if found.is_err()
+            && may_fetch
+            && let Some((package, cache)) = cached
+        {
+            found = fetch_library(cache, package, &inside).map_err(|error| error.to_string()).and_then(open);
+        }
+        FoundLibrary { name: library.name, soname, package, found }
+    };
+    LIBRARIES.iter().map(one).collect()
+}
+
+/// The folders in which packages are installed: the plugin's own, and those of Python.
+fn roots(plugin: &Path, options: &FindOptions) -> Vec<PathBuf> {
+    // `jax_plugins/xla_cuda12/xla_cuda_plugin.so` lies three below the packages' folder.
+    let own = plugin.ancestors().nth(3).map(Path::to_owned);
+    let installed = match options.search_python_packages {
+        true => python_folders().unwrap_or_default(),
+        false => Vec::new(),
+    };
+    own.into_iter().chain(installed).collect()
+}
+
+/// Loads the first of some files that can be; otherwise the last one's reason.
+fn first_loaded(files: impl Iterator<Item = PathBuf>) -> Result<PathBuf, String> {
+    files.map(open).reduce(|first, next| first.or(next)).unwrap_or_else(|| Err("nowhere to look".to_owned()))
+}
+
+/// Loads a library for the rest of the process, its symbols for all.
+fn open(path: PathBuf) -> Result<PathBuf, String> {
+    // SAFETY: this runs the initialisers of NVIDIA's library, as the plugin would.
+    match unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(library) => {
+            std::mem::forget(library);
+            Ok(path)
+        }
+        Err(error) => Err(cause(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A shared object that this process has loaded, to stand for NVIDIA's.
+    fn some_library() -> PathBuf {
+        let maps = fs::read_to_string("/proc/self/maps").expect("maps");
+        let files = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        PathBuf::from(files.into_iter().find(|file| file.contains("/libgcc_s")).expect("Rust's unwinder"))
+    }
+
+    #[test]
+    fn libraries_of_both_toolkits_are_found_beside_the_plugin() {
+        let cases = [
+            (
+                "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
+                "nvidia/cuda_runtime/lib/libcudart.so.12",
+                "nvidia-cuda-runtime-cu12",
+            ),
+            ("jax_plugins/xla_cuda13/xla_cuda_plugin.so", "nvidia/cu13/lib/libcudart.so.13", "nvidia-cuda-runtime"),
+            // Of no package: the library lies in the plugin's own folder.
+            ("own/plugin.so", "own/libcudart.so.12", "nvidia-cuda-runtime-cu12"),
+        ];
+        for (plugin, library, package) in cases {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join(library);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("create");
+            fs::copy(some_library(), &path).expect("copy");
+            let options = FindOptions {
+                allow_fetch: false,
+                search_python_packages: false,
+                cache_directory: Some(folder.path().join("cache")),
+                ..FindOptions::default()
+            };
+            let found = load(&folder.path().join(plugin), &options);
+            assert_eq!(found.iter().map(|it| it.name).collect::<Vec<_>>(), LIBRARIES.map(|row| row.name));
+            let cudart = &found[0];
+            assert_eq!((cudart.path(), cudart.package, cudart.problem()), (Some(path.as_path()), package, None));
+            // What is nowhere says so in the loader's words.
+            let missing = found.iter().filter_map(FoundLibrary::problem).all(|reason| reason.contains("lib"));
+            assert!(missing, "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What is compiled for: a platform, its plugin and its chips, and all that follows from them.
+
+use serde::{Deserialize, Serialize};
+
+use super::presets::{PRESETS, Preset};
+use meshloom_hlo::{ApiVersion, GroupFormat};
+
+meshloom_hlo::words! {
+    /// The platforms that there are plugins for.
+    #[derive(Default, Serialize, Deserialize)]
+    pub enum PlatformKind {
+        /// Virtual devices on the host's processor.
+        #[default]
+        Cpu = "cpu",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+        /// Google TPUs.
+        Tpu = "tpu",
+    }
+}
+
+impl PlatformKind {
+    /// The platform of this name.
+    pub fn named(name: &str) -> Option<PlatformKind> {
+        PlatformKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The environment variable that names the file of its plugin.
+    pub const fn plugin_variable(self) -> &'static str {
+        match self {
+            PlatformKind::Cpu => "MESHLOOM_CPU_PLUGIN",
+            PlatformKind::Cuda => "MESHLOOM_CUDA_PLUGIN",
+            PlatformKind::Tpu => "MESHLOOM_TPU_PLUGIN",
+        }
+    }
+}
+
+/// What a program is compiled for. A live client has one ([`Client::platform`](super::Client::platform)), and so has a
+/// topology ([`DescribedTopology::platform`](super::ahead_of_time::DescribedTopology)). Whatever differs between
+/// platforms follows from it, so a program is the same for devices at hand and for absent ones of their kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Platform {
+    kind: PlatformKind,
+    api_version: Option<ApiVersion>,
+    device_kind: Option<String>,
+}
+
+impl Platform {
+    /// A platform without a plugin, for programs that are only looked at: what holds for all its plugins.
+    pub const fn of_any_plugin(kind: PlatformKind) -> Platform {
+        Platform { kind, api_version: None, device_kind: None }
+    }
+
+    /// A platform with the plugin of this API version, and devices of this kind.
+    pub(super) fn new(kind: PlatformKind, api_version: ApiVersion, device_kind: Option<String>) -> Platform {
+        Platform { kind, api_version: Some(api_version), device_kind }
+    }
+
+    /// Which platform it is.
+    pub fn kind(&self) -> PlatformKind {
+        self.kind
+    }
+
+    /// The kind of its devices, by the plugin's name for it, if devices are known.
+    pub fn device_kind(&self) -> Option<&str> {
+        self.device_kind.as_deref()
+    }
+
+    /// The most compact form of device groups that its plugin is known to read.
+    pub fn group_format(&self) -> GroupFormat {
+        self.api_version.map(GroupFormat::read_by).unwrap_or_default()
+    }
+
+    /// Whether collectives that do not depend on each other may run in any order, or at once. A CPU's virtual devices
+    /// could then wait for each other for ever.
+    pub fn overlaps_collectives(&self) -> bool {
+        self.kind != PlatformKind::Cpu
+    }
+
+    /// Whether the host has a memory of its own, into which values can be moved. A CPU's devices work in it.
+    pub fn has_host_memory(&self) -> bool {
+        self.kind != PlatformKind::Cpu
+    }
+
+    /// Whether its compiler takes the trip counts of loops. libtpu refuses them, and finds them itself.
+    pub(super) fn takes_trip_counts(&self) -> bool {
+        self.kind != PlatformKind::Tpu
+    }
+
+    /// The compiler options that suit its chips, if they are known.
+    pub fn preset(&self) -> Option<&'static Preset> {
+        let kind = self.device_kind()?;
+        PRESETS.iter().find(|preset| preset.kind == self.kind && preset.suits(kind))
+    }
+
+    /// Whether its plugin is older than an API version.
+    pub(super) fn is_before(&self, version: ApiVersion) -> bool {
+        self.api_version.is_some_and(|own| own < version)
+    }
+}

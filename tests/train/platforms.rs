@@ -1,0 +1,203 @@
+//! Platforms: what differs between them, on the CPU plugin in the place of others.
+//!
+//! `MESHLOOM_CUDA_PLUGIN` names a CPU plugin, so everything that a run does for GPUs is done, but for the GPUs.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use meshloom::pjrt::{CacheUse, FoundLibrary, PlatformKind, Plugin, check_present, libraries_of};
+use meshloom_train::config::{Platform, RunConfig};
+use meshloom_train::{Devices, Trainer};
+use support::configs::{self, SHORT_RUN, TINY, UNOPTIMIZED};
+use support::eight_devices::{client, relative_error};
+use support::plugins::cpu_plugins;
+use support::program::meshloom;
+
+/// A CPU plugin that refuses options that it does not know.
+fn stand_in() -> Arc<Plugin> {
+    cpu_plugins().into_iter().find(|plugin| plugin.api_version() >= (0, 115)).expect("a strict plugin")
+}
+
+/// The program with these arguments, and the CPU plugin in the place of the plugins of these variables.
+fn run(arguments: &[&str], keys: &[&str], stand_ins: &[&str]) -> Output {
+    let mut command = Command::new(meshloom());
+    for variable in ["MESHLOOM_CPU_PLUGIN", "MESHLOOM_CUDA_PLUGIN", "MESHLOOM_TPU_PLUGIN"] {
+        command.env_remove(variable);
+    }
+    command.envs(stand_ins.iter().map(|variable| (variable, stand_in().path().to_owned())));
+    let keys = keys.iter().flat_map(|key| ["--set", key]);
+    command.args(arguments).args(keys).current_dir(support::path("")).output().expect("it runs")
+}
+
+/// Runs it, and returns what it says on its standard error.
+fn says(arguments: &[&str], keys: &[&str], stand_ins: &[&str]) -> (bool, String) {
+    let output = run(arguments, keys, stand_ins);
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+const CUDA: &[&str] = &["MESHLOOM_CUDA_PLUGIN"];
+
+/// The losses of a metrics file.
+fn losses(file: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(file).expect("metrics");
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["loss"].as_f64();
+    text.lines().map(|line| loss(line).expect("a loss")).collect()
+}
+
+/// The default model, on the devices that the plugin has by default: the numbers are those of the CPU.
+#[test]
+fn the_main_job_runs_on_cudas_path() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let short = ["train.batch=4", "target.compile_cache=", UNOPTIMIZED];
+    let numbers = |name: &str, keys: &[&str], stand_ins: &[&str]| {
+        let file = folder.path().join(name);
+        let arguments = ["train", "--steps", "2", "--sample", "0", "--metrics", file.to_str().expect("a path")];
+        let (ok, text) = says(&arguments, &[&short, keys].concat(), stand_ins);
+        assert!(ok, "{text}");
+        (losses(&file), text)
+    };
+    let (cuda, text) = numbers("cuda", &["target.platform=cuda", "mesh.axes=data=-1"], CUDA);
+    assert!(text.contains("parameters on 4 devices of cuda (data=4); "), "{text}");
+    assert!(!text.contains("warning"), "{text}");
+    let (cpu, text) = numbers("cpu", &["target.devices=4", "mesh.axes=data=-1"], &[]);
+    assert!(text.contains("parameters on 4 devices of cpu (data=4); "), "{text}");
+    assert_eq!(cuda.len(), 2);
+    assert!(relative_error(&cuda, &cpu) <= 1e-5 && cuda[1] < cuda[0], "{cuda:?} {cpu:?}");
+}
+
+/// `target.devices` is the CPU's: elsewhere the mesh takes the first devices that it needs, or all.
+#[test]
+fn a_smaller_mesh_takes_the_first_devices() {
+    let train = |axes: &str| {
+        let own = ["target.platform=cuda", "target.devices=3", "target.compile_cache=", axes];
+        says(&["train", "--steps", "1", "--sample", "0"], &[TINY, &own].concat(), CUDA)
+    };
+    let (ok, text) = train("mesh.axes=data=2");
+    assert!(ok && text.contains("warning: the mesh takes the first 2 of 4 devices"), "{text}");
+    assert!(text.contains("on 2 devices of cuda (data=2)"), "{text}");
+    let (ok, text) = train("mesh.axes=data=8");
+    assert!(!ok && text.contains("has 8 devices, but there are 4") && text.contains("(cuda has 4 devices;"), "{text}");
+}
+
+/// Each key goes to the plugin when it is set, and only then; the stand-in refuses what it is sent, by name.
+#[test]
+fn options_are_sent_when_set() {
+    let keys = [
+        ("target.memory_fraction=0.5", "memory_fraction"),
+        ("target.preallocate=no", "preallocate"),
+        ("target.visible_devices=\"0,1\"", "visible_devices"),
+    ];
+    for (key, option) in keys {
+        let (ok, text) = says(&["config", "--resolved"], &["target.platform=cuda", "mesh.axes=data=-1", key], CUDA);
+        assert!(!ok && text.contains("PJRT_Client_Create failed") && text.contains(option), "{key}: {text}");
+        // The plugin says what is wrong; the libraries that it is without are named besides.
+        let missing = |it: &FoundLibrary| it.problem().is_some() && !text.contains(it.soname);
+        assert!(!libraries_of(stand_in().path()).iter().any(missing), "{key}: {text}");
+        for platform in ["cpu", "tpu"] {
+            let error = RunConfig::from_overrides(&[format!("target.platform={platform}"), key.to_owned()]);
+            let error = error.expect_err(key).to_string();
+            let expected = format!(": {platform} has no such option, only cuda");
+            assert!(error.contains(&format!("target.{option} is ")) && error.ends_with(&expected), "{error}");
+        }
+    }
+    for (key, expected) in [
+        ("target.memory_fraction=1.5", "expected more than 0 and at most 1"),
+        ("target.visible_devices=all", "it must be the numbers of GPUs"),
+        ("target.preallocate=maybe", "it must be one of \"plugin\", \"yes\", \"no\""),
+    ] {
+        let error = RunConfig::from_overrides(&["target.platform=cuda".to_owned(), key.to_owned()]);
+        let error = error.expect_err(key).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// `auto` takes the first platform that has devices, and `meshloom config --resolved` says which.
+#[test]
+fn auto_takes_the_first_platform_with_devices() {
+    let present = [PlatformKind::Tpu, PlatformKind::Cuda].into_iter().find(|kind| check_present(*kind).is_ok());
+    if present.is_none() {
+        let config = configs::config(&[&["target.platform=auto"]]);
+        let Devices { config, client, notes } = config.open().expect("the CPU is always there");
+        assert_eq!((config.target.platform, client.devices().len()), (Platform::Cpu, 8));
+        assert!(notes.is_empty(), "what is absent need not be said: {notes:?}");
+    }
+    let both = ["MESHLOOM_CUDA_PLUGIN", "MESHLOOM_TPU_PLUGIN"];
+    for (stand_ins, expected) in [(CUDA, "cuda"), (&both[..], "tpu")] {
+        if present.is_some() {
+            continue;
+        }
+        let keys = ["target.platform=auto", "mesh.axes=data=2,fsdp=-1"];
+        let output = run(&["config", "--resolved", "--format", "toml"], &keys, stand_ins);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for line in
+            [&format!("platform = \"{expected}\"")[..], "axes = \"data=2,fsdp=2\"", "compiler_preset = \"none\""]
+        {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+        // What is printed is a config of the same meaning.
+        let again = RunConfig::from_toml(&text, "resolved.toml").expect("it can be read again");
+        assert_eq!(again.mesh.axes, "data=2,fsdp=2");
+    }
+}
+
+/// Without the hardware there is one message, and nothing has been written.
+#[test]
+fn absent_hardware_is_one_error() {
+    for (kind, expected) in [
+        (PlatformKind::Cuda, "there are no devices of the platform cuda: this machine has no NVIDIA driver: "),
+        (PlatformKind::Tpu, "there are no devices of the platform tpu: this machine has no TPU: "),
+    ] {
+        if check_present(kind).is_ok() {
+            continue;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let arguments = ["train", "--metrics", &path("metrics"), "--checkpoint", &path("checkpoints")];
+        let (ok, text) = says(&arguments, &[&format!("target.platform={kind}")], &[]);
+        assert!(!ok && text.starts_with(&format!("error: {expected}")) && text.lines().count() == 1, "{text}");
+        assert!(text.contains(kind.plugin_variable()), "{text}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "something was written");
+    }
+}
+
+/// What only a plugin knows is not made up where no plugin is asked.
+#[test]
+fn a_program_that_is_only_looked_at_says_what_it_needs() {
+    let stated = |keys: &[&str]| {
+        configs::config(&[keys]).on_stated_devices().and_then(|config| {
+            config.at_stage(meshloom_train::Stage::Partitioned)?;
+            Ok(config)
+        })
+    };
+    let config = stated(&["target.platform=cuda", "target.devices=3", "mesh.axes=data=2,fsdp=2"]).expect("a mesh");
+    assert_eq!(config.target.devices, 4);
+    let error = stated(&["target.platform=cuda", "mesh.axes=data=-1"]).expect_err("nobody counts the devices");
+    let expected = "mesh.axes is \"data=-1\": -1 fills up the devices of cuda, which are not asked here";
+    assert!(error.to_string().contains(expected), "{error}");
+    let error = stated(&["target.platform=auto"]).expect_err("nobody looks for devices").to_string();
+    assert!(error.starts_with("target.platform is \"auto\": which platform has devices shows when"), "{error}");
+    let other = Trainer::new(&configs::config(&[SHORT_RUN, &["target.platform=cuda"]]), &client());
+    let error = other.err().expect("the client is a CPU's").to_string();
+    assert!(error.starts_with("target.platform is \"cuda\": the client is of cpu"), "{error}");
+}
+
+/// The second run of a program takes it from the cache, and computes the same.
+#[test]
+fn compiled_programs_are_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = format!("target.compile_cache={:?}", folder.path().display().to_string());
+    let train = |keys: &[&str]| {
+        let config = configs::config(&[TINY, &[UNOPTIMIZED, &cache], keys]);
+        let mut trainer = Trainer::new(&config, &client()).expect("a trainer");
+        let losses: Vec<f64> = (0..3).map(|_| trainer.step().expect("a step").loss).collect();
+        (trainer.compile_cache(), losses)
+    };
+    let (found, losses) = train(&[]);
+    assert_eq!(found, Some(CacheUse::Miss));
+    assert_eq!(train(&[]), (Some(CacheUse::Hit), losses.clone()));
+    // Another program, other options, and no cache.
+    assert_eq!(train(&["mesh.axes=data=8"]).0, Some(CacheUse::Miss));
+    assert_eq!(train(&["target.compiler_options=[]"]).0, Some(CacheUse::Miss));
+    assert_eq!(train(&["target.compile_cache="]), (None, losses));
+}
