@@ -83,9 +83,9 @@ pub struct Param {
     pub matrix: Option<MatrixDims>,
 }
 
-/// Which dimensions of a parameter make matrices: `batch` of them run over matrices, as those over experts do, then come
-/// `inputs` that a product with activations sums over, the rows; all others are columns. Dimensions over stacked layers
-/// stand before these, and are not counted.
+/// Which dimensions of a parameter make matrices: first `batch` dimensions that run over matrices, as one over experts
+/// does, then `inputs` that a product with activations sums over, the rows; all others are columns. Dimensions over
+/// stacked layers stand before these, and are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixDims {
     /// Dimensions that run over matrices.
