@@ -40,8 +40,8 @@ pub struct LowerOptions<'a> {
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only
-    /// the plugins of one generation each read them: [`LowerOptions::on`] takes what a platform's does. Lists are read by
-    /// all.
+    /// the plugins of one generation each read them: [`LowerOptions::on`] takes what a platform's does. Lists are read
+    /// by all.
     pub groups: GroupFormat,
     /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
     /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.

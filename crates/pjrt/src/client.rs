@@ -18,8 +18,8 @@ use meshloom_hlo::message::counted;
 /// How many virtual devices the CPU plugins take. Outside of this they abort the process.
 pub(super) const CPU_DEVICE_COUNTS: std::ops::RangeInclusive<usize> = 1..=1024;
 
-/// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform has
-/// no such option.
+/// How to create a client. An option goes to the plugin only if it is set, and is refused by name where the platform
+/// has no such option.
 #[derive(Clone, Debug, Default)]
 pub struct ClientOptions {
     /// The platform, which is the CPU by default. Everything goes by it, whatever the plugin calls itself.

@@ -1,8 +1,8 @@
 //! Compiler options that suit a chip.
 //!
-//! They are among those that published runs on the chip are made with: MaxText's lists of flags for TPUs, and what users
-//! of JAX set on GPUs. What goes by the model, such as how many bytes of collectives are combined, is left to the user.
-//! The tests compile a train step for every chip with its options, so its plugin takes each of them.
+//! They are among those that published runs on the chip are made with: MaxText's lists of flags for TPUs, and what
+//! users of JAX set on GPUs. What goes by the model, such as how many bytes of collectives are combined, is left to
+//! the user. The tests compile a program for every chip with its options, so its plugin takes each of them.
 
 use super::platform::PlatformKind;
 

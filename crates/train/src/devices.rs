@@ -17,8 +17,8 @@ pub struct Devices {
 }
 
 impl RunConfig {
-    /// Opens the devices that the config runs on: on the CPU as many as its mesh has, elsewhere those that there are, of
-    /// which a smaller mesh takes the first.
+    /// Opens the devices that the config runs on: on the CPU as many as its mesh has, elsewhere those that there are,
+    /// of which a smaller mesh takes the first.
     ///
     /// # Errors
     /// The platform has no devices here, or lacks an option that the config sets; its plugin cannot be had, or makes no

@@ -363,7 +363,8 @@ choice! {
 section! {
     /// `[target]`: the devices.
     TargetConfig {
-        /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked at.
+        /// The platform; `auto` is the first of tpu, cuda and cpu that has devices. With a topology it is not looked
+        /// at.
         platform: Platform = Platform::Cpu,
         /// Number of virtual devices, on the CPU. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
@@ -376,10 +377,11 @@ section! {
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),
-        /// The compiler options to begin with: those that suit the chip (`meshloom config --resolved` lists them), or none.
+        /// The compiler options to begin with: those that suit the chip (`meshloom config --resolved` lists them), or
+        /// none.
         compiler_preset: CompilerPreset = CompilerPreset::Chip,
-        /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own. They win over
-        /// the preset's.
+        /// Options of the plugin's compiler, each `name=value`, which it must know: XLA's flags and its own. They win
+        /// over the preset's.
         compiler_options: Vec<String> = Vec::new(),
         /// Folder in which compiled programs are kept for later runs; `auto` for meshloom's cache, empty for none.
         compile_cache: String = "auto".to_owned(),

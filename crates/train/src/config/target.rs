@@ -61,8 +61,8 @@ impl RunConfig {
         }
     }
 
-    /// This config for a program that is only looked at, so that no plugin is asked for devices: there are as many as its
-    /// topology has, or else its mesh.
+    /// This config for a program that is only looked at, so that no plugin is asked for devices: there are as many as
+    /// its topology has, or else its mesh.
     ///
     /// # Errors
     /// There is no such topology; a size of the mesh is -1, which fills up devices that nobody knows; or the mesh does
@@ -78,7 +78,8 @@ impl RunConfig {
             Err(MeshError::FillDoesNotDivide { .. }) => {
                 let platform = self.target.platform;
                 let reason = format!(
-                    "-1 fills up the devices of {platform}, which are not asked here; give every size, or target.topology"
+                    "-1 fills up the devices of {platform}, which are not asked here; give every size, or \
+                     target.topology"
                 );
                 Err(invalid("mesh.axes", &self.mesh.axes, &reason).because(["target.platform"]).into())
             }
@@ -151,8 +152,8 @@ impl RunConfig {
         }
     }
 
-    /// The options of the plugin's compiler, by name: those that suit the platform's chip, if the config wants them, and
-    /// `target.compiler_options`, which win.
+    /// The options of the plugin's compiler, by name: those that suit the platform's chip, if the config wants them,
+    /// and `target.compiler_options`, which win.
     ///
     /// # Errors
     /// One is not `name=value`.
