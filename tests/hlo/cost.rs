@@ -298,7 +298,7 @@ fn same(found: u64, xla: f64, what: &str) {
 
 #[test]
 fn jax_says_the_same() {
-    for golden in golden() {
+    for golden in golden().iter().filter(|golden| golden.expected.contains_key("flops")) {
         let (flops, transcendentals, bytes) = as_xla_counts(golden.module());
         same(flops, golden.number("flops"), &golden.name);
         same(transcendentals, golden.number("transcendentals"), &golden.name);

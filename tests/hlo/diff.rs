@@ -2,7 +2,7 @@
 
 use meshloom::hlo::analysis::{Devices, ModuleDiff, collectives, diff};
 use meshloom::hlo::parse::parse;
-use meshloom::hlo::proto::HloModuleProto;
+use meshloom::hlo::proto::{HloInputOutputAliasProto, HloModuleProto};
 use meshloom::sharding::Mesh;
 
 const MODULE: &str = r#"
@@ -90,6 +90,10 @@ fn what_means_nothing_is_no_difference() {
     }
     renumbered.entry_computation_id += 1000;
     assert!(compare(&module(MODULE), &renumbered).is_empty());
+    // A proto states that nothing is donated, text leaves it out.
+    let mut stated = module(MODULE);
+    stated.input_output_alias = Some(HloInputOutputAliasProto::default());
+    assert!(compare(&module(MODULE), &stated).is_empty());
 }
 
 #[test]

@@ -183,6 +183,45 @@ fn of_branches_the_largest_counts() {
     check(source, (4 + KIB, 32, 9 * KIB));
 }
 
+/// What an iteration receives is still live where the next carry is begun: that cannot lie over what it is made of.
+#[test]
+fn a_carry_is_not_where_it_is_read() {
+    let source = "
+        condition { p = f32[256] parameter(0)  ROOT c = pred[] custom-call(p), custom_call_target=\"c\" }
+        body {
+            p = f32[256] parameter(0)
+            a = f32[256] custom-call(p), custom_call_target=\"a\"
+            ROOT b = f32[256] negate(a)
+        }
+        ENTRY main {
+            x = f32[256] parameter(0)
+            first = f32[256] copy(x)
+            ROOT l = f32[256] while(first), condition=condition, body=body
+        }";
+    // `a` is read last where `b` is made, but made while `p` is read, which is in the buffer of `b`.
+    check(source, (KIB, KIB, KIB));
+}
+
+/// The buffer of a conditional's result is free in a branch until that makes it.
+#[test]
+fn a_branch_uses_the_buffer_of_the_result() {
+    let source = "
+        one { p = f32[256] parameter(0)  ROOT a = f32[256] custom-call(p), custom_call_target=\"a\" }
+        other {
+            p = f32[256] parameter(0)
+            b = f32[256] custom-call(p), custom_call_target=\"b\"
+            c = f32[256] custom-call(b), custom_call_target=\"c\"
+            ROOT d = f32[256] custom-call(c), custom_call_target=\"d\"
+        }
+        ENTRY main {
+            which = s32[] parameter(0)
+            x = f32[256] parameter(1)
+            ROOT y = f32[256] conditional(which, x, x), branch_computations={one, other}
+        }";
+    // `b` lies where `d` will, and only `c` has memory of its own.
+    check(source, (4 + KIB, KIB, KIB));
+}
+
 #[test]
 fn a_fusion_is_one_buffer() {
     let source = "
@@ -348,7 +387,7 @@ const HEADER: &str = "\
 | program | XLA: total | XLA: temporaries | compiled: temporaries | compiled: total | emitted: temporaries | emitted: total |
 |---|---|---|---|---|---|---|";
 
-/// Within 15 % of XLA's figures, for each of twelve programs: temporaries, and all of it. Arguments and outputs to the
+/// Within 1.5 % of XLA's figures, for each program: temporaries, and all of it. Arguments and outputs to the
 /// byte. The table is that of docs/memory.md, which is written again with `MESHLOOM_WRITE_DOCS=1`.
 #[test]
 fn estimates_are_xlas_figures() {
@@ -363,7 +402,7 @@ fn estimates_are_xlas_figures() {
         assert_eq!((found.arguments, found.outputs, found.aliased), (arguments, outputs, aliased), "{}", row.name);
         for (found, xla) in [(found.temporaries, temporaries), (found.peak, row.xla_total())] {
             let ratio = found as f64 / xla as f64;
-            assert!((0.85..=1.15).contains(&ratio), "{}: {found} for XLA's {xla}", row.name);
+            assert!((0.985..=1.015).contains(&ratio), "{}: {found} for XLA's {xla}", row.name);
         }
         if let Some(emitted) = &row.emitted {
             assert_eq!(emitted.form, MemoryForm::Uncompiled, "{}", row.name);

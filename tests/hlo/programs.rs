@@ -78,7 +78,7 @@ fn stack() -> Lowered {
 pub struct Golden {
     pub name: String,
     pub dump: HloProto,
-    /// The numbers of `expected.json`, by name.
+    /// The numbers of `expected.json`, by name; without those of its cost where XLA counts control flow otherwise.
     pub expected: BTreeMap<String, f64>,
 }
 

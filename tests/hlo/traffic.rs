@@ -197,6 +197,37 @@ fn a_step_takes_its_branch() {
     assert_eq!(undecided, [either(256), either(0), either(64), either(64)]);
 }
 
+/// JAX's `shard_map` before compilation: the counter is one of several values that enter a manual region.
+#[test]
+fn a_step_is_known_in_a_manual_region() {
+    let text = "
+%region (step: s32[], x: f32[1024]) -> f32[1024] {
+  %step = s32[] parameter(0)
+  %x = f32[1024] parameter(1)
+  %three = s32[] constant(3)
+  %rest = s32[] remainder(%step, %three)
+  ROOT %y = f32[1024] conditional(%rest, %x, %x, %x), branch_computations={%nothing, %slow_16, %slow_32}
+}
+
+ENTRY %main (x: f32[8192], step: s32[]) -> f32[8192] {
+  %x = f32[8192] parameter(0)
+  %step = s32[] parameter(1)
+  %local = (s32[], f32[1024]) custom-call(%step, %x), custom_call_target=\"xla.sdy.GlobalToLocalShape\"
+  %local_step = s32[] get-tuple-element(%local), index=0
+  %local_x = f32[1024] get-tuple-element(%local), index=1
+  %y = f32[1024] call(%local_step, %local_x), to_apply=%region
+  ROOT %out = f32[8192] custom-call(%y), custom_call_target=\"xla.sdy.LocalToGlobalShape\"
+}
+";
+    let known = Known::of(text);
+    let over = known.over("slow");
+    let at = |step| {
+        let input = KnownInput { parameter: 1, element: Vec::new(), value: step };
+        Walk::of(&known.walk_of).given(&[input]).moved_bytes(&over.entries)
+    };
+    assert_eq!([0, 1, 2, 3, 7].map(at), [0, 64, 128, 0, 64].map(exactly));
+}
+
 #[test]
 fn without_the_counter_nothing_is_claimed() {
     let known = Known::of(STREAMING);

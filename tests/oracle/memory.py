@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
 # Paths that are the same on every machine.
 jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/(?=tests/oracle/)")
 
@@ -66,15 +67,76 @@ def attention(x, weights, mask):
     return jax.value_and_grad(loss)(weights)
 
 
+def branch(which, x):
+    def heavy(x):
+        return jnp.sin(x) @ x @ x
+
+    return jax.lax.cond(which > 0, heavy, lambda x: x * 2, x) + 1
+
+
+def unknown_loop(x):
+    return jax.lax.while_loop(lambda s: jnp.max(s) < 100, lambda s: s @ s + 1, x)
+
+
+def conditional_sums(which, x):
+    """A sum over two of eight devices, after 0 to 3 of which the next branch stops."""
+
+    def sums(count):
+        def body(x):
+            for _ in range(count):
+                x = jax.lax.psum(x * 1.5, "rep")
+            return x
+
+        return body
+
+    def step(which, x):
+        return jax.lax.switch(which % 4, [sums(count) for count in range(4)], x) * 2
+
+    whole, split = jax.P(), jax.P(("rep", "mdl"))
+    mesh = jax.make_mesh((2, 4), ("rep", "mdl"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return jax.shard_map(step, mesh=mesh, in_specs=(whole, split), out_specs=split, check_vma=False)(which, x)
+
+
+def branch_in_loop(which, x):
+    """What the branches return is carried; one of them has a loop of its own."""
+
+    def inner(x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) < 7, lambda s: jnp.tanh(s @ s) * 2, x @ x)
+
+    def step(carry, index):
+        x, y = carry
+        x = jax.lax.cond((index + which) % 3 == 0, inner, lambda x: x + y, x)
+        return (x, jnp.sin(x) @ y), jnp.sum(x)
+
+    return jax.lax.scan(step, (x, x + 1), jnp.arange(9))
+
+
+def shuffles(x, rows):
+    ordered = jnp.cumsum(jnp.sort(x, axis=-1), axis=0)[rows]
+    noise = jax.random.normal(jax.random.key(0), x.shape)
+    return jnp.fft.rfft(ordered).real.sum() + noise.sum()
+
+
 def f32(*shape):
     return jnp.zeros(shape, jnp.float32)
 
+
+I32 = jnp.zeros((), jnp.int32)
 
 PROGRAMS = {
     "attention": (attention, (f32(4, 64, 128), [f32(128, 4, 32)] * 3, jnp.zeros((64, 64), bool)), ()),
     "convolution": (convolution, (f32(3, 3, 8, 16), f32(4, 32, 32, 8)), ()),
     "mlp": (mlp, ([(f32(256, 256), f32(256))] * 4, f32(128, 256), f32(128, 256)), (0,)),
     "scan_remat": (scan_remat, ((f32(6, 128, 512), f32(6, 512, 128)), f32(64, 128)), (0,)),
+}
+
+# Their memory only: XLA counts an unknown loop once, and of branches the costliest.
+CONTROL_FLOW = {
+    "branch": (branch, (I32, f32(512, 512)), ()),
+    "branch_in_loop": (branch_in_loop, (I32, f32(256, 256)), ()),
+    "conditional_sums": (conditional_sums, (I32, f32(1 << 20)), ()),
+    "shuffles": (shuffles, (f32(512, 512), jnp.zeros(64, jnp.int32)), ()),
+    "unknown_loop": (unknown_loop, (f32(512, 512),), ()),
 }
 
 
@@ -96,16 +158,18 @@ def compile_program(function, arguments, donated):
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
     # HloProto.hlo_module and HloProto.buffer_assignment.
     dump = field(1, module) + field(3, stats.serialized_buffer_assignment_proto)
-    numbers = {
+    memory = {
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes,
         "aliased": stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
+    }
+    cost = {
         "flops": costs["flops"],
         "transcendentals": costs.get("transcendentals", 0.0),
         "bytes": costs["bytes accessed"],
     }
-    return dump, numbers
+    return dump, memory, cost
 
 
 def main():
@@ -114,14 +178,15 @@ def main():
     check = parser.parse_args().check
     FOLDER.mkdir(exist_ok=True)
     numbers = {}
-    for name, program in PROGRAMS.items():
-        dump, numbers[name] = compile_program(*program)
+    for name, program in (PROGRAMS | CONTROL_FLOW).items():
+        dump, memory, cost = compile_program(*program)
+        numbers[name] = memory | (cost if name in PROGRAMS else {})
         if not check:
             (FOLDER / f"{name}.hlo.pb").write_bytes(dump)
     text = json.dumps(numbers, indent=2) + "\n"
     if check:
         assert (FOLDER / "expected.json").read_text() == text, "the numbers have changed"
-        missing = [name for name in PROGRAMS if not (FOLDER / f"{name}.hlo.pb").exists()]
+        missing = [name for name in numbers if not (FOLDER / f"{name}.hlo.pb").exists()]
         assert not missing, missing
     else:
         (FOLDER / "expected.json").write_text(text)

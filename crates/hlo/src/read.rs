@@ -181,6 +181,8 @@ fn decompress(bytes: &[u8], limits: &Limits) -> Result<Vec<u8>, ReadError> {
 }
 
 fn read_plain(bytes: &[u8], limits: &Limits) -> Result<Found, ReadError> {
+    // Some editors begin UTF-8 with a byte order mark.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let size = bytes.len() as u64;
     if size > limits.input_bytes {
         return Err(ReadError::TooLarge { what: "it has", found: size, limit: limits.input_bytes });

@@ -426,7 +426,8 @@ fn fingerprint(module: &HloModuleProto) -> u64 {
     }
     let mut hasher = FxHasher::default();
     computations.get(&module.entry_computation_id).hash(&mut hasher);
-    module.input_output_alias.as_ref().map(|alias| alias.encode_to_vec()).hash(&mut hasher);
+    // A proto may state that there are none, where text leaves it out.
+    module.input_output_alias.as_ref().map(|alias| alias.encode_to_vec()).unwrap_or_default().hash(&mut hasher);
     hasher.finish()
 }
 

@@ -46,8 +46,8 @@ pub struct StatedFrom {
 /// A value that nothing is called.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name or a part of that \
-     (attention/dot_general), or a line (model.py:42)"
+    "no tensor is called \"{query}\"{suggestion}; name an instruction (dot.5), its op_name \
+     (attention/dot_general), a part of either, or a line (model.py:42)"
 )]
 pub struct UnknownValue {
     /// What was asked for.
@@ -59,8 +59,8 @@ pub struct UnknownValue {
 crate::debug_is_message!(UnknownValue);
 
 /// What is stated about the values with this name: an instruction's name; the `op_name` of its metadata or the end of
-/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), or any part of it. The first of these that
-/// finds anything counts. At most so many values are traced.
+/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name (`w` of `w.1`), or any part
+/// of either. The first of these that finds anything counts. At most so many values are traced.
 ///
 /// # Errors
 /// No value has the name.
@@ -78,8 +78,10 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
         };
         name == query || name.ends_with(&format!("/{query}")) || at_line()
     };
-    let has_words = |it: &HloInstructionProto| has_words(op_name(it), query);
-    let has_part = |it: &HloInstructionProto| !query.is_empty() && op_name(it).contains(query);
+    let has_words_in_op_name = |it: &HloInstructionProto| has_words(op_name(it), query);
+    let has_words_in_name = |it: &HloInstructionProto| has_words(&it.name, query);
+    let has_part = |it: &HloInstructionProto| op_name(it).contains(query);
+    let has_part_in_name = |it: &HloInstructionProto| it.name.contains(query);
     let find = |is_it: &dyn Fn(&HloInstructionProto) -> bool| -> Vec<(usize, &HloInstructionProto)> {
         let all = index.computations().iter().enumerate();
         all.flat_map(|(number, it)| it.instructions().iter().map(move |instruction| (number, instruction)))
@@ -88,8 +90,10 @@ pub fn trace_sharding(module: &HloModuleProto, query: &str, most: usize) -> Resu
             .collect()
     };
     type IsIt<'f> = &'f dyn Fn(&HloInstructionProto) -> bool;
-    let ways: [IsIt<'_>; 4] = [&is_named, &is_described, &has_words, &has_part];
-    let found = ways.iter().map(|way| find(way)).find(|found| !found.is_empty());
+    let ways: [IsIt<'_>; 6] =
+        [&is_named, &is_described, &has_words_in_op_name, &has_words_in_name, &has_part, &has_part_in_name];
+    // Nothing is part of everything.
+    let found = ways.iter().filter(|_| !query.is_empty()).map(|way| find(way)).find(|found| !found.is_empty());
     let Some(found) = found else {
         let all = || index.computations().iter().flat_map(Computation::instructions);
         let names = all().flat_map(|it| [it.name.as_str(), op_name(it)].into_iter().chain(words(op_name(it))));
@@ -169,4 +173,25 @@ fn nearest<'a>(computation: &Computation<'a>, start: &'a HloInstructionProto) ->
 
 fn is_scalar(instruction: &HloInstructionProto) -> bool {
     instruction.shape.as_ref().is_some_and(|shape| shape.dimensions.is_empty() && shape.tuple_shapes.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_by_their_parts() {
+        let text = "HloModule m\nENTRY main {\n  p__w1__.1 = f32[4] parameter(0)\n  w.1 = f32[4] parameter(1)\n  \
+                    ROOT both = f32[4] add(p__w1__.1, w.1)\n}\n";
+        let module = crate::parse::parse(text).ok().and_then(|parsed| parsed.hlo_module).unwrap_or_default();
+        let found = |query: &str| -> Vec<String> {
+            let found = trace_sharding(&module, query, 9).unwrap_or_default();
+            found.into_iter().map(|it| it.steps[0].name.clone()).collect()
+        };
+        assert_eq!(found("w.1"), ["w.1"]);
+        // A word comes before a part.
+        assert_eq!(found("w"), ["w.1"]);
+        assert_eq!(found("w1"), ["p__w1__.1"]);
+        assert!(found("").is_empty() && found("%").is_empty() && found("x").is_empty());
+    }
 }

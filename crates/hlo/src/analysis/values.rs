@@ -129,6 +129,11 @@ impl<'w, 'a> Values<'w, 'a> {
                 return self.value(callee, root, element, iterations);
             }
             "while" => return self.after_loop(place, it, element, iterations),
+            // Of several values, each has its element.
+            "custom-call" if Border::of(it).is_some() && it.operand_ids.len() > 1 => {
+                let (&first, rest) = element.split_first()?;
+                return self.operand(place, it, usize::try_from(first).ok()?, rest, iterations);
+            }
             "opt-barrier" | "copy-done" | "copy" | "custom-call" => {
                 return if passes_on(it) { self.operand(place, it, 0, element, iterations) } else { None };
             }

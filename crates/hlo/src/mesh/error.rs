@@ -50,7 +50,8 @@ pub enum MeshError {
     },
     /// The product of the sizes is not the number of devices.
     #[error(
-        "mesh {text:?} has {product} devices, but there are {devices}; change a size, or give one axis -1 to fill up"
+        "mesh {text:?} has {product} {}, but there are {devices}; change a size, or give one axis -1 to fill up",
+        if *product == 1 { "device" } else { "devices" }
     )]
     DeviceCount {
         /// The mesh as text.

@@ -1,12 +1,15 @@
 //! Which instructions' results are the same values.
 //!
 //! Every array and every tuple that an instruction produces is a node; a result has its tuples and arrays in pre-order.
-//! Instructions that only pass on their operands join nodes into classes, as XLA's `HloDataflowAnalysis` and
-//! `HloAliasAnalysis` do: tuple elements, bitcasts, barriers, the carries of a loop, and the operands and results of a
-//! call, a branch, or an asynchronous computation. A class is in memory from its first definition to the last
-//! instruction that reads it.
+//! Instructions that only pass on their operands join nodes into values, as XLA's `HloDataflowAnalysis` does: tuple
+//! elements, bitcasts, barriers, and the operands and results of a call, a branch, or an asynchronous computation. A
+//! value is live from its definition to the last instruction that reads it or passes it on (`HloLiveRange`).
+//!
+//! Several values may have to be in one buffer (`HloAliasAnalysis`): what a loop starts with, what each iteration
+//! receives and returns, and the result; or the results of the branches of a conditional. Such a class is live while
+//! one of its values is: between them its memory is free.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -46,6 +49,42 @@ pub(super) struct Class {
     pub(super) argument: Option<u32>,
     /// Whether it is computed within what reads it, and has no memory.
     pub(super) is_virtual: bool,
+    /// Whether several values have to be in it.
+    pub(super) is_merged: bool,
+}
+
+/// Times with both ends included, by start; none overlap.
+pub(super) type Ranges = BTreeMap<u32, u32>;
+
+/// Adds a time to others, and joins it with those that it overlaps.
+pub(super) fn add_range(ranges: &mut Ranges, (mut start, mut end): (u32, u32)) {
+    while let Some((&other, &until)) = ranges.range(..=end).next_back().filter(|&(_, &until)| until >= start) {
+        ranges.remove(&other);
+        (start, end) = (start.min(other), end.max(until));
+    }
+    ranges.insert(start, end);
+}
+
+/// Whether no time is in both.
+pub(super) fn is_apart(first: &Ranges, second: &Ranges) -> bool {
+    let (few, many) = if first.len() <= second.len() { (first, second) } else { (second, first) };
+    few.iter().all(|(&start, &end)| many.range(..=end).next_back().is_none_or(|(_, &until)| until < start))
+}
+
+/// Ranges without a time at which one of them starts.
+pub(super) fn after_start(mut ranges: Ranges, time: u32) -> Ranges {
+    if let Some(end) = ranges.remove(&time).filter(|&end| end > time) {
+        ranges.insert(time + 1, end);
+    }
+    ranges
+}
+
+/// Ranges without a time at which one of them ends.
+pub(super) fn before_end(mut ranges: Ranges, time: u32) -> Ranges {
+    if let Some((_, end)) = ranges.range_mut(..time).next_back().filter(|(_, end)| **end == time) {
+        *end -= 1;
+    }
+    ranges
 }
 
 /// The values of a walk, in the order of its schedule.
@@ -56,6 +95,8 @@ pub(super) struct Flow<'w, 'a> {
     first_node: Vec<u32>,
     parents: Vec<u32>,
     classes: Vec<Class>,
+    /// When the classes of several values are live; others from start to end.
+    ranges: HashMap<u32, Ranges>,
     /// Where the children of tuples of tuples start.
     children: HashMap<u32, Rc<[u32]>>,
 }
@@ -79,6 +120,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             schedule,
             parents: Vec::new(),
             classes: Vec::new(),
+            ranges: HashMap::new(),
             children: HashMap::new(),
         };
         for point in 0..flow.schedule.point_count() {
@@ -112,6 +154,7 @@ impl<'w, 'a> Flow<'w, 'a> {
             is_output: false,
             argument: None,
             is_virtual: false,
+            is_merged: false,
         });
         shape.tuple_shapes.iter().for_each(|part| self.push_nodes(part, point, time, is_constant));
     }
@@ -180,8 +223,37 @@ impl<'w, 'a> Flow<'w, 'a> {
         &mut self.classes[root as usize]
     }
 
-    /// Joins two nodes' classes.
-    pub(super) fn join(&mut self, a: u32, b: u32) {
+    /// When a node's class is live.
+    pub(super) fn ranges(&mut self, node: u32) -> Ranges {
+        let root = self.find(node);
+        let class = &self.classes[root as usize];
+        self.ranges.get(&root).cloned().unwrap_or_else(|| Ranges::from([(class.start, class.end)]))
+    }
+
+    /// Puts different values in one buffer.
+    pub(super) fn put_together(&mut self, a: u32, b: u32) {
+        self.merge(a, b);
+        self.class(a).is_merged = true;
+    }
+
+    /// Puts two nodes' values in one buffer, which is live while one of them is.
+    pub(super) fn merge(&mut self, a: u32, b: u32) {
+        if self.find(a) == self.find(b) {
+            return;
+        }
+        let (mut ranges, others) = (self.ranges(a), self.ranges(b));
+        others.into_iter().for_each(|range| add_range(&mut ranges, range));
+        for node in [a, b] {
+            let root = self.find(node);
+            self.ranges.remove(&root);
+        }
+        self.join(a, b);
+        let root = self.find(a);
+        self.ranges.insert(root, ranges);
+    }
+
+    /// Makes two nodes one value.
+    fn join(&mut self, a: u32, b: u32) {
         let (a, b) = (self.find(a), self.find(b));
         if a == b {
             return;
@@ -202,15 +274,16 @@ impl<'w, 'a> Flow<'w, 'a> {
         class.is_output |= other.is_output;
         class.argument = class.argument.or(other.argument);
         class.is_virtual &= other.is_virtual;
+        class.is_merged |= other.is_merged;
         self.parents[b as usize] = a;
     }
 
     /// Joins ranges of nodes one by one, as far as both go.
-    pub(super) fn join_all(&mut self, a: Range<u32>, b: Range<u32>) {
+    fn join_all(&mut self, a: Range<u32>, b: Range<u32>) {
         a.zip(b).for_each(|(a, b)| self.join(a, b));
     }
 
-    /// Joins what is passed on, but for the carries of loops, and notes what is read when.
+    /// Joins what is passed on, but for loops and the results of conditionals, and notes what is read when.
     pub(super) fn pass_on(&mut self, reshapes_pass: bool) {
         for time in 0..self.schedule.point_count() {
             let point = self.schedule.point_at(time);
@@ -292,6 +365,8 @@ impl<'w, 'a> Flow<'w, 'a> {
                 let nodes = self.nodes(start);
                 self.join_all(results, nodes);
             }
+            // Its carry is read when an iteration receives it.
+            ("while", _) => return,
             _ => {}
         }
         let operands: Vec<usize> = self.operands(point).flatten().collect();
@@ -312,8 +387,8 @@ impl<'w, 'a> Flow<'w, 'a> {
         });
     }
 
-    /// Joins a called computation's parameters and root with the caller's operands and results. For loops, see
-    /// [`Flow::carry`].
+    /// Joins a called computation's parameters and root with the caller's operands and results. For loops and the
+    /// results of conditionals, see [`Flow::settle`].
     fn pass_in_and_out(&mut self, place: usize) {
         let Some(caller) = self.walk.places()[place].caller else { return };
         let Some((call_point, _)) = self.call_of(place) else { return };
@@ -335,7 +410,11 @@ impl<'w, 'a> Flow<'w, 'a> {
             let (given, taken) = (self.nodes(operand), self.nodes(parameter));
             self.join_all(taken, given);
         }
-        let results = if caller.via == Via::Async { self.element(call_point, 1) } else { self.nodes(call_point) };
+        let results = match caller.via {
+            Via::Branch(_) => return,
+            Via::Async => self.element(call_point, 1),
+            _ => self.nodes(call_point),
+        };
         if let Some(root) = self.root(place) {
             let nodes = self.nodes(root);
             self.join_all(results, nodes);
@@ -367,46 +446,103 @@ impl<'w, 'a> Flow<'w, 'a> {
         self.schedule.point(place, self.walk.computation(found).position(found.computation.root_id)?)
     }
 
-    /// Joins the carries of loops: the operand, the result, and what each iteration receives and returns. If the
-    /// initial value must survive (an argument that is not donated, a constant, a value read after the loop), and an
-    /// iteration changes it, the loop starts with a copy, which a compiled module already contains.
-    pub(super) fn carry(&mut self, is_donated: impl Fn(u32) -> bool) {
-        let mut loops: Vec<(u32, usize)> = Vec::new();
-        let mut conditions: HashMap<(usize, i64), usize> = HashMap::new();
+    /// Settles what the results of conditionals and the carries of loops are: one value, where every branch, or every
+    /// iteration, passes on the same; else values that are in one buffer, which are returned in pairs.
+    ///
+    /// If the initial value of a carry must survive (an argument that is not donated, a constant, a value read after
+    /// the loop), and an iteration changes it, the loop starts with a copy, which a compiled module already contains.
+    pub(super) fn settle(&mut self, is_donated: impl Fn(u32) -> bool) -> Vec<(u32, u32)> {
+        let mut callers: BTreeMap<u32, Vec<(Via, usize)>> = BTreeMap::new();
         for (place, found) in self.walk.places().iter().enumerate() {
-            let Some(caller) = found.caller.filter(|caller| caller.instruction.opcode == "while") else { continue };
-            let Some((_, time)) = self.call_of(place) else { continue };
-            if caller.via == Via::LoopBody {
-                loops.push((time, place));
-            } else if caller.via == Via::LoopCondition {
-                conditions.insert((caller.place, caller.instruction.id), place);
+            let Some(caller) = found.caller else { continue };
+            if let (Via::LoopBody | Via::LoopCondition | Via::Branch(_), Some((_, time))) =
+                (caller.via, self.call_of(place))
+            {
+                callers.entry(time).or_default().push((caller.via, place));
             }
         }
-        // What an inner loop passes on, an outer one may.
-        loops.sort_unstable();
-        for (time, body) in loops {
-            let Some((call_point, _)) = self.call_of(body) else { continue };
-            let caller = self.walk.places()[body].caller;
-            let condition = caller.and_then(|caller| conditions.get(&(caller.place, caller.instruction.id))).copied();
-            let parameter = |flow: &Self, place| flow.parameters(place).first().map(|&(_, point)| flow.nodes(point));
-            let (Some(given), Some(root)) = (parameter(self, body), self.root(body)) else { continue };
-            let init = self.operand(call_point, 0).map(|init| self.nodes(init));
-            let (results, next) = (self.nodes(call_point), self.nodes(root));
-            let asked = condition.and_then(|condition| parameter(self, condition));
-            for (offset, node) in given.enumerate() {
-                let of = |nodes: &Range<u32>| Some(nodes.start + offset as u32).filter(|node| nodes.contains(node));
-                let is_invariant = of(&next).is_some_and(|next| self.find(next) == self.find(node));
-                if let Some(init) = init.as_ref().and_then(of) {
-                    let first = *self.class(init);
-                    let is_fixed = first.is_constant || first.is_argument && !is_donated(self.find(init));
-                    if is_invariant || !is_fixed && first.end <= time {
-                        self.join(node, init);
-                    }
+        // What is inside comes first: what an inner loop passes on, an outer one may.
+        let mut merged = Vec::new();
+        for (time, callees) in callers {
+            let call = self.schedule.point_at(time as usize);
+            if callees.iter().any(|&(via, _)| matches!(via, Via::Branch(_))) {
+                let places: Vec<usize> = callees.iter().map(|&(_, place)| place).collect();
+                self.settle_branches(call, &places, &mut merged);
+            } else if let Some(&(_, body)) = callees.iter().find(|(via, _)| *via == Via::LoopBody) {
+                let condition = callees.iter().find(|(via, _)| *via == Via::LoopCondition).map(|&(_, place)| place);
+                self.settle_loop(call, body, condition, &is_donated, &mut merged);
+            }
+        }
+        merged
+    }
+
+    fn settle_branches(&mut self, call: usize, branches: &[usize], merged: &mut Vec<(u32, u32)>) {
+        let mut given = Vec::with_capacity(branches.len());
+        for &branch in branches {
+            let Some(root) = self.root(branch) else { continue };
+            let nodes = self.nodes(root);
+            self.read_nodes(nodes.clone(), self.end_of(branch));
+            given.push(nodes);
+        }
+        for (offset, result) in self.nodes(call).enumerate() {
+            let found: Vec<u32> = given
+                .iter()
+                .map(|nodes| nodes.start + offset as u32)
+                .zip(&given)
+                .filter_map(|(node, nodes)| nodes.contains(&node).then_some(node))
+                .collect();
+            let Some(&first) = found.first() else { continue };
+            let value = self.find(first);
+            if found.iter().all(|&node| self.find(node) == value) {
+                self.join(result, first);
+            } else {
+                merged.extend(found.into_iter().map(|node| (result, node)));
+            }
+        }
+    }
+
+    fn settle_loop(
+        &mut self,
+        call: usize,
+        body: usize,
+        condition: Option<usize>,
+        is_donated: impl Fn(u32) -> bool,
+        merged: &mut Vec<(u32, u32)>,
+    ) {
+        let parameter = |flow: &Self, place| flow.parameters(place).first().map(|&(_, point)| flow.nodes(point));
+        let (Some(given), Some(root)) = (parameter(self, body), self.root(body)) else { return };
+        let received = self.class(given.start).start;
+        let init = self.operand(call, 0).map(|init| self.nodes(init));
+        let (results, next) = (self.nodes(call), self.nodes(root));
+        let asked = condition.and_then(|condition| parameter(self, condition));
+        let end = self.end_of(body);
+        self.read_nodes(next.clone(), end);
+        for (offset, node) in given.enumerate() {
+            let of = |nodes: &Range<u32>| Some(nodes.start + offset as u32).filter(|node| nodes.contains(node));
+            let (init, next) = (init.as_ref().and_then(of), of(&next));
+            let others = [of(&results), asked.as_ref().and_then(of)];
+            let is_invariant = next.is_some_and(|next| self.find(next) == self.find(node));
+            if is_invariant {
+                init.into_iter().chain(others.into_iter().flatten()).for_each(|other| self.join(node, other));
+                continue;
+            }
+            if let Some(init) = init {
+                self.read_nodes(init..init + 1, received);
+                let first = *self.class(init);
+                let is_fixed = first.is_constant || first.is_argument && !is_donated(self.find(init));
+                if !is_fixed && first.end <= self.schedule.time(call) {
+                    merged.push((node, init));
                 }
-                let others = [of(&next), of(&results), asked.as_ref().and_then(of)];
-                others.into_iter().flatten().for_each(|other| self.join(node, other));
             }
+            merged.extend(others.into_iter().chain([next]).flatten().map(|other| (node, other)));
         }
+    }
+
+    /// When a place has run: the time of what follows its last instruction.
+    fn end_of(&self, place: usize) -> u32 {
+        let count = self.walk.places()[place].computation.instructions.len();
+        let times = (0..count).filter_map(|position| Some(self.schedule.time(self.schedule.point(place, position)?)));
+        times.max().map_or(0, |last| last + 1)
     }
 
     /// The shape of the node that a class is first defined as.

@@ -7,10 +7,12 @@
 //! - Instructions run in the order of the module's schedule; without one, in the order in which they stand. The
 //!   contents of a loop, branch or call run before it. A fusion is one instruction.
 //! - A value is in memory from the instruction that makes it to the last that reads it. A tuple element, bitcast or
-//!   barrier is the value it refers to. The carry of a loop is one value before, in and after the loop, updated in
-//!   place; if its initial value must survive, the loop has a copy. Branches lie in the memory of their conditional. An
-//!   asynchronous operation holds its operands until it is done.
-//! - An update in place, and an elementwise op, take over the memory of an operand that they are the last to read.
+//!   barrier is the value it refers to. An asynchronous operation holds its operands until it is done.
+//! - The carry of a loop is in one buffer before, in and after the loop: what it starts with, what an iteration receives
+//!   and returns, and the result. If its initial value must survive, the loop has a copy. The results of branches are in
+//!   the buffer of their conditional. While none of its values is live, such a buffer is free for others.
+//! - An update in place takes over the memory of an operand that it is the last to read. An elementwise op may: of what
+//!   is in the memory of a result, or of a value of the heap that is alone in its buffer.
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
 //!   in it. Temporary values use the memory of results and of donated arguments while it is free.
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
@@ -34,6 +36,7 @@ mod schedule;
 mod sharing;
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
@@ -43,8 +46,9 @@ use super::walk::Walk;
 use crate::proto::{HloModuleProto, HloProto};
 use crate::text::{Layouts, print_shape};
 use dataflow::{Class, Flow};
-use placement::{Lifetime, Reusable};
+use placement::{Lifetime, Reusable, Takeover};
 use schedule::Schedule;
+use sharing::Handover;
 
 pub use assignment::memory_of_assignment;
 
@@ -207,10 +211,12 @@ pub fn memory_of_walk(
         fused::fuse(&mut flow);
     }
     let donated = ports.donated(&mut flow);
-    flow.carry(|class| donated.contains(&class));
+    for (a, b) in flow.settle(|class| donated.contains(&class)) {
+        flow.put_together(a, b);
+    }
     let donated = ports.donated(&mut flow);
-    sharing::share(&mut flow, |class| donated.contains(&class));
-    Ok(ports.memory(&mut flow, form, sources))
+    let handovers = sharing::update(&mut flow, |class| donated.contains(&class));
+    Ok(ports.memory(&mut flow, &handovers, form, sources))
 }
 
 fn form(module: &HloModuleProto) -> MemoryForm {
@@ -279,7 +285,13 @@ impl Ports {
         self.aliases.iter().map(|&(_, argument)| flow.find(argument)).collect()
     }
 
-    fn memory(self, flow: &mut Flow<'_, '_>, form: MemoryForm, sources: Sources<'_>) -> ModuleMemory {
+    fn memory(
+        self,
+        flow: &mut Flow<'_, '_>,
+        handovers: &[Handover],
+        form: MemoryForm,
+        sources: Sources<'_>,
+    ) -> ModuleMemory {
         let times = flow.schedule.point_count();
         let sum = |flow: &mut Flow<'_, '_>, nodes: &mut dyn Iterator<Item = u32>| {
             nodes.fold(0u64, |sum, node| sum.saturating_add(flow.class(node).bytes))
@@ -290,18 +302,26 @@ impl Ports {
         let reusable = self.reusable(flow);
         let mut constants = 0u64;
         let (mut heap, mut fixed) = (Vec::new(), Vec::new());
-        for (node, class) in flow.classes() {
-            let lifetime = Lifetime { class: node, bytes: class.bytes, start: class.start, end: class.end };
+        let classes: Vec<(u32, Class)> = flow.classes().collect();
+        for (node, class) in classes {
+            let lifetime = |flow: &mut Flow<'_, '_>| Lifetime::new(node, class.bytes, flow.ranges(node));
             match class {
                 Class { bytes: 0, .. } | Class { is_virtual: true, .. } => {}
                 Class { is_argument: true, .. } | Class { is_output: true, .. } => {}
                 Class { is_constant: true, bytes, .. } => constants = constants.saturating_add(bytes),
                 // The pointers of a tuple stay where they are.
-                Class { is_tuple: true, .. } => fixed.push(lifetime),
-                _ => heap.push(lifetime),
+                Class { is_tuple: true, .. } => fixed.push(lifetime(flow)),
+                _ => heap.push(lifetime(flow)),
             }
         }
-        let heap = placement::reuse(heap, reusable);
+        let heap = placement::reuse(heap, reusable, &by_class(flow, handovers));
+        let classes: FxHashSet<u32> = heap.iter().map(|value| value.class).collect();
+        sharing::share(flow, handovers, |class| classes.contains(&class));
+        let mut heap =
+            heap.into_iter().map(|value| value.class).filter(|&class| flow.find(class) == class).collect::<Vec<u32>>();
+        heap.sort_unstable();
+        let heap: Vec<Lifetime> =
+            heap.into_iter().map(|class| Lifetime::new(class, flow.class(class).bytes, flow.ranges(class))).collect();
         let fixed_bytes = fixed.iter().fold(0u64, |sum, value| sum.saturating_add(value.bytes));
         let live = placement::live_bytes(&heap, times);
         let most = live.iter().copied().max().unwrap_or(0);
@@ -311,7 +331,8 @@ impl Ports {
             size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
         });
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
-        let at_peak: Vec<Lifetime> = heap.iter().chain(&fixed).filter(|value| is_live(value, at)).copied().collect();
+        let at_peak: Vec<Lifetime> =
+            heap.iter().chain(&fixed).filter(|value| value.is_live(at as u32)).cloned().collect();
         ModuleMemory {
             form,
             arguments,
@@ -329,27 +350,26 @@ impl Ports {
 
     /// The memory of results, with what is in it when.
     fn reusable(&self, flow: &mut Flow<'_, '_>) -> Vec<Reusable> {
-        let mut spans: FxHashMap<u32, Vec<(u32, u32)>> = FxHashMap::default();
-        let of = |flow: &mut Flow<'_, '_>, node: u32| (flow.find(node), *flow.class(node));
+        // By class: ties are in the order of the program, not of a table.
+        let mut reusable: BTreeMap<u32, Reusable> = BTreeMap::new();
+        let mut put = |flow: &mut Flow<'_, '_>, memory: u32, class: u32| {
+            let bytes = flow.class(memory).bytes;
+            reusable.entry(memory).or_insert_with(|| Reusable::new(bytes)).put(class, &flow.ranges(class));
+        };
         let mut is_aliased = FxHashSet::default();
         for &(output, argument) in &self.aliases {
-            let ((output, result), (argument, given)) = (of(flow, output), of(flow, argument));
+            let (output, argument) = (flow.find(output), flow.find(argument));
             is_aliased.insert(output);
-            spans.entry(argument).or_default().extend([(given.start, given.end), (result.start, result.end)]);
+            put(flow, argument, argument);
+            put(flow, argument, output);
         }
         for &output in &self.outputs {
-            let (node, class) = of(flow, output);
+            let (node, class) = (flow.find(output), *flow.class(output));
             if !is_aliased.contains(&node) && !class.is_argument && !class.is_tuple {
-                spans.entry(node).or_default().push((class.start, class.end));
+                put(flow, node, node);
             }
         }
-        let mut reusable: Vec<(u32, Reusable)> = Vec::with_capacity(spans.len());
-        for (node, spans) in spans {
-            reusable.push((node, Reusable::new(flow.class(node).bytes, spans)));
-        }
-        // Ties in the order of the program, not of a table.
-        reusable.sort_by_key(|&(node, _)| node);
-        reusable.into_iter().map(|(_, reusable)| reusable).collect()
+        reusable.into_values().collect()
     }
 
     fn live_at_peak(&self, flow: &mut Flow<'_, '_>, values: &[Lifetime], sources: Sources<'_>) -> Vec<LiveBuffer> {
@@ -371,8 +391,15 @@ impl Ports {
     }
 }
 
-fn is_live(value: &Lifetime, time: usize) -> bool {
-    (value.start as usize..=value.end as usize).contains(&time)
+/// For each class, what it may take over from, or give its memory to.
+fn by_class(flow: &mut Flow<'_, '_>, handovers: &[Handover]) -> FxHashMap<u32, Vec<Takeover>> {
+    let mut found: FxHashMap<u32, Vec<Takeover>> = FxHashMap::default();
+    for &Handover { time, operand, result } in handovers {
+        let (operand, result) = (flow.find(operand), flow.find(result));
+        found.entry(result).or_default().push(Takeover { time, other: operand, is_result: true });
+        found.entry(operand).or_default().push(Takeover { time, other: result, is_result: false });
+    }
+    found
 }
 
 fn buffer(flow: &mut Flow<'_, '_>, node: u32, class: &Class, kind: BufferKind, sources: Sources<'_>) -> LiveBuffer {

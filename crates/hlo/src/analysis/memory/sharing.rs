@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::dataflow::Flow;
+use super::dataflow::{Flow, after_start, is_apart};
 use crate::analysis::cost::is_by_element;
 use crate::analysis::index::{Computation, Module};
 use crate::proto::{HloInstructionProto, PrimitiveType, ShapeProto};
@@ -14,11 +14,20 @@ const MOST_PAIRS: usize = 4096;
 /// position.
 type Pair = (Option<i64>, usize);
 
-/// Joins results with the operands that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA) or are
-/// computed from element by element (`CanShareOperandBufferWithUser`, hlo_dataflow_analysis.cc), where nothing reads
-/// those later.
-pub(super) fn share(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) {
+/// A time at which a result may take over the memory of an operand, which is read for the last time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handover {
+    pub(super) time: u32,
+    pub(super) operand: u32,
+    pub(super) result: u32,
+}
+
+/// Puts results where the operands are that they update (`GetInPlaceInputOutputPairs`, alias_info.cc in XLA), where
+/// nothing reads those later. Returns which results may take over an operand that they are computed from element by
+/// element (`CanShareOperandBufferWithUser`, hlo_dataflow_analysis.cc).
+pub(super) fn update(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) -> Vec<Handover> {
     let mut fusions = Fusions::default();
+    let mut handovers = Vec::new();
     for time in 0..flow.schedule.point_count() {
         let point = flow.schedule.point_at(time);
         let instruction = flow.instruction(point);
@@ -26,52 +35,69 @@ pub(super) fn share(flow: &mut Flow<'_, '_>, is_donated: impl Fn(u32) -> bool) {
             "fusion" => fusions.pairs(flow.walk.module(), instruction),
             _ => (updated(instruction), elementwise(instruction)),
         };
-        for &(element, operand) in &updated {
-            take_over(flow, point, time as u32, element, operand, &is_donated);
-        }
-        // A result has room in one operand.
-        let mut taken: Vec<Option<i64>> = updated.iter().map(|&(element, _)| element).collect();
-        for &(element, operand) in &elementwise {
-            if !taken.contains(&element)
-                && same_layout(flow, point, element, operand)
-                && take_over(flow, point, time as u32, element, operand, &is_donated)
-            {
-                taken.push(element);
+        let taken: Vec<Option<i64>> = updated.iter().map(|&(element, _)| element).collect();
+        for pair in updated {
+            if let Some(handover) = handover(flow, point, pair) {
+                update_at(flow, handover, &is_donated);
             }
+        }
+        for pair @ (element, operand) in elementwise {
+            if !taken.contains(&element) && same_layout(flow, point, element, operand) {
+                handovers.extend(handover(flow, point, pair));
+            }
+        }
+    }
+    handovers.retain(|&handover| is_possible(flow, handover));
+    handovers
+}
+
+/// Lets values in the heap take over from others: those that are alone in their buffers, as in XLA's
+/// `HeapSimulator::RunComputation`.
+pub(super) fn share(flow: &mut Flow<'_, '_>, handovers: &[Handover], is_in_heap: impl Fn(u32) -> bool) {
+    for &handover in handovers {
+        let Handover { time, operand, result } = handover;
+        let (old, new) = (*flow.class(operand), *flow.class(result));
+        // A result that has taken over another operand starts before; an operand that another result has taken over
+        // ends later.
+        let is_free = old.end == time && new.start == time;
+        let is_heap = is_in_heap(flow.find(operand)) && is_in_heap(flow.find(result));
+        if is_free && is_heap && !old.is_merged && !new.is_merged {
+            flow.merge(operand, result);
         }
     }
 }
 
-fn take_over(
-    flow: &mut Flow<'_, '_>,
-    point: usize,
-    time: u32,
-    element: Option<i64>,
-    operand: usize,
-    is_donated: impl Fn(u32) -> bool,
-) -> bool {
-    let Some(operand) = flow.operand(point, operand) else { return false };
+fn handover(flow: &mut Flow<'_, '_>, point: usize, (element, operand): Pair) -> Option<Handover> {
+    let operand = flow.nodes(flow.operand(point, operand)?).start;
     let result = match element {
         Some(element) => flow.element(point, element).start,
         None => flow.nodes(point).start,
     };
-    let operand = flow.nodes(operand).start;
-    if !flow.nodes(point).contains(&result) || flow.find(result) == flow.find(operand) {
-        return false;
-    }
+    let time = flow.schedule.time(point);
+    flow.nodes(point).contains(&result).then_some(Handover { time, operand, result })
+}
+
+/// Whether the operand ends and the result starts at the time, and one fits where the other is.
+fn is_possible(flow: &mut Flow<'_, '_>, Handover { time, operand, result }: Handover) -> bool {
+    let (old, new) = (*flow.class(operand), *flow.class(result));
+    let fits = old.bytes == new.bytes && !old.is_tuple && !new.is_tuple && !old.is_virtual && !new.is_virtual;
+    let is_other = flow.find(operand) != flow.find(result);
+    let ends = flow.ranges(operand).range(..time).next_back().is_some_and(|(_, &end)| end == time);
+    fits && is_other && ends && flow.ranges(result).contains_key(&time)
+}
+
+fn update_at(flow: &mut Flow<'_, '_>, handover: Handover, is_donated: impl Fn(u32) -> bool) {
+    let Handover { time, operand, result } = handover;
     let (old, new) = (*flow.class(operand), *flow.class(result));
     let is_fixed = old.is_constant || old.is_argument && !is_donated(flow.find(operand));
-    let fits = old.bytes == new.bytes && !old.is_tuple && !new.is_tuple && !old.is_virtual && !new.is_virtual;
     // Arguments and results of the program have memory of their own, that both cannot be in one of.
     let is_clash = new.is_output && (old.is_argument || old.is_output);
-    // The memory of a donated argument is free once the argument has been read for the last time.
-    let is_free = new.argument.is_none_or(|argument| flow.class(argument).end < old.start);
-    let is_older = old.start < time;
-    let shares = fits && is_older && !is_fixed && !is_clash && is_free && old.end <= time;
-    if shares {
-        flow.join(operand, result);
+    let before = flow.ranges(operand);
+    let is_free = is_apart(&before, &after_start(flow.ranges(result), time))
+        && new.argument.is_none_or(|argument| is_apart(&before, &flow.ranges(argument)));
+    if !is_fixed && !is_clash && is_free && is_possible(flow, handover) {
+        flow.put_together(operand, result);
     }
-    shares
 }
 
 /// Whether a result and an operand are of the same type, sizes and layout.
