@@ -364,6 +364,7 @@ fn a_config_and_a_foreign_module_are_compiled() {
         prints(&["compile", &format!("tests/foreign/{name}.unoptimized.txt"), "--target", "cpu:8"]);
     }
     check_refused(&["compile", "tests/foreign/fsdp_mlp.unoptimized.txt", "--target", "cpu:4"], "is for 8 devices");
+    check_refused(&["compile", "tests/foreign/fsdp_mlp.optimized.txt", "--target", "cpu:8"], "is compiled already");
 }
 
 const PIPELINE: &[&str] =

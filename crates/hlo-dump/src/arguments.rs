@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use meshloom_hlo::Stage;
@@ -77,7 +78,8 @@ pub struct Show {
     /// The output form; by default text
     #[arg(long, value_name = "FORM")]
     pub emit: Option<Emit>,
-    /// Prints everything, to be read back; by default names are renumbered, and metadata and large constants left out
+    /// Prints everything, to be read back; by default names are renumbered, and metadata, layouts and large constants
+    /// left out
     #[arg(long)]
     pub full: bool,
     /// Only this computation
@@ -122,10 +124,10 @@ pub struct Collectives {
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["by", "steps"])]
     pub group: Option<CollectiveGroup>,
     /// Train steps in one execution of the program, for the sum per step; a run config says it itself
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_steps)]
     pub steps: Option<NonZeroU64>,
     /// The most rows to print; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 50)]
+    #[arg(long, value_name = "ROWS", default_value_t = 50, value_parser = parse_whole::<usize>)]
     pub limit: usize,
 }
 
@@ -136,9 +138,12 @@ pub struct Traffic {
     /// The mesh axis, or part of one; by default diloco or replica, whichever the mesh has
     #[arg(long, value_name = "AXIS")]
     pub over: Option<String>,
-    /// The number of steps, from the first; by default one sync period, or 1
-    #[arg(long, value_name = "N")]
+    /// The number of steps, from the first, at most 100000; by default one sync period, or 1
+    #[arg(long, value_name = "N", value_parser = parse_shown_steps)]
     pub steps: Option<NonZeroU64>,
+    /// The most rows of each table; 0 for all
+    #[arg(long, value_name = "ROWS", default_value_t = 200, value_parser = parse_whole::<usize>)]
+    pub limit: usize,
     /// Compares several forms of the run config: vanilla, streaming, f32, bf16, f8, int4, fragments=N, overlap=N,
     /// microbatches=N, joined by +, as in vanilla,streaming,streaming+int4
     #[arg(long, value_name = "FORMS", value_delimiter = ',')]
@@ -206,7 +211,7 @@ pub struct Memory {
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
     /// The most rows to print; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 20)]
+    #[arg(long, value_name = "ROWS", default_value_t = 20, value_parser = parse_whole::<usize>)]
     pub limit: usize,
     /// Compares the peak with this chip's memory
     #[arg(long, value_name = "CHIP")]
@@ -227,7 +232,7 @@ pub struct Cost {
     #[arg(long, value_name = "TEXT")]
     pub scope: Option<String>,
     /// The most rows to print; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 30)]
+    #[arg(long, value_name = "ROWS", default_value_t = 30, value_parser = parse_whole::<usize>)]
     pub limit: usize,
 }
 
@@ -266,7 +271,7 @@ pub struct Diff {
     #[arg(long)]
     pub exit_code: bool,
     /// The most rows of each table; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 30)]
+    #[arg(long, value_name = "ROWS", default_value_t = 30, value_parser = parse_whole::<usize>)]
     pub limit: usize,
 }
 
@@ -290,7 +295,7 @@ pub struct Check {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_collective_bytes: Option<u64>,
     /// The most collectives that may execute in one run; an unknown number is too many
-    #[arg(long, value_name = "N", help_heading = "Limits")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, help_heading = "Limits")]
     pub max_collectives: Option<u64>,
     /// The most bytes that a device may send over an axis in one run, whichever branches are taken; may be given more
     /// than once
@@ -313,6 +318,23 @@ pub struct Check {
     /// Checks a program that XLA has yet to partition, with its global shapes and without the collectives to come
     #[arg(long, help_heading = "Limits")]
     pub allow_unpartitioned: bool,
+}
+
+/// A whole number.
+pub fn parse_whole<N: FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is not a whole number that is possible here"))
+}
+
+fn parse_steps(text: &str) -> Result<NonZeroU64, String> {
+    let steps = text.parse().ok().and_then(NonZeroU64::new);
+    steps.ok_or_else(|| format!("\"{text}\" is not a number of steps: 1 or more"))
+}
+
+/// Steps that are listed one by one.
+fn parse_shown_steps(text: &str) -> Result<NonZeroU64, String> {
+    const MOST: u64 = 100_000;
+    let steps = parse_steps(text)?;
+    if steps.get() > MOST { Err(format!("{steps} steps are too many to list; take at most {MOST}")) } else { Ok(steps) }
 }
 
 /// A rate above 0.

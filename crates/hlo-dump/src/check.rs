@@ -90,7 +90,7 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {
-        let violations = violations(denied, &found, &loaded, replicated_bytes)?;
+        let violations = violations(text, denied, &found, &loaded, replicated_bytes)?;
         checks.push(Verdict { limit: format!("--deny {text}"), passed: violations.is_empty(), violations });
     }
     let passed = checks.iter().all(|check| check.passed);
@@ -158,9 +158,16 @@ fn over(option: &str, axis: Option<&String>, found: &ModuleCollectives, loaded: 
     Ok(found)
 }
 
-fn violations(denied: &Denied, found: &ModuleCollectives, loaded: &Loaded, least: u64) -> Result<Vec<String>> {
+fn violations(
+    text: &str,
+    denied: &Denied,
+    found: &ModuleCollectives,
+    loaded: &Loaded,
+    least: u64,
+) -> Result<Vec<String>> {
+    let option = format!("--deny {text}, axis");
     let listed = |axis: Option<&String>, is_wrong: &dyn Fn(&ModuleCollective) -> bool| -> Result<Vec<String>> {
-        let found = over("--deny", axis, found, loaded)?;
+        let found = over(&option, axis, found, loaded)?;
         Ok(found.entries.iter().filter(|entry| is_wrong(entry)).map(describe).collect())
     };
     match denied {

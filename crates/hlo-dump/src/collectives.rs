@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::num::NonZeroU64;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use indexmap::IndexMap;
 use meshloom_hlo::analysis::{
     AxisPart, Communication, Conditional, DeviceGroups, ModuleCollective, ModuleCollectives, collectives,
@@ -187,7 +187,10 @@ pub fn keep_over(found: &mut ModuleCollectives, option: &str, names: &[String], 
     let Some(mesh) = &loaded.mesh else {
         bail!("{option} {first}: the module names no mesh; add --mesh, such as --mesh data=2,fsdp=4")
     };
-    let axes: Vec<AxisPart> = names.iter().map(|name| AxisPart::parse(name, mesh)).collect::<Result<_, _>>()?;
+    let axes: Vec<AxisPart> = names
+        .iter()
+        .map(|name| AxisPart::parse(name, mesh).with_context(|| format!("{option} {name}")))
+        .collect::<Result<_, _>>()?;
     found.entries.retain(|entry| axes.iter().all(|axis| entry.crosses(axis, mesh).unwrap_or(true)));
     Ok(())
 }
@@ -215,7 +218,7 @@ fn select(found: &mut ModuleCollectives, select: &Select, loaded: &Loaded) -> Re
     let options = [
         over,
         given("--kind", &select.kind),
-        given("--min-bytes", &select.min_bytes),
+        given("--min-bytes", &select.min_bytes.map(output::human_bytes)),
         given("--scope", &select.scope),
         select.in_loops.then(|| "--in-loops".to_owned()),
     ];
@@ -302,19 +305,29 @@ pub fn print_total(loaded: &Loaded, found: &ModuleCollectives, all: usize) {
     }
 }
 
-/// What a device sends over the axes that were asked for, in one execution and in one step.
+/// What a device sends over the axes that were asked for, in an execution of several steps and in one of them.
 fn print_per_step(found: &ModuleCollectives, over: &[String], steps: u64) {
-    if over.is_empty() && steps == 1 {
+    // One step is what the line of the total says.
+    if steps == 1 {
         return;
     }
     let over = if over.is_empty() { String::new() } else { format!(" over {}", over.join(" and ")) };
     let Bounds { least, most } = found.moved_bounds();
-    let each = |parts: u64| Bounds { least: least / parts, most: most.map(|most| most.div_ceil(parts)) };
-    let what = if steps == 1 { "a step" } else { "an execution" };
-    line(&format!("{what} sends {}{over} from each device", output::bounds_of_bytes(each(1))));
-    if steps > 1 {
-        line(&format!("a step, of {steps} in an execution: {}", output::bounds_of_bytes(each(steps))));
-    }
+    let all = output::bounds_of_bytes(Bounds { least, most });
+    line(&format!("an execution sends {all}{over} from each device"));
+    // Steps need not be alike: a quotient is a mean.
+    let each = |bytes: u64| bytes as f64 / steps as f64;
+    let is_whole = least.is_multiple_of(steps) && most.is_none_or(|most| most.is_multiple_of(steps));
+    let a_step = match most {
+        _ if is_whole => output::bounds_of_bytes(Bounds { least: least / steps, most: most.map(|most| most / steps) }),
+        Some(most) if most == least => format!("about {}", output::human_bytes(each(most).round() as u64)),
+        Some(most) => {
+            let [least, most] = [least, most].map(|bytes| output::human_bytes(each(bytes).round() as u64));
+            format!("about {least} to {most}")
+        }
+        None => format!(">= {}", output::human_bytes(each(least) as u64)),
+    };
+    line(&format!("a step, of {steps} in an execution: {a_step}"));
 }
 
 fn sums(found: &ModuleCollectives, by: CollectiveGroup) -> Vec<Sum> {

@@ -168,6 +168,10 @@ fn print_rows(rows: &[Row], timed: bool, limit: usize) {
 
 fn print_total(cost: &ModuleCost) {
     let total = &cost.total;
+    if !cost.assumptions.loops_counted_once.is_empty() {
+        let names = cost.assumptions.loops_counted_once.join(", ");
+        line(&format!("with loops counted once whose trip counts are not known ({names}):"));
+    }
     line(&format!("operations           {}", output::count(total.flops as f64)));
     line(&format!("transcendentals      {}", output::count(total.transcendentals as f64)));
     line(&format!("bytes read           {}", output::bytes(total.bytes_read)));
@@ -186,10 +190,6 @@ fn print_total(cost: &ModuleCost) {
 
 fn print_assumptions(assumptions: &Assumptions) {
     let say = |text: String| line(&paint(DIM, &text));
-    if !assumptions.loops_counted_once.is_empty() {
-        let names = assumptions.loops_counted_once.join(", ");
-        say(format!("counted once, as their trip counts are not known: {names}"));
-    }
     if assumptions.branches {
         say("of branches, sums have the largest".to_owned());
     }

@@ -1,6 +1,6 @@
 //! `hlo-dump diff`: what changed between two programs, by meaning.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use meshloom_hlo::analysis::{
     CollectiveChange, CostOptions, ModuleDiff, ModuleMemory, Occurrence, OpChange, cost, diff,
 };
@@ -37,8 +37,11 @@ struct Answer<'a> {
 pub fn run(arguments: &Diff, json: bool) -> Result<Outcome> {
     let before = load_path(&arguments.before, &arguments.reading)?;
     let mut reading: Reading = arguments.reading.clone();
-    reading.set.extend(arguments.set_after.iter().cloned());
+    reading.config_set.extend(arguments.set_after.iter().cloned());
     let after = load_path(&arguments.after, &reading)?;
+    if !arguments.set_after.is_empty() && after.run.is_none() {
+        bail!("--set-after is for run configs, and {} is {}", after.name, after.form);
+    }
     let (found_before, found_after) = (collectives::of(&before), collectives::of(&after));
     let changes = diff((&before.module, &found_before), (&after.module, &found_after));
     let figures = figures(&before, &after)?;

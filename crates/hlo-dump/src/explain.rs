@@ -31,8 +31,11 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     {
         bail!("--stage {stage} is for dump folders here: the shardings of a run config are those of its stage sharded");
     }
-    let loaded = load(&arguments.input)?;
     let tensor = arguments.tensor.as_str();
+    if tensor.trim().is_empty() {
+        bail!("the tensor has no name; write a parameter's path, a scope, an instruction's name, or file:line");
+    }
+    let loaded = load(&arguments.input)?;
     let (explanations, stated) = match &loaded.run {
         Some(run) => (Some(explained(run.as_ref(), tensor)?), None),
         None => (None, Some(traced(&loaded, tensor)?)),
@@ -48,6 +51,17 @@ pub fn run(arguments: &Explain, json: bool) -> Result<()> {
     for stated in stated.iter().flatten() {
         line("");
         print_stated(stated);
+    }
+    // It is the same for all.
+    match stated.as_deref().unwrap_or_default() {
+        [] => {}
+        [first, ..] if first.partitioned => {
+            line(&paint(DIM, "the module is partitioned already: shapes are those of one device's part"));
+        }
+        all if all.iter().any(|stated| stated.steps.len() > 1) => {
+            line(&paint(DIM, "XLA propagates from what is stated, and keeps no record of it"));
+        }
+        _ => {}
     }
     Ok(())
 }
@@ -84,10 +98,5 @@ fn print_stated(stated: &StatedFrom) {
             None if depth == last => line(&format!("{indent}  nothing near it states a sharding")),
             None => {}
         }
-    }
-    if stated.partitioned {
-        line(&paint(DIM, "the module is partitioned already: shapes are those of one device's part"));
-    } else if last > 0 {
-        line(&paint(DIM, "XLA propagates from there, and keeps no record of it"));
     }
 }

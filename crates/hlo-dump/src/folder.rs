@@ -47,6 +47,9 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
             modules.len()
         ));
     }
+    if let Some(stage @ (Stage::Transformed | Stage::Differentiated)) = reading.stage {
+        bail!("--stage {stage}: XLA has no such stage, only a run config; its dumps begin with traced");
+    }
     let of_pass = |text: &str| dumps.iter().filter(|dump| dump.point.contains(text)).cloned().collect::<Vec<_>>();
     let (found, stage) = match (&reading.pass, reading.stage) {
         (Some(pass), _) => (of_pass(pass), None),
@@ -71,6 +74,15 @@ pub fn choose(folder: &Path, reading: &Reading) -> Result<Chosen> {
         };
         bail!("{asked}{name} has no such dump{near}; there are: {} ({dump})", points.join(", "));
     };
+    if let Some(pass) = &reading.pass {
+        let mut points: Vec<&str> = found.iter().map(|dump| dump.point.as_str()).collect();
+        points.sort_unstable();
+        points.dedup();
+        if points.len() > 1 {
+            let count = points.len();
+            crate::output::note(&format!("--pass {pass}: of {count} files this is the last, {}", last.point));
+        }
+    }
     let first = at_stage(dumps, Stage::Traced).into_iter().next().filter(|first| first.point != last.point);
     let proto = dumps.iter().find(|dump| dump.point == last.point && !dump.is_text && last.is_text);
     Ok(Chosen {
@@ -146,12 +158,14 @@ fn largest(modules: &BTreeMap<String, Vec<Dump>>) -> Option<(&String, &Vec<Dump>
 }
 
 fn named<'a>(modules: &'a BTreeMap<String, Vec<Dump>>, wanted: &str) -> Result<(&'a String, &'a Vec<Dump>)> {
-    let matches = |name: &str| {
+    let is_number = |name: &str| {
         let number = name.strip_prefix("module_").and_then(|rest| rest.split('.').next()).unwrap_or_default();
-        let is_number = wanted.parse::<u64>().is_ok_and(|wanted| number.parse() == Ok(wanted));
-        is_number || name.contains(wanted)
+        wanted.parse::<u64>().is_ok_and(|wanted| number.parse() == Ok(wanted))
     };
-    let found: Vec<_> = modules.iter().filter(|(name, _)| matches(name)).collect();
+    let mut found: Vec<_> = modules.iter().filter(|(name, _)| is_number(name)).collect();
+    if found.is_empty() {
+        found = modules.iter().filter(|(name, _)| name.contains(wanted)).collect();
+    }
     match found.as_slice() {
         [] => {
             let names: Vec<_> = modules.keys().map(String::as_str).collect();
@@ -178,7 +192,9 @@ fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
             &["after_spmd-partitioning", "after_spmd-partitioner", "after_spmd_partitioner", "after_spmd-simplify"]
         }
         Stage::Sharded => &["after_sharding-propagation", "after_shardy", "before_spmd-partitioning"],
-        Stage::Transformed | Stage::Differentiated | Stage::Traced => &["before_optimizations"],
+        Stage::Traced => &["before_optimizations"],
+        // Only meshloom's own programs have these.
+        Stage::Transformed | Stage::Differentiated => &[],
     };
     let of = |word: &&str| {
         let found: Vec<Dump> = dumps.iter().filter(|dump| dump.point.contains(*word)).cloned().collect();
@@ -190,6 +206,19 @@ fn at_stage(dumps: &[Dump], stage: Stage) -> Vec<Dump> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_is_the_number() {
+        let names = ["module_0002.jit_f", "module_0020.jit_f2", "module_0021.jit_f_backward"];
+        let modules = names.into_iter().map(|name| (name.to_owned(), Vec::new())).collect();
+        let found = |wanted| named(&modules, wanted).ok().map(|(name, _)| name.as_str());
+        assert_eq!(found("2"), Some(names[0]));
+        assert_eq!(found("0020"), Some(names[1]));
+        assert_eq!(found("jit_f"), Some(names[0]));
+        assert_eq!(found("backward"), Some(names[2]));
+        assert_eq!(found("f2"), Some(names[1]));
+        assert_eq!((found("3"), found("jit")), (None, None));
+    }
 
     #[test]
     fn names_are_taken_apart() {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
 use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::{Devices, Partitioning, device_count, mesh_of};
-use meshloom_hlo::mesh::Mesh;
+use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, Form, ReadError};
 use serde::Serialize;
@@ -299,7 +299,11 @@ fn mesh_for(text: &str, devices: u64) -> Result<Mesh> {
         let product = sizes.fold(1usize, usize::saturating_mul);
         return Mesh::parse(text, product).context("--mesh");
     }
-    Mesh::parse(text, devices).context("--mesh: the module says for how many devices it is")
+    Mesh::parse(text, devices).map_err(|error| {
+        let is_count = matches!(error, MeshError::DeviceCount { .. } | MeshError::FillDoesNotDivide { .. });
+        let why = if is_count { "--mesh: the module says for how many devices it is" } else { "--mesh" };
+        anyhow::Error::from(error).context(why)
+    })
 }
 
 fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {

@@ -26,7 +26,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use arguments::{Check, Collectives, Color, Cost, Diff, Explain, Memory, Report, Show, Traffic, Units};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use meshloom_hlo::suggest::did_you_mean;
 
 /// Shows any partitioned program: what moves, how often and over which mesh axis; what fills memory; what changed.
@@ -99,7 +101,10 @@ pub enum Outcome {
 
 fn main() -> ExitCode {
     configs::start();
-    let arguments = Arguments::parse();
+    let arguments = match read_arguments() {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
     output::configure(arguments.color, arguments.units);
     match run(arguments) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -109,6 +114,27 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The command line. A negative number is a value, which the option then refuses in its own words; and a limit of rows
+/// with `--json`, which has them all, is an error.
+fn read_arguments() -> Result<Arguments, clap::Error> {
+    let takes_numbers = |argument: clap::Arg| match argument.get_action().takes_values() && !argument.is_positional() {
+        true => argument.allow_negative_numbers(true),
+        false => argument,
+    };
+    let mut command = Arguments::command().mut_subcommands(|command| command.mut_args(takes_numbers));
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let arguments = Arguments::from_arg_matches(&matches)?;
+    let is_given = |command: &clap::ArgMatches| {
+        let has_limit = command.ids().any(|id| id == "limit");
+        has_limit && command.value_source("limit") == Some(ValueSource::CommandLine)
+    };
+    if arguments.json && matches.subcommand().is_some_and(|(_, command)| is_given(command)) {
+        let what = "--limit is for tables; --json prints all rows, so leave one of them out";
+        return Err(command.error(ErrorKind::ArgumentConflict, what));
+    }
+    Ok(arguments)
 }
 
 fn run(arguments: Arguments) -> Result<Outcome> {

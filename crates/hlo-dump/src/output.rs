@@ -150,7 +150,7 @@ pub fn seconds(value: f64) -> String {
         value if value >= 1.0 => format!("{} s", three_digits(value)),
         value if value >= 1e-3 => format!("{} ms", three_digits(value * 1e3)),
         value if value >= 1e-6 => format!("{} us", three_digits(value * 1e6)),
-        0.0 => "0".to_owned(),
+        0.0 => "0 s".to_owned(),
         value => format!("{} ns", three_digits(value * 1e9)),
     }
 }

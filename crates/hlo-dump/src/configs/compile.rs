@@ -20,7 +20,7 @@ use prost::Message;
 use serde::Serialize;
 
 use super::ahead::{Compiled, announce, of_run, optimized};
-use crate::arguments::Input;
+use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
 use crate::input::{Loaded, load};
@@ -47,7 +47,7 @@ pub struct Compile {
     #[arg(long, value_name = "YES", help_heading = "Reading")]
     pub shardy: Option<bool>,
     /// The most collectives to print; 0 for all
-    #[arg(long, value_name = "ROWS", default_value_t = 20)]
+    #[arg(long, value_name = "ROWS", default_value_t = 20, value_parser = parse_whole::<usize>)]
     pub limit: usize,
 }
 
@@ -77,15 +77,24 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
         bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
     }
     let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
-    let loaded = load(&arguments.input.with(&overrides))?;
+    let mut input = arguments.input.with(&overrides);
+    // Of a folder, the compiled module is what other commands read by default, and what no plugin takes.
+    if input.path.is_dir() && input.reading.pass.is_none() {
+        input.reading.stage.get_or_insert(Stage::Traced);
+    }
+    let loaded = load(&input)?;
+    if loaded.module.schedule.is_some() {
+        bail!(
+            "{}: the module is compiled already: it has a schedule; compile what comes before, such as the text of \
+             `lowered` in JAX, or of a dump folder --stage traced",
+            loaded.name
+        );
+    }
     let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
     if arguments.shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
     announce(&topology, &settings)?;
-    if loaded.module.schedule.is_some() {
-        output::note("the module is scheduled, so it is what a compiler made; plugins are made for what comes before");
-    }
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
         Some(run) => of_run(run.config(), &settings),

@@ -219,7 +219,7 @@ fn print_plans<'a>(
 fn sent(traffic: &[Traffic]) -> String {
     let mut by_axes: IndexMap<String, u64> = IndexMap::new();
     for it in traffic {
-        *by_axes.entry(it.axes.join("+")).or_default() += it.moved_bytes;
+        *by_axes.entry(it.axes.join(",")).or_default() += it.moved_bytes;
     }
     by_axes.sort_keys();
     by_axes.iter().map(|(axes, bytes)| format!("{axes} {}", output::human_bytes(*bytes))).collect::<Vec<_>>().join(", ")

@@ -41,7 +41,7 @@ pub fn on_topology(config: RunConfig) -> Result<RunConfig> {
 pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box<dyn Run>, HloModuleProtoWithConfig)> {
     let config = on_topology(RunConfig::from_toml_with(text, name, set)?)?;
     let lowered = config.at_stage(stage)?;
-    for warning in lowered.warnings() {
+    for warning in config.warnings().into_iter().chain(lowered.warnings()) {
         anstream::eprintln!("{} {warning}", paint(WARN, "warning:"));
     }
     let module = match stage {

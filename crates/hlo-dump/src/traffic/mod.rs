@@ -6,7 +6,7 @@
 mod picture;
 mod series;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use meshloom_hlo::analysis::AxisPart;
 use meshloom_hlo::table::Table;
 use serde::Serialize;
@@ -40,7 +40,7 @@ pub fn run(arguments: &Traffic, json: bool) -> Result<()> {
     first.print_title();
     line(&format!("what each device sends over {axis}, by step"));
     let most = series.iter().flat_map(|it| &it.rows).filter_map(Row::most).max().unwrap_or(0);
-    series.iter().for_each(|it| print(it, most));
+    series.iter().for_each(|it| print(it, most, arguments.limit));
     print_comparison(&series);
     Ok(())
 }
@@ -60,7 +60,7 @@ fn axis(arguments: &Traffic, loaded: &Loaded) -> Result<AxisPart> {
         bail!("the module names no mesh; add --mesh, such as --mesh diloco=2,fsdp=4")
     };
     match &arguments.over {
-        Some(name) => Ok(AxisPart::parse(name, mesh)?),
+        Some(name) => AxisPart::parse(name, mesh).with_context(|| format!("--over {name}")),
         None => match ["diloco", "replica"].into_iter().find(|name| mesh.axis(name).is_some()) {
             Some(name) => Ok(AxisPart::parse(name, mesh)?),
             None => bail!("the mesh {mesh} has no axis diloco or replica: say which one is slow, as --over data"),
@@ -85,7 +85,7 @@ fn bar(bytes: u64, most: u64) -> String {
     bar
 }
 
-fn print(series: &Series, most: u64) {
+fn print(series: &Series, most: u64, limit: usize) {
     line("");
     line(&paint(BOLD, &series.title()));
     let rows = folded(&series.rows);
@@ -100,7 +100,7 @@ fn print(series: &Series, most: u64) {
         .number("in loops", |(_, row)| in_loops(row).unwrap_or_default())
         .number("on the link*", |(_, row)| row.seconds.map(output::seconds).unwrap_or_default())
         .number("spread over the overlap*", |(_, row)| spread(row).unwrap_or_default());
-    output::table(table, 0);
+    output::table(table, limit);
     line(&series.summary());
     if rows.iter().any(|(_, row)| row.seconds.is_some()) {
         line(&paint(DIM, series::TIME_MODEL));
@@ -108,9 +108,7 @@ fn print(series: &Series, most: u64) {
     if rows.iter().any(|(_, row)| row.spread_bytes.is_some()) {
         line(&paint(DIM, series::SPREAD_MODEL));
     }
-    if let Some(undecided) = series.undecided() {
-        line(&paint(DIM, &undecided));
-    }
+    series.undecided().iter().for_each(|why| line(&paint(DIM, why)));
 }
 
 /// Rows that follow one another and are alike, as one: `4..7`.

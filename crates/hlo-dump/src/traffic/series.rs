@@ -3,9 +3,9 @@
 use std::num::NonZeroU64;
 
 use anyhow::{Result, bail};
-use meshloom_hlo::Bounds;
 use meshloom_hlo::analysis::{AxisPart, StepTraffic, Traffic as Found, counter_names, step_inputs, traffic};
 use meshloom_hlo::suggest::did_you_mean;
+use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
 
 use super::by_step;
@@ -32,6 +32,9 @@ pub struct Series {
     step_inputs: Vec<i64>,
     /// Collectives over the axis, all branches together.
     collectives: usize,
+    /// How many of them are in a loop whose trip count is not known.
+    #[serde(skip)]
+    in_unknown_loops: usize,
     #[serde(rename = "steps")]
     pub rows: Vec<Row>,
     /// The most bytes in one step, at most and at least.
@@ -158,19 +161,29 @@ impl Series {
     pub fn summary(&self) -> String {
         let (peak, total) = (output::most(self.peak(), output::bytes), output::most(self.total(), output::bytes));
         match self.rows.len() {
+            _ if self.total_bytes.is_none() && self.total_bytes_least == 0 => {
+                "how much a step sends is not known".to_owned()
+            }
             1 => format!("every step sends {total}"),
             steps => format!("at most {peak} in a step, {total} in {steps} steps"),
         }
     }
 
     /// Why bytes have bounds.
-    pub fn undecided(&self) -> Option<String> {
-        let open = self.rows.iter().any(|row| row.moved_bytes != Some(row.moved_bytes_least));
-        open.then(|| match self.step_inputs.as_slice() {
+    pub fn undecided(&self) -> Vec<String> {
+        let has_open_branches =
+            self.rows.iter().any(|row| row.moved_bytes.is_some_and(|most| most != row.moved_bytes_least));
+        let branches = has_open_branches.then(|| match self.step_inputs.as_slice() {
             [] => "no input is known to count steps, so which branches are taken is not; --step-input NAME names it"
                 .to_owned(),
-            _ => "some branches, or loops, depend on more than the number of the step".to_owned(),
-        })
+            _ => "some branches depend on more than the number of the step".to_owned(),
+        });
+        let loops = (self.in_unknown_loops > 0).then(|| {
+            let (runs, what) = (if self.in_unknown_loops == 1 { "runs" } else { "run" }, "collective");
+            let what = output::plural(self.in_unknown_loops as u64, what);
+            format!("{what} {runs} in a loop whose trip count is not known before it runs")
+        });
+        branches.into_iter().chain(loops).collect()
     }
 }
 
@@ -248,6 +261,7 @@ fn series(
         schedule: diloco,
         step_inputs: inputs.iter().map(|(parameter, _)| *parameter).collect(),
         collectives: collectives.len(),
+        in_unknown_loops: collectives.iter().filter(|entry| entry.executions == Amount::Unknown).count(),
         peak_bytes_least: rows.iter().map(|row| row.moved_bytes_least).max().unwrap_or(0),
         peak_bytes,
         total_bytes_least: rows.iter().fold(0, |sum, row| sum.saturating_add(row.moved_bytes_least)),
