@@ -26,6 +26,10 @@ impl WarmupCosine {
     }
 
     fn rate_at(&self, step: Tensor) -> Tensor {
+        if !step.dtype().is_integer() || step.rank() > 0 {
+            let (expected, found) = ("an integer scalar".to_owned(), step.ty().to_string());
+            return step.mismatch("the step of a schedule", expected, found, Location::caller());
+        }
         let step = step.convert(DType::F32);
         let warmup = self.warmup as f64;
         let rising = (step + 1.0) * (self.peak / warmup.max(1.0));
