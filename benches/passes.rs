@@ -101,7 +101,7 @@ fn contend(function: &StepFunction, config: &RunConfig, step: &TrainStep, rounds
         positions: batch.positions,
         weights: batch.weights,
     };
-    let mut arguments: Vec<Array> = program.put(0, &step.initialize(0))?.leaves();
+    let mut arguments: Vec<Array> = program.put(0, &step.initialize(0)?)?.leaves();
     arguments.extend(program.put(arguments.len(), &batch)?.leaves());
     let arguments: Vec<&Array> = arguments.iter().collect();
     for round in 0..=rounds {

@@ -128,7 +128,7 @@ impl Case {
         };
         let positions = tokens(|at, boundary| if at < boundary { at } else { at - boundary })?;
         let segments = tokens(|at, boundary| 1 + usize::from(at >= boundary))?;
-        Ok(Inputs { positions, segments, ..initialize(&self.declared(weights)?, 0) })
+        Ok(Inputs { positions, segments, ..initialize(&self.declared(weights)?, 0)? })
     }
 
     /// The loss and its gradients, of all weights.

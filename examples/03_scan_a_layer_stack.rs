@@ -62,7 +62,7 @@ fn main() -> Result<(), Error> {
     let depth = 4;
     let params = parameters().map(|_, param| param.clone().stacked(depth));
     println!("\nparameters: {}", params.paths().join(", "));
-    let values = initialize(&params, 0);
+    let values = initialize(&params, 0)?;
     let x = Literal::vector(&[1f32; WIDTH]);
     let client = Client::cpu(1)?;
     for unrolled in [false, true] {

@@ -44,7 +44,7 @@ fn main() -> Result<(), Error> {
     let rules = RuleSets::uniform(Rules::from_pairs(&rules)?);
     let client = Client::cpu(8)?;
     let x = Literal::from_fn(batch.ty.clone(), |index| (index as f64 * 0.7).sin());
-    let values = (initialize(&weights(), 0), x);
+    let values = (initialize(&weights(), 0)?, x);
     let expected = compile(&step, &client, &LowerOptions::default())?.call(&values)?;
     println!("one device: loss {:?}", expected.1);
 

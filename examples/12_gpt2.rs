@@ -75,7 +75,7 @@ fn main() -> Result<(), meshloom::Error> {
         let mesh = Mesh::new([("data", data), ("tensor", tensor)])?;
         let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
         let compiled = compile(&train_step, &Client::cpu(mesh.device_count())?, &options)?;
-        let mut state = compiled.put_state(&initialize(&state, 0))?;
+        let mut state = compiled.put_state(&initialize(&state, 0)?)?;
         for step in 0..=20 {
             let loss;
             (state, loss) = compiled.step(state, &rows)?;

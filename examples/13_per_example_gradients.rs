@@ -35,12 +35,12 @@ fn main() -> Result<(), meshloom::Error> {
         let of_each = vmap(rows, |row| global_norm(&grad(params.clone(), |params| loss(&params, row.expand(0)))));
         (of_each, global_norm(&grad(params, |params| loss(&params, rows))))
     })?
-    .with_output_axes("0", &["batch"]);
+    .with_output_axes("0", &["batch"])?;
 
     let mesh = Mesh::parse("data=4,tensor=2", 8)?;
     let rules = [("batch", &["data"][..]), ("mlp", &["tensor"]), ("embed", &[])];
     let rules = RuleSets::uniform(Rules::from_pairs(&rules)?);
-    let values = (initialize(&params, 0), Literal::from_fn(rows.ty.clone(), |index| (index as f64 * 0.7).sin()));
+    let values = (initialize(&params, 0)?, Literal::from_fn(rows.ty.clone(), |index| (index as f64 * 0.7).sin()));
     let one = compile(&function, &Client::cpu(1)?, &LowerOptions::default())?.call(&values)?;
     let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
     let compiled = compile(&function, &Client::cpu(8)?, &options)?;

@@ -8,7 +8,7 @@ use meshloom_hlo::message::counted;
 
 use crate::ir::{InternalError, OpError, SpecError, TensorType};
 use crate::partition::boxed;
-use crate::trace::{TraceError, TraceErrorKind};
+use crate::trace::{TraceError, TraceErrorKind, called};
 use crate::transform::diloco::DilocoError;
 
 /// Everything that can go wrong in meshloom.
@@ -29,6 +29,9 @@ pub enum Error {
     /// The caller's fault: host values that do not fill a literal.
     #[error(transparent)]
     Literal(#[from] crate::ir::LiteralError),
+    /// The caller's fault: a parameter is declared with a first value that its type cannot hold.
+    #[error(transparent)]
+    Init(#[from] crate::nn::InitError),
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),
@@ -106,16 +109,20 @@ boxed!(Error {
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum ArgumentError {
     /// The tree of the arguments is not that of the inputs.
-    #[error("expected inputs {expected}; found {found}")]
+    #[error("the {what}: expected {expected}; found {found}")]
     Tree {
+        /// `inputs`, or `state` for that of a step.
+        what: &'static str,
         /// Paths of the inputs.
         expected: String,
         /// Paths of what was given.
         found: String,
     },
     /// A value has another type than its input.
-    #[error("{} must be {expected}, found {found}", if path.is_empty() { "the input".to_owned() } else { format!("input `{path}`") })]
+    #[error("{} must be {expected}, found {found}", called(what, path))]
     Type {
+        /// `input`, or `state` for one of a step's state.
+        what: &'static str,
         /// Path of the input; empty where it is the only one.
         path: String,
         /// Type of the input.

@@ -3,7 +3,7 @@
 use super::{ArgumentError, Error, LowerOptions, Program, lower};
 use crate::ir::Literal;
 use crate::pjrt::{Array, Client};
-use crate::trace::{Function, MapTree, Tensor, TensorSpec, Tree};
+use crate::trace::{Function, MapTree, Tensor, TensorSpec, Tree, called_all};
 
 /// A [`Function`] compiled for a client's devices: trees of values in, trees of values out.
 ///
@@ -16,7 +16,7 @@ pub struct CompiledFunction<I, O> {
 }
 
 /// Lowers a function and compiles it. The state of a [step](Function::trace_step) is donated, besides what the options
-/// say.
+/// say. What the rules warn of is kept: [`CompiledFunction::warnings`].
 ///
 /// ```
 /// use meshloom::compile::{LowerOptions, compile};
@@ -46,7 +46,12 @@ where
     O: Tree<Leaf = TensorSpec> + MapTree<Tensor> + Clone,
 {
     let mut options = options.clone();
-    options.aliases.extend(function.aliases());
+    // Whoever gives pairs of their own need not leave out those that are known anyway.
+    for pair in function.aliases() {
+        if !options.aliases.contains(&pair) {
+            options.aliases.push(pair);
+        }
+    }
     let program = lower(function.graph(), &options)?.compile(client)?;
     Ok(CompiledFunction { program, inputs: function.inputs().clone(), outputs: function.outputs().clone() })
 }
@@ -61,25 +66,18 @@ where
         &self.program
     }
 
+    /// As [`Program::warnings`].
+    pub fn warnings(&self) -> &[String] {
+        self.program.warnings()
+    }
+
     /// Copies inputs to the devices, each laid out as the program takes it.
     ///
     /// # Errors
     /// A literal has another type than the input of its path, the trees differ, or a device is out of memory.
     pub fn put(&self, inputs: &<I as MapTree<Literal>>::Mapped) -> Result<<I as MapTree<Array>>::Mapped, Error> {
-        let client = self.program.executable().client();
-        let (paths, found) = (self.inputs.paths(), inputs.paths());
-        if paths != found {
-            let (expected, found) = (paths.join(", "), found.join(", "));
-            return Err(ArgumentError::Tree { expected, found }.into());
-        }
-        let mut arrays = Vec::with_capacity(paths.len());
-        for ((literal, spec), path) in inputs.leaves().iter().zip(self.program.inputs()).zip(&paths) {
-            if literal.ty() != &spec.ty {
-                let (expected, found) = (spec.ty.clone(), literal.ty().clone());
-                return Err(ArgumentError::Type { path: path.clone(), expected, found }.into());
-            }
-            arrays.push(Array::put(client, literal, &spec.layout)?);
-        }
+        expect_tree("inputs", &self.inputs, inputs)?;
+        let arrays = self.program.put_leaves("input", 0, inputs)?;
         Ok(self.inputs.fill(arrays)?)
     }
 
@@ -103,6 +101,15 @@ where
     }
 }
 
+/// Refuses values that do not form the tree that a program takes.
+fn expect_tree(what: &'static str, expected: &impl Tree, found: &impl Tree) -> Result<(), Error> {
+    let (expected, found) = (expected.paths(), found.paths());
+    if expected == found {
+        return Ok(());
+    }
+    Err(ArgumentError::Tree { what, expected: called_all(&expected), found: called_all(&found) }.into())
+}
+
 /// A tree over arrays.
 type Arrays<T> = <T as MapTree<Array>>::Mapped;
 
@@ -111,29 +118,32 @@ where
     S: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
     I: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
     O: Tree<Leaf = TensorSpec> + MapTree<Literal> + MapTree<Array>,
-    <S as MapTree<Literal>>::Mapped: MapTree<Array, Mapped = <S as MapTree<Array>>::Mapped>,
-    <I as MapTree<Literal>>::Mapped: MapTree<Array>,
 {
     /// Copies a state to the devices, laid out as the program takes it.
     ///
     /// # Errors
-    /// A device is out of memory.
+    /// A literal has another type than the state's leaf of its path, the trees differ, or a device is out of memory.
     pub fn put_state(&self, state: &<S as MapTree<Literal>>::Mapped) -> Result<Arrays<S>, Error> {
-        self.program.put(0, state)
+        expect_tree("state", &self.inputs.0, state)?;
+        let arrays = self.program.put_leaves("state", 0, state)?;
+        Ok(self.inputs.0.fill(arrays)?)
     }
 
     /// Starts a step: the old state, which is gone then, and host inputs to the new state and the other outputs, which
     /// can be read at once.
     ///
     /// # Errors
-    /// An input has another type than it was traced with, or a device is out of memory.
+    /// An input or a part of the state has another type than it was traced with, the trees differ, or a device is out of
+    /// memory.
     pub fn step(
         &self,
         state: Arrays<S>,
         inputs: &<I as MapTree<Literal>>::Mapped,
     ) -> Result<(Arrays<S>, Arrays<O>), Error> {
+        expect_tree("state", &self.inputs.0, &state)?;
+        expect_tree("inputs", &self.inputs.1, inputs)?;
         let state = state.leaves();
-        let inputs = self.program.put(state.len(), inputs)?.leaves();
+        let inputs = self.program.put_leaves("input", state.len(), inputs)?;
         let outputs = self.program.run(&state.iter().chain(&inputs).collect::<Vec<_>>())?;
         Ok(self.outputs.fill(outputs)?)
     }

@@ -4,7 +4,7 @@ use meshloom_hlo::mesh::{DevicePlace, Mesh};
 
 use super::stages::{Lowered, Ports};
 use super::{ArgumentError, Error};
-use crate::ir::{PortInfo, TensorType};
+use crate::ir::{Literal, PortInfo, TensorType};
 use crate::partition::Ledger;
 use crate::pjrt::{
     Array, ArraySpec, CacheUse, Client, CompileCache, CompileOptions, Executable, ExecuteOptions, ShardLayout,
@@ -87,7 +87,13 @@ impl Lowered {
         let emitted = self.emitted();
         let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info())?;
         let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info())?;
-        Ok(Program { executable, inputs, outputs, collectives: self.collectives() })
+        Ok(Program {
+            executable,
+            inputs,
+            outputs,
+            collectives: self.collectives(),
+            warnings: self.warnings().collect(),
+        })
     }
 }
 
@@ -98,6 +104,7 @@ pub struct Program {
     inputs: Vec<ArraySpec>,
     outputs: Vec<ArraySpec>,
     collectives: Ledger,
+    warnings: Vec<String>,
 }
 
 impl Program {
@@ -121,25 +128,45 @@ impl Program {
         &self.collectives
     }
 
+    /// What the rules and the partitioner warn of, such as a rule for an axis that no tensor has: as
+    /// [`Lowered::warnings`](super::LoweredProgram::warnings) has them.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Copies a tree of literals to the devices, laid out as the inputs from index `first` on.
     ///
     /// # Errors
-    /// The plugin is out of memory, or there are more literals than inputs.
+    /// A literal has another type than its input, there are more literals than inputs, or the plugin is out of memory.
     pub fn put<L>(&self, first: usize, literals: &L) -> Result<L::Mapped, Error>
     where
-        L: Tree<Leaf = crate::ir::Literal> + MapTree<Array>,
+        L: Tree<Leaf = Literal> + MapTree<Array>,
     {
-        let leaves = literals.leaves();
-        let mut arrays = Vec::with_capacity(leaves.len());
-        for (index, literal) in leaves.iter().enumerate() {
-            let Some(spec) = self.inputs.get(first + index) else {
-                let given = first + leaves.len();
-                return Err(ArgumentError::Count { inputs: self.inputs.len(), given }.into());
-            };
-            let executable = &self.executable;
-            arrays.push(Array::put_on(executable.client(), literal, &spec.layout, executable.devices())?);
+        Ok(literals.fill(self.put_leaves("input", first, literals)?)?)
+    }
+
+    /// As [`Program::put`]; messages say `what` the literals are.
+    pub(super) fn put_leaves(
+        &self,
+        what: &'static str,
+        first: usize,
+        literals: &impl Tree<Leaf = Literal>,
+    ) -> Result<Vec<Array>, Error> {
+        let (leaves, paths) = (literals.leaves(), literals.paths());
+        let inputs = self.inputs.get(first..).unwrap_or_default();
+        if leaves.len() > inputs.len() {
+            return Err(ArgumentError::Count { inputs: self.inputs.len(), given: first + leaves.len() }.into());
         }
-        Ok(literals.fill(arrays)?)
+        let (client, devices) = (self.executable.client(), self.executable.devices());
+        let mut arrays = Vec::with_capacity(leaves.len());
+        for ((literal, path), spec) in leaves.iter().zip(paths).zip(inputs) {
+            if literal.ty() != &spec.ty {
+                let (expected, found) = (spec.ty.clone(), literal.ty().clone());
+                return Err(ArgumentError::Type { what, path, expected, found }.into());
+            }
+            arrays.push(Array::put_on(client, literal, &spec.layout, devices)?);
+        }
+        Ok(arrays)
     }
 
     /// Starts an execution; results are ready when read. Donated arguments cannot be used again.

@@ -164,6 +164,11 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// A line of the user's, outside any scope.
+    pub fn at(location: &'static Location<'static>) -> Origin {
+        Origin { location: Some(location), ..Origin::default() }
+    }
+
     /// The user's line as `file:line`, if a user wrote it.
     pub fn source(self) -> Option<String> {
         self.location.map(|location| format!("{}:{}", location.file(), location.line()))

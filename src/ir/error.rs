@@ -19,7 +19,7 @@ pub enum TypeError {
         found: usize,
     },
     /// Two operands that must have one element type have two.
-    #[error("operand {operand} must have element type {expected}, found {found}; convert it with `.convert(..)`")]
+    #[error("the element type of operand {operand} must be {expected}, found {found}; convert it with `.convert(..)`")]
     DType {
         /// Index of the operand.
         operand: usize,

@@ -191,7 +191,7 @@ mod tests {
         );
         check(
             |graph| graph.values[0].ty = TensorType::new(DType::Pred, &[2]),
-            "in `f`: add(pred[2], pred[2]): operand 0 must have element type a number type, found pred; convert it with \
+            "in `f`: add(pred[2], pred[2]): the element type of operand 0 must be a number type, found pred; convert it with \
              `.convert(..)`",
         );
     }

@@ -2,6 +2,8 @@
 
 use std::panic::Location;
 
+use meshloom_hlo::message::counted;
+
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use crate::ir::DType;
@@ -99,7 +101,8 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
         let [batch, length, heads, head_dim] = query.shape();
         let kv_heads = key.dim(2);
         if !heads.is_multiple_of(kv_heads) {
-            let expected = format!("a number of key and value heads that divides the {heads} heads of the queries");
+            let expected =
+                format!("a number of key and value heads that divides the {} of the queries", counted(heads, "head"));
             return key.mismatch("causal_attention", expected, key.ty().to_string(), place);
         }
         let by_head = |x: Tensor| x.transpose([0, 2, 1, 3]);

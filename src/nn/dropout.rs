@@ -16,7 +16,11 @@ pub fn dropout(x: Tensor, rate: f64, key: Key<Tensor>) -> Tensor {
 }
 
 fn dropped(x: Tensor, rate: f64, draw: impl FnOnce(f64) -> Tensor) -> Tensor {
-    if rate <= 0.0 {
+    if !(0.0..=1.0).contains(&rate) {
+        let expected = "a probability from 0 to 1".to_owned();
+        return x.mismatch("the rate of a dropout", expected, rate.to_string(), Location::caller());
+    }
+    if rate == 0.0 {
         return x;
     }
     let kept = 1.0 - rate;

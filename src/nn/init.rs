@@ -2,27 +2,86 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::ir::Literal;
-use crate::trace::{Init, MapTree, Param, Tree};
+use crate::ir::{Literal, TensorType};
+use crate::trace::{Init, MapTree, Param, Path, Tree, called, number_text};
+
+/// What a parameter's type cannot hold of its first value.
+#[derive(Clone, PartialEq, thiserror::Error)]
+pub enum InitError {
+    /// The number that all elements are to be.
+    #[error("{} is {ty}, which cannot hold its first value {}; declare another type or value", called("parameter", path), number_text(*.number))]
+    Constant {
+        /// Path of the parameter; empty where it is the only one.
+        path: String,
+        /// Its type.
+        ty: TensorType,
+        /// The number.
+        number: f64,
+    },
+    /// Random numbers of this standard deviation.
+    #[error("{} is {ty}, which cannot hold normally distributed numbers of standard deviation {}; declare a floating-point type, and a deviation that is not negative and three of which the type holds", called("parameter", path), number_text(*.deviation))]
+    Normal {
+        /// Path of the parameter; empty where it is the only one.
+        path: String,
+        /// Its type.
+        ty: TensorType,
+        /// The standard deviation.
+        deviation: f64,
+    },
+}
+
+meshloom_hlo::debug_is_message!(InitError);
 
 /// Draws the first values of all parameters. A parameter's value depends on the seed and its path alone: not on the
 /// other parameters, not on the mesh, and not on whether layers are stacked (layer 3 of a stacked `layers.mlp.up` is
 /// drawn as `layers.3.mlp.up`).
-pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> T::Mapped {
-    params.map(|path, param| {
-        let ty = &param.spec.ty;
-        let path = path.to_string();
-        let mut numbers = Vec::with_capacity(ty.element_count());
-        if param.stacked_dims > 0 {
-            let count: usize = ty.dims[..param.stacked_dims].iter().product();
-            for layer in 0..count {
-                draw(param.init, &layer_path(&path, layer), seed, ty.element_count() / count, &mut numbers);
-            }
-        } else {
-            draw(param.init, &path, seed, ty.element_count(), &mut numbers);
+///
+/// # Errors
+/// A parameter's type does not [hold](crate::ir::DType::holds) its first value: nothing is rounded to an integer.
+pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> Result<T::Mapped, InitError> {
+    let mut refused = None;
+    params.visit(&mut Path::default(), &mut |path, param| {
+        if refused.is_none() {
+            refused = check(&path.to_string(), param).err();
         }
-        Literal::from_fn(ty.clone(), |index| numbers[index].into())
-    })
+    });
+    match refused {
+        Some(error) => Err(error),
+        None => Ok(params.map(|path, param| first_value(&path.to_string(), param, seed))),
+    }
+}
+
+fn check(path: &str, param: &Param) -> Result<(), InitError> {
+    let (path, ty) = (path.to_owned(), param.spec.ty.clone());
+    match param.init {
+        Init::Constant(number) if !ty.dtype.holds(number) => Err(InitError::Constant { path, ty, number }),
+        Init::Normal(deviation)
+            if !(ty.dtype.is_float()
+                && (0.0..f64::INFINITY).contains(&deviation)
+                && ty.dtype.holds(3.0 * deviation)) =>
+        {
+            Err(InitError::Normal { path, ty, deviation })
+        }
+        Init::Constant(_) | Init::Normal(_) => Ok(()),
+    }
+}
+
+fn first_value(path: &str, param: &Param, seed: u64) -> Literal {
+    let ty = &param.spec.ty;
+    let deviation = match param.init {
+        Init::Constant(number) => return Literal::from_fn(ty.clone(), |_| number),
+        Init::Normal(deviation) => deviation,
+    };
+    let mut numbers = Vec::with_capacity(ty.element_count());
+    if param.stacked_dims > 0 {
+        let count: usize = ty.dims[..param.stacked_dims].iter().product();
+        for layer in 0..count {
+            draw(deviation, &layer_path(path, layer), seed, ty.element_count() / count, &mut numbers);
+        }
+    } else {
+        draw(deviation, path, seed, ty.element_count(), &mut numbers);
+    }
+    Literal::from_fn(ty.clone(), |index| numbers[index])
 }
 
 /// The path that a layer's parameter has where layers are not stacked: `layers.3.mlp.up` for layer 3 of
@@ -35,20 +94,15 @@ fn layer_path(stacked: &str, layer: usize) -> String {
 }
 
 /// Appends `count` numbers, which depend on the seed and the path.
-fn draw(init: Init, path: &str, seed: u64, count: usize, numbers: &mut Vec<f32>) {
-    match init {
-        Init::Constant(number) => numbers.extend(std::iter::repeat_n(number as f32, count)),
-        Init::Normal(deviation) => {
-            let mut hash = Sha256::new();
-            hash.update(seed.to_le_bytes());
-            hash.update(path.as_bytes());
-            let digest = hash.finalize();
-            let mut key = [0; 8];
-            key.copy_from_slice(&digest[..8]);
-            let mut state = u64::from_le_bytes(key);
-            numbers.extend((0..count).map(|_| (deviation * truncated_normal(&mut state)) as f32));
-        }
-    }
+fn draw(deviation: f64, path: &str, seed: u64, count: usize, numbers: &mut Vec<f64>) {
+    let mut hash = Sha256::new();
+    hash.update(seed.to_le_bytes());
+    hash.update(path.as_bytes());
+    let digest = hash.finalize();
+    let mut key = [0; 8];
+    key.copy_from_slice(&digest[..8]);
+    let mut state = u64::from_le_bytes(key);
+    numbers.extend((0..count).map(|_| deviation * truncated_normal(&mut state)));
 }
 
 /// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators"): the next 64 random bits.

@@ -13,9 +13,18 @@ use crate::trace::{Tensor, composite, custom_vjp, iota};
 /// gather, so a sharded vocabulary never has to come together.
 #[track_caller]
 pub fn cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor {
-    composite(Location::caller(), || {
-        weighted_cross_entropy(logits, targets, weights, 0.0) / WholeBatch::of(weights).weight
-    })
+    let place = Location::caller();
+    if logits.rank() != 3 {
+        let expected = "`[batch, length, vocab]`".to_owned();
+        return logits.mismatch("the logits of a cross entropy", expected, logits.ty().to_string(), place);
+    }
+    for (name, given) in [("targets", targets), ("weights", weights)] {
+        if given.dims()[..] != logits.dims()[..2] {
+            let expected = format!("`[batch, length]` of the logits, {}", logits.ty());
+            return given.mismatch(&format!("the {name} of a cross entropy"), expected, given.ty().to_string(), place);
+        }
+    }
+    composite(place, || weighted_cross_entropy(logits, targets, weights, 0.0) / WholeBatch::of(weights).weight)
 }
 
 /// What the loss of some rows must know of the batch they are of.

@@ -1,7 +1,9 @@
 //! The gated feed-forward block.
 
+use std::panic::Location;
+
 use super::layout::HIDDEN;
-use crate::trace::{Tensor, custom_vjp, einsum};
+use crate::trace::{Tensor, composite, custom_vjp, einsum};
 
 crate::tree! {
     /// Parameters of [`mlp`].
@@ -19,18 +21,21 @@ crate::tree! {
 /// pass.
 ///
 /// Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
+#[track_caller]
 pub fn swiglu(gate: Tensor, up: Tensor) -> Tensor {
-    custom_vjp(
-        (gate, up),
-        |(gate, up)| gate * gate.logistic() * up,
-        |(gate, up)| (gate * gate.logistic() * up, (gate, up)),
-        |(gate, up), ct| {
-            let sigmoid = gate.logistic();
-            let silu = gate * sigmoid;
-            let slope = sigmoid * (1.0 + gate * (1.0 - sigmoid));
-            (ct * up * slope, ct * silu)
-        },
-    )
+    composite(Location::caller(), || {
+        custom_vjp(
+            (gate, up),
+            |(gate, up)| gate * gate.logistic() * up,
+            |(gate, up)| (gate * gate.logistic() * up, (gate, up)),
+            |(gate, up), ct| {
+                let sigmoid = gate.logistic();
+                let silu = gate * sigmoid;
+                let slope = sigmoid * (1.0 + gate * (1.0 - sigmoid));
+                (ct * up * slope, ct * silu)
+            },
+        )
+    })
 }
 
 /// The gated feed-forward block over `x` `[batch, length, embed]`; all in the type of `x`.

@@ -29,8 +29,16 @@ impl LayerNorm<Param> {
 /// Source: Ba, Kiros & Hinton, "Layer Normalization", arXiv 1607.06450.
 #[track_caller]
 pub fn layer_norm(x: Tensor, params: &LayerNorm<Tensor>, epsilon: f64) -> Tensor {
-    composite(Location::caller(), || {
+    let place = Location::caller();
+    composite(place, || {
         let x = x.expect_float("the layer norm");
+        let width = x.dims().last().copied();
+        for (name, param) in [("scale", params.scale), ("bias", params.bias)] {
+            if param.rank() != 1 || param.dims().last().copied() != width {
+                let expected = format!("one number for each of the last dimension of {}", x.ty());
+                return param.mismatch(&format!("the {name} of a layer norm"), expected, param.ty().to_string(), place);
+            }
+        }
         let normalized = |x: Tensor, mean: Tensor, inverse: Tensor| {
             let wide = x.convert(DType::F32);
             (wide - spread(mean, wide)) * spread(inverse, wide)

@@ -2,6 +2,8 @@
 //!
 //! As in XLA, a start index that would let the slice leave the operand is moved back until the slice fits.
 
+use meshloom_hlo::message::counted;
+
 use super::rules::*;
 use super::{
     AxisList, BinaryKind, Class, Concatenate, Gather, GatherDims, IndexPromise, OperandClass, Operands, Scatter,
@@ -22,7 +24,8 @@ fn expect_starts(operands: &[&TensorType], first: usize, rank: usize) -> Result<
 fn expect_fits(sizes: &[usize], operand: &TensorType) -> Result<(), TypeError> {
     expect_rank(0, operand, sizes.len())?;
     for (dim, (&size, &available)) in sizes.iter().zip(&operand.dims).enumerate() {
-        refuse_if!(size > available, "a slice of {size} elements does not fit dimension {dim} of size {available}");
+        let elements = counted(size, "element");
+        refuse_if!(size > available, "a slice of {elements} does not fit dimension {dim} of size {available}");
     }
     Ok(())
 }

@@ -149,6 +149,14 @@ unary_table! {
         let slope = b.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
         b.mul(ct, slope).map(Some)
     };
+    /// One less the error function, exact where that is near one.
+    Erfc "erfc" Float COSTLY |b, ct, x, _| {
+        let square = b.mul(x, x)?;
+        let exponent = b.neg(square)?;
+        let bell = b.unary(UnaryKind::Exponential, exponent)?;
+        let slope = b.scale(bell, -std::f64::consts::FRAC_2_SQRT_PI)?;
+        b.mul(ct, slope).map(Some)
+    };
     /// Number whose error function this is.
     ErfInv "erf-inv" Float COSTLY_ZERO |b, ct, _, y| {
         let square = b.mul(y, y)?;
@@ -331,11 +339,11 @@ binary_table! {
     Or "or" Bits CHEAP |_, _, _, _, _| Ok(None), Ok(None);
     /// x to the power of y.
     Power "power" Float COSTLY |b, ct, x, y, z| {
-        // The slope in x is y x^(y - 1); where y is 0, it is 0, also where x is 0 and the power infinite.
+        // The slope in x is y x^(y - 1); where y is 0, it is 0 for every x: x^0 is 1, also where x is infinite or NaN.
         let lower = b.shift(y, -1.0)?;
-        let (zero, one) = (b.zeros_like(y), b.splat_like(y, 1.0));
+        let zero = b.zeros_like(y);
         let is_zero = b.compare(Direction::Eq, y, zero)?;
-        let exponent = b.push1(Select, &[is_zero, one, lower])?;
+        let exponent = b.push1(Select, &[is_zero, zero, lower])?;
         let power = b.binary(BinaryKind::Power, x, exponent)?;
         let slope = b.mul(y, power)?;
         b.mul(ct, slope).map(Some)
@@ -372,8 +380,9 @@ binary_table! {
 
 /// `sign (1 - x)(1 + x)`, which loses nothing near 1.
 fn legs(b: &mut GraphBuilder, x: Value, sign: f64) -> Result<Value, OpError> {
-    let (below, above) = (b.reverse_sub(1.0, x)?, b.shift(x, 1.0)?);
-    let below = if sign < 0.0 { b.neg(below)? } else { below };
+    // Not the opposite of `1 - x`, which at 1 would be -0, and one over its root minus infinity.
+    let below = if sign < 0.0 { b.shift(x, -1.0)? } else { b.reverse_sub(1.0, x)? };
+    let above = b.shift(x, 1.0)?;
     b.mul(below, above)
 }
 

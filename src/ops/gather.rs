@@ -8,6 +8,8 @@ use smallvec::SmallVec;
 
 use super::rules::*;
 use super::{AxisList, Linear, Operands, ReduceKind, after_batch, batched_dims, complement, to_i64, with_batch};
+use meshloom_hlo::message::counted;
+
 use crate::hlo::proto;
 use crate::ir::{InternalError, Literal};
 use crate::ops::BinaryKind;
@@ -295,7 +297,8 @@ impl Primitive for Gather {
             let single = self.dims.collapsed_dims.contains(&dim) || self.dims.operand_batch_dims.contains(&dim);
             refuse_if!(
                 size > available || (single && size != 1),
-                "a slice of {size} elements does not fit dimension {dim} of size {available}{}",
+                "a slice of {} does not fit dimension {dim} of size {available}{}",
+                counted(size, "element"),
                 if single { ", which is collapsed or a batch dimension: it must be 1" } else { "" }
             );
         }

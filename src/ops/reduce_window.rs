@@ -1,5 +1,7 @@
 //! Reductions of windows that slide over a tensor: pooling.
 
+use std::fmt;
+
 use super::rules::*;
 use super::shape::inverse;
 use super::{
@@ -23,6 +25,17 @@ pub struct WindowDim {
     pub base_dilation: usize,
     /// Distance between the elements of a window.
     pub window_dilation: usize,
+}
+
+impl fmt::Display for WindowDim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &WindowDim { size, stride, low, high, window_dilation, base_dilation } = self;
+        write!(f, "a window of size {size}, stride {stride} and padding {low} and {high}")?;
+        match (window_dilation, base_dilation) {
+            (1, 1) => Ok(()),
+            _ => write!(f, " (dilated by {window_dilation}, over elements dilated by {base_dilation})"),
+        }
+    }
 }
 
 /// As one entry of a list: `size=3 stride=2 lhs_dilate=1 rhs_dilate=1 pad=0_1`, without what is 1 or no padding.
@@ -89,9 +102,9 @@ pub(super) fn window_proto(window: &[WindowDim]) -> proto::Window {
 fn window_counts(window: &[WindowDim], operand: &TensorType) -> Result<Dims, TypeError> {
     expect_rank(0, operand, window.len())?;
     let count = |(dim, (window, &size)): (usize, (&WindowDim, &usize))| {
-        window.count(size).ok_or_else(|| {
-            TypeError::Attribute(format!("the window {window:?} does not fit dimension {dim} of size {size}"))
-        })
+        window
+            .count(size)
+            .ok_or_else(|| TypeError::Attribute(format!("{window} does not fit dimension {dim} of size {size}")))
     };
     window.iter().zip(&operand.dims).enumerate().map(count).collect()
 }

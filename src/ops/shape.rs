@@ -2,6 +2,8 @@
 
 use smallvec::SmallVec;
 
+use meshloom_hlo::message::counted;
+
 use super::rules::*;
 use super::{
     AxisList, Class, CollectivePermute, Operands, ReduceKind, Select, after_batch, batched_dims, complement, to_i64,
@@ -27,11 +29,8 @@ impl Primitive for BroadcastInDim {
         expect_operands(operands, 1)?;
         let operand = operands[0];
         if self.mapping.len() != operand.rank() {
-            return Err(TypeError::Rank {
-                operand: 0,
-                expected: format!("{} (one for each mapped axis)", self.mapping.len()),
-                found: operand.rank(),
-            });
+            let (own, mapped) = (counted(operand.rank(), "dimension"), counted(self.mapping.len(), "axis"));
+            return Err(TypeError::Attribute(format!("operand 0 has {own}, but is broadcast along {mapped}")));
         }
         expect_axes(&self.mapping, self.dims.len())?;
         if !self.mapping.is_sorted() {

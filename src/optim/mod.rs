@@ -35,9 +35,9 @@ use crate::trace::{Place, TraceErrorKind, fail};
 use meshloom_hlo::message::counted;
 
 /// Notes an error unless there are as many tensors in each list as there are parameters.
-fn expect_one_for_each(optimizer: &str, count: usize, lists: &[(&str, usize)], place: Place) {
+pub(crate) fn expect_one_for_each(function: &str, count: usize, lists: &[(&str, usize)], place: Place) {
     for (what, found) in lists.iter().filter(|(_, found)| *found != count) {
-        let what = format!("the {what} of {optimizer}");
+        let what = format!("the {what} of {function}");
         let expected = format!("one for each of {}", counted(count, "parameter"));
         fail(TraceErrorKind::Mismatch { what, expected, found: found.to_string() }, place);
     }

@@ -40,21 +40,24 @@ impl LearningRate {
     /// The rate (`f32`) at step `step` (an integer scalar, from 0).
     #[track_caller]
     pub fn rate(&self, step: Tensor) -> Tensor {
-        composite(Location::caller(), || self.rate_at(step))
-    }
-
-    fn rate_at(&self, step: Tensor) -> Tensor {
-        let step = step.convert(DType::F32);
-        let (warmup, steps) = (self.warmup as f64, self.steps as f64);
-        let rising = (step + 1.0) * (self.peak / warmup.max(1.0));
-        let progress = |start: f64| ((step - start) * (1.0 / (steps - start).max(1.0))).maximum(0.0).minimum(1.0);
-        let left = match self.decay {
-            Decay::Cosine => ((progress(warmup) * std::f64::consts::PI).cos() + 1.0) * 0.5,
-            Decay::Linear => 1.0 - progress(warmup),
-            Decay::Last(count) => 1.0 - progress((steps - count as f64).max(warmup)),
-            Decay::Never => return step.less(warmup).select(rising, self.peak),
-        };
-        let falling = (left * (1.0 - self.floor) + self.floor) * self.peak;
-        step.less(warmup).select(rising, falling)
+        let place = Location::caller();
+        composite(place, || {
+            if !step.dtype().is_integer() || step.rank() > 0 {
+                let (expected, found) = ("an integer scalar".to_owned(), step.ty().to_string());
+                return step.mismatch("the step of a schedule", expected, found, place);
+            }
+            let step = step.convert(DType::F32);
+            let (warmup, steps) = (self.warmup as f64, self.steps as f64);
+            let rising = (step + 1.0) * (self.peak / warmup.max(1.0));
+            let progress = |start: f64| ((step - start) * (1.0 / (steps - start).max(1.0))).maximum(0.0).minimum(1.0);
+            let left = match self.decay {
+                Decay::Cosine => ((progress(warmup) * std::f64::consts::PI).cos() + 1.0) * 0.5,
+                Decay::Linear => 1.0 - progress(warmup),
+                Decay::Last(count) => 1.0 - progress((steps - count as f64).max(warmup)),
+                Decay::Never => return step.less(warmup).select(rising, self.peak),
+            };
+            let falling = (left * (1.0 - self.floor) + self.floor) * self.peak;
+            step.less(warmup).select(rising, falling)
+        })
     }
 }

@@ -3,8 +3,8 @@
 use std::panic::Location;
 
 use super::expect_one_for_each;
-use crate::ir::DType;
-use crate::trace::{Init, MapTree, Param, Tensor, Tree, composite};
+use crate::ir::{DType, Role};
+use crate::trace::{Init, MapTree, Operand, Param, Tensor, Tree, composite};
 
 /// SGD's constants.
 ///
@@ -32,22 +32,30 @@ impl Sgd {
         params.map(|_, param| {
             let mut velocity = param.clone();
             velocity.spec.ty.dtype = DType::F32;
+            velocity.spec.role = Role::Optimizer;
             velocity.init = Init::Constant(0.0);
             velocity
         })
     }
 
-    /// One step: new parameters, of the types that they have, and velocities, `f32`.
+    /// One step: new parameters, of the types that they have, and velocities, `f32`. `rate` is an `f32` scalar, such as
+    /// that of a [schedule](super::LearningRate), or a number.
     /// All trees have as many leaves as the parameters; else the trace notes an error.
     #[track_caller]
-    pub fn update<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
+    pub fn update<P: Tree<Leaf = Tensor>>(
+        &self,
+        params: &P,
+        gradients: &P,
+        velocity: &P,
+        rate: impl Operand,
+    ) -> (P, P) {
         let place = Location::caller();
         let lists = [("gradients", gradients.leaves().len()), ("velocities", velocity.leaves().len())];
         expect_one_for_each("SGD", params.leaves().len(), &lists, place);
         composite(place, || self.updated(params, gradients, velocity, rate))
     }
 
-    fn updated<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: f64) -> (P, P) {
+    fn updated<P: Tree<Leaf = Tensor>>(&self, params: &P, gradients: &P, velocity: &P, rate: impl Operand) -> (P, P) {
         let (mut new_params, mut new_velocity) = (Vec::new(), Vec::new());
         for ((param, gradient), velocity) in params.leaves().into_iter().zip(gradients.leaves()).zip(velocity.leaves())
         {

@@ -41,7 +41,7 @@ pub fn annotate(
     let mut inputs = graph.input_info().to_vec();
     for (index, (info, &input)) in inputs.iter_mut().zip(graph.inputs()).enumerate() {
         let ty = graph.ty(input);
-        let path = input_name(graph, index);
+        let path = port_name(graph, "input", index, &graph.input_info()[index]);
         let assigned = if info.axes.is_empty() {
             Assigned { spec: Spec::replicated(ty.rank()), rules: Vec::new() }
         } else {
@@ -90,10 +90,10 @@ fn optional(texts: &[String]) -> Vec<Option<&str>> {
     texts.iter().map(|text| (!text.is_empty()).then_some(text.as_str())).collect()
 }
 
-/// The path of an input, or its number.
-fn input_name(graph: &Graph, index: usize) -> String {
-    match &graph.input_info()[index].path {
-        path if path.is_empty() => format!("input {index} of `{}`", graph.name()),
+/// The path of an input or output, or its number.
+fn port_name(graph: &Graph, port: &str, index: usize, info: &PortInfo) -> String {
+    match &info.path {
+        path if path.is_empty() => format!("{port} {index} of `{}`", graph.name()),
         path => path.to_string(),
     }
 }
@@ -115,10 +115,10 @@ fn named_dims(graph: &Graph) -> Vec<NamedDim> {
         found.extend(new.map(|name| NamedDim { role, name: name.text(), tensor: tensor() }));
     };
     for (index, info) in graph.input_info().iter().enumerate() {
-        add(&info.axes, info.role, &|| input_name(graph, index));
+        add(&info.axes, info.role, &|| port_name(graph, "input", index, info));
     }
-    for info in graph.output_info() {
-        add(&info.axes, info.role, &|| info.path.to_string());
+    for (index, info) in graph.output_info().iter().enumerate() {
+        add(&info.axes, info.role, &|| port_name(graph, "output", index, info));
     }
     let (mut graphs, mut seen) = (vec![graph], FxHashSet::default());
     while let Some(graph) = graphs.pop() {

@@ -5,6 +5,7 @@
 //! program, at a `reshard`, or at a value that nothing constrains.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde::Serialize;
 
@@ -35,6 +36,17 @@ pub struct ExplainedStep {
 pub struct Explanation {
     /// The way.
     pub steps: Vec<ExplainedStep>,
+}
+
+/// One line for each step.
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ExplainedStep { name, ty, spec, because, source } in &self.steps {
+            let place = source.as_ref().map(|source| format!(" (at {source})")).unwrap_or_default();
+            writeln!(f, "{name}: {ty} {spec}: {because}{place}")?;
+        }
+        Ok(())
+    }
 }
 
 /// A value that nothing is called.

@@ -3,8 +3,8 @@
 use std::panic::Location;
 
 use super::context::{self, Place, apply, push_values, trace_tree};
-use super::control::refill;
-use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind};
+use super::control::{ports, refill};
+use super::{Axes, Tensor, TensorTree, TraceError, TraceErrorKind, called};
 use crate::batching::{BatchAxis, Batched, inline};
 use crate::ir::{GraphBuilder, Name, PortInfo, TensorType, Value};
 use crate::ops::{AxisList, Transpose};
@@ -139,12 +139,12 @@ pub fn vmap_with<P: TensorTree, O: TensorTree>(options: VmapOptions, inputs: P, 
 
 fn vmap_at<P: TensorTree, O: TensorTree>(options: &VmapOptions, inputs: P, f: impl FnOnce(P) -> O, place: Place) -> O {
     let leaves = inputs.leaves();
-    let examples = Examples::new(options, &leaves, &inputs.paths()).unwrap_or_else(|problem| {
+    let examples = Examples::new(options, &leaves, &inputs.paths(), place).unwrap_or_else(|problem| {
         // After an earlier error types mean nothing, and that error is the one to report.
         if leaves.iter().all(|leaf| leaf.value != context::POISON) {
             context::fail(problem, place);
         }
-        Examples::unmapped(&leaves)
+        Examples::unmapped(&leaves, place)
     });
     let arguments: Vec<Tensor> =
         leaves.iter().zip(&examples.axes).map(|(&leaf, &axis)| front(leaf, axis, place)).collect();
@@ -177,13 +177,18 @@ struct Examples {
 }
 
 impl Examples {
-    fn unmapped(leaves: &[Tensor]) -> Examples {
-        let ports = leaves.iter().map(|&leaf| context::port_of(leaf)).collect();
+    fn unmapped(leaves: &[Tensor], place: Place) -> Examples {
+        let ports = ports(leaves, place);
         Examples { axis: BatchAxis::new(1), axes: vec![None; leaves.len()], ports }
     }
 
-    fn new(options: &VmapOptions, leaves: &[Tensor], paths: &[String]) -> Result<Examples, TraceErrorKind> {
-        let mut examples = Examples::unmapped(leaves);
+    fn new(
+        options: &VmapOptions,
+        leaves: &[Tensor],
+        paths: &[String],
+        place: Place,
+    ) -> Result<Examples, TraceErrorKind> {
+        let mut examples = Examples::unmapped(leaves, place);
         let axes = options.inputs.leaves("input", leaves.len())?;
         // The number of examples, and who says so.
         let mut size = options.size.map(|size| (size, "the options".to_owned()));
@@ -224,7 +229,7 @@ fn resolve(axis: i32, rank: usize) -> Option<usize> {
 }
 
 fn describe(port: &str, path: &str) -> String {
-    if path.is_empty() { format!("the {port} of a vmap") } else { format!("{port} {path:?} of a vmap") }
+    format!("{} of a vmap", called(port, path))
 }
 
 /// The tensor with the mapped axis in front.

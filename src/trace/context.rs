@@ -94,7 +94,7 @@ impl Body {
                 let own = body.captured.iter().position(|&own| own == tensor);
                 order.push(match own {
                     Some(index) => body.capture_inputs[index],
-                    None => body.builder.input(type_of(tensor), PortInfo::default()),
+                    None => body.builder.input(type_of(tensor, Location::caller()), PortInfo::default()),
                 });
             }
             order.extend(&body.inputs);
@@ -123,22 +123,30 @@ impl Stack {
         self.fail(TraceError { kind, origin })
     }
 
+    /// Notes why a tensor has no value in the innermost trace, unless that has an error already.
+    fn refuse(&mut self, tensor: Tensor, place: Place) {
+        // A poisoned tensor's error was noted in another frame, or no trace was under way when it was made.
+        let kind = if tensor.value == POISON { TraceErrorKind::NoTrace } else { TraceErrorKind::Escaped };
+        self.fail_with(kind, place);
+    }
+
+    fn known_type(&self, tensor: Tensor) -> Option<&TensorType> {
+        let frame = self.frames.iter().rev().find(|frame| frame.id == tensor.frame)?;
+        (tensor.value != POISON).then(|| frame.builder.ty(tensor.value))
+    }
+
     /// The value that a tensor is in the innermost frame; `None` after noting an error.
     fn resolve(&mut self, tensor: Tensor, place: Place) -> Option<Value> {
         let top = self.frames.last()?;
         if top.error.is_some() {
             return None;
         }
-        if tensor.value == POISON {
-            // The error was noted in another frame, or no trace was under way when it was made.
-            self.fail_with(TraceErrorKind::NoTrace, place);
-            return None;
-        }
-        if top.id == tensor.frame {
+        if top.id == tensor.frame && tensor.value != POISON {
             return Some(tensor.value);
         }
-        let Some(owner) = self.frames.iter().rposition(|frame| frame.id == tensor.frame) else {
-            self.fail_with(TraceErrorKind::Escaped, place);
+        let owner = self.frames.iter().rposition(|frame| frame.id == tensor.frame);
+        let Some(owner) = owner.filter(|_| tensor.value != POISON) else {
+            self.refuse(tensor, place);
             return None;
         };
         let mut value = tensor.value;
@@ -222,24 +230,30 @@ pub fn fail_internal(subject: impl std::fmt::Display, expected: impl std::fmt::D
     })
 }
 
-/// The type of a tensor; a scalar `f32` for a poisoned one.
-pub(super) fn type_of(tensor: Tensor) -> TensorType {
-    with_stack(|stack| {
-        let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame);
-        match frame {
-            Some(frame) if tensor.value != POISON => frame.builder.ty(tensor.value).clone(),
-            _ => TensorType::scalar(DType::F32),
+/// The type of a tensor; a scalar `f32` for one without a value: an error is noted by then, or is here, if its trace is
+/// over.
+pub(super) fn type_of(tensor: Tensor, place: Place) -> TensorType {
+    with_stack(|stack| match stack.known_type(tensor) {
+        Some(ty) => ty.clone(),
+        None => {
+            stack.refuse(tensor, place);
+            TensorType::scalar(DType::F32)
         }
     })
 }
 
+/// The type of a tensor whose trace is under way; `None` also for one that stands for an error.
+pub(super) fn known_type(tensor: Tensor) -> Option<TensorType> {
+    with_stack(|stack| stack.known_type(tensor).cloned())
+}
+
 /// A tensor as the input of a closure's graph: its type, and its path if it is an input itself.
-pub(super) fn port_of(tensor: Tensor) -> (TensorType, PortInfo) {
+pub(super) fn port_of(tensor: Tensor, place: Place) -> (TensorType, PortInfo) {
     let path = with_stack(|stack| {
         let frame = stack.frames.iter().rev().find(|frame| frame.id == tensor.frame)?;
         frame.paths.get(&tensor.value).cloned()
     });
-    (type_of(tensor), path.map(PortInfo::named).unwrap_or_default())
+    (type_of(tensor, place), path.map(PortInfo::named).unwrap_or_default())
 }
 
 /// The logical axis names that a tensor was given, as an input or by the op that made it; empty for none.

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use super::context::{self, Body, Place, apply_many, trace_tree};
-use super::{Tensor, TensorTree, TraceError, TraceErrorKind};
+use super::{Tensor, TensorTree, TraceError, TraceErrorKind, called};
 use crate::ir::{DType, PortInfo, TensorType};
 use crate::ops::{Checkpoint, Cond, CustomVjp, Iota, RematPolicy, Scan, Splat, While};
 
@@ -26,8 +26,8 @@ impl Default for ScanOptions {
     }
 }
 
-pub(super) fn ports(tensors: &[Tensor]) -> Vec<(TensorType, PortInfo)> {
-    tensors.iter().map(|&tensor| context::port_of(tensor)).collect()
+pub(super) fn ports(tensors: &[Tensor], place: Place) -> Vec<(TensorType, PortInfo)> {
+    tensors.iter().map(|&tensor| context::port_of(tensor, place)).collect()
 }
 
 /// The same structure with other tensors, in order. Missing ones are poisoned: an error has been noted, or is now.
@@ -45,8 +45,8 @@ pub(super) fn describe(types: &[TensorType]) -> String {
     format!("({})", types.join(", "))
 }
 
-pub(super) fn types_of(tensors: &[Tensor]) -> Vec<TensorType> {
-    tensors.iter().map(|tensor| tensor.ty()).collect()
+pub(super) fn types_of(tensors: &[Tensor], place: Place) -> Vec<TensorType> {
+    tensors.iter().map(|&tensor| context::type_of(tensor, place)).collect()
 }
 
 /// Runs `body` over the leading dimension of `stacked`, carrying a value: `(carry, slice) -> (carry, output)`. Returns
@@ -90,10 +90,10 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
 ) -> (C, Y) {
     let (carries, slices) = (carry.leaves(), stacked.leaves());
     let mut length = options.length;
-    let mut inputs = ports(&carries);
+    let mut inputs = ports(&carries, place);
     let mut problem = None;
     for (tensor, path) in slices.iter().zip(stacked.paths()) {
-        let (mut ty, info) = context::port_of(*tensor);
+        let (mut ty, info) = context::port_of(*tensor, place);
         let leading = (ty.rank() > 0).then(|| ty.dims.remove(0));
         let expected_length = *length.get_or_insert(leading.unwrap_or(0));
         if leading != Some(expected_length) {
@@ -101,8 +101,9 @@ fn scan_at<C: TensorTree, X: TensorTree, Y: TensorTree>(
                 Some(_) => format!("a leading dimension of {expected_length}"),
                 None => "a leading dimension to run over".to_owned(),
             };
-            let what = format!("stacked input {path:?} of a scan");
-            problem = Some(TraceErrorKind::Mismatch { what, expected, found: tensor.ty().to_string() });
+            let what = format!("{} of a scan", called("stacked input", &path));
+            problem =
+                Some(TraceErrorKind::Mismatch { what, expected, found: context::type_of(*tensor, place).to_string() });
         }
         inputs.push((ty, info));
     }
@@ -168,8 +169,8 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
     let place = Location::caller();
     let carries = carry.leaves();
     let (condition, _) =
-        trace_tree("condition", ports(&carries), None, place, |tensors| condition(refill(&carry, tensors)));
-    let (body, shape) = trace_tree("while", ports(&carries), None, place, |tensors| {
+        trace_tree("condition", ports(&carries, place), None, place, |tensors| condition(refill(&carry, tensors)));
+    let (body, shape) = trace_tree("while", ports(&carries, place), None, place, |tensors| {
         let next = body(refill(&carry, tensors));
         expect_carries("while", &carries, &next.leaves(), place);
         next
@@ -185,7 +186,7 @@ pub fn while_loop<C: TensorTree>(carry: C, condition: impl FnOnce(C) -> Tensor, 
 
 /// Notes an error if a loop's body returns carries of other types than it got.
 fn expect_carries(op: &str, carries: &[Tensor], results: &[Tensor], place: Place) {
-    let (expected, found) = (types_of(carries), types_of(results));
+    let (expected, found) = (types_of(carries, place), types_of(results, place));
     if expected != found && are_healthy(results) {
         let what = format!("the carry that a {op}'s body returns");
         let (expected, found) = (describe(&expected), describe(&found));
@@ -254,9 +255,9 @@ fn branch<P: TensorTree, O: TensorTree>(
     let (mut shape, mut types) = (None, None);
     let mut bodies = Ok(Vec::new());
     for (index, f) in branches.into_iter().enumerate() {
-        let (body, output) = trace_tree(&format!("branch{index}"), ports(&arguments), None, place, |tensors| {
+        let (body, output) = trace_tree(&format!("branch{index}"), ports(&arguments, place), None, place, |tensors| {
             let output = f(refill(inputs, tensors));
-            let (results, found) = (output.leaves(), types_of(&output.leaves()));
+            let (results, found) = (output.leaves(), types_of(&output.leaves(), place));
             let expected = types.get_or_insert_with(|| found.clone());
             if *expected != found && are_healthy(&results) {
                 let what = format!("what branch {index} returns, compared with branch 0");
@@ -308,7 +309,7 @@ pub fn checkpoint<P: TensorTree, O: TensorTree>(policy: RematPolicy, inputs: P, 
     }
     let arguments = inputs.leaves();
     let (traced, shape) =
-        trace_tree("checkpoint", ports(&arguments), None, place, |tensors| f(refill(&inputs, tensors)));
+        trace_tree("checkpoint", ports(&arguments, place), None, place, |tensors| f(refill(&inputs, tensors)));
     let results = finish(traced, |traced| {
         let (body, captured) = traced.captures_first();
         let count = body.outputs().len();
@@ -343,14 +344,14 @@ pub fn custom_vjp<P: TensorTree, O: TensorTree, R: TensorTree>(
     let place = Location::caller();
     let arguments = inputs.leaves();
     let (mut output_types, mut residual_types) = (Vec::new(), Vec::new());
-    let (primal, outputs) = trace_tree("primal", ports(&arguments), Some(NAME), place, |tensors| {
+    let (primal, outputs) = trace_tree("primal", ports(&arguments, place), Some(NAME), place, |tensors| {
         let output = function(refill(&inputs, tensors));
-        output_types = types_of(&output.leaves());
+        output_types = types_of(&output.leaves(), place);
         output
     });
-    let (forward, (_, residuals)) = trace_tree("forward", ports(&arguments), Some(NAME), place, |tensors| {
+    let (forward, (_, residuals)) = trace_tree("forward", ports(&arguments, place), Some(NAME), place, |tensors| {
         let (output, residual) = forward(refill(&inputs, tensors));
-        residual_types = types_of(&residual.leaves());
+        residual_types = types_of(&residual.leaves(), place);
         (output, residual)
     });
     let cotangent_types = output_types.iter().filter(|ty| ty.dtype.is_float());

@@ -48,6 +48,7 @@ pub fn einsum_with(formula: &str, operands: &[Tensor], options: impl Into<DotOpt
     einsum_at(formula, operands, options.into(), Location::caller())
 }
 
+#[track_caller]
 fn einsum_at(formula: &str, operands: &[Tensor], options: DotOptions, place: Place) -> Tensor {
     if let Some(&poisoned) = operands.iter().find(|operand| operand.value == context::POISON) {
         return poisoned;

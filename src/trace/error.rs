@@ -46,7 +46,7 @@ pub enum TraceErrorKind {
         construct: &'static str,
     },
     /// A Rust number that the element type of a tensor cannot hold.
-    #[error("{dtype} cannot hold the number {number}; {}", advice(*.dtype))]
+    #[error("{dtype} cannot hold the number {}; {}", number_text(*.number), advice(*.dtype))]
     Number {
         /// The number.
         number: f64,
@@ -72,12 +72,18 @@ pub enum TraceErrorKind {
     Other(String),
 }
 
+/// A number in a message: with an exponent where it would have many digits.
+pub(crate) fn number_text(number: f64) -> String {
+    let many = number.is_finite() && number != 0.0 && !(1e-5..1e16).contains(&number.abs());
+    if many { format!("{number:e}") } else { number.to_string() }
+}
+
 /// What to do about a number that does not fit.
 fn advice(dtype: DType) -> &'static str {
     if dtype.is_float() {
-        "convert the tensor to a wider type first"
+        "use a wider element type (of a tensor that there is, by `.convert(..)` first)"
     } else {
-        "convert the tensor to a type that can first, such as `x.convert(F32)`"
+        "use an element type that can (of a tensor that there is, by `x.convert(F32)` first)"
     }
 }
 meshloom_hlo::debug_is_message!(TraceErrorKind);

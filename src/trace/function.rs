@@ -4,11 +4,13 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::context::{apply_many, trace_body};
+use super::context::{apply_many, trace_body, type_of};
 use super::control::{next_leaf, unreachable_body};
-use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree};
-use crate::ir::{Graph, PortInfo, Role};
+use super::{Inputs, MapTree, Tensor, TensorSpec, TraceError, TraceErrorKind, Tree, called, called_all};
+use crate::ir::{Graph, Origin, PortInfo, Role};
 use crate::ops::Call;
+use meshloom_hlo::message::counted;
+use meshloom_hlo::suggest::did_you_mean;
 
 /// A traced function: a graph, and the trees its inputs and outputs form.
 #[derive(Clone, Debug)]
@@ -45,13 +47,12 @@ where
             let info = PortInfo { path: path.to_string().into(), axes: spec.axes.clone(), role: spec.role, spec: None };
             ports.push((spec.ty.clone(), info));
         });
-        if let Some((ty, info)) = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank())
-        {
-            return Err(TraceError::other(format!(
-                "input {:?} of `{name}` has type {ty} but {} axis names",
-                info.path,
-                info.axes.len()
-            )));
+        let misnamed = ports.iter().find(|(ty, info)| !info.axes.is_empty() && info.axes.len() != ty.rank());
+        if let Some((ty, info)) = misnamed {
+            let names = counted(info.axes.len(), "axis name");
+            let input = called("input", &info.path);
+            let message = format!("{input} of `{name}` has type {ty} but {names}; give one, or `\"\"`, per dimension");
+            return Err(TraceError { kind: TraceErrorKind::Other(message), origin: Origin::at(place) });
         }
         let mut outputs = None;
         let mut info = Vec::new();
@@ -61,7 +62,7 @@ where
             let results = f(arguments);
             outputs = Some(results.map(|path, tensor| {
                 info.push(PortInfo::named(path.to_string()));
-                TensorSpec { ty: tensor.ty(), axes: Default::default(), role: Role::Compute }
+                TensorSpec { ty: type_of(*tensor, place), axes: Default::default(), role: Role::Compute }
             }));
             results.leaves()
         });
@@ -72,7 +73,8 @@ where
     }
 
     /// Pairs of (output, input) of which the output replaces the input, in its buffer: the state of a
-    /// [step](Function::trace_step). For [`LowerOptions::aliases`](crate::compile::LowerOptions::aliases).
+    /// [step](Function::trace_step). [`compile`](crate::compile::compile) knows them; [`lower`](crate::compile::lower),
+    /// which gets the graph alone, needs them in [`LowerOptions::aliases`](crate::compile::LowerOptions::aliases).
     pub fn aliases(&self) -> Vec<(usize, usize)> {
         (0..self.replaced).map(|leaf| (leaf, leaf)).collect()
     }
@@ -92,18 +94,33 @@ where
         &self.outputs
     }
 
-    /// The same function with logical axis names for an output, by which it is sharded; without, an output is whole on
-    /// every device. A path that no output has changes nothing, and so do names for an output that shares its buffer
-    /// with an input.
-    #[must_use]
-    pub fn with_output_axes(self, path: &str, names: &[&str]) -> Function<I, O> {
+    /// The same function with logical axis names for an output, one for each dimension (`""` for none), by which it is
+    /// sharded; without, it lies as the program leaves it. Names for an output that shares its buffer with an input
+    /// change nothing: it lies as the input does.
+    ///
+    /// # Errors
+    /// No output has the path, or the output has another number of dimensions.
+    #[track_caller]
+    pub fn with_output_axes(self, path: &str, names: &[&str]) -> Result<Function<I, O>, TraceError> {
+        let origin = Origin::at(Location::caller());
+        let refuse = |what, expected, found| {
+            Err(TraceError { kind: TraceErrorKind::Mismatch { what, expected, found }, origin })
+        };
         let mut graph = Arc::unwrap_or_clone(self.graph);
         let mut info = graph.output_info().to_vec();
-        for output in info.iter_mut().filter(|output| &*output.path == path) {
-            output.axes = names.iter().map(|name| crate::ir::Name::new(name)).collect();
+        let Some(index) = info.iter().position(|output| &*output.path == path) else {
+            let paths: Vec<String> = info.iter().map(|output| output.path.to_string()).collect();
+            let meant = did_you_mean(path, paths.iter().map(String::as_str));
+            let what = format!("the outputs of `{}`", graph.name());
+            return refuse(what, called_all(&paths), format!("`{path}`{meant}"));
+        };
+        if let Some(ty) = graph.output_types().nth(index).filter(|ty| ty.rank() != names.len()) {
+            let what = format!("the axis names of {} of `{}`", called("output", path), graph.name());
+            return refuse(what, format!("one for each dimension of {ty}"), names.len().to_string());
         }
+        info[index].axes = names.iter().map(|name| crate::ir::Name::new(name)).collect();
         graph.set_output_info(info);
-        Function { graph: Arc::new(graph), ..self }
+        Ok(Function { graph: Arc::new(graph), ..self })
     }
 
     /// Calls the function inside another trace. It is emitted once, however often it is called.
@@ -140,7 +157,7 @@ where
     ///     (weight - gradient * 0.1, loss)
     /// })?;
     /// let step = compile(&step, &Client::cpu(1)?, &LowerOptions::default())?;
-    /// let mut state = step.put_state(&initialize(&weight, 0))?;
+    /// let mut state = step.put_state(&initialize(&weight, 0)?)?;
     /// for x in [[1f32, 0.0, 0.0], [0.0, 0.5, 0.0]] {
     ///     let loss;
     ///     (state, loss) = step.step(state, &Literal::vector(&x))?;
@@ -163,18 +180,20 @@ where
     where
         R: Tree<Leaf = Tensor> + MapTree<TensorSpec, Mapped = O>,
     {
+        let place = Location::caller();
         let function = Function::trace(name, (state, inputs), |(state, inputs)| f(state, inputs))?;
         let (old, new) = (&function.inputs.0, &function.outputs.0);
         let (paths, new_paths) = (old.paths(), new.paths());
+        let refuse = |what, expected, found| {
+            Err(TraceError { kind: TraceErrorKind::Mismatch { what, expected, found }, origin: Origin::at(place) })
+        };
         if paths != new_paths {
-            let (expected, found) = (paths.join(", "), new_paths.join(", "));
-            return Err(TraceErrorKind::Mismatch { what: format!("the new state of `{name}`"), expected, found }.into());
+            return refuse(format!("the new state of `{name}`"), called_all(&paths), called_all(&new_paths));
         }
         for ((old, new), path) in old.leaves().iter().zip(new.leaves()).zip(&paths) {
             if old.ty != new.ty {
-                let what = format!("the new `{path}` of `{name}`");
-                let (expected, found) = (format!("{}, as the old one", old.ty), new.ty.to_string());
-                return Err(TraceErrorKind::Mismatch { what, expected, found }.into());
+                let what = format!("{} of the new state of `{name}`", called("leaf", path));
+                return refuse(what, format!("{}, as the old one", old.ty), new.ty.to_string());
             }
         }
         Ok(Function { replaced: paths.len(), ..function })

@@ -6,6 +6,7 @@ use std::panic::Location;
 use super::context::{apply, composite};
 use super::operators::{Operand, align};
 use super::{Axes, Tensor};
+use crate::ir::DType;
 use crate::ops::{AxisList, Clamp, Reduce, ReduceKind, complement};
 
 impl Tensor {
@@ -29,10 +30,10 @@ impl Tensor {
         composite(Location::caller(), || self * self.logistic())
     }
 
-    /// `x * P(normal < x)`, by the error function. Source: Hendrycks and Gimpel, arXiv 1606.08415.
+    /// `x * P(normal < x)`, by the complementary error function. Source: Hendrycks and Gimpel, arXiv 1606.08415.
     #[track_caller]
     pub fn gelu(self) -> Tensor {
-        composite(Location::caller(), || self * 0.5 * ((self * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0))
+        composite(Location::caller(), || self * 0.5 * (self * -std::f64::consts::FRAC_1_SQRT_2).erfc())
     }
 
     /// [`Tensor::gelu`] approximated by a hyperbolic tangent, as in the same paper; the error is below 5e-4.
@@ -77,7 +78,7 @@ impl Tensor {
             let axes = self.axes(axes, place);
             let largest = self.exponent_shift(&axes);
             let powers = (self - largest.repeated_along(&axes, self)).exp();
-            powers.folded(ReduceKind::Sum, &axes).log() + largest
+            powers.total(&axes).log().convert(self.dtype()) + largest
         })
     }
 
@@ -88,7 +89,7 @@ impl Tensor {
         composite(place, || {
             let axes = self.axes(axes, place);
             let powers = (self - self.exponent_shift(&axes).repeated_along(&axes, self)).exp();
-            powers / powers.folded(ReduceKind::Sum, &axes).repeated_along(&axes, self)
+            (powers.wide() / powers.total(&axes).repeated_along(&axes, self)).convert(self.dtype())
         })
     }
 
@@ -99,29 +100,30 @@ impl Tensor {
         composite(place, || {
             let axes = self.axes(axes, place);
             let shifted = self - self.exponent_shift(&axes).repeated_along(&axes, self);
-            shifted - shifted.exp().folded(ReduceKind::Sum, &axes).log().repeated_along(&axes, self)
+            shifted - shifted.exp().total(&axes).log().convert(self.dtype()).repeated_along(&axes, self)
         })
     }
 
-    /// The mean along the axes, of a floating-point tensor.
+    /// The mean along the axes, of a floating-point tensor. That of a type narrower than `f32` is computed in `f32`.
     #[track_caller]
     pub fn mean(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
         composite(place, || {
             let x = self.expect_float("the mean");
-            x.mean_along(&x.axes(axes, place))
+            x.wide().mean_along(&x.axes(axes, place)).convert(x.dtype())
         })
     }
 
     /// Mean squared distance from the mean along the axes (of the population: divided by the count), of a
-    /// floating-point tensor.
+    /// floating-point tensor. That of a type narrower than `f32` is computed in `f32`.
     #[track_caller]
     pub fn variance(self, axes: impl Axes) -> Tensor {
         let place = Location::caller();
         composite(place, || {
             let x = self.expect_float("the variance");
-            let axes = x.axes(axes, place);
-            (x - x.mean_along(&axes).repeated_along(&axes, x)).square().mean_along(&axes)
+            let (axes, wide) = (x.axes(axes, place), x.wide());
+            let distance = wide - wide.mean_along(&axes).repeated_along(&axes, wide);
+            distance.square().mean_along(&axes).convert(x.dtype())
         })
     }
 
@@ -133,6 +135,20 @@ impl Tensor {
         }
         let expected = "a floating-point tensor, such as `x.convert(F32)`".to_owned();
         self.mismatch(&format!("{what} of a tensor"), expected, self.ty().to_string(), Location::caller())
+    }
+
+    /// In `f32`, if this is of a narrower floating-point type: in its own, a sum of many elements would round away what
+    /// it adds, or overflow.
+    #[track_caller]
+    fn wide(self) -> Tensor {
+        let dtype = self.dtype();
+        if dtype.is_float() && dtype.bit_count() < 32 { self.convert(DType::F32) } else { self }
+    }
+
+    /// The sum along the axes, of the type of [`Tensor::wide`].
+    #[track_caller]
+    fn total(self, axes: &AxisList) -> Tensor {
+        self.wide().folded(ReduceKind::Sum, axes)
     }
 
     #[track_caller]

@@ -129,6 +129,7 @@ impl Tensor {
     }
 
     /// The axis, and start indices that are zero but there.
+    #[track_caller]
     fn starts_along(self, axis: i32, start: Tensor, place: Place) -> Option<(usize, Vec<Tensor>)> {
         let axis = self.axis(axis, place)?;
         let zero = splat(TensorType::scalar(start.dtype()), 0.0, place);
@@ -238,6 +239,7 @@ impl At<'_> {
     }
 
     /// All index tensors in one, with the dimension numbers that fit; none when they do not fit each other.
+    #[track_caller]
     fn combined(self, place: Place) -> Option<(Tensor, GatherDims)> {
         let (rank, count) = (self.target.rank(), self.indices.len());
         if std::iter::once(&self.target).chain(self.indices).any(|tensor| tensor.value == context::POISON) {
@@ -247,7 +249,8 @@ impl At<'_> {
         let fit = self.indices.iter().all(|index| index.ty() == self.indices[0].ty());
         if count == 0 || count > rank || !fit {
             let types: Vec<String> = self.indices.iter().map(|index| index.ty().to_string()).collect();
-            let expected = format!("1 to {rank} index tensors of one type");
+            let dimensions = counted(rank, "dimension");
+            let expected = format!("index tensors of one type, one for each of the leading of {dimensions}");
             self.target.mismatch("indexing", expected, format!("[{}]", types.join(", ")), place);
             return None;
         }
@@ -273,10 +276,12 @@ impl At<'_> {
     }
 
     /// The last index of a dimension, or of the indices' type, if that is less.
+    #[track_caller]
     fn last(self, axis: usize) -> f64 {
         (self.target.dims()[axis] as f64 - 1.0).min(self.indices[axis].dtype().highest())
     }
 
+    #[track_caller]
     fn fill_outside(self, found: Tensor, number: f64, place: Place) -> Tensor {
         let within = |(axis, &index): (usize, &Tensor)| index.greater_equal(0.0) & index.less_equal(self.last(axis));
         let inside = self.indices.iter().enumerate().map(within).reduce(|left, right| left & right);

@@ -48,6 +48,7 @@ pub(crate) use context::{Place, composite};
 pub use control::{ScanOptions, checkpoint, cond, custom_vjp, fori_loop, map, scan, scan_with, switch, while_loop};
 pub(crate) use control::{refill, unreachable_body};
 pub use einsum::{DotOptions, einsum, einsum_with};
+pub(crate) use error::number_text;
 pub use error::{TraceError, TraceErrorKind, TransformError};
 pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
@@ -59,5 +60,7 @@ pub use tensor::{
     Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota,
     scope, stack, zeros,
 };
+pub(crate) use transform::value_and_grad_at;
 pub use transform::{grad, jvp, linear_transpose, linearize, value_and_grad, value_and_grad_aux, vjp};
 pub use tree::{Inputs, LeafCountError, MapTree, Path, PathPart, Specs, Subtree, TensorTree, Tree};
+pub(crate) use tree::{called, called_all};

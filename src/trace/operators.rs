@@ -36,12 +36,14 @@ impl Operand for Tensor {
 }
 
 impl Operand for f64 {
+    #[track_caller]
     fn tensor(self, other: Tensor, place: Place) -> Tensor {
         splat(other.ty(), self, place)
     }
 }
 
 impl Operand for i32 {
+    #[track_caller]
     fn tensor(self, other: Tensor, place: Place) -> Tensor {
         splat(other.ty(), self.into(), place)
     }
@@ -53,6 +55,7 @@ impl Operand for i32 {
 pub struct Broadcast(Tensor);
 
 impl Operand for Broadcast {
+    #[track_caller]
     fn tensor(self, other: Tensor, place: Place) -> Tensor {
         if other.value == context::POISON { other } else { self.0.broadcast_to_at(&other.dims(), place) }
     }
@@ -63,6 +66,7 @@ impl Operand for Broadcast {
 }
 
 /// Repeats whichever of two tensors has no dimensions to those of the other.
+#[track_caller]
 pub(super) fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
     let (x_dims, y_dims) = (x.dims(), y.dims());
     match (x_dims.is_empty(), y_dims.is_empty()) {
@@ -72,11 +76,13 @@ pub(super) fn align(x: Tensor, y: Tensor, place: Place) -> (Tensor, Tensor) {
     }
 }
 
+#[track_caller]
 pub(super) fn binary(kind: BinaryKind, x: Tensor, y: Tensor, place: Place) -> Tensor {
     let (x, y) = align(x, y, place);
     apply(Binary(kind), &[x, y], place)
 }
 
+#[track_caller]
 fn compare(direction: Direction, x: Tensor, y: Tensor, place: Place) -> Tensor {
     let (x, y) = align(x, y, place);
     apply(Compare(direction), &[x, y], place)
@@ -171,6 +177,8 @@ unary_methods! {
     count_ones PopulationCount;
     /// Error function.
     erf Erf;
+    /// One less the error function, which it is exact beside where that is near one: `x.erfc()` of 5 is 1.5e-12.
+    erfc Erfc;
     /// Number whose error function this is: infinite at -1 and 1, NaN beyond.
     erf_inv ErfInv;
     /// e to the power of each element.
@@ -269,7 +277,7 @@ comparison_methods! {
 pub struct KeepDims(Tensor);
 
 impl KeepDims {
-    /// The mean along the axes, of a floating-point tensor.
+    /// As [`Tensor::mean`].
     #[track_caller]
     pub fn mean(self, axes: impl Axes) -> Tensor {
         self.fold(axes, Location::caller(), |x, axes| x.mean(axes))
@@ -281,6 +289,7 @@ impl KeepDims {
         self.fold(axes, Location::caller(), |x, axes| x.variance(axes))
     }
 
+    #[track_caller]
     fn fold(self, axes: impl Axes, place: Place, f: impl FnOnce(Tensor, &[i32]) -> Tensor) -> Tensor {
         composite(place, || {
             let axes = self.0.axes(axes, place);
@@ -358,6 +367,7 @@ impl Tensor {
         self.arg_reduce(ArgReduceKind::Min, axis, Location::caller())
     }
 
+    #[track_caller]
     fn arg_reduce(self, kind: ArgReduceKind, axis: i32, place: Place) -> Tensor {
         let Some(axis) = self.axis(axis, place) else { return self };
         apply(ArgReduce { kind, axis }, &[self], place)

@@ -20,6 +20,7 @@
 //! `jax_threefry_partitionable`. Draws have no gradient in the key; scaled and shifted draws are reparameterized as
 //! usual.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 use std::panic::Location;
 
@@ -71,6 +72,15 @@ fn constant_word(ty: &TensorType, word: u64) -> Tensor {
         return full(ty.dtype, &ty.dims, word as f64);
     }
     super::constant(Literal::scalar(word)).broadcast_to(&ty.dims)
+}
+
+/// Refuses a range whose start is above its end, or NaN.
+#[track_caller]
+fn check_range(range: &Range<f64>) -> Option<Tensor> {
+    let found = || format!("{:?}", range);
+    let expected = "one whose start is not above its end";
+    (!matches!(range.start.partial_cmp(&range.end), Some(Ordering::Less | Ordering::Equal)))
+        .then(|| fail("the range of a random number", expected, found()))
 }
 
 #[track_caller]
@@ -319,6 +329,9 @@ impl Key<Tensor> {
     /// Uniform in a range.
     #[track_caller]
     pub fn uniform_in(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<f64>) -> Tensor {
+        if let Some(failed) = check_range(&range) {
+            return failed;
+        }
         composite(Location::caller(), || uniform(self, dtype, dims.as_ref(), range))
     }
 
@@ -331,6 +344,9 @@ impl Key<Tensor> {
     /// Normal with mean 0 and variance 1, conditioned on lying strictly within a range. `f32` or `f64`.
     #[track_caller]
     pub fn truncated_normal(self, dtype: DType, dims: impl AsRef<[usize]>, range: Range<f64>) -> Tensor {
+        if let Some(failed) = check_range(&range) {
+            return failed;
+        }
         let (low, high) = match dtype {
             DType::F32 => ((range.start as f32).next_up().into(), (range.end as f32).next_down().into()),
             DType::F64 => (range.start.next_up(), range.end.next_down()),

@@ -7,7 +7,7 @@ use std::panic::Location;
 use smallvec::SmallVec;
 
 use super::TraceErrorKind;
-use super::context::{self, Place, apply};
+use super::context::{self, Place, apply, composite};
 use super::control::custom_vjp;
 use crate::ir::{AxisNames, DType, Dims, Literal, Name, Role, Spec, TensorType, Value};
 use crate::ops::{
@@ -26,7 +26,10 @@ pub struct Tensor {
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.value, self.ty())
+        match context::known_type(*self) {
+            Some(ty) => write!(f, "{}: {ty}", self.value),
+            None => f.write_str("a tensor without a value in this trace"),
+        }
     }
 }
 
@@ -112,6 +115,9 @@ impl Param {
     /// As [`Param::stacked`], with several leading dimensions, each of this size and name.
     #[must_use]
     pub fn stacked_over(mut self, dims: &[(usize, &str)]) -> Param {
+        if self.spec.axes.is_empty() {
+            self.spec.axes = self.spec.ty.dims.iter().map(|_| Name::default()).collect();
+        }
         for &(size, name) in dims.iter().rev() {
             self.spec.ty.dims.insert(0, size);
             self.spec.axes.insert(0, Name::new(name));
@@ -254,22 +260,27 @@ impl Tensor {
     /// Stands for a tensor that an error has prevented.
     pub(super) const POISONED: Tensor = Tensor { frame: 0, value: context::POISON };
 
-    /// Element type and dimensions. A scalar `f32` for a tensor that stands for an error.
+    /// Element type and dimensions. A scalar `f32` for a tensor that stands for an error; so it is for a tensor of a
+    /// trace that is over, and an error is noted.
+    #[track_caller]
     pub fn ty(self) -> TensorType {
-        context::type_of(self)
+        context::type_of(self, Location::caller())
     }
 
     /// Element type.
+    #[track_caller]
     pub fn dtype(self) -> DType {
         self.ty().dtype
     }
 
     /// Number of dimensions.
+    #[track_caller]
     pub fn rank(self) -> usize {
         self.ty().rank()
     }
 
     /// Dimension sizes.
+    #[track_caller]
     pub fn dims(self) -> Dims {
         self.ty().dims
     }
@@ -299,6 +310,7 @@ impl Tensor {
     }
 
     /// Resolves axis numbers; notes an error and gives none when they do not fit.
+    #[track_caller]
     pub(super) fn axes(self, axes: impl Axes, place: Place) -> AxisList {
         let rank = self.rank();
         axes.resolve(rank).unwrap_or_else(|axis| {
@@ -311,6 +323,7 @@ impl Tensor {
     }
 
     /// Resolves one axis number, as [`Tensor::axes`] does.
+    #[track_caller]
     pub(super) fn axis(self, axis: i32, place: Place) -> Option<usize> {
         self.axes(axis, place).first().copied()
     }
@@ -333,6 +346,7 @@ impl Tensor {
         self.reshape_at(dims.as_ref(), Location::caller())
     }
 
+    #[track_caller]
     pub(super) fn reshape_at(self, dims: &[usize], place: Place) -> Tensor {
         if self.value != context::POISON && self.dims().as_slice() == dims {
             return self;
@@ -356,6 +370,15 @@ impl Tensor {
     #[track_caller]
     pub fn transpose(self, axes: impl Axes) -> Tensor {
         let permutation = self.axes(axes, Location::caller());
+        if permutation.len() != self.rank() {
+            let expected = format!("one for each of {}", counted(self.rank(), "dimension"));
+            return self.mismatch(
+                "the axes of a transpose",
+                expected,
+                permutation.len().to_string(),
+                Location::caller(),
+            );
+        }
         if self.value != context::POISON && permutation.len() == self.rank() && permutation.is_sorted() {
             return self;
         }
@@ -368,6 +391,7 @@ impl Tensor {
         self.broadcast_to_at(dims.as_ref(), Location::caller())
     }
 
+    #[track_caller]
     pub(super) fn broadcast_to_at(self, dims: &[usize], place: Place) -> Tensor {
         let own = self.dims();
         let offset = dims.len().saturating_sub(own.len());
@@ -391,6 +415,7 @@ impl Tensor {
         self.broadcast_at(&other.dims(), mapping, place)
     }
 
+    #[track_caller]
     pub(super) fn broadcast_at(self, dims: &[usize], mapping: AxisList, place: Place) -> Tensor {
         if self.value != context::POISON && mapping.len() == dims.len() && self.dims().as_slice() == dims {
             return self;
@@ -398,6 +423,7 @@ impl Tensor {
         apply(BroadcastInDim { dims: Dims::from_slice(dims), mapping }, &[self], place)
     }
 
+    #[track_caller]
     pub(crate) fn mismatch(self, what: &str, expected: String, found: String, place: Place) -> Tensor {
         if self.value == context::POISON {
             return self;
@@ -440,7 +466,7 @@ impl Tensor {
     pub fn index(self, indices: impl Indices) -> Tensor {
         let (dims, place, indices) = (self.dims(), Location::caller(), indices.indices());
         if indices.len() > dims.len() {
-            let expected = format!("at most {} indices", dims.len());
+            let expected = format!("indices for {}", counted(dims.len(), "dimension"));
             return self.mismatch("indexing", expected, indices.len().to_string(), place);
         }
         let mut ranges: Vec<SliceDim> = Vec::new();
@@ -650,8 +676,10 @@ pub fn concatenate(tensors: &[Tensor], axis: i32) -> Tensor {
 /// Joins tensors of one type along a new dimension.
 #[track_caller]
 pub fn stack(tensors: &[Tensor], axis: i32) -> Tensor {
-    let expanded: SmallVec<[Tensor; 8]> = tensors.iter().map(|tensor| tensor.expand(axis)).collect();
-    concatenate(&expanded, axis)
+    composite(Location::caller(), || {
+        let expanded: SmallVec<[Tensor; 8]> = tensors.iter().map(|tensor| tensor.expand(axis)).collect();
+        concatenate(&expanded, axis)
+    })
 }
 
 /// Runs `f` with one more name on the scope path, which every node carries down to HLO metadata.

@@ -12,7 +12,12 @@ use crate::passes;
 /// The value of a scalar function and its gradient with respect to `params`. `f` may use outer tensors.
 #[track_caller]
 pub fn value_and_grad<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor) -> (Tensor, P) {
-    let (value, (), gradient) = differentiate(params, |params| (f(params), ()), Location::caller());
+    value_and_grad_at(params, f, Location::caller())
+}
+
+/// [`value_and_grad`] for a function of this library, which is called at `place`.
+pub(crate) fn value_and_grad_at<P: TensorTree>(params: P, f: impl FnOnce(P) -> Tensor, place: Place) -> (Tensor, P) {
+    let (value, (), gradient) = differentiate(params, |params| (f(params), ()), place);
     (value, gradient)
 }
 
@@ -34,7 +39,8 @@ fn differentiate<P: TensorTree, A: TensorTree>(
     place: Place,
 ) -> (Tensor, A, P) {
     let arguments = params.leaves();
-    let (traced, shape) = trace_tree("loss", ports(&arguments), None, place, |tensors| f(refill(&params, tensors)));
+    let (traced, shape) =
+        trace_tree("loss", ports(&arguments, place), None, place, |tensors| f(refill(&params, tensors)));
     let results = traced.map_err(context::fail_error).ok().and_then(|body| {
         let (graph, captured) = body.captures_first();
         let operands = [&captured[..], &arguments].concat();
@@ -76,7 +82,7 @@ pub fn vjp<P: TensorTree, O: TensorTree>(
     let Some(((outputs, tape, values), frame)) = recorded else { return poisoned(&shape) };
     let outputs: O = refill(&shape, &mut outputs.into_iter().map(|value| Tensor { frame, value }));
     let seeds = cotangents(&outputs).leaves();
-    expect_types("the cotangents given to a vjp", &types_of(&outputs.leaves()), &types_of(&seeds), place);
+    expect_types("the cotangents given to a vjp", &types_of(&outputs.leaves(), place), &types_of(&seeds, place), place);
     let gradients = push_values(&seeds, place, |builder, seeds| {
         let seeds: Vec<Option<Value>> =
             seeds.iter().zip(&wanted).map(|(&seed, &wanted)| wanted.then_some(seed)).collect();
@@ -102,7 +108,8 @@ fn trace_function<P: TensorTree, O: TensorTree>(
     place: Place,
 ) -> Result<Traced<O>, O> {
     let arguments = inputs.leaves();
-    let (traced, shape) = trace_tree("function", ports(&arguments), None, place, |tensors| f(refill(inputs, tensors)));
+    let (traced, shape) =
+        trace_tree("function", ports(&arguments, place), None, place, |tensors| f(refill(inputs, tensors)));
     match traced {
         Ok(body) => {
             let (graph, captured) = body.captures_first();
@@ -171,7 +178,7 @@ pub fn linearize<P: TensorTree, O: TensorTree>(inputs: P, f: impl FnOnce(P) -> O
 
 fn push_forward<O: TensorTree>(traced: &Traced<O>, tangents: &[Tensor], place: Place) -> (O, O) {
     let arguments = &traced.operands[traced.captured..];
-    expect_types("the tangents given to a jvp", &types_of(arguments), &types_of(tangents), place);
+    expect_types("the tangents given to a jvp", &types_of(arguments, place), &types_of(tangents, place), place);
     let operands = [&traced.operands[..], tangents].concat();
     let results = with_builder(&operands, place, |builder, values| {
         let (values, given) = values.split_at(traced.operands.len());
@@ -209,7 +216,7 @@ pub fn linear_transpose<P: TensorTree, O: TensorTree>(example: P, f: impl FnOnce
     let poisoned = || refill(&example, &mut std::iter::empty());
     let Ok(traced) = trace_function(&example, f, place) else { return poisoned() };
     let (outputs, seeds) = (traced.graph.output_types().cloned().collect::<Vec<_>>(), cotangents.leaves());
-    expect_types("the cotangents given to a linear_transpose", &outputs, &types_of(&seeds), place);
+    expect_types("the cotangents given to a linear_transpose", &outputs, &types_of(&seeds, place), place);
     let operands = [&traced.operands[..], &seeds].concat();
     let results = push_values(&operands, place, |builder, values| {
         let (values, seeds) = values.split_at(traced.operands.len());

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
-use meshloom_hlo::message::counted;
+use meshloom_hlo::message::{counted, listed};
 
 /// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
 ///
@@ -66,6 +66,19 @@ impl fmt::Display for Path {
             }
         }
         Ok(())
+    }
+}
+
+/// What a message calls a leaf: ``input `layers.0.wq` ``; `the input` where it is the whole tree, whose path is empty.
+pub(crate) fn called(what: &str, path: &str) -> String {
+    if path.is_empty() { format!("the {what}") } else { format!("{what} `{path}`") }
+}
+
+/// What a message calls the leaves of a tree, by their paths: ``the leaves `0` and `1` ``.
+pub(crate) fn called_all(paths: &[String]) -> String {
+    match paths {
+        [path] if path.is_empty() => "one leaf that is the whole tree".to_owned(),
+        paths => listed("leaf", &paths.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>()),
     }
 }
 

@@ -14,9 +14,10 @@ use std::panic::Location;
 
 use crate::ir::{AxisNames, DType, Origin, Role};
 use crate::ops::WithAxes;
+use crate::optim::expect_one_for_each;
 use crate::trace::{
     Param, Place, Tensor, TraceErrorKind, Tree, fail, label, label_from, origin_of, refill, scan, scope,
-    value_and_grad, zeros,
+    value_and_grad_at, zeros,
 };
 
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
@@ -26,7 +27,7 @@ use crate::trace::{
 /// gradients then have the parameters' types, else `f32`.
 ///
 /// # Errors
-/// In the trace: `parts` is zero, or does not divide the rows.
+/// In the trace: `parts` is zero, or does not divide the rows; or there is not one declaration for each parameter.
 #[track_caller]
 pub fn value_and_grad_in_parts<P, B>(
     parts: usize,
@@ -40,6 +41,7 @@ where
     B: Tree<Leaf = Tensor> + Clone,
 {
     let place = Location::caller();
+    expect_declared("value_and_grad_in_parts", declared, &params, place);
     let names: Vec<AxisNames> = declared.leaves().into_iter().map(|param| param.spec.axes).collect();
     let origins = |gradients: &P| gradients.leaves().into_iter().map(|leaf| origin_of(leaf, place)).collect::<Vec<_>>();
     // What the optimizer wants of the sum must not reach into the loop: a device has what it has added up, and no part
@@ -55,7 +57,7 @@ where
         fail(TraceErrorKind::Other("a batch needs at least one part".to_owned()), place);
     }
     if parts <= 1 {
-        let (value, gradients) = value_and_grad(params, |params| loss(params, batch));
+        let (value, gradients) = value_and_grad_at(params, |params| loss(params, batch), place);
         return (value, partial(&gradients, &origins(&gradients)));
     }
     let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
@@ -65,7 +67,7 @@ where
     let mut made_at = Vec::new();
     let ((value, sums), ()) = scope("microbatches", || {
         scan(start, stacked, |(total, sums), part| {
-            let (value, gradients) = value_and_grad(params.clone(), |params| loss(params, part));
+            let (value, gradients) = value_and_grad_at(params.clone(), |params| loss(params, part), place);
             made_at = origins(&gradients);
             let gradients = partial(&gradients, &made_at);
             let add = |(sum, gradient): (Tensor, Tensor)| sum + gradient.convert(DType::F32);
@@ -74,6 +76,16 @@ where
         })
     });
     (value, partial(&sums, &made_at))
+}
+
+/// Notes an error unless there are as many declarations as values.
+fn expect_declared(
+    function: &str,
+    declared: &impl Tree<Leaf = Param>,
+    values: &impl Tree<Leaf = Tensor>,
+    place: Place,
+) {
+    expect_one_for_each(function, values.leaves().len(), &[("declared parameters", declared.leaves().len())], place);
 }
 
 /// Rows `[n * parts, ..]` as parts `[parts, n, ..]`.
@@ -94,10 +106,11 @@ fn in_parts(rows: Tensor, parts: usize, place: Place) -> Tensor {
 
 /// Values that lie as their parameters, or the optimizer's state of them, do by the rules of a role. A gradient that is
 /// a partial sum is resolved by it: reduced and scattered where its dimensions are split further, else added up on all
-/// devices.
+/// devices. There must be one declaration for each value; else the trace notes an error.
 #[track_caller]
 pub fn in_role<P: Tree<Leaf = Tensor>>(declared: &impl Tree<Leaf = Param>, values: &P, role: Role) -> P {
     let place = Location::caller();
+    expect_declared("in_role", declared, values, place);
     let values_and_names = values.leaves().into_iter().zip(declared.leaves());
     let mut labelled =
         values_and_names.map(|(value, param)| label(value, WithAxes { role, ..WithAxes::new(param.spec.axes) }, place));

@@ -198,7 +198,7 @@ fn branches_share_room_for_residuals() {
 fn branches_that_do_not_fit_are_refused() {
     insta::assert_snapshot!(refusal(&[&[2]], |x| cond(x[0].sum(..).less(1.0), x[0], |x| x, |x| x.sum(..))), @"what branch 1 returns, compared with branch 0: expected (f64[]), found (f64[2]) (HERE)");
     insta::assert_snapshot!(refusal(&[&[2]], |x| cond(x[0].less(1.0), x[0], |x| x, |x| x)), @r#"cond(pred[2], f64[2] "0"): operand 0 must have 0 dimensions, found 1 (HERE)"#);
-    insta::assert_snapshot!(refusal(&[&[2]], |x| switch(x[0].sum(..), x[0], [&|x| x, &|x| x])), @r#"cond(f64[], f64[2] "0"): operand 0 must have element type pred or s32, found f64; convert it with `.convert(..)` (HERE)"#);
+    insta::assert_snapshot!(refusal(&[&[2]], |x| switch(x[0].sum(..), x[0], [&|x| x, &|x| x])), @r#"cond(f64[], f64[2] "0"): the element type of operand 0 must be pred or s32, found f64; convert it with `.convert(..)` (HERE)"#);
     // The first error is that of the branch.
     insta::assert_snapshot!(refusal(&[&[2], &[3]], |x| cond(x[0].sum(..).less(1.0), x[0], |y| y + x[1], |y| y)), @r#"add(f64[2] "0", f64[3] "1"): dimension 0 of operand 1 must have size 2, found 3 (HERE)"#);
 }

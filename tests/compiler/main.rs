@@ -4,6 +4,7 @@ mod autodiff;
 mod control_flow;
 mod errors;
 mod filetests;
+mod first_use;
 mod forward_mode;
 mod functions;
 mod library;

@@ -125,7 +125,7 @@ pub fn cond() -> Entry {
         .reject(op.clone(), "", "it needs a selector and branches, found 3 branches")
         .reject(Cond { branches: vec![] }, "s32[]", "it needs a selector and branches, found 0 branches")
         .reject(op.clone(), "pred[] f32[2] f32[2] s32[]", "a pred chooses between two branches, found 3")
-        .reject(op.clone(), "u32[] f32[2] f32[2] s32[]", "operand 0 must have element type pred or s32, found u32")
+        .reject(op.clone(), "u32[] f32[2] f32[2] s32[]", "the element type of operand 0 must be pred or s32, found u32")
         .reject(op.clone(), "s32[1] f32[2] f32[2] s32[]", "operand 0 must have 0 dimensions, found 1")
         .reject(op.clone(), "s32[] f32[2]", "branch 0, operands after the selector: expected 3 operands, found 1")
         .reject(

@@ -67,6 +67,7 @@ fn unary_reference(kind: UnaryKind, dtype: DType, x: f64) -> f64 {
         UnaryKind::Cosh => x.cosh(),
         UnaryKind::CountLeadingZeros => f64::from(bits(dtype, x).leading_zeros()) - 128.0 + bit_count(dtype) as f64,
         UnaryKind::Erf => erf(x),
+        UnaryKind::Erfc => 1.0 - erf(x),
         UnaryKind::ErfInv => erf_inv(x),
         UnaryKind::Exponential => x.exp(),
         UnaryKind::ExponentialMinusOne => x.exp_m1(),
@@ -134,7 +135,7 @@ fn classed(mut entry: Entry, op: &Op, class: OperandClass, arity: usize, result:
         } else {
             let wide = if matches!(dtype, S4 | U4) { " of at least 8 bits" } else { "" };
             let text = class_text(class);
-            let message = format!("operand 0 must have element type {text}{wide}, found {dtype}; convert it");
+            let message = format!("the element type of operand 0 must be {text}{wide}, found {dtype}; convert it");
             entry.reject(op.clone(), &operands, &message)
         };
     }
@@ -229,7 +230,7 @@ pub fn binary(kind: BinaryKind) -> Entry {
         .reject(op.clone(), &pair("[2,3]", "[2]"), "operand 1 must have 2 dimensions, found 1")
         .reject(op.clone(), &pair("[2,3]", "[]"), "operand 1 must have 2 dimensions, found 0")
         .reject(op.clone(), &pair("[2,3]", "[2,1]"), "dimension 1 of operand 1 must have size 3, found 1")
-        .reject(op.clone(), &format!("{sample}[2] u16[2]"), &format!("must have element type {sample}, found u16"));
+        .reject(op.clone(), &format!("{sample}[2] u16[2]"), &format!("must be {sample}, found u16"));
     let shifts =
         matches!(kind, BinaryKind::ShiftLeft | BinaryKind::ShiftRightArithmetic | BinaryKind::ShiftRightLogical);
     for dtype in DType::ALL.into_iter().filter(|dtype| kind.class().contains(*dtype)) {
@@ -292,7 +293,7 @@ pub fn compare(direction: Direction) -> Entry {
     let mut entry = Entry::new(format!("compare_{}", direction.name().to_lowercase()))
         .accept(op.clone(), "f32[2,3] f32[2,3] -> pred[2,3]")
         .reject(op.clone(), "f32[2]", "expected 2 operands, found 1")
-        .reject(op.clone(), "f32[2] s32[2]", "operand 1 must have element type f32, found s32")
+        .reject(op.clone(), "f32[2] s32[2]", "the element type of operand 1 must be f32, found s32")
         .reject(op.clone(), "f32[2] f32[3]", "dimension 0 of operand 1 must have size 2, found 3")
         .reject(op.clone(), "f32[2] f32[]", "operand 1 must have 1 dimension, found 0");
     for dtype in DType::ALL {
@@ -327,9 +328,9 @@ pub fn clamp() -> Entry {
         .accept(Clamp, "s8[] s8[] s8[] -> s8[]")
         .accept(Clamp, "f32[] f32[0,3] f32[] -> f32[0,3]")
         .reject(Clamp, "f32[2] f32[2]", "expected 3 operands, found 2")
-        .reject(Clamp, "pred[2] pred[2] pred[2]", "operand 1 must have element type a number type, found pred")
-        .reject(Clamp, "s32[2] f32[2] f32[2]", "operand 0 must have element type f32, found s32")
-        .reject(Clamp, "f32[2] f32[2] bf16[]", "operand 2 must have element type f32, found bf16")
+        .reject(Clamp, "pred[2] pred[2] pred[2]", "the element type of operand 1 must be a number type, found pred")
+        .reject(Clamp, "s32[2] f32[2] f32[2]", "the element type of operand 0 must be f32, found s32")
+        .reject(Clamp, "f32[2] f32[2] bf16[]", "the element type of operand 2 must be f32, found bf16")
         .reject(Clamp, "f32[2] f32[] f32[]", "operand 0 must have 0 dimensions, found 1")
         .reject(Clamp, "f32[] f32[3] f32[2]", "dimension 0 of operand 2 must have size 3, found 2");
     let bounds: [[&[usize]; 3]; 4] = [[&[], &[9], &[]], [&[9], &[9], &[9]], [&[], &[3, 3], &[3, 3]], [&[], &[], &[]]];
@@ -359,9 +360,9 @@ pub fn select() -> Entry {
         .accept(Select, "pred[] s8[] s8[] -> s8[]")
         .accept(Select, "pred[2] pred[2] pred[2] -> pred[2]")
         .reject(Select, "pred[2] f32[2]", "expected 3 operands, found 2")
-        .reject(Select, "s32[2] f32[2] f32[2]", "operand 0 must have element type pred, found s32")
+        .reject(Select, "s32[2] f32[2] f32[2]", "the element type of operand 0 must be pred, found s32")
         .reject(Select, "pred[] f32[2] f32[2]", "operand 1 must have 0 dimensions, found 1")
-        .reject(Select, "pred[2] f32[2] bf16[2]", "operand 2 must have element type f32, found bf16")
+        .reject(Select, "pred[2] f32[2] bf16[2]", "the element type of operand 2 must be f32, found bf16")
         .reject(Select, "pred[2] f32[2] f32[3]", "dimension 0 of operand 2 must have size 2, found 3");
     for dtype in DType::ALL {
         let (low, high) = if dtype == Pred { (0.0, 2.0) } else { (0.0, 100.0) };

@@ -173,7 +173,7 @@ pub fn gather() -> Entry {
         .accept(cases[5].gather(), "f32[2,5,3] s32[3,2,2] -> f32[3,2,2,2]")
         .accept(rows.clone(), "pred[5,3] u8[0] -> pred[0,3]")
         .reject(rows.clone(), "f32[5,3]", "expected 2 operands, found 1")
-        .reject(rows.clone(), "f32[5,3] f32[7]", "operand 1 must have element type an integer type, found f32")
+        .reject(rows.clone(), "f32[5,3] f32[7]", "the element type of operand 1 must be an integer type, found f32")
         .reject(rows.clone(), "f32[5] s32[7]", "operand 0 must have 2 dimensions, found 1")
         .reject(rows.clone(), "f32[] s32[7]", "axis 0 is out of range")
         .reject(rows.clone(), "f32[5,2] s32[7]", "a slice of 3 elements does not fit dimension 1 of size 2")
@@ -290,8 +290,12 @@ pub fn scatter(kind: ScatterKind) -> Entry {
         .accept(windows, "f32[2,5,3] s32[3,2,2] f32[3,2,2,2] -> f32[2,5,3]")
         .accept(rows.clone(), "s32[5,3] u32[0] s32[0,2] -> s32[5,3]")
         .reject(rows.clone(), "f32[5,3] s32[7]", "expected 3 operands, found 2")
-        .reject(rows.clone(), "f32[5,3] s32[7] s32[7,3]", "operand 2 must have element type f32, found s32")
-        .reject(rows.clone(), "f32[5,3] f32[7] f32[7,3]", "operand 1 must have element type an integer type, found f32")
+        .reject(rows.clone(), "f32[5,3] s32[7] s32[7,3]", "the element type of operand 2 must be f32, found s32")
+        .reject(
+            rows.clone(),
+            "f32[5,3] f32[7] f32[7,3]",
+            "the element type of operand 1 must be an integer type, found f32",
+        )
         .reject(rows.clone(), "f32[5,3] s32[7] f32[6,3]", "dimension 0 of operand 2 must have size 7, found 6")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[7]", "axis 1 is out of range")
         .reject(rows.clone(), "f32[5,3] s32[7] f32[7,3,1]", "operand 2 must have 2 dimensions, found 3")
@@ -303,7 +307,7 @@ pub fn scatter(kind: ScatterKind) -> Entry {
         _ => entry.reject(
             rows,
             "pred[5,3] s32[7] pred[7,3]",
-            "operand 0 must have element type a number type, found pred",
+            "the element type of operand 0 must be a number type, found pred",
         ),
     };
     for case in &cases {

@@ -135,6 +135,7 @@ fn computation(name: &str, b: &mut GraphBuilder, x: &[Value]) -> Option<Value> {
         ("count_leading_zeros", U::CountLeadingZeros),
         ("erf", U::Erf),
         ("erf_inv", U::ErfInv),
+        ("erfc", U::Erfc),
         ("exp", U::Exponential),
         ("expm1", U::ExponentialMinusOne),
         ("floor", U::Floor),
@@ -262,7 +263,7 @@ fn computation(name: &str, b: &mut GraphBuilder, x: &[Value]) -> Option<Value> {
 fn tolerance(case: &str) -> f64 {
     match case {
         "erf_inv" => 5e-6,
-        "acos" | "acosh" | "asin" | "asinh" | "atan" | "atanh" | "cbrt" | "cosh" | "sinh" | "tan" => 3e-6,
+        "acos" | "acosh" | "asin" | "asinh" | "atan" | "atanh" | "cbrt" | "cosh" | "erfc" | "sinh" | "tan" => 3e-6,
         "atan2" | "cumlogsumexp_last" | "cumlogsumexp_reverse" => 1e-6,
         "logistic" | "power" => 2e-6,
         "cos" | "erf" | "exp" | "expm1" | "log" | "log1p" | "rsqrt" | "sin" | "softmax_masked" | "sqrt" | "tanh" => {

@@ -118,7 +118,7 @@ pub fn top_k() -> Entry {
         .accept(TopK { k: 0 }, "s32[5] -> s32[0] s32[0]")
         .reject(TopK { k: 2 }, "", "expected 1 operand, found 0")
         .reject(TopK { k: 2 }, "f32[]", "axis -1 is out of range")
-        .reject(TopK { k: 2 }, "pred[3]", "operand 0 must have element type a number type")
+        .reject(TopK { k: 2 }, "pred[3]", "the element type of operand 0 must be a number type")
         .reject(TopK { k: 6 }, "f32[3,5]", "the 6 largest of 5 elements do not exist")
         .with_vjp_snapshot();
     for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != Pred) {
@@ -141,7 +141,7 @@ pub fn threefry() -> Entry {
     let mut entry = Entry::new("threefry")
         .accept(Threefry, "u32[3] u32[3] u32[3] u32[3] -> u32[3] u32[3]")
         .reject(Threefry, "u32[] u32[] u32[]", "expected 4 operands, found 3")
-        .reject(Threefry, "s32[] s32[] s32[] s32[]", "operand 0 must have element type u32")
+        .reject(Threefry, "s32[] s32[] s32[] s32[]", "the element type of operand 0 must be u32")
         .reject(Threefry, "u32[2] u32[2] u32[2] u32[3]", "dimension 0 of operand 3 must have size 2, found 3");
     for dims in [&[][..], &[5], &[2, 3]] {
         let operands = [words(dims, 0.0), words(dims, 1.0), words(dims, 2.0), words(dims, 3.0)];
@@ -260,9 +260,9 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
     };
     entry = entry
         .reject(op(F32), "f32[6,3]", "expected 3 operands, found 1")
-        .reject(op(F32), "f32[6,3] bf16[4,3,2] s32[4]", "operand 1 must have element type f32")
+        .reject(op(F32), "f32[6,3] bf16[4,3,2] s32[4]", "the element type of operand 1 must be f32")
         .reject(op(S32), "f32[6,3] f32[4,3,2] s32[4]", "a floating-point type that can be accumulated in s32")
-        .reject(op(F32), "f32[6,3] f32[4,3,2] u32[4]", "operand 2 must have element type a signed integer type")
+        .reject(op(F32), "f32[6,3] f32[4,3,2] u32[4]", "the element type of operand 2 must be a signed integer type")
         .reject(ragged(mode, 1, F32), "f32[5,6,3] f32[4,4,3,2] s32[5,4]", "must have");
     let rhs_dims: &[usize] = if mode == RaggedMode::Rows { &[4, 3, 2] } else { &[6, 2] };
     // Whole numbers, whose products and sums every type holds.
@@ -357,7 +357,7 @@ pub fn convolution() -> Entry {
         .accept(op(&[], 1, F32), "f32[2,3] f32[5,3] -> f32[2,5]")
         .reject(op(&[plain], 1, F32), "f32[2,3,8]", "expected 2 operands, found 1")
         .reject(op(&[plain], 1, F32), "s32[2,3,8] s32[5,3,4]", "a floating-point type that can be accumulated in f32")
-        .reject(op(&[plain], 1, F32), "f32[2,3,8] bf16[5,3,4]", "operand 1 must have element type f32")
+        .reject(op(&[plain], 1, F32), "f32[2,3,8] bf16[5,3,4]", "the element type of operand 1 must be f32")
         .reject(op(&[plain], 1, F32), "f32[2,3] f32[5,3,4]", "operand 0 must have 3 (batch, features and 1 of space)")
         .reject(op(&[plain], 2, F32), "f32[2,3,8] f32[4,1,4]", "3 input and 4 output features cannot be divided into 2")
         .reject(op(&[plain], 0, F32), "f32[2,3,8] f32[4,1,4]", "cannot be divided into 0 groups")

@@ -18,7 +18,7 @@ pub fn broadcast() -> Entry {
         .accept(op(&[2, 3], &[]), "s32[] -> s32[2,3]")
         .accept(op(&[0, 3], &[1]), "pred[3] -> pred[0,3]")
         .reject(op(&[2], &[]), "", "expected 1 operand, found 0")
-        .reject(op(&[2, 3], &[1]), "f32[]", "operand 0 must have 1 (one for each mapped axis) dimensions, found 0")
+        .reject(op(&[2, 3], &[1]), "f32[]", "operand 0 has 0 dimensions, but is broadcast along 1 axis")
         .reject(op(&[2, 3], &[2]), "f32[3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
         .reject(op(&[3, 3], &[1, 1]), "f32[3,3]", "axis 1 is out of range or repeated")
         .reject(op(&[2, 3], &[1, 0]), "f32[3,2]", "the axes [1, 0] must increase; transpose first")
@@ -158,7 +158,7 @@ pub fn pad() -> Entry {
         .accept(op(&[(-2, 0, 0)]), "f32[2] f32[] -> f32[0]")
         .reject(op(&[(0, 0, 0)]), "f32[2]", "expected 2 operands, found 1")
         .reject(op(&[(0, 0, 0)]), "f32[2] f32[1]", "operand 1 must have 0 dimensions, found 1")
-        .reject(op(&[(0, 0, 0)]), "f32[2] s32[]", "operand 1 must have element type f32, found s32")
+        .reject(op(&[(0, 0, 0)]), "f32[2] s32[]", "the element type of operand 1 must be f32, found s32")
         .reject(op(&[(0, 0, 0)]), "f32[] f32[]", "operand 0 must have 1 dimension, found 0")
         .reject(op(&[(-2, -1, 0)]), "f32[2] f32[]", "padding dimension 0 of size 2 gives the negative size -1")
         .reject(op(&[(i64::MAX, i64::MAX, 0)]), "f32[2] f32[]", "dimension 0 of size 2 gives a size out of range")
@@ -201,7 +201,7 @@ pub fn concatenate() -> Entry {
         .reject(op(0), "", "expected 1 operand, found 0")
         .reject(op(0), "f32[] f32[]", "axis 0 is out of range or repeated for an operand with 0 dimensions")
         .reject(op(2), "f32[2,3] f32[2,3]", "axis 2 is out of range")
-        .reject(op(0), "f32[2] s32[2]", "operand 1 must have element type f32, found s32")
+        .reject(op(0), "f32[2] s32[2]", "the element type of operand 1 must be f32, found s32")
         .reject(op(1), "f32[2,3] f32[2]", "operand 1 must have 2 dimensions, found 1")
         .reject(op(1), "f32[2,3] f32[2,3,1]", "operand 1 must have 2 dimensions, found 3")
         .reject(op(1), "f32[2,3] f32[3,3]", "dimension 0 of operand 1 must have size 2, found 3")
@@ -279,9 +279,9 @@ pub fn dynamic_slice() -> Entry {
         .reject(op(&[]), "", "expected 1 operand, found 0")
         .reject(op(&[1]), "f32[2]", "expected 2 operands, found 1")
         .reject(op(&[1]), "f32[2] s32[1]", "operand 1 must have 0 dimensions, found 1")
-        .reject(op(&[1]), "f32[2] f32[]", "operand 1 must have element type an integer type, found f32")
-        .reject(op(&[1]), "f32[2] pred[]", "operand 1 must have element type an integer type, found pred")
-        .reject(op(&[1, 1]), "f32[2,2] s32[] u32[]", "operand 2 must have element type s32, found u32")
+        .reject(op(&[1]), "f32[2] f32[]", "the element type of operand 1 must be an integer type, found f32")
+        .reject(op(&[1]), "f32[2] pred[]", "the element type of operand 1 must be an integer type, found pred")
+        .reject(op(&[1, 1]), "f32[2,2] s32[] u32[]", "the element type of operand 2 must be s32, found u32")
         .reject(op(&[1]), "f32[2,2] s32[] s32[]", "operand 0 must have 1 dimension, found 2")
         .reject(op(&[3]), "f32[2] s32[]", "a slice of 3 elements does not fit dimension 0 of size 2");
     for (dims, sizes, at) in DYNAMIC {
@@ -308,10 +308,10 @@ pub fn dynamic_update_slice() -> Entry {
         .accept(op.clone(), "f32[] f32[] -> f32[]")
         .reject(op.clone(), "", "expected 2 operands, found 0")
         .reject(op.clone(), "f32[2] f32[1]", "expected 3 operands, found 2")
-        .reject(op.clone(), "f32[2] s32[1] s32[]", "operand 1 must have element type f32, found s32")
+        .reject(op.clone(), "f32[2] s32[1] s32[]", "the element type of operand 1 must be f32, found s32")
         .reject(op.clone(), "f32[2] f32[] s32[]", "found 1")
         .reject(op.clone(), "f32[2] f32[3] s32[]", "a slice of 3 elements does not fit dimension 0 of size 2")
-        .reject(op.clone(), "f32[2] f32[1] f32[]", "operand 2 must have element type an integer type, found f32");
+        .reject(op.clone(), "f32[2] f32[1] f32[]", "the element type of operand 2 must be an integer type, found f32");
     for (dims, sizes, at) in DYNAMIC {
         for dtype in TYPES {
             let (x, update) = (distinct(dtype, dims), random(dtype, sizes, 0.0, 1.9));

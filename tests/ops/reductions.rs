@@ -65,7 +65,7 @@ pub fn reduce(kind: ReduceKind) -> Entry {
         .reject(op(&[0]), &format!("{first}[]"), "axis 0 is out of range");
     for dtype in DType::ALL {
         if !class.contains(dtype) {
-            entry = entry.reject(op(&[0]), &format!("{dtype}[2]"), "operand 0 must have element type");
+            entry = entry.reject(op(&[0]), &format!("{dtype}[2]"), "the element type of operand 0 must be");
             continue;
         }
         entry = entry.accept(op(&[0]), &format!("{dtype}[2] -> {dtype}[]"));
@@ -110,7 +110,7 @@ pub fn arg_reduce(kind: ArgReduceKind) -> Entry {
         .reject(op(0), "", "expected 1 operand, found 0")
         .reject(op(0), "f32[]", "axis 0 is out of range")
         .reject(op(2), "f32[2,3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
-        .reject(op(0), "pred[2]", "operand 0 must have element type a number type, found pred")
+        .reject(op(0), "pred[2]", "the element type of operand 0 must be a number type, found pred")
         .reject(op(1), "f32[2,0]", "dimension 1 is empty, so no element is extreme")
         .reject(op(0), "u8[3000000000]", "dimension 0 has more positions than s32 can count");
     for dtype in DType::ALL.into_iter().filter(|&dtype| OperandClass::Numeric.contains(dtype)) {
@@ -212,11 +212,11 @@ pub fn dot_general() -> Entry {
         .accept(dot(&DOTS[4], F32), "bf16[2,3,4,2] bf16[4,2,5,3] -> f32[2,3,2,5]")
         .accept(matmul.clone(), "f32[2,0] f32[0,3] -> f32[2,3]")
         .reject(matmul.clone(), "f32[2,3]", "expected 2 operands, found 1")
-        .reject(matmul.clone(), "f32[2,3] bf16[3,2]", "operand 1 must have element type f32, found bf16")
+        .reject(matmul.clone(), "f32[2,3] bf16[3,2]", "the element type of operand 1 must be f32, found bf16")
         .reject(
             matmul.clone(),
             "s32[2,3] s32[3,2]",
-            "operand 0 must have element type a type that can be accumulated in f32",
+            "the element type of operand 0 must be a type that can be accumulated in f32",
         )
         .reject(matmul.clone(), "pred[2,3] pred[3,2]", "a type that can be accumulated in f32, found pred")
         .reject(dot(&DOTS[0], S32), "s4[2,3] s4[3,4]", "a type that can be accumulated in s32, found s4")

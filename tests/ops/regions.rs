@@ -93,7 +93,11 @@ pub fn scan() -> Entry {
         .reject(op.clone(), "f32[2] f32[3] s32[] f32[3,2] s32[3]", "dimension 0 of operand 1 must have size 2, found 3")
         .reject(op.clone(), "f32[2] f32[2] s32[] f32[4,2] s32[3]", "dimension 0 of operand 3 must have size 3, found 4")
         .reject(op.clone(), "f32[2] f32[2] s32[] f32[2] s32[3]", "operand 3 must have 2 dimensions, found 1")
-        .reject(op.clone(), "f32[2] f32[2] u32[] f32[3,2] s32[3]", "operand 2 must have element type s32, found u32")
+        .reject(
+            op.clone(),
+            "f32[2] f32[2] u32[] f32[3,2] s32[3]",
+            "the element type of operand 2 must be s32, found u32",
+        )
         .reject(many, "f32[2] f32[2] s32[] f32[3,2] s32[3]", "invariants and 2 carries, but only 5 operands")
         .reject(
             fewer,
@@ -192,7 +196,7 @@ fn calling(mut entry: Entry, op: impl Fn(&str) -> Op) -> Entry {
         .accept(op("f32"), "f32[2,2] f32[2,2] s32[] -> f32[2,2] s32[]")
         .reject(op("f32"), "f32[2,2]", "expected 3 operands, found 1")
         .reject(op("f32"), "f32[2,2] f32[2,3] s32[]", "dimension 1 of operand 1 must have size 2, found 3")
-        .reject(op("f32"), "f32[2,2] bf16[2,2] s32[]", "operand 1 must have element type f32, found bf16")
+        .reject(op("f32"), "f32[2,2] bf16[2,2] s32[]", "the element type of operand 1 must be f32, found bf16")
         .reject(op("f32"), "f32[2,2] f32[2,2] s32[1]", "operand 2 must have 0 dimensions, found 1");
     for (dtype, tolerance) in [(F32, 1e-6), (BF16, 2e-2)] {
         let (x, y) = (random(dtype, &[2, 2], -2.0, 2.0), random(dtype, &[2, 2], 0.0, 1.0));

@@ -58,7 +58,7 @@ pub fn cumulative(kind: CumulativeKind) -> Entry {
         .accept(op(0, true), "bf16[0,3] -> bf16[0,3]")
         .reject(op(0, false), "", "expected 1 operand, found 0")
         .reject(op(2, false), "f32[2,3]", "axis 2 is out of range or repeated for an operand with 2 dimensions")
-        .reject(op(0, false), "pred[3]", &format!("operand 0 must have element type {text}, found pred"));
+        .reject(op(0, false), "pred[3]", &format!("the element type of operand 0 must be {text}, found pred"));
     for dtype in DType::ALL.into_iter().filter(|&dtype| kind.class().contains(dtype)) {
         for (dims, axis) in [(&[2, 5, 3][..], 1), (&[7], 0), (&[4, 1], 1), (&[2, 0], 1), (&[37], 0)] {
             for reverse in [false, true] {
@@ -178,7 +178,7 @@ pub fn reduce_window(kind: ReduceKind) -> Entry {
     }
     for dtype in DType::ALL {
         if !class.contains(dtype) {
-            entry = entry.reject(op(&[ONE]), &format!("{dtype}[2]"), "operand 0 must have element type");
+            entry = entry.reject(op(&[ONE]), &format!("{dtype}[2]"), "the element type of operand 0 must be");
             continue;
         }
         for (dims, window) in CASES {
@@ -221,7 +221,7 @@ pub fn arg_reduce_window(kind: ArgReduceKind) -> Entry {
         .accept(op(&[ONE]), "u8[3000000000] -> s32[3000000000]")
         .reject(op(&[ONE]), "", "expected 1 operand, found 0")
         .reject(op(&[ONE]), "f32[2,3]", "operand 0 must have 1 dimension, found 2")
-        .reject(op(&[ONE]), "pred[3]", "operand 0 must have element type a number type, found pred")
+        .reject(op(&[ONE]), "pred[3]", "the element type of operand 0 must be a number type, found pred")
         .reject(op(&[WindowDim::new(2, 1)]), "u8[3000000000]", "there are 3000000000 positions, more than s32 can");
     for dtype in DType::ALL.into_iter().filter(|&dtype| OperandClass::Numeric.contains(dtype)) {
         for (dims, window) in CASES {

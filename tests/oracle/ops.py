@@ -591,7 +591,8 @@ UNIT = f32(-1, -0.999, -0.5, -1e-4, 0, 1e-8, 0.3, 0.75, 0.9999, 1, 1.5, NAN)
 FAR = f32(-1e30, -88, -10, -1, -0.3, -1e-4, 0, 1e-8, 0.7, 1, 2, 20, 88, 1e30, INF, -INF, NAN)
 SMOOTH = {
     "acos": UNIT, "asin": UNIT, "atanh": UNIT, "erf_inv": UNIT, "asinh": FAR, "atan": FAR, "cosh": FAR, "sinh": FAR,
-    "acosh": f32(1, 1.0001, 1.5, 20, 1e30, INF, 0.5, -3, NAN), "cbrt": FAR, "tan": f32(0, -0.5, 1, 3, 1e-8, 100, INF, NAN),
+    "acosh": f32(1, 1.0001, 1.5, 20, 1e30, INF, 0.5, -3, NAN), "cbrt": FAR,
+    "erfc": f32(-INF, -1e30, -4, -1, -0.3, -1e-4, 0, 1e-8, 0.3, 0.7, 1, 1.7, 2.5, 3.53, 5, 7.7, 9, 11, 1e30, INF, NAN), "tan": f32(0, -0.5, 1, 3, 1e-8, 100, INF, NAN),
 }  # fmt: skip
 for name, points in SMOOTH.items():
     # Near 1 the single-precision polynomial meets a rounded 1 - x^2.

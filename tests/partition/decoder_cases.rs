@@ -136,7 +136,7 @@ impl Variant {
             positions: numbers(&|index| index % length),
             weights: Literal::from_slice(&[batch, length], &weights).expect("weights"),
         };
-        let mut inputs = step.initialize(1).leaves();
+        let mut inputs = step.initialize(1).unwrap().leaves();
         inputs.extend(batch.leaves());
         Model { function: step.trace().expect("a traced step"), inputs }
     }

@@ -38,7 +38,7 @@ fn what_several_operands_must_have_in_common() {
     let check = |op: Op, operands: &[&TensorType], expected: &str| {
         assert_eq!(op.infer(operands).expect_err(expected).to_string(), expected);
     };
-    let dtype = "operand 1 must have element type f32, found s32; convert it with `.convert(..)`";
+    let dtype = "the element type of operand 1 must be f32, found s32; convert it with `.convert(..)`";
     let none = "expected 1 operand, found 0";
     for op in [
         Op::from(AllGather { group: group.clone(), dim: 0 }),

@@ -67,7 +67,7 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     let rows = set.rows_per_epoch(0).expect("rows");
     assert!((129..144).contains(&rows), "{rows}");
     let first = evaluation(&trainer(&one));
-    let parameters = one.train_step().expect("a step").initialize(one.train.seed).params.leaves();
+    let parameters = one.train_step().expect("a step").initialize(one.train.seed).unwrap().params.leaves();
     // 8 batches of 16 rows.
     let expected = plain_loss(&one, &parameters, 128);
     assert!(relative_error(&[first.loss], &[expected]) < 1e-5, "{first:?} {expected}");

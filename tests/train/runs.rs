@@ -109,7 +109,7 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
 /// nothing.
 #[test]
 fn first_parameters_do_not_depend_on_the_form() {
-    let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).params;
+    let params = |form| config(SHORT_RUN, &[form]).train_step().unwrap().initialize(3).unwrap().params;
     let (stacked, separate) = (params("model.scan_layers=true"), params("model.scan_layers=false"));
     let mut layers: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for (path, leaf) in separate.paths().into_iter().zip(separate.leaves()) {

@@ -83,7 +83,7 @@ impl Plain {
         let options = LowerOptions { aliases: aliases(&function), ..LowerOptions::default() };
         let lowered = lower(function.graph(), &options).expect("it lowers");
         let program = lowered.compile(&client()).expect("it compiles");
-        let start = step.initialize(config.train.seed);
+        let start = step.initialize(config.train.seed).unwrap();
         let paths = start.paths();
         let tokenizer = config.load_tokenizer().expect("a tokenizer");
         let dataset = TextDataset::open(&config.data, &tokenizer, config.model.seq).expect("the text");

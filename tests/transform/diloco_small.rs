@@ -217,7 +217,8 @@ fn stack_function(
         StackOutput { state, loss }
     });
     let names: &[&str] = if steps.is_some() { &["", "diloco"] } else { &["diloco"] };
-    function.unwrap_or_else(|error| panic!("{error}")).with_output_axes("loss", names)
+    let named = function.and_then(|function| function.with_output_axes("loss", names));
+    named.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn descend_stack(params: Stack<Tensor>, x: Tensor) -> (Stack<Tensor>, Tensor) {
@@ -331,7 +332,7 @@ fn what_cannot_be() {
     let plain = DilocoOptions::default();
     let streaming = |streaming: Streaming| check(DilocoOptions { streaming: Some(streaming), ..plain.clone() });
     let three = Streaming::default();
-    assert_snapshot!(check(DilocoOptions { replicas: 0, ..plain.clone() }), @"DiLoCo needs at least one of its replicas");
+    assert_snapshot!(check(DilocoOptions { replicas: 0, ..plain.clone() }), @"the number of replicas of a DiLoCo run is 0; use 1 or more");
     assert_snapshot!(check(DilocoOptions { outer_momentum: 1.0, ..plain.clone() }), @"the outer momentum is 1, but must be at least 0 and less than 1");
     assert_snapshot!(check(DilocoOptions { transport: Transport::Int4, block: 5, ..plain.clone() }), @"4-bit integers are sent two in a byte, but a block holds 5: use an even block, such as 64");
     assert_snapshot!(streaming(Streaming { fragments: 1, ..three }), @"streaming DiLoCo needs at least 2 fragments, one for everything outside the layers and one for layers, not 1: use more, or no streaming");

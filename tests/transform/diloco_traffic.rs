@@ -355,7 +355,7 @@ fn paths_of_the_state() {
     let unique: std::collections::HashSet<&String> = paths.iter().collect();
     assert_eq!(unique.len(), paths.len());
     let RunState::Diloco(state) = state else { panic!("several replicas") };
-    let start = config.diloco_step().unwrap().expect("several replicas").initialize(3);
+    let start = config.diloco_step().unwrap().expect("several replicas").initialize(3).unwrap();
     let of_inner = start.inner.leaves();
     for (declared, literal) in state.inner.leaves().iter().zip(&of_inner) {
         assert_eq!(declared.spec.ty, *literal.ty());

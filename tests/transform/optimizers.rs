@@ -276,7 +276,7 @@ fn z_loss() {
     let params = plain.parameters();
     let specs = (params.map(|_, param| param.spec.clone()), plain.batch_specs(4, 8));
     let own = train_steps::config(MODEL, &["train.batch=4", "mesh.axes=data=1", "target.devices=1"]);
-    let inputs = (meshloom::nn::initialize(&params, 3), batch(&own, |row, place| (row + place) as f32 / 8.0));
+    let inputs = (meshloom::nn::initialize(&params, 3).unwrap(), batch(&own, |row, place| (row + place) as f32 / 8.0));
     let graph = |by_formula: bool| {
         let function = Function::trace("loss", Specs(specs.clone()), |(params, batch)| {
             meshloom::trace::value_and_grad(params, |params: meshloom::nn::Decoder<Tensor>| match by_formula {

@@ -17,8 +17,8 @@ fn options(stages: usize, repeats: usize, microbatches: usize) -> PipelineOption
 
 #[test]
 fn options_that_exclude_each_other() {
-    assert_snapshot!(refused(options(0, 1, 1)), @"a pipeline needs at least one of its stages");
-    assert_snapshot!(refused(PipelineOptions { layers_per_stage: 0, ..options(2, 1, 2) }), @"a pipeline needs at least one of its layers per stage");
+    assert_snapshot!(refused(options(0, 1, 1)), @"the number of stages of a pipeline is 0; use 1 or more");
+    assert_snapshot!(refused(PipelineOptions { layers_per_stage: 0, ..options(2, 1, 2) }), @"the number of layers per stage of a pipeline is 0; use 1 or more");
     assert_snapshot!(refused(options(4, 1, 6)), @"the number of microbatches, 6, is no multiple of the 4 stages; use 4 or 8");
     assert_snapshot!(refused(options(4, 1, 2)), @"the number of microbatches, 2, is no multiple of the 4 stages; use 4");
     assert_snapshot!(refused(PipelineOptions { delay_forwarding: true, ..options(4, 2, 4) }), @"a microbatch comes round after 8 iterations (stages * delay), but the first stage needs it after the 4 microbatches of a repeat: use at least 8 microbatches, or one repeat");

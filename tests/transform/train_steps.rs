@@ -61,7 +61,7 @@ pub enum By {
 
 /// What the first step returns on a batch, by path.
 pub fn run(step: &TrainStep, config: &RunConfig, batch: Batch<Literal>, by: By) -> Vec<(String, Literal)> {
-    let inputs = StepInput { state: step.initialize(7), batch }.leaves();
+    let inputs = StepInput { state: step.initialize(7).unwrap(), batch }.leaves();
     let lowered = lowered(step, config, CollectiveLimits::default());
     let is_compiled = by == By::Plugin || config.model.family != ModelFamily::Llama;
     let outputs = match lowered.partitioned() {

@@ -174,16 +174,19 @@ impl<M: Model> DilocoStep<M> {
     }
 
     /// The state before the first step: that of one replica, for all.
-    pub fn initialize(&self, seed: u64) -> StateOf<M, Literal> {
-        let inner = self.step.initialize(seed);
+    ///
+    /// # Errors
+    /// A parameter's type does not hold its first value.
+    pub fn initialize(&self, seed: u64) -> Result<StateOf<M, Literal>, Error> {
+        let inner = self.step.initialize(seed)?;
         let params = inner.params.clone();
         let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
         let momentum = declared.map(|_, param| Literal::from_fn(param.spec.ty.clone(), |_| 0.0));
-        DilocoState {
+        Ok(DilocoState {
             inner: inner.map(|_, literal| literal.repeated(self.replicas())),
             outer: OuterState { params, momentum },
             step: Literal::scalar(0i32),
-        }
+        })
     }
 
     /// The types of a batch: of each replica its rows.

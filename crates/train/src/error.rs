@@ -86,6 +86,7 @@ macro_rules! of_compiler {
 }
 
 of_compiler! {
+    meshloom::nn::InitError,
     Box<OpError>,
     Box<PjrtError>,
     Box<ShardingError>,

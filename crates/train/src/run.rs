@@ -109,11 +109,11 @@ impl<M: Model> RunStep<M> {
         }
     }
 
-    pub(super) fn initialize(&self, seed: u64) -> RunStateOf<M, Literal> {
-        match self {
-            RunStep::Single(step) => RunState::Single(Box::new(step.initialize(seed))),
-            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.initialize(seed))),
-        }
+    pub(super) fn initialize(&self, seed: u64) -> Result<RunStateOf<M, Literal>, Error> {
+        Ok(match self {
+            RunStep::Single(step) => RunState::Single(Box::new(step.initialize(seed)?)),
+            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.initialize(seed)?)),
+        })
     }
 
     /// The step of one replica.
@@ -187,7 +187,7 @@ impl<M: Model> RunStep<M> {
             (RunStep::Diloco(_), Calls::Several(_)) => &["", REPLICAS],
         };
         // Each replica keeps its own: a step that does not sync sends nothing.
-        Ok(function.with_output_axes("loss", names).with_output_axes("grad_norm", names))
+        Ok(function.with_output_axes("loss", names)?.with_output_axes("grad_norm", names)?)
     }
 
     fn apply(

@@ -118,13 +118,16 @@ impl<M: Model> TrainStep<M> {
     }
 
     /// The state before the first step. Parameters are drawn by their paths in the model, `layers.3.attention.wq`.
-    pub fn initialize(&self, seed: u64) -> StateOf<M, Literal> {
+    ///
+    /// # Errors
+    /// A parameter's type does not hold its first value.
+    pub fn initialize(&self, seed: u64) -> Result<StateOf<M, Literal>, Error> {
         let declared = self.state();
-        TrainState {
-            params: initialize(&declared.params, seed),
-            optimizer: initialize(&declared.optimizer, seed),
+        Ok(TrainState {
+            params: initialize(&declared.params, seed)?,
+            optimizer: initialize(&declared.optimizer, seed)?,
             step: Literal::scalar(0i32),
-        }
+        })
     }
 
     /// Traces the forward pass alone: from parameters and a batch to the loss. Where activations drop, they drop as in

@@ -107,7 +107,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// Model, mesh and rules do not fit together; or the plugin refuses the program.
     pub fn of(run: Run<M>, data: D, client: &Client) -> Result<Trainer<M, D>, Error> {
         let seed = run.config().train.seed;
-        Trainer::start(run, data, client, |program, run| Ok(program.put(0, &run.step.initialize(seed))?))
+        Trainer::start(run, data, client, |program, run| Ok(program.put(0, &run.step.initialize(seed)?)?))
     }
 
     /// As [`Trainer::of`], with the state that a function gives for the compiled step.

@@ -3,6 +3,8 @@
 use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
+use crate::trace::called;
+
 words! {
     /// How pseudo-gradients are sent between replicas.
     #[derive(Default)]
@@ -92,7 +94,7 @@ impl Default for DilocoOptions {
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum DilocoError {
     /// A number is zero.
-    #[error("DiLoCo needs at least one of its {what}")]
+    #[error("the number of {what} of a DiLoCo run is 0; use 1 or more")]
     Zero {
         /// The option.
         what: &'static str,
@@ -145,8 +147,8 @@ pub enum DilocoError {
     },
     /// A layout that says of a parameter into how many parts it is cut, but not for each of its dimensions.
     #[error(
-        "the layout gives parts of {} of parameter {path:?}, which has {rank}: give all, or none of any",
-        counted(*.found, "dimension")
+        "the layout gives parts of {} of {}, which has {rank}: give all, or none of any",
+        counted(*.found, "dimension"), called("parameter", path)
     )]
     Parts {
         /// The parameter.
@@ -186,8 +188,9 @@ pub enum DilocoError {
     },
     /// Two parameters are stacked over different numbers of layers.
     #[error(
-        "the parameter {path:?} is stacked over {found:?}, another over {expected:?}: fragments cut all layers alike, so \
-         stack all over the same dimensions"
+        "{} is stacked over {found:?}, another over {expected:?}: fragments cut all layers alike, so \
+         stack all over the same dimensions",
+        called("parameter", path)
     )]
     Stack {
         /// Path of the parameter.

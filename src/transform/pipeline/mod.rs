@@ -50,7 +50,7 @@ use weights::{Weights, in_types_of};
 
 use crate::ir::{AxisNames, DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{self, Param, Place, Tensor, TraceErrorKind, Tree, custom_vjp, label, refill, zeros};
+use crate::trace::{self, Param, Place, Tensor, TraceErrorKind, Tree, called, custom_vjp, label, refill, zeros};
 use meshloom_hlo::message::counted;
 
 /// Stacked weights of all layers, and the logical names of their dimensions.
@@ -238,7 +238,7 @@ where
             return Err(PipelineError::Weight { path, found, repeats, stages, layers_per_stage, expected }.into());
         }
         if names.len() != weight.rank() {
-            let what = format!("the names of a pipeline's weight {path:?}");
+            let what = format!("the names of {} of a pipeline", called("weight", &path));
             return mismatch(what, format!("one for each dimension of {}", weight.ty()), names.len().to_string());
         }
     }
@@ -254,7 +254,7 @@ where
     match rows.find(|(rows, _)| rows.dims().first() != Some(&batch)) {
         None => Ok(()),
         Some((rows, path)) => mismatch(
-            format!("the rows {path:?} of a pipeline"),
+            format!("{} of a pipeline", called("rows", &path)),
             format!("a leading dimension of {batch}, as the activations have"),
             rows.ty().to_string(),
         ),

@@ -4,7 +4,7 @@ use meshloom_hlo::message::counted;
 use meshloom_hlo::words;
 
 use crate::ops::RematPolicy;
-use crate::trace::{TraceErrorKind, TransformError};
+use crate::trace::{TraceErrorKind, TransformError, called};
 
 words! {
     /// The order in which stages work.
@@ -100,7 +100,7 @@ impl Default for PipelineOptions {
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PipelineError {
     /// A number is zero.
-    #[error("a pipeline needs at least one of its {what}")]
+    #[error("the number of {what} of a pipeline is 0; use 1 or more")]
     Zero {
         /// The option.
         what: &'static str,
@@ -158,8 +158,9 @@ pub enum PipelineError {
     },
     /// A stacked weight does not have the leading dimensions of the pipeline.
     #[error(
-        "the stacked weight {path:?} is {found}, but a pipeline of {}, {} and {} per stage needs the leading dimensions {expected:?}",
-        counted(*.repeats, "repeat"), counted(*.stages, "stage"), counted(*.layers_per_stage, "layer")
+        "{} is {found}, but a pipeline of {}, {} and {} per stage needs the leading dimensions {expected:?}",
+        called("stacked weight", path), counted(*.repeats, "repeat"), counted(*.stages, "stage"),
+        counted(*.layers_per_stage, "layer")
     )]
     Weight {
         /// Path of the parameter.

@@ -142,8 +142,8 @@ const LARGEST: usize = 64;
 
 /// Whether `support::interpret` knows the elementwise function: what neither it nor the standard library has stays out.
 fn is_interpreted(kind: UnaryKind) -> bool {
-    use UnaryKind::{CountLeadingZeros, Erf, ErfInv, PopulationCount};
-    !matches!(kind, CountLeadingZeros | Erf | ErfInv | PopulationCount)
+    use UnaryKind::{CountLeadingZeros, Erf, ErfInv, Erfc, PopulationCount};
+    !matches!(kind, CountLeadingZeros | Erf | ErfInv | Erfc | PopulationCount)
 }
 
 pub const ROWS: &[Row] = &[

@@ -66,7 +66,7 @@ pub fn loss_and_gradients(config: &RunConfig) -> (Arc<Graph>, Vec<Literal>) {
     let specs = (params.map(|_, param| param.spec.clone()), Batch::specs(batch, length));
     let function =
         Function::trace("loss", specs, |(params, batch)| value_and_grad(params, |params| model.loss(&params, &batch)));
-    let mut inputs = initialize(&params, 3).leaves();
+    let mut inputs = initialize(&params, 3).unwrap().leaves();
     let numbers = |f: &dyn Fn(usize) -> usize| {
         let numbers: Vec<i32> = (0..batch * length).map(|index| f(index) as i32).collect();
         Literal::from_slice(&[batch, length], &numbers).expect("a batch")
