@@ -16,7 +16,7 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 pub enum Command {
-    Train(Train),
+    Train(Box<Train>),
     Sample(Sample),
     Config(Config),
 }
