@@ -31,7 +31,7 @@ pub enum Error {
     Literal(#[from] crate::ir::LiteralError),
     /// The caller's fault: a parameter is declared with a first value that its type cannot hold.
     #[error(transparent)]
-    Init(#[from] crate::nn::InitError),
+    Init(#[from] crate::trace::InitError),
     /// The rules' or the mesh's fault: they do not fit each other, or the program.
     #[error(transparent)]
     Sharding(#[from] Box<crate::sharding::ShardingError>),

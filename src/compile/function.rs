@@ -133,8 +133,8 @@ where
     /// can be read at once.
     ///
     /// # Errors
-    /// An input or a part of the state has another type than it was traced with, the trees differ, or a device is out of
-    /// memory.
+    /// An input or a part of the state has another type than it was traced with, the trees differ, or a device is out
+    /// of memory.
     pub fn step(
         &self,
         state: Arrays<S>,

@@ -2,35 +2,8 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::ir::{Literal, TensorType};
-use crate::trace::{Init, MapTree, Param, Path, Tree, called, number_text};
-
-/// What a parameter's type cannot hold of its first value.
-#[derive(Clone, PartialEq, thiserror::Error)]
-pub enum InitError {
-    /// The number that all elements are to be.
-    #[error("{} is {ty}, which cannot hold its first value {}; declare another type or value", called("parameter", path), number_text(*.number))]
-    Constant {
-        /// Path of the parameter; empty where it is the only one.
-        path: String,
-        /// Its type.
-        ty: TensorType,
-        /// The number.
-        number: f64,
-    },
-    /// Random numbers of this standard deviation.
-    #[error("{} is {ty}, which cannot hold normally distributed numbers of standard deviation {}; declare a floating-point type, and a deviation that is not negative and three of which the type holds", called("parameter", path), number_text(*.deviation))]
-    Normal {
-        /// Path of the parameter; empty where it is the only one.
-        path: String,
-        /// Its type.
-        ty: TensorType,
-        /// The standard deviation.
-        deviation: f64,
-    },
-}
-
-meshloom_hlo::debug_is_message!(InitError);
+use crate::ir::Literal;
+use crate::trace::{Init, InitError, MapTree, Param, Path, Tree};
 
 /// Draws the first values of all parameters. A parameter's value depends on the seed and its path alone: not on the
 /// other parameters, not on the mesh, and not on whether layers are stacked (layer 3 of a stacked `layers.mlp.up` is

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::called;
 use crate::autodiff::GradientError;
-use crate::ir::{DType, OpError, Origin, write_place};
+use crate::ir::{DType, OpError, Origin, TensorType, write_place};
 
 /// An error in a traced program: an op that refuses its operands, or a combination of tensors, trees or closures that
 /// has no meaning.
@@ -72,8 +73,35 @@ pub enum TraceErrorKind {
     Other(String),
 }
 
+/// What a parameter's type cannot hold of its first value.
+#[derive(Clone, PartialEq, thiserror::Error)]
+pub enum InitError {
+    /// The number that all elements are to be.
+    #[error("{} is {ty}, which cannot hold its first value {}; declare another type or value", called("parameter", path), number_text(*.number))]
+    Constant {
+        /// Path of the parameter; empty where it is the only one.
+        path: String,
+        /// Its type.
+        ty: TensorType,
+        /// The number.
+        number: f64,
+    },
+    /// Random numbers of this standard deviation.
+    #[error("{} is {ty}, which cannot hold normally distributed numbers of standard deviation {}; declare a floating-point type, and a deviation that is not negative and three of which the type holds", called("parameter", path), number_text(*.deviation))]
+    Normal {
+        /// Path of the parameter; empty where it is the only one.
+        path: String,
+        /// Its type.
+        ty: TensorType,
+        /// The standard deviation.
+        deviation: f64,
+    },
+}
+
+meshloom_hlo::debug_is_message!(InitError);
+
 /// A number in a message: with an exponent where it would have many digits.
-pub(crate) fn number_text(number: f64) -> String {
+fn number_text(number: f64) -> String {
     let many = number.is_finite() && number != 0.0 && !(1e-5..1e16).contains(&number.abs());
     if many { format!("{number:e}") } else { number.to_string() }
 }

@@ -77,10 +77,11 @@ fn constant_word(ty: &TensorType, word: u64) -> Tensor {
 /// Refuses a range whose start is above its end, or NaN.
 #[track_caller]
 fn check_range(range: &Range<f64>) -> Option<Tensor> {
-    let found = || format!("{:?}", range);
+    if matches!(range.start.partial_cmp(&range.end), Some(Ordering::Less | Ordering::Equal)) {
+        return None;
+    }
     let expected = "one whose start is not above its end";
-    (!matches!(range.start.partial_cmp(&range.end), Some(Ordering::Less | Ordering::Equal)))
-        .then(|| fail("the range of a random number", expected, found()))
+    Some(fail("the range of a random number", expected, format!("{range:?}")))
 }
 
 #[track_caller]

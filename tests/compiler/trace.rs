@@ -264,14 +264,14 @@ fn scan_errors() {
         |x, y| scan((), (x, y), |(), (x, _)| ((), x)).1, // wrong
     );
     check_error(
-        "stacked input \"\" of a scan: expected a leading dimension to run over, found f64[] (HERE)",
+        "the stacked input of a scan: expected a leading dimension to run over, found f64[] (HERE)",
         |x, _| scan((), x.sum(..), |(), x| ((), x)).1, // wrong
     );
     check_error(
         "a scan that stacks nothing needs `ScanOptions::length` (HERE)",
         |x, _| scan(x, (), |x, ()| (x, ())).0, // wrong
     );
-    check_error("stacked input \"\" of a scan: expected a leading dimension of 5, found f64[3,2] (HERE)", |x, y| {
+    check_error("the stacked input of a scan: expected a leading dimension of 5, found f64[3,2] (HERE)", |x, y| {
         let options = ScanOptions { length: Some(5), ..Default::default() };
         scan_with(options, x, y, |x, _| (x, ())).0 // wrong
     });

@@ -312,7 +312,7 @@ fn what_does_not_fit_is_refused() {
     refused(
         &[&[3, 2], &[4, 2]],
         |x| vec![vmap((x[0], x[1]), add)],
-        "axis 0 of input \"1\" of a vmap: expected size 3, as axis 0 of input \"0\" of a vmap has, found 4 in f64[4,2]",
+        "axis 0 of input `1` of a vmap: expected size 3, as axis 0 of input `0` of a vmap has, found 4 in f64[4,2]",
     );
     refused(
         &[&[3, 2]],

@@ -298,7 +298,7 @@ pub fn compare(direction: Direction) -> Entry {
         .reject(op.clone(), "f32[2] f32[]", "operand 1 must have 1 dimension, found 0");
     for dtype in DType::ALL {
         if matches!(dtype, S4 | U4) {
-            let message = format!("element type a number type of at least 8 bits, found {dtype}");
+            let message = format!("must be a number type of at least 8 bits, found {dtype}");
             entry = entry.reject(op.clone(), &format!("{dtype}[2] {dtype}[2]"), &message);
             continue;
         }

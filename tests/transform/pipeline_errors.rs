@@ -52,9 +52,9 @@ const NAMES: &[&str] = &["activation_batch", ""];
 #[test]
 fn weights_and_activations_that_do_not_fit() {
     let plain = |x: Tensor, w: Tensor, _: Tensor| x.matmul(w);
-    assert_snapshot!(error_of(&[4, 16, 16], [8, 8], NAMES, plain), @r#"the stacked weight "" is f32[4,16,16], but a pipeline of 2 repeats, 2 stages and 1 layer per stage needs the leading dimensions [2, 2]"#);
+    assert_snapshot!(error_of(&[4, 16, 16], [8, 8], NAMES, plain), @r#"the stacked weight is f32[4,16,16], but a pipeline of 2 repeats, 2 stages and 1 layer per stage needs the leading dimensions [2, 2]"#);
     assert_snapshot!(error_of(&[2, 2, 16, 16], [6, 6], NAMES, plain), @"a batch of 6 rows does not divide into 4 microbatches");
-    assert_snapshot!(error_of(&[2, 2, 16, 16], [8, 4], NAMES, plain), @r#"the rows "" of a pipeline: expected a leading dimension of 8, as the activations have, found f32[4]"#);
+    assert_snapshot!(error_of(&[2, 2, 16, 16], [8, 4], NAMES, plain), @r#"the rows of a pipeline: expected a leading dimension of 8, as the activations have, found f32[4]"#);
     assert_snapshot!(error_of(&[2, 2, 16, 16], [8, 8], &["activation_batch"], plain), @"the names of a pipeline's activations: expected one for each dimension of f32[8,16], found 1");
     assert_snapshot!(error_of(&[2, 2, 16, 8], [8, 8], NAMES, plain), @"the activations that the layers of a pipeline return, stages first: expected f32[2,2,16], found f32[2,2,8]");
 }

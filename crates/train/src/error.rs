@@ -86,7 +86,6 @@ macro_rules! of_compiler {
 }
 
 of_compiler! {
-    meshloom::nn::InitError,
     Box<OpError>,
     Box<PjrtError>,
     Box<ShardingError>,
@@ -100,6 +99,7 @@ of_compiler! {
     meshloom::ir::LiteralError,
     meshloom::partition::LedgerError,
     meshloom::sharding::UnknownTensor,
+    meshloom::trace::InitError,
     meshloom::trace::LeafCountError,
     meshloom::trace::TraceError,
     meshloom::transform::diloco::DilocoError,
