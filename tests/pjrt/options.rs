@@ -122,8 +122,8 @@ fn groups_that_the_plugin_does_not_read() {
     }
 }
 
-/// What a client is created with. A CPU's plugin of API 0.115 or later refuses an option that it does not know, so on one
-/// that is taken for CUDA's it shows what is sent: what is set, and nothing else.
+/// What a client is created with. A CPU's plugin of API 0.115 or later refuses an option that it does not know, so on
+/// one that is taken for CUDA's it shows what is sent: what is set, and nothing else.
 fn client_cases() -> Cases<ClientOptions> {
     // Without `..`: a new field is an error here.
     let ClientOptions {

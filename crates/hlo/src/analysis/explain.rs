@@ -59,8 +59,8 @@ pub struct UnknownValue {
 crate::debug_is_message!(UnknownValue);
 
 /// What is stated about the values with this name: an instruction's name; the `op_name` of its metadata or the end of
-/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name (`w` of `w.1`), or any part
-/// of either. The first of these that finds anything counts. At most so many values are traced.
+/// that; `file:line`; or else words of the `op_name` (`qkv` of `p['qkv']`), words of the name (`w` of `w.1`), or any
+/// part of either. The first of these that finds anything counts. At most so many values are traced.
 ///
 /// # Errors
 /// No value has the name.

@@ -8,9 +8,10 @@
 //!   contents of a loop, branch or call run before it. A fusion is one instruction.
 //! - A value is in memory from the instruction that makes it to the last that reads it. A tuple element, bitcast or
 //!   barrier is the value it refers to. An asynchronous operation holds its operands until it is done.
-//! - The carry of a loop is in one buffer before, in and after the loop: what it starts with, what an iteration receives
-//!   and returns, and the result. If its initial value must survive, the loop has a copy. The results of branches are in
-//!   the buffer of their conditional. While none of its values is live, such a buffer is free for others.
+//! - The carry of a loop is in one buffer before, in and after the loop: what it starts with, what an iteration
+//!   receives and returns, and the result. If its initial value must survive, the loop has a copy. The results of
+//!   branches are in the buffer of their conditional. While none of its values is live, such a buffer is free for
+//!   others.
 //! - An update in place takes over the memory of an operand that it is the last to read. An elementwise op may: of what
 //!   is in the memory of a result, or of a value of the heap that is alone in its buffer.
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies

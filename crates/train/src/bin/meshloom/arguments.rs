@@ -199,7 +199,8 @@ pub struct Config {
     /// Prints the defaults
     #[arg(long, conflicts_with_all = ["config", "set"])]
     pub defaults: bool,
-    /// Asks the platform's plugin, and prints the config as it is run: the platform, the mesh, and every compiler option
+    /// Asks the platform's plugin, and prints the config as it is run: the platform, the mesh, and every compiler
+    /// option
     #[arg(long, conflicts_with = "defaults")]
     pub resolved: bool,
     /// The form of the output
