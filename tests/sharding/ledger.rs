@@ -231,10 +231,11 @@ fn memory_is_about_what_xla_plans() {
         assert_eq!(memory.aliased, stats.aliased as u64);
         // XLA fuses, orders and shares buffers otherwise; but not by a half.
         assert!((0.67..1.5).contains(&ratio), "{mesh} {remat}: {ratio:.2}");
-        // What is live makes up the peak, but for gaps between buffers and the pointers of tuples.
+        // What is live makes up the peak, but for gaps between buffers and the pointers of tuples: a value that is live
+        // again after a pause keeps its place, so a gap may be as large as one of the smaller values.
         let live: u64 = memory.live_at_peak.iter().map(|value| value.bytes).sum();
         assert!(
-            (0.99..=1.0).contains(&(live as f64 / memory.peak as f64)),
+            (0.985..=1.0).contains(&(live as f64 / memory.peak as f64)),
             "{mesh} {remat}: {live} of {}",
             memory.peak
         );

@@ -165,7 +165,10 @@ impl<M: Model> DilocoStep<M> {
     pub fn state(&self) -> StateOf<M, Param> {
         let inner = self.step.state();
         let params = inner.params.clone();
+        // Laid out as the parameters that are synced: split further, each sync would also gather over other axes.
         let momentum = self.diloco.outer_optimizer().state(&params);
+        let momentum = momentum
+            .map(|_, param| Param { spec: TensorSpec { role: Role::Params, ..param.spec.clone() }, ..param.clone() });
         DilocoState {
             inner: inner.map(|_, param| param_of_replicas(param, self.replicas())),
             outer: OuterState { params, momentum },

@@ -50,21 +50,15 @@ impl Table {
         let node = parse_value(value.trim(), &place).map_err(|message| wrong(&message))?;
         let name = path[path.len() - 1];
         let entry = Entry { key_place: place.clone(), place: place.clone(), node };
-        let mut contradicted = None;
         self.change_subtable(&path[..path.len() - 1], &place, |table| {
             // These three name the same thing, so the override replaces whichever the file has.
             const RULE_SOURCES: [&str; 3] = ["preset", "file", "list"];
             if path[0] == "rules" && RULE_SOURCES.contains(&name) {
-                let others = table.entries.extract_if(.., |(other, _)| RULE_SOURCES.contains(&other.as_str()));
-                let overridden = |(other, entry): (String, Entry)| (other != name).then_some(entry.place.origin);
-                contradicted = others.filter_map(overridden).find(|origin| origin.starts_with("--set "));
+                table.entries.retain(|(other, _)| !RULE_SOURCES.contains(&other.as_str()));
             }
             table.insert(name, entry);
         });
-        match contradicted {
-            Some(other) => Err(wrong(&format!("it contradicts {other}; give one of them"))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn into_entries(self) -> Vec<(String, Entry)> {
