@@ -116,7 +116,11 @@ fn differences_are_named_by_path() {
             convert,
             "bias is f32[3] in \"DIR/model.safetensors\", but the model has f32[4]",
         ),
-        (wanted("bf16[2,3]", "f32[3]"), strict, "has bf16[2,3]; convert it on loading (--convert, or `LoadOptions::convert`)"),
+        (
+            wanted("bf16[2,3]", "f32[3]"),
+            strict,
+            "has bf16[2,3]; convert it on loading (--convert, or `LoadOptions::convert`)",
+        ),
         (
             wanted("s32[2,3]", "f32[3]"),
             convert,

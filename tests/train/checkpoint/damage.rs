@@ -321,7 +321,8 @@ fn what_is_damaged_is_refused() {
         let CheckpointError::Newest { source, previous } = &refused else { panic!("{what}: {refused}") };
         assert_eq!(source.to_string(), text);
         assert_eq!(previous.as_deref(), Some(directory.path().join("step-00000002").as_path()));
-        let advice = "step-00000002: ask for it by name, or resume with a fallback (--resume-fallback, `Fallback::Older`)";
+        let advice =
+            "step-00000002: ask for it by name, or resume with a fallback (--resume-fallback, `Fallback::Older`)";
         assert!(refused.to_string().contains(advice), "{what}: {refused}");
         let found = find(directory.path(), Fallback::Older).expect(what);
         assert_eq!(found.checkpoint.about().step, 2);
