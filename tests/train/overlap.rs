@@ -33,7 +33,7 @@ fn calls_have_room_for_the_transfers() {
         (&["train.steps=23"], 20, None),
         // Nothing is to overlap.
         (&["diloco.overlap_steps=0"], 1, None),
-        (&["diloco.streaming=false"], 1, None),
+        (&["diloco.streaming=false", "diloco.fragments=3", "diloco.overlap_steps=0"], 1, None),
     ] {
         let config = config(overrides);
         assert_eq!(config.train.steps_per_call, steps_per_call, "{overrides:?}");

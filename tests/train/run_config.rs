@@ -137,6 +137,7 @@ fn round_trip() {
     seed = 0
     microbatches = 1
     steps_per_call = 1
+    time_limit = 1800.0
     learning_rate = 0.003
     warmup = 20
     schedule = "cosine"
