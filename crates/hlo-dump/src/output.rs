@@ -343,7 +343,7 @@ mod tests {
             ("0".into(), "999".into(), "1,234,567".into())
         );
         assert_eq!((human_count(12.0), human_count(4.2e12)), ("12".to_owned(), "4.20 T".to_owned()));
-        let times = [(0.0, "0"), (2.5, "2.50 s"), (0.0123, "12.3 ms"), (3e-7, "300 ns")];
+        let times = [(0.0, "0 s"), (2.5, "2.50 s"), (0.0123, "12.3 ms"), (3e-7, "300 ns")];
         for (value, expected) in times {
             assert_eq!(seconds(value), expected);
         }
