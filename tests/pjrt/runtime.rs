@@ -682,11 +682,15 @@ fn cache_keeps_programs_and_replaces_damaged_ones() {
         check_cached(&cache);
         assert!(fs::read(&entry).expect("entry").len() > 32, "the entry is whole again");
     }
-    let options = CompileOptions::partitioned(8);
-    let used = || cache.compile(&client(), &modules::sharded_dot(), &options).expect("a program").1;
-    assert_eq!(used(), CacheUse::Miss);
+    let used = |module: &[u8], devices: usize| {
+        cache.compile(&client(), module, &CompileOptions::partitioned(devices)).expect("a program").1
+    };
+    assert_eq!(used(&modules::add(&[8]), 1), CacheUse::Miss);
     assert_eq!(entries(&folder).len(), 2);
-    assert_eq!(used(), CacheUse::Hit);
+    assert_eq!(used(&modules::add(&[8]), 1), CacheUse::Hit);
+    // A loaded program for several CPU devices would lose the order of its collectives.
+    assert_eq!([(); 2].map(|()| used(&modules::sharded_dot(), 8)), [CacheUse::Bypassed; 2]);
+    assert_eq!(entries(&folder).len(), 2);
 }
 
 /// Makes a file look as if it had been used so many hours ago.

@@ -193,11 +193,12 @@ fn compiled_programs_are_kept() {
         let losses: Vec<f64> = (0..3).map(|_| trainer.step().expect("a step").loss).collect();
         (trainer.compile_cache(), losses)
     };
-    let (found, losses) = train(&[]);
+    const ONE: &[&str] = &["target.devices=1", "mesh.axes=data=1"];
+    let (found, losses) = train(ONE);
     assert_eq!(found, Some(CacheUse::Miss));
-    assert_eq!(train(&[]), (Some(CacheUse::Hit), losses.clone()));
-    // Another program, other options, and no cache.
-    assert_eq!(train(&["mesh.axes=data=8"]).0, Some(CacheUse::Miss));
-    assert_eq!(train(&["target.compiler_options=[]"]).0, Some(CacheUse::Miss));
-    assert_eq!(train(&["target.compile_cache="]), (None, losses));
+    assert_eq!(train(ONE), (Some(CacheUse::Hit), losses.clone()));
+    // Other options, no cache, and several virtual devices.
+    assert_eq!(train(&[ONE, &["target.compiler_options=[]"]].concat()).0, Some(CacheUse::Miss));
+    assert_eq!(train(&[ONE, &["target.compile_cache="]].concat()), (None, losses));
+    assert_eq!([(); 2].map(|()| train(&["mesh.axes=data=8"]).0), [Some(CacheUse::Bypassed); 2]);
 }

@@ -14,6 +14,7 @@ use super::error::PjrtError;
 use super::executable::{Executable, Prepared};
 use super::files::{PARTIAL_PREFIX, file_sha256, hex, io_error, write_atomically};
 use super::options::CompileOptions;
+use super::platform::PlatformKind;
 use super::plugin::Plugin;
 
 /// The ending of a program's file. When it was last used is its modification time.
@@ -39,6 +40,8 @@ pub enum CacheUse {
     Hit,
     /// It was not, or could not be loaded: it was compiled.
     Miss,
+    /// The cache was not asked: the plugin's programs for several devices do not survive being stored. It was compiled.
+    Bypassed,
 }
 
 impl CompileCache {
@@ -65,7 +68,7 @@ impl CompileCache {
     /// also which of them it did.
     ///
     /// An entry that cannot be loaded is compiled again and replaced; a plugin that cannot serialize its programs, or a
-    /// folder that cannot be written, costs a warning.
+    /// folder that cannot be written, costs a warning. A CPU plugin's program for several devices is always compiled.
     pub fn compile(
         &self,
         client: &Client,
@@ -73,6 +76,9 @@ impl CompileCache {
         options: &CompileOptions,
     ) -> Result<(Executable, CacheUse), PjrtError> {
         let prepared = Prepared::new(client, module, options)?;
+        if !survives_storing(client, options) {
+            return Ok((prepared.compile(client, module)?, CacheUse::Bypassed));
+        }
         let key = self.key(client, module, &prepared.options)?;
         let path = self.directory.join(format!("{key}.{PROGRAM}"));
         if let Ok(file) = fs::read(&path) {
@@ -150,6 +156,17 @@ impl CompileCache {
         known.push((identity, digest.clone()));
         Ok(digest)
     }
+}
+
+/// Whether a stored program runs as the compiled one does.
+///
+/// A CPU plugin runs collectives in the order that they share one resource in. A program that it loads has another
+/// resource in each nested computation (`thunk_proto_serdes.cc` of XLA), so a collective and a loop with collectives
+/// start in any order, on each device in another, and the devices wait for each other until the plugin ends the
+/// process.
+fn survives_storing(client: &Client, options: &CompileOptions) -> bool {
+    // The plugin's own name: the platform's may be that of a plugin which it stands in for.
+    client.platform_name() != PlatformKind::Cpu.name() || options.device_count() == 1
 }
 
 fn hash(parts: &[&[u8]]) -> String {

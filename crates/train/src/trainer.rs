@@ -139,7 +139,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
             let Some(cache) = &cache else { return Ok(lowered.compile_with(client, &options)?) };
             let (program, found) = lowered.compile_cached(client, &options, cache)?;
-            if found == CacheUse::Miss {
+            // The programs of one run are for the same devices, so all bypass the cache or none does.
+            if found != CacheUse::Hit {
                 compile_cache = Some(found);
             }
             Ok(program)
@@ -204,7 +205,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.watch.listen(listener);
     }
 
-    /// Whether the compile cache had the run's programs, all of them; none without a cache.
+    /// What the compile cache had of the run's programs: a hit if it had all. None without a cache.
     pub fn compile_cache(&self) -> Option<CacheUse> {
         self.compile_cache
     }

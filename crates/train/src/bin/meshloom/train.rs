@@ -79,7 +79,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         match trainer.compile_cache() {
             Some(CacheUse::Hit) => ", compile cache hit",
             Some(CacheUse::Miss) => ", compile cache miss",
-            None => "",
+            Some(CacheUse::Bypassed) | None => "",
         },
     );
     let count = trainer.dataset().token_count();
