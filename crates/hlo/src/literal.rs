@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use super::narrow::{F8E4M3FN, F8E5M2, S4, U4};
+use super::narrow::{F8E4M3FN, F8E5M2, S4, U4, to_odd};
 use super::types::{DType, TensorType};
 
 /// A Rust scalar that is the host form of a [`DType`].
@@ -184,11 +184,8 @@ pub fn number_bytes(dtype: DType, number: f64) -> [u8; 8] {
         DType::U16 => put(&(number as u16).to_le_bytes()),
         DType::U32 => put(&(number as u32).to_le_bytes()),
         DType::U64 => put(&(number as u64).to_le_bytes()),
-        // What `f32` holds goes by way of it: `half` drops the lower bits of an `f64` before it rounds.
-        DType::BF16 if number == f64::from(number as f32) => put(&half::bf16::from_f32(number as f32).to_le_bytes()),
-        DType::BF16 => put(&half::bf16::from_f64(number).to_le_bytes()),
-        DType::F16 if number == f64::from(number as f32) => put(&half::f16::from_f32(number as f32).to_le_bytes()),
-        DType::F16 => put(&half::f16::from_f64(number).to_le_bytes()),
+        DType::BF16 => put(&half::bf16::from_f32(to_odd(number)).to_le_bytes()),
+        DType::F16 => put(&half::f16::from_f32(to_odd(number)).to_le_bytes()),
         DType::F32 => put(&(number as f32).to_le_bytes()),
         DType::F64 => put(&number.to_le_bytes()),
     }

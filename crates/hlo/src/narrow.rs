@@ -45,6 +45,19 @@ narrow! {
     U4(u8) |number| number.clamp(0.0, 15.0) as u8, |code| f64::from(code & 15);
 }
 
+/// An `f32` that rounds to a 16-bit type as the number does: the number, or of the two that enclose it the one with an
+/// odd mantissa (S. Boldo and G. Melquiond, "When double rounding is odd", 2005). `half` drops the lower bits of an `f64`
+/// before it rounds.
+pub(crate) fn to_odd(number: f64) -> f32 {
+    let near = number as f32;
+    let is_exact = f64::from(near) == number || number.is_nan();
+    match is_exact || near.to_bits() & 1 == 1 {
+        true => near,
+        false if f64::from(near) < number => near.next_up(),
+        false => near.next_down(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +91,18 @@ mod tests {
         assert_eq!(F8E5M2::from_f64(2f64.powi(-17)).0, 0);
         assert_eq!(F8E5M2::from_f64(1.5 * 2f64.powi(-17)).0, 1);
         assert_eq!(F8E4M3FN::from_f64(-0.0).0, 0x80);
+    }
+
+    #[test]
+    fn a_number_is_rounded_to_16_bits_once() {
+        let (tie, bit, next) = (1.0 + 2f64.powi(-8), 2f64.powi(-45), 1.0 + 2f64.powi(-7));
+        let cases =
+            [(tie, 1.0), (tie + bit, next), (tie - bit, 1.0), (next + tie - 1.0 - bit, next), (1e300, f64::INFINITY)];
+        for (number, expected) in cases {
+            assert_eq!(half::bf16::from_f32(to_odd(number)).to_f64(), expected, "{number}");
+            assert_eq!(half::bf16::from_f32(to_odd(-number)).to_f64(), -expected, "{number}");
+        }
+        assert!(to_odd(f64::NAN).is_nan());
+        assert_eq!(half::f16::from_f32(to_odd(1.0 + 2f64.powi(-11) + bit)).to_f64(), 1.0 + 2f64.powi(-10));
     }
 }

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::Parser;
 use super::error::{Result, fault};
 use super::shape::{is_tuple, literal_shape, tuple};
+use crate::narrow::to_odd;
 use crate::proto::{LiteralProto, ShapeProto};
 use crate::text::element_strides;
 
@@ -166,11 +167,11 @@ impl Parser<'_> {
     }
 
     pub(crate) fn half(&mut self) -> Result<f16> {
-        self.ieee(16, 10, f16::from_f64, f16::is_finite, |bits| f16::from_bits(bits as u16))
+        self.ieee(16, 10, |value| f16::from_f32(to_odd(value)), f16::is_finite, |bits| f16::from_bits(bits as u16))
     }
 
     pub(crate) fn brain(&mut self) -> Result<bf16> {
-        self.ieee(16, 7, bf16::from_f64, bf16::is_finite, |bits| bf16::from_bits(bits as u16))
+        self.ieee(16, 7, |value| bf16::from_f32(to_odd(value)), bf16::is_finite, |bits| bf16::from_bits(bits as u16))
     }
 
     pub(crate) fn single(&mut self) -> Result<f32> {
