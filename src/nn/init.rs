@@ -1,31 +1,108 @@
 //! First values of parameters.
+//!
+//! A number depends on the seed, the parameter's path, its layer and its position within the layer: not on the other
+//! parameters, not on mesh or pipeline, and not on whether layers are stacked. Layer 3 of a stacked `layers.mlp.up` is
+//! drawn as `layers.3.mlp.up`.
+//!
+//! Numbers are drawn in `f32` and rounded to the parameter's type, by [`Threefry`] over counters, and made normal by
+//! the inverse of the error function.
+
+use std::panic::Location;
 
 use sha2::{Digest, Sha256};
 
-use crate::ir::Literal;
-use crate::trace::{Init, InitError, MapTree, Param, Path, Tree};
+use crate::ir::{DType, Literal};
+use crate::ops::{Threefry, erf_inv_f32};
+use crate::trace::{
+    Init, InitError, Key, MapTree, Param, Tensor, TraceErrorKind, Tree, composite, counter_in_layer, fail, full,
+};
 
-/// Draws the first values of all parameters. A parameter's value depends on the seed and its path alone: not on the
-/// other parameters, not on the mesh, and not on whether layers are stacked (layer 3 of a stacked `layers.mlp.up` is
-/// drawn as `layers.3.mlp.up`).
+/// erf(3 / sqrt(2)): the probability that a normal number is within three deviations.
+const WITHIN_THREE: f64 = 0.997_300_203_936_739_8;
+
+/// Of the 32 bits that are drawn, the lowest are left out, so that `f32` holds the rest exactly.
+const SPARE_BITS: u32 = 9;
+/// So many numbers are left. They become the odd numbers from minus this to this, so that none is zero.
+const NUMBERS: i32 = 1 << (32 - SPARE_BITS);
+
+/// The first values of parameters on the host, for small models and for tests: those of [`first_values`], but for
+/// rounding.
 ///
 /// # Errors
 /// A parameter's type does not [hold](crate::ir::DType::holds) its first value: nothing is rounded to an integer.
 pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u64) -> Result<T::Mapped, InitError> {
-    let mut refused = None;
-    params.visit(&mut Path::default(), &mut |path, param| {
-        if refused.is_none() {
-            refused = check(&path.to_string(), param).err();
-        }
-    });
-    match refused {
-        Some(error) => Err(error),
-        None => Ok(params.map(|path, param| first_value(&path.to_string(), param, seed))),
-    }
+    check(params)?;
+    let key = [(seed >> 32) as u32, seed as u32];
+    Ok(params.map(|path, param| {
+        let ty = param.spec.ty.clone();
+        let deviation = match param.init {
+            Init::Constant(number) => return Literal::from_fn(ty, |_| number),
+            Init::Normal(deviation) => deviation,
+        };
+        let (path, first) = path_and_layer(&path.to_string());
+        let key = Threefry::evaluate(key, words(&path));
+        let of_layer: usize = ty.dims[param.stacked_dims..].iter().product();
+        Literal::from_fn(ty, |index| {
+            let counter = counter_in_layer(first + (index / of_layer) as u32, (index % of_layer) as u64);
+            let [high, low] = Threefry::evaluate(key, counter);
+            deviation * f64::from(normal_on_host(high ^ low))
+        })
+    }))
 }
 
-fn check(path: &str, param: &Param) -> Result<(), InitError> {
-    let (path, ty) = (path.to_owned(), param.spec.ty.clone());
+/// The first values of parameters within a trace, from the key of a seed. Compiled over a mesh, each device draws its
+/// own part and nothing is sent.
+///
+/// ```
+/// use meshloom::prelude::*;
+/// use meshloom::trace::Key;
+///
+/// # fn main() -> Result<(), meshloom::Error> {
+/// let params = (Param::new(F32, [8, 4], &["embed", "mlp"], Init::Normal(0.02)),);
+/// let function = Function::trace("init", Key::spec(), |key| nn::first_values(&params, key))?;
+/// let init = compile(&function, &Client::cpu(1)?, &LowerOptions::default())?;
+/// let (weight,) = init.call(&Key::from_seed(7))?;
+/// assert_eq!(weight.ty().dims.as_slice(), [8, 4]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A parameter whose type does not hold its first value is an error of the trace.
+#[track_caller]
+pub fn first_values<T>(params: &T, key: Key<Tensor>) -> <T as MapTree<Tensor>>::Mapped
+where
+    T: Tree<Leaf = Param> + MapTree<Tensor>,
+{
+    let place = Location::caller();
+    if let Err(error) = check(params) {
+        let failed = fail(TraceErrorKind::Other(error.to_string()), place);
+        return params.map(|_, _| failed);
+    }
+    let places: Vec<(String, u32)> = params.paths().iter().map(|path| path_and_layer(path)).collect();
+    let words: Vec<[u32; 2]> = places.iter().map(|(path, _)| words(path)).collect();
+    composite(place, || {
+        let keys = key.fold_in_each(&words);
+        let mut keys = keys.into_iter().zip(&places);
+        params.map(|_, param| {
+            let ty = &param.spec.ty;
+            match (param.init, keys.next()) {
+                (Init::Normal(deviation), Some((key, &(_, first)))) => {
+                    let wide = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+                    let bits = key.bits_by_layer(&ty.dims, param.stacked_dims, first);
+                    (normal(bits).convert(wide) * deviation).convert(ty.dtype)
+                }
+                (Init::Constant(number) | Init::Normal(number), _) => full(ty.dtype, &ty.dims, number),
+            }
+        })
+    })
+}
+
+fn check(params: &impl Tree<Leaf = Param>) -> Result<(), InitError> {
+    params.paths().into_iter().zip(params.leaves()).try_for_each(|(path, param)| check_one(path, &param))
+}
+
+fn check_one(path: String, param: &Param) -> Result<(), InitError> {
+    let ty = param.spec.ty.clone();
     match param.init {
         Init::Constant(number) if !ty.dtype.holds(number) => Err(InitError::Constant { path, ty, number }),
         Init::Normal(deviation)
@@ -39,66 +116,36 @@ fn check(path: &str, param: &Param) -> Result<(), InitError> {
     }
 }
 
-fn first_value(path: &str, param: &Param, seed: u64) -> Literal {
-    let ty = &param.spec.ty;
-    let deviation = match param.init {
-        Init::Constant(number) => return Literal::from_fn(ty.clone(), |_| number),
-        Init::Normal(deviation) => deviation,
-    };
-    let mut numbers = Vec::with_capacity(ty.element_count());
-    if param.stacked_dims > 0 {
-        let count: usize = ty.dims[..param.stacked_dims].iter().product();
-        for layer in 0..count {
-            draw(deviation, &layer_path(path, layer), seed, ty.element_count() / count, &mut numbers);
+/// The path without the number of a layer, and the number, or 0: `layers.mlp.up` and 3 of `layers.3.mlp.up`.
+fn path_and_layer(path: &str) -> (String, u32) {
+    let mut parts: Vec<&str> = path.split('.').collect();
+    let number = parts.iter().position(|&part| part == "layers").map(|position| position + 1);
+    let layer = number.and_then(|number| Some((number, parts.get(number)?.parse().ok()?)));
+    match layer {
+        Some((number, layer)) => {
+            parts.remove(number);
+            (parts.join("."), layer)
         }
-    } else {
-        draw(deviation, path, seed, ty.element_count(), &mut numbers);
+        None => (path.to_owned(), 0),
     }
-    Literal::from_fn(ty.clone(), |index| numbers[index])
 }
 
-/// The path that a layer's parameter has where layers are not stacked: `layers.3.mlp.up` for layer 3 of
-/// `layers.mlp.up`.
-fn layer_path(stacked: &str, layer: usize) -> String {
-    let parts: Vec<&str> = stacked.split('.').collect();
-    let end = parts.iter().position(|&part| part == "layers").map_or(parts.len(), |position| position + 1);
-    let (stack, rest) = parts.split_at(end);
-    [&stack.join("."), &layer.to_string(), &rest.join(".")].map(String::as_str).join(".")
+/// What is folded into the key of a seed for a parameter with this path.
+fn words(path: &str) -> [u32; 2] {
+    let digest = Sha256::digest(path.as_bytes());
+    [0, 4].map(|start| digest[start..start + 4].iter().fold(0, |word, &byte| word << 8 | u32::from(byte)))
 }
 
-/// Appends `count` numbers, which depend on the seed and the path.
-fn draw(deviation: f64, path: &str, seed: u64, count: usize, numbers: &mut Vec<f64>) {
-    let mut hash = Sha256::new();
-    hash.update(seed.to_le_bytes());
-    hash.update(path.as_bytes());
-    let digest = hash.finalize();
-    let mut key = [0; 8];
-    key.copy_from_slice(&digest[..8]);
-    let mut state = u64::from_le_bytes(key);
-    numbers.extend((0..count).map(|_| deviation * truncated_normal(&mut state)));
+/// Standard normal numbers within three deviations, `f32`, of random bits, `u32`.
+fn normal(bits: Tensor) -> Tensor {
+    let odd = (bits >> f64::from(SPARE_BITS)).convert(DType::S32) * 2 + (1 - NUMBERS);
+    let x = odd.convert(DType::F32) * (WITHIN_THREE / f64::from(NUMBERS));
+    std::f64::consts::SQRT_2 * x.erf_inv()
 }
 
-/// SplitMix64 (Steele, Lea & Flood, "Fast Splittable Pseudorandom Number Generators"): the next 64 random bits.
-pub fn next_bits(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// A number in (0, 1]: never 0, so that its logarithm is finite.
-pub fn uniform(state: &mut u64) -> f64 {
-    ((next_bits(state) >> 11) as f64 + 1.0) / (1u64 << 53) as f64
-}
-
-/// A standard normal number within three deviations, by Box and Muller.
-fn truncated_normal(state: &mut u64) -> f64 {
-    loop {
-        let (radius, angle) = ((-2.0 * uniform(state).ln()).sqrt(), std::f64::consts::TAU * uniform(state));
-        let number = radius * angle.cos();
-        if number.abs() <= 3.0 {
-            return number;
-        }
-    }
+/// The same of one number on the host.
+fn normal_on_host(bits: u32) -> f32 {
+    let odd = (bits >> SPARE_BITS) as i32 * 2 + (1 - NUMBERS);
+    let x = odd as f32 * (WITHIN_THREE / f64::from(NUMBERS)) as f32;
+    (std::f64::consts::SQRT_2 * erf_inv_f32(f64::from(x))) as f32
 }

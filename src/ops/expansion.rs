@@ -213,6 +213,16 @@ impl Expansion<'_, '_> {
     }
 }
 
+/// The inverse of erf on the host, by the approximation that is emitted for `f32`. `x` is between -1 and 1.
+pub(crate) fn erf_inv_f32(x: f64) -> f64 {
+    let w = -(-x * x).ln_1p();
+    let factor = ERF_INV_F32.iter().find(|piece| w < piece.limit).map_or(f64::INFINITY, |piece| {
+        let argument = if piece.of_root { w.sqrt() } else { w } - piece.shift;
+        piece.coefficients.iter().fold(0.0, |sum, coefficient| sum * argument + coefficient)
+    });
+    factor * x
+}
+
 /// One range of erf's inverse, as a polynomial in a shifted w = -log(1 - x^2) or its root.
 struct Piece {
     /// The range ends where w reaches this.

@@ -50,6 +50,7 @@ pub use edges::{Edge, Executions, Port, Source, Target};
 pub use elementwise::{
     Binary, BinaryKind, BitcastConvert, Compare, Convert, Direction, OperandClass, Select, Unary, UnaryKind,
 };
+pub(crate) use expansion::erf_inv_f32;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};

@@ -123,6 +123,34 @@ where
         Ok(Function { graph: Arc::new(graph), ..self })
     }
 
+    /// Gives every output the axis names and the role of a spec, as of parameters that the function makes.
+    ///
+    /// # Errors
+    /// An output is of another type than its spec, or the trees differ.
+    #[track_caller]
+    pub fn with_output_specs(self, specs: &O) -> Result<Function<I, O>, TraceError> {
+        let origin = Origin::at(Location::caller());
+        let name = self.graph.name();
+        let refuse = |what, expected, found| {
+            Err(TraceError { kind: TraceErrorKind::Mismatch { what, expected, found }, origin: origin.clone() })
+        };
+        let (paths, given) = (self.outputs.paths(), specs.paths());
+        if paths != given {
+            return refuse(format!("the specs of the outputs of `{name}`"), called_all(&paths), called_all(&given));
+        }
+        let mut graph = Graph::clone(&self.graph);
+        let mut info = graph.output_info().to_vec();
+        for ((info, spec), ty) in info.iter_mut().zip(specs.leaves()).zip(graph.output_types()) {
+            if *ty != spec.ty {
+                let what = format!("the spec of {} of `{name}`", called("output", &info.path));
+                return refuse(what, ty.to_string(), spec.ty.to_string());
+            }
+            (info.axes, info.role) = (spec.axes, spec.role);
+        }
+        graph.set_output_info(info);
+        Ok(Function { graph: Arc::new(graph), ..self })
+    }
+
     /// Calls the function inside another trace. It is emitted once, however often it is called.
     #[track_caller]
     pub fn call(&self, inputs: <I as MapTree<Tensor>>::Mapped) -> <O as MapTree<Tensor>>::Mapped {

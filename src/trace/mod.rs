@@ -54,6 +54,7 @@ pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, l
 pub use indexing::At;
 pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together};
 pub use operators::{Broadcast, KeepDims, Operand};
+pub(crate) use random::counter_in_layer;
 pub use random::{Fold, Key};
 pub use tensor::{
     Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota,

@@ -95,7 +95,7 @@ fn counters(dims: &[usize]) -> [Tensor; 2] {
     let narrow = TensorType::new(DType::U32, dims);
     let is_wide = narrow.element_count() > u32::MAX as usize;
     let ty = if is_wide { narrow.with_dtype(DType::U64) } else { narrow };
-    let position = positions(&ty, 0);
+    let position = positions(&ty, 0..dims.len());
     if is_wide {
         [(position >> 32.0).convert(DType::U32), position.convert(DType::U32)]
     } else {
@@ -112,15 +112,37 @@ fn counters_by_row(dims: &[usize], rows: Tensor) -> [Tensor; 2] {
         let expected = format!("for each row of at most 2^32 elements of {ty} one number");
         return [fail("the row numbers of a random draw", &expected, rows.ty().to_string()); 2];
     }
-    let position = positions(&ty, 1);
+    let position = positions(&ty, 1..dims.len());
     [rows.convert(DType::U32).broadcast_like(position, 0), position]
 }
 
-/// The row-major position of each element within the dimensions from `first` on.
-fn positions(ty: &TensorType, first: usize) -> Tensor {
+/// The counter of each element of a parameter: its row-major position within its layer, after the number of the layer.
+/// The leading `stacked` dimensions run over layers, from number `first` on.
+fn counters_by_layer(dims: &[usize], stacked: usize, first: u32) -> [Tensor; 2] {
+    let ty = TensorType::new(DType::U32, dims);
+    let layer = positions(&ty, 0..stacked) + constant_word(&ty, first.into());
+    if dims[stacked..].iter().product::<usize>() <= u32::MAX as usize {
+        return [layer, positions(&ty, stacked..dims.len())];
+    }
+    let position = positions(&ty.with_dtype(DType::U64), stacked..dims.len());
+    let above = (position >> 32.0).convert(DType::U32) << f64::from(LAYER_BITS);
+    [layer | above, position.convert(DType::U32)]
+}
+
+/// The layer's bits of a counter's first word; those above are the upper bits of the position.
+const LAYER_BITS: u32 = 16;
+
+/// The counter of one element, as [`counters_by_layer`] has it.
+pub(crate) fn counter_in_layer(layer: u32, position: u64) -> [u32; 2] {
+    [layer | ((position >> 32) as u32) << LAYER_BITS, position as u32]
+}
+
+/// The row-major position of each element within some of the dimensions.
+fn positions(ty: &TensorType, within: Range<usize>) -> Tensor {
     let mut stride = 1;
     let mut position = None;
-    for (axis, &size) in ty.dims.iter().enumerate().skip(first).rev() {
+    for axis in within.rev() {
+        let size = ty.dims[axis];
         let mut steps = iota(ty.dtype, &ty.dims, axis as i32);
         if stride > 1 {
             steps = steps * constant_word(ty, stride);
@@ -313,6 +335,24 @@ impl Key<Tensor> {
             join(threefry(self, [zeros(DType::U32, []), number]))
         });
         Key { data: joined }
+    }
+
+    /// The new keys for numbers of two words each, high before low, in one draw.
+    #[track_caller]
+    pub(crate) fn fold_in_each(self, numbers: &[[u32; 2]]) -> Vec<Key<Tensor>> {
+        composite(Location::caller(), || {
+            let word = |word: usize| numbers.iter().map(|number| number[word]).collect::<Vec<u32>>();
+            let words = [0, 1].map(|index| super::constant(Literal::vector(&word(index))));
+            let keys = join(threefry(self, words));
+            (0..numbers.len()).map(|index| key_at(keys, index)).collect()
+        })
+    }
+
+    /// Random `u32` bits, of which each element's depend on its layer and its position within the layer. The leading
+    /// `stacked` dimensions run over layers, from number `first` on.
+    #[track_caller]
+    pub(crate) fn bits_by_layer(self, dims: &[usize], stacked: usize, first: u32) -> Tensor {
+        composite(Location::caller(), || random_bits(self, DType::U32, counters_by_layer(dims, stacked, first)))
     }
 
     /// Random bits of an unsigned integer type.

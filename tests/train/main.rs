@@ -8,6 +8,7 @@ mod data_in_out;
 mod decoder;
 mod decoder_hlo;
 mod evaluation;
+mod first_state;
 mod metrics;
 mod overlap;
 mod platforms;

@@ -6,10 +6,10 @@ use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::hlo::message::counted;
 use meshloom::ir::{DType, InternalError, Literal};
-use meshloom::nn::{Decoder, DecoderConfig};
+use meshloom::nn::{Decoder, DecoderConfig, first_values};
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, Role, RuleSets};
-use meshloom::trace::{Init, MapTree, Param, Tensor, TensorSpec, Tree};
+use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, zeros};
 use meshloom::transform::diloco::{
     Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Schedule, Streaming, of_replicas,
 };
@@ -176,7 +176,19 @@ impl<M: Model> DilocoStep<M> {
         }
     }
 
-    /// The state before the first step: that of one replica, for all.
+    /// The state before the first step, within a trace: that of one replica, for all.
+    pub fn first_state(&self, key: Key<Tensor>) -> StateOf<M, Tensor> {
+        let inner = self.step.first_state(key);
+        let params = inner.params.clone();
+        let momentum = self.diloco.outer_optimizer().state(&self.step.state().params);
+        DilocoState {
+            inner: inner.map(|_, one| one.broadcast_to([&[self.replicas()], &one.dims()[..]].concat())),
+            outer: OuterState { params, momentum: first_values(&momentum, key) },
+            step: zeros(DType::S32, []),
+        }
+    }
+
+    /// The same on the host, but for rounding.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.

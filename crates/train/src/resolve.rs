@@ -267,6 +267,19 @@ impl<M: Model> Run<M> {
         Ok((function, lowered))
     }
 
+    /// The program that makes the state before the first step on the devices, each its own part, from the key of a seed.
+    ///
+    /// # Errors
+    /// A parameter's type does not hold its first value.
+    pub fn lower_first_state(&self, platform: &Platform) -> Result<Lowered, Error> {
+        let function = self.step.trace_first_state()?;
+        // The train step is held to the rules. There is nothing that XLA could partition in another way.
+        let rules = self.rules.clone().with_strict(false);
+        let options = self.lower_options(platform);
+        let sharding = options.sharding.map(|(mesh, _)| (mesh, &rules));
+        Ok(lower(function.graph(), &LowerOptions { sharding, partition: PartitionMode::Explicit, ..options })?)
+    }
+
     /// The forward pass from the parameters and some rows of the validation set to their loss, lowered over the mesh as
     /// the train step is; also how many rows. They are those that a device works on at a time in training, so it fits
     /// where that fits.

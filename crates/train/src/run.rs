@@ -4,10 +4,10 @@ use super::diloco::{DilocoStep, DilocoTrainState};
 use super::model::Model;
 use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
-use meshloom::ir::{Literal, Name};
+use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, Param, Specs, Tensor, TensorSpec, Tree, fail_internal, scan};
+use meshloom::trace::{Function, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
 
 meshloom::tree! {
@@ -82,6 +82,9 @@ pub type RunFunction<M = DecoderConfig> = Function<
     RunOutput<TensorSpec, Params<M, TensorSpec>>,
 >;
 
+/// A traced function from a key to the state before the first step.
+type FirstStateFunction<M> = Function<Key<TensorSpec>, RunStateOf<M, TensorSpec>>;
+
 /// The state of a model's run.
 pub(super) type RunStateOf<M, T> = RunState<T, Params<M, T>>;
 
@@ -109,11 +112,13 @@ impl<M: Model> RunStep<M> {
         }
     }
 
-    pub(super) fn initialize(&self, seed: u64) -> Result<RunStateOf<M, Literal>, Error> {
-        Ok(match self {
-            RunStep::Single(step) => RunState::Single(Box::new(step.initialize(seed)?)),
-            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.initialize(seed)?)),
-        })
+    /// Traces what makes the state before the first step, from the key of a seed.
+    pub(super) fn trace_first_state(&self) -> Result<FirstStateFunction<M>, Error> {
+        let function = Function::trace("first_state", Key::spec(), |key| match self {
+            RunStep::Single(step) => RunState::Single(Box::new(step.first_state(key))),
+            RunStep::Diloco(step) => RunState::Diloco(Box::new(step.first_state(key))),
+        })?;
+        Ok(function.with_output_specs(&self.state().map(|_, param| param.spec.clone()))?)
     }
 
     /// The step of one replica.

@@ -85,7 +85,7 @@ fn draw(logits: &[f64], temperature: f64, state: &mut u64) -> i32 {
     let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights = logits.iter().map(|logit| ((logit - highest) / temperature.max(1e-6)).exp());
     let total: f64 = weights.clone().sum();
-    let mut left = meshloom::nn::uniform(state) * total;
+    let mut left = crate::random::uniform(state) * total;
     for (index, weight) in weights.enumerate() {
         left -= weight;
         if left <= 0.0 {

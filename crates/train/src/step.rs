@@ -5,10 +5,10 @@ use rustc_hash::FxHashMap;
 use super::model::Model;
 use crate::Error;
 use meshloom::ir::{DType, Literal};
-use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, initialize};
+use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
-use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, arange, scope};
+use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, arange, scope, zeros};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
 
 meshloom::tree! {
@@ -117,7 +117,18 @@ impl<M: Model> TrainStep<M> {
         TrainState { params, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
     }
 
-    /// The state before the first step. Parameters are drawn by their paths in the model, `layers.3.attention.wq`.
+    /// The state before the first step, within a trace, from the key of a seed. Parameters are drawn by their paths in
+    /// the model, `layers.3.attention.wq`.
+    pub fn first_state(&self, key: Key<Tensor>) -> StateOf<M, Tensor> {
+        let declared = self.state();
+        TrainState {
+            params: first_values(&declared.params, key),
+            optimizer: first_values(&declared.optimizer, key),
+            step: zeros(DType::S32, []),
+        }
+    }
+
+    /// The same on the host, but for rounding.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.

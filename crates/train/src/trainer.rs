@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::checkpoint::Checkpoint;
 use super::config::RunConfig;
 use super::data::{DataError, Text, TextDataset};
 use super::diloco::check_replicas;
@@ -25,7 +26,7 @@ use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
 use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions, ExecuteOptions};
 use meshloom::sharding::Mesh;
-use meshloom::trace::{MapTree, Tree};
+use meshloom::trace::{Key, MapTree, Tree};
 
 /// A compiled train step, its state on the devices, and its data: of a decoder and text, unless another model is named.
 pub struct Trainer<M: Model = DecoderConfig, D = Text> {
@@ -44,6 +45,14 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     lower_seconds: f64,
     compile_seconds: f64,
     compile_cache: Option<CacheUse>,
+}
+
+/// Where a run's first state comes from.
+enum Beginning<'a> {
+    /// A program, which draws it from the seed.
+    Program(Program),
+    /// A checkpoint.
+    Checkpoint(&'a Checkpoint),
 }
 
 impl Trainer {
@@ -106,16 +115,15 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// Model, mesh and rules do not fit together; or the plugin refuses the program.
     pub fn of(run: Run<M>, data: D, client: &Client) -> Result<Trainer<M, D>, Error> {
-        let seed = run.config().train.seed;
-        Trainer::start(run, data, client, |program, run| Ok(program.put(0, &run.step.initialize(seed)?)?))
+        Trainer::start(run, data, client, None)
     }
 
-    /// As [`Trainer::of`], with the state that a function gives for the compiled step.
+    /// As [`Trainer::of`], or with the state of a checkpoint.
     pub(super) fn start(
         run: Run<M>,
         data: D,
         client: &Client,
-        state: impl FnOnce(&Program, &Run<M>) -> Result<RunStateOf<M, Array>, Error>,
+        checkpoint: Option<&Checkpoint>,
     ) -> Result<Trainer<M, D>, Error> {
         let config = run.config();
         config.check_runnable()?;
@@ -154,8 +162,22 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             Some((rows, lowered)) => Some(Evaluator::new(*rows, compile(lowered)?)),
             None => None,
         };
+        let beginning = match checkpoint {
+            None => Beginning::Program(compile(&run.lower_first_state(platform)?)?),
+            Some(checkpoint) => Beginning::Checkpoint(checkpoint),
+        };
         let compile_seconds = start.elapsed().as_secs_f64();
-        let state = state(&program, &run)?;
+        let declared = run.state();
+        let leaves = match beginning {
+            Beginning::Program(first) => {
+                let key = first.put(0, &Key::from_seed(config.train.seed))?;
+                first.run(&[&key.into_data()])?
+            }
+            Beginning::Checkpoint(checkpoint) => {
+                checkpoint.load(&declared, program.inputs(), client, program.executable().devices())?
+            }
+        };
+        let state = declared.fill(leaves)?;
         let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
         Ok(Trainer {
             run,

@@ -49,15 +49,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// Those of [`Trainer::of`]; or the checkpoint's values are not those of the model: the error names the first.
     pub fn resume_run(run: Run<M>, data: D, client: &Client, checkpoint: &Checkpoint) -> Result<Trainer<M, D>, Error> {
-        let declared = run.state();
         // Before anything is compiled.
-        checkpoint.check(&declared)?;
+        checkpoint.check(&run.state())?;
         let differences = differences(&checkpoint.about().config, run.config());
-        let mut trainer = Trainer::start(run, data, client, |program, _| {
-            let devices = program.executable().devices();
-            let arrays = checkpoint.load(&declared, program.inputs(), client, devices)?;
-            Ok(declared.fill(arrays)?)
-        })?;
+        let mut trainer = Trainer::start(run, data, client, Some(checkpoint))?;
         let step = checkpoint.about().step;
         check_step(checkpoint, &trainer.state)?;
         trainer.steps_done = step;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::error::DataError;
 use super::store::{Entries, Entry};
 use crate::config::Documents;
-use meshloom::nn::next_bits;
+use crate::random::next_bits;
 
 /// Documents of a block, but for the last of a file.
 const BLOCK: u64 = 1024;
