@@ -42,6 +42,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
         seq: 8192,
         microbatches: 1,
         dropout: DropoutConfig::default(),
+        master_copies: true,
     }
 }
 

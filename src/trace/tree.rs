@@ -4,6 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use super::control::refill;
 use super::{Param, Tensor, TensorSpec};
 use crate::ir::Literal;
 use meshloom_hlo::message::{counted, listed};
@@ -11,7 +12,7 @@ use meshloom_hlo::message::{counted, listed};
 /// The way from the root of a tree to a leaf. Its text, by `to_string`, is such as `layers.3.attention.wq`.
 ///
 /// The parts are put together only when the text is asked for: most walks over a tree do not need it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path(SmallVec<[PathPart; 8]>);
 
 /// One step of a [`Path`].
@@ -358,6 +359,12 @@ macro_rules! tree {
 #[derive(Clone, Debug)]
 pub struct Subtree<T>(Vec<(Path, T)>);
 
+impl<T> Default for Subtree<T> {
+    fn default() -> Subtree<T> {
+        Subtree(Vec::new())
+    }
+}
+
 impl<T: Clone> Subtree<T> {
     /// Those leaves of a tree, in visiting order, for which `keep` is true.
     pub fn of(tree: &impl Tree<Leaf = T>, keep: &[bool]) -> Subtree<T> {
@@ -368,6 +375,29 @@ impl<T: Clone> Subtree<T> {
             }
         });
         Subtree(kept)
+    }
+
+    /// The leaves of another tree with the paths of these. A path that it lacks is left out.
+    pub fn taken_from<U: Clone>(&self, tree: &impl Tree<Leaf = U>) -> Subtree<U> {
+        let (mut taken, mut own) = (Vec::new(), self.0.iter().map(|(path, _)| path).peekable());
+        tree.visit(&mut Path::default(), &mut |path, leaf| {
+            if own.next_if_eq(&path).is_some() {
+                taken.push((path.clone(), leaf.clone()));
+            }
+        });
+        Subtree(taken)
+    }
+}
+
+impl Subtree<Tensor> {
+    /// A tree with these tensors at their paths.
+    #[must_use]
+    pub fn placed_in<P: TensorTree>(&self, tree: &P) -> P {
+        let (mut leaves, mut own) = (Vec::new(), self.0.iter().peekable());
+        tree.visit(&mut Path::default(), &mut |path, leaf| {
+            leaves.push(own.next_if(|(at, _)| at == path).map_or(*leaf, |(_, tensor)| *tensor));
+        });
+        refill(tree, &mut leaves.into_iter())
     }
 }
 

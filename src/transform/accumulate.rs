@@ -1,6 +1,6 @@
 //! Gradient accumulation: the gradient of a sum over the parts of a batch, one part after the other.
 //!
-//! The parts are a scan that carries the sum of the gradients so far, in `f32`. Each part's gradient lies as the
+//! The parts are a scan that carries the sum of the gradients so far, at least in `f32`. Each part's gradient lies as the
 //! parameters do; over mesh axes that do not split its parameter it stays a partial sum, as each device has it, and so
 //! does the sum. So nothing crosses such an axis in the loop, however many parts there are: whoever uses the sum
 //! resolves it, once. With the axis `replica` this is partially sharded data parallelism: what the literature keeps as
@@ -23,8 +23,8 @@ use crate::trace::{
 /// The value of `loss` summed over the parts of a batch, `f32`, and its gradient with respect to `params`.
 ///
 /// `loss` gets the parameters and the rows of a part, and returns a scalar. Every leaf of `batch` has the rows as its
-/// leading dimension. `declared` are the declarations of `params`, in the same order. With one part there is no loop;
-/// gradients then have the parameters' types, else `f32`.
+/// leading dimension. `declared` are the declarations of `params`, in the same order. Gradients are `f32`, of `f64`
+/// parameters `f64`: so parts are added up, and so what is added up over devices afterwards.
 ///
 /// # Errors
 /// In the trace: `parts` is zero, or does not divide the rows; or there is not one declaration for each parameter.
@@ -58,11 +58,13 @@ where
     }
     if parts <= 1 {
         let (value, gradients) = value_and_grad_at(params, |params| loss(params, batch), place);
-        return (value, partial(&gradients, &origins(&gradients)));
+        let made_at = origins(&gradients);
+        let wide = refill(&gradients, &mut gradients.leaves().into_iter().map(widened));
+        return (value, partial(&wide, &made_at));
     }
     let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
     let stacked = refill(&batch, &mut rows.into_iter());
-    let nothing = refill(&params, &mut params.leaves().iter().map(|param| zeros(DType::F32, param.dims())));
+    let nothing = refill(&params, &mut params.leaves().iter().map(|param| zeros(wide(param.dtype()), param.dims())));
     let start = (zeros(DType::F32, []), nothing);
     let mut made_at = Vec::new();
     let ((value, sums), ()) = scope("microbatches", || {
@@ -70,12 +72,21 @@ where
             let (value, gradients) = value_and_grad_at(params.clone(), |params| loss(params, part), place);
             made_at = origins(&gradients);
             let gradients = partial(&gradients, &made_at);
-            let add = |(sum, gradient): (Tensor, Tensor)| sum + gradient.convert(DType::F32);
+            let add = |(sum, gradient): (Tensor, Tensor)| sum + widened(gradient);
             let sums = refill(&sums, &mut sums.leaves().into_iter().zip(gradients.leaves()).map(add));
             ((total + value.convert(DType::F32), sums), ())
         })
     });
     (value, partial(&sums, &made_at))
+}
+
+/// The type in which gradients of this type are added up.
+fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn widened(gradient: Tensor) -> Tensor {
+    gradient.convert(wide(gradient.dtype()))
 }
 
 /// Notes an error unless there are as many declarations as values.

@@ -122,6 +122,7 @@ impl Variant {
             seq: length,
             microbatches: 1,
             dropout: DropoutConfig { rate: if self.dropout { 0.1 } else { 0.0 }, seed: 3 },
+            master_copies: true,
         };
         let numbers = |f: &dyn Fn(usize) -> usize| {
             let numbers: Vec<i32> = (0..batch * length).map(|index| f(index) as i32).collect();

@@ -11,7 +11,7 @@ use meshloom::ir::{DType, Graph, Literal, Name, Phase, TensorType};
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::optim::{AdamW, AdamWState, Decay, LearningRate, Optimizer, OptimizerState};
-use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree, value_and_grad};
+use meshloom::trace::{Function, MapTree, Param, Subtree, TensorSpec, Tree, value_and_grad};
 use meshloom_train::step::{DropoutConfig, TrainStep, aliases};
 use safetensors::{Dtype, SafeTensors};
 use support::eight_devices::{compile, relative_error, run};
@@ -96,6 +96,7 @@ impl Golden {
             seq: self.setting("model.seq"),
             microbatches: 1,
             dropout: DropoutConfig::default(),
+            master_copies: true,
         }
     }
 
@@ -178,7 +179,12 @@ fn check(tied: bool, scan_layers: bool, remat: RematPolicy) -> String {
     let params = golden.params(&model, "param");
     let zeros = || params.map(|_, literal| zeros_like(literal));
     let optimizer = OptimizerState::AdamW(AdamWState { first: zeros(), second: zeros() });
-    let state = meshloom_train::step::TrainState { params: params.clone(), optimizer, step: Literal::scalar(0i32) };
+    let state = meshloom_train::step::TrainState {
+        params: params.clone(),
+        master: Subtree::default(),
+        optimizer,
+        step: Literal::scalar(0i32),
+    };
     let mut state = program.put(0, &state).expect("the state fits").leaves();
     let batch = program.put(state.len(), &golden.batch()).expect("the batch fits").leaves();
     let (mut losses, mut grad_norms, mut param_norms) = (Vec::new(), Vec::new(), Vec::new());

@@ -94,6 +94,7 @@ fn train_step(model: &DecoderConfig) -> (Graph, Vec<(usize, usize)>) {
         seq: LENGTH,
         microbatches: 1,
         dropout: DropoutConfig::default(),
+        master_copies: true,
     };
     let function = step.trace().expect("it traces");
     ((**function.graph()).clone(), aliases(&function))

@@ -12,6 +12,7 @@ mod first_state;
 mod metrics;
 mod overlap;
 mod platforms;
+mod precision;
 mod robustness;
 mod run_config;
 mod runs;

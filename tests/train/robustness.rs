@@ -110,7 +110,7 @@ fn read_parameters(bytes: &[u8]) -> Result<usize, String> {
     }
     let path = DIRECTORY.with(|directory| directory.path().join("changed.safetensors"));
     fs::write(&path, bytes).expect("written");
-    let mut file = ParameterFile::open(&path).map_err(|error| error.to_string())?;
+    let file = ParameterFile::open(&path).map_err(|error| error.to_string())?;
     let options = LoadOptions { convert: true, ignore_unexpected: true };
     let expected = [("0", DType::F32, vec![3, 2]), ("1", DType::BF16, vec![5]), ("2", DType::Pred, vec![])];
     let mut read = 0;

@@ -107,6 +107,16 @@ impl Literal {
         Literal { ty, bytes: self.bytes.repeat(count).into() }
     }
 
+    /// Its elements converted to an element type: floating-point numbers round to nearest, integers saturate.
+    #[must_use]
+    pub fn convert(self, dtype: DType) -> Literal {
+        if dtype == self.ty.dtype {
+            return self;
+        }
+        let numbers = self.to_f64_vec();
+        Literal::from_fn(self.ty.with_dtype(dtype), |index| numbers[index])
+    }
+
     /// Element type and dimensions.
     pub fn ty(&self) -> &TensorType {
         &self.ty

@@ -5,13 +5,13 @@ use super::model::Model;
 use super::step::{self, Params, StepInput, StepOutput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::hlo::message::counted;
-use meshloom::ir::{DType, InternalError, Literal};
-use meshloom::nn::{Decoder, DecoderConfig, first_values};
-use meshloom::pjrt::{Array, Client};
+use meshloom::ir::{DType, Literal};
+use meshloom::nn::{Decoder, DecoderConfig, first_values, initialize};
+use meshloom::pjrt::Array;
 use meshloom::sharding::{Mesh, Role, RuleSets};
 use meshloom::trace::{Init, Key, MapTree, Param, Tensor, TensorSpec, Tree, zeros};
 use meshloom::transform::diloco::{
-    Diloco, DilocoOptions, DilocoState, HasParams, LayerOrder, Layout, OuterState, Schedule, Streaming, of_replicas,
+    Diloco, DilocoOptions, DilocoState, LayerOrder, Layout, OuterState, Schedule, Streaming, of_replicas,
 };
 
 /// The state of a run of several replicas: that of each with a leading dimension, outer parameters and velocities, and
@@ -20,18 +20,6 @@ pub type DilocoTrainState<T, P = Decoder<T>> = DilocoState<TrainState<T, P>, P, 
 
 /// That of a model.
 type StateOf<M, T> = DilocoTrainState<T, Params<M, T>>;
-
-impl<P: Tree<Leaf = Tensor> + Clone> HasParams for TrainState<Tensor, P> {
-    type Params = P;
-
-    fn params(&self) -> P {
-        self.params.clone()
-    }
-
-    fn with_params(self, params: P) -> TrainState<Tensor, P> {
-        TrainState { params, ..self }
-    }
-}
 
 /// The train step of several replicas.
 #[derive(Clone, Debug)]
@@ -146,15 +134,6 @@ fn param_of_replicas(param: &Param, replicas: usize) -> Param {
     Param { spec: of_replicas(&param.spec, replicas), ..param.clone() }
 }
 
-/// A parameter for each replica, spread as the one before was.
-pub(super) fn for_all_replicas(param: &Array, before: &Array, client: &Client) -> Result<Array, Error> {
-    let Some(&replicas) = before.ty().dims.first() else {
-        let defect = InternalError::new("a parameter of several replicas", "a dimension over them");
-        return Err(meshloom::Error::from(defect).into());
-    };
-    Ok(Array::put(client, &param.get()?.repeated(replicas), before.layout())?)
-}
-
 impl<M: Model> DilocoStep<M> {
     fn replicas(&self) -> usize {
         self.diloco.options().replicas
@@ -163,12 +142,13 @@ impl<M: Model> DilocoStep<M> {
     /// The state's declaration. Leaves of the replicas have a leading dimension named `diloco`, before those over
     /// layers that [`Param::stacked_dims`] counts.
     pub fn state(&self) -> StateOf<M, Param> {
-        let inner = self.step.state();
-        let params = inner.params.clone();
         // Laid out as the parameters that are synced: split further, each sync would also gather over other axes.
-        let momentum = self.diloco.outer_optimizer().state(&params);
-        let momentum = momentum
-            .map(|_, param| Param { spec: TensorSpec { role: Role::Params, ..param.spec.clone() }, ..param.clone() });
+        let as_params =
+            |param: &Param| Param { spec: TensorSpec { role: Role::Params, ..param.spec.clone() }, ..param.clone() };
+        let mut inner = self.step.state();
+        inner.master = inner.master.map(|_, param| as_params(param));
+        let params = self.step.wide_parameters(Role::Params);
+        let momentum = self.diloco.outer_optimizer().state(&params).map(|_, param| as_params(param));
         DilocoState {
             inner: inner.map(|_, param| param_of_replicas(param, self.replicas())),
             outer: OuterState { params, momentum },
@@ -179,11 +159,13 @@ impl<M: Model> DilocoStep<M> {
     /// The state before the first step, within a trace: that of one replica, for all.
     pub fn first_state(&self, key: Key<Tensor>) -> StateOf<M, Tensor> {
         let inner = self.step.first_state(key);
-        let params = inner.params.clone();
-        let momentum = self.diloco.outer_optimizer().state(&self.step.state().params);
+        let outer = self.state().outer;
         DilocoState {
             inner: inner.map(|_, one| one.broadcast_to([&[self.replicas()], &one.dims()[..]].concat())),
-            outer: OuterState { params, momentum: first_values(&momentum, key) },
+            outer: OuterState {
+                params: first_values(&outer.params, key),
+                momentum: first_values(&outer.momentum, key),
+            },
             step: zeros(DType::S32, []),
         }
     }
@@ -193,13 +175,13 @@ impl<M: Model> DilocoStep<M> {
     /// # Errors
     /// A parameter's type does not hold its first value.
     pub fn initialize(&self, seed: u64) -> Result<StateOf<M, Literal>, Error> {
-        let inner = self.step.initialize(seed)?;
-        let params = inner.params.clone();
-        let declared = self.diloco.outer_optimizer().state(&self.step.state().params);
-        let momentum = declared.map(|_, param| Literal::from_fn(param.spec.ty.clone(), |_| 0.0));
+        let (inner, outer) = (self.step.initialize(seed)?, self.state().outer);
         Ok(DilocoState {
             inner: inner.map(|_, literal| literal.repeated(self.replicas())),
-            outer: OuterState { params, momentum },
+            outer: OuterState {
+                params: initialize(&outer.params, seed)?,
+                momentum: initialize(&outer.momentum, seed)?,
+            },
             step: Literal::scalar(0i32),
         })
     }

@@ -28,6 +28,7 @@
 
 mod ahead;
 mod alternatives;
+mod assign;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

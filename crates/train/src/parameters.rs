@@ -2,11 +2,12 @@
 //!
 //! A tree of parameters is a file of tensors named by their paths, such as `layers.3.attention.wq`. Writing gathers one
 //! parameter at a time from its devices into a temporary file, which then takes the name of the target, so nobody ever
-//! finds half a file. Reading checks all names and types against the header before it reads data, then reads one
-//! parameter at a time.
+//! finds half a file. Reading checks all names and types against the header before it reads data, then reads of one
+//! parameter at a time what each device holds.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -15,8 +16,11 @@ use safetensors::{Dtype, SafeTensorError};
 use crate::Error;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
-use meshloom::pjrt::{Array, Client, PjrtError};
+use meshloom::pjrt::{Array, PjrtError, runs};
 use meshloom::trace::{MapTree, Param, TensorSpec, Tree};
+
+/// What is read of a file at a time, where a part of a parameter is not in one piece.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// The longest header that is read: as the safetensors crate has it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -210,9 +214,41 @@ pub fn save<T: Tree>(file: impl AsRef<Path>, tree: &T) -> Result<(), Error>
 where
     T::Leaf: Gather + Clone,
 {
-    let file = file.as_ref();
+    save_leaves(file.as_ref(), named_leaves(tree)?)
+}
+
+/// As [`save`], of arrays, each converted to the type that is declared for it.
+pub(super) fn save_as(
+    file: &Path,
+    tree: &impl Tree<Leaf = Array>,
+    declared: &impl Tree<Leaf = Param>,
+) -> Result<(), Error> {
+    let named = named_leaves(tree)?.into_iter().zip(declared.leaves());
+    let converted = |((path, array), param): ((String, Array), Param)| (path, Converted { array, ty: param.spec.ty });
+    save_leaves(file, named.map(converted).collect())
+}
+
+/// An array that is written as of another type.
+struct Converted {
+    array: Array,
+    ty: TensorType,
+}
+
+impl Typed for Converted {
+    fn ty(&self) -> &TensorType {
+        &self.ty
+    }
+}
+
+impl Gather for Converted {
+    fn gather(&self) -> Result<Literal, PjrtError> {
+        Ok(self.array.get()?.convert(self.ty.dtype))
+    }
+}
+
+fn save_leaves(file: &Path, named: Vec<(String, impl Gather)>) -> Result<(), Error> {
     let mut leaves = Vec::new();
-    for (path, leaf) in named_leaves(tree)? {
+    for (path, leaf) in named {
         let dtype = leaf.ty().dtype;
         let Some(stored) = stored_dtype(dtype) else {
             return Err(ParameterError::Unsupported { path, dtype }.into());
@@ -350,12 +386,9 @@ impl ParameterFile {
         Err(ParameterError::Unexpected { file: self.path.clone(), paths })
     }
 
-    fn check_one(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<DType, ParameterError> {
+    fn check_one(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<(), ParameterError> {
         let Some(info) = self.metadata.info(path) else {
-            // A damaged file may have names that take forever to compare.
-            let names: Vec<String> = self.names().into_iter().filter(|name| name.len() < 256).collect();
-            let suggestion = did_you_mean(path, names.iter().map(String::as_str));
-            return Err(ParameterError::Missing { file: self.path.clone(), path: path.to_owned(), suggestion });
+            return Err(self.missing(path));
         };
         let mismatch = |advice| ParameterError::Type {
             file: self.path.clone(),
@@ -371,9 +404,9 @@ impl ParameterFile {
             return Err(mismatch(""));
         }
         match own_dtype(info.dtype) {
-            Some(found) if found == expected.dtype => Ok(found),
+            Some(found) if found == expected.dtype => Ok(()),
             Some(found) if found.is_float() && expected.dtype.is_float() => match options.convert {
-                true => Ok(found),
+                true => Ok(()),
                 false => Err(mismatch("; convert it on loading (--convert, or `LoadOptions::convert`)")),
             },
             _ => Err(mismatch("")),
@@ -384,47 +417,71 @@ impl ParameterFile {
     ///
     /// # Errors
     /// It is missing or of another type, or the file cannot be read.
-    pub fn read(&mut self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
-        let dtype = self.check_one(path, expected, options)?;
-        let offsets = self.metadata.info(path).map_or((0, 0), |info| info.data_offsets);
+    pub fn read(&self, path: &str, expected: &TensorType, options: LoadOptions) -> Result<Literal, ParameterError> {
+        self.check_one(path, expected, options)?;
+        let whole: Vec<Range<usize>> = expected.dims.iter().map(|&size| 0..size).collect();
+        Ok(self.read_part(path, &whole)?.convert(expected.dtype))
+    }
+
+    /// Reads a box of one parameter, in the type that it has in the file. The rest is not read.
+    ///
+    /// # Errors
+    /// The parameter is missing, the box is not within it, or the file cannot be read.
+    pub fn read_part(&self, path: &str, shard: &[Range<usize>]) -> Result<Literal, ParameterError> {
+        let damaged = |reason: String| ParameterError::Format { file: self.path.clone(), reason };
+        let Some(info) = self.metadata.info(path) else { return Err(self.missing(path)) };
+        let Some(dtype) = own_dtype(info.dtype) else {
+            return Err(damaged(format!("{path} is of type {:?}, which no tensor here can have", info.dtype)));
+        };
+        let ty = TensorType::new(dtype, &info.shape);
+        let is_within = |(range, &size): (&Range<usize>, &usize)| range.start <= range.end && range.end <= size;
+        if shard.len() != ty.rank() || !shard.iter().zip(&ty.dims).all(is_within) {
+            return Err(damaged(format!("{path} is {ty}, which has no part {shard:?}")));
+        }
+        if info.data_offsets.1 - info.data_offsets.0 != ty.byte_count() {
+            let found = info.data_offsets.1 - info.data_offsets.0;
+            return Err(damaged(format!("{path} has {found} bytes, which is not what {ty} has")));
+        }
+        let part = TensorType::new(dtype, &shard.iter().map(Range::len).collect::<Vec<_>>());
         let unreadable = |source| ParameterError::Read { file: self.path.clone(), source };
-        // No more than the file has: its length was checked against the offsets.
-        let mut bytes = vec![0; offsets.1 - offsets.0];
-        self.file.seek(SeekFrom::Start(self.data_start + offsets.0 as u64)).map_err(unreadable)?;
-        self.file.read_exact(&mut bytes).map_err(unreadable)?;
+        let mut bytes = Vec::with_capacity(part.byte_count());
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, &self.file);
+        reader.seek(SeekFrom::Start(self.data_start + info.data_offsets.0 as u64)).map_err(unreadable)?;
+        let mut position = 0;
+        for run in runs(&ty, shard) {
+            reader.seek_relative((run.start - position) as i64).map_err(unreadable)?;
+            let start = bytes.len();
+            bytes.resize(start + run.len(), 0);
+            reader.read_exact(&mut bytes[start..]).map_err(unreadable)?;
+            position = run.end;
+        }
         if dtype == DType::Pred {
             // Any byte but 0 is true there; here it must be 1.
             bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
         }
-        let damaged = |_| ParameterError::Format {
-            file: self.path.clone(),
-            reason: format!("{path} has {} bytes, which is not what {expected} has", offsets.1 - offsets.0),
-        };
-        let literal = Literal::from_bytes(expected.with_dtype(dtype), bytes).map_err(damaged)?;
-        if dtype == expected.dtype {
-            return Ok(literal);
-        }
-        let numbers = literal.to_f64_vec();
-        Ok(Literal::from_fn(expected.clone(), |place| numbers[place]))
+        let (expected, found) = (part.byte_count(), bytes.len());
+        Literal::from_bytes(part, bytes).map_err(|_| damaged(format!("{path} has {found} bytes of {expected}")))
+    }
+
+    fn missing(&self, path: &str) -> ParameterError {
+        // A damaged file may have names that take forever to compare.
+        let names: Vec<String> = self.names().into_iter().filter(|name| name.len() < 256).collect();
+        let suggestion = did_you_mean(path, names.iter().map(String::as_str));
+        ParameterError::Missing { file: self.path.clone(), path: path.to_owned(), suggestion }
     }
 }
 
-/// Reads every parameter of a tree, each into what `place` makes of it.
-fn load_each<T, U>(
-    file: &Path,
-    tree: &T,
-    options: LoadOptions,
-    mut place: impl FnMut(&T::Leaf, Literal) -> Result<U, Error>,
-) -> Result<Vec<U>, Error>
+/// Opens a file that has the parameters of a tree, and no others.
+pub(super) fn open_for<T>(file: &Path, tree: &T, options: LoadOptions) -> Result<ParameterFile, ParameterError>
 where
     T: Tree,
     T::Leaf: Typed + Clone,
 {
     let named = named_leaves(tree)?;
-    let mut file = ParameterFile::open(file)?;
+    let file = ParameterFile::open(file)?;
     let expected: Vec<(String, &TensorType)> = named.iter().map(|(path, leaf)| (path.clone(), leaf.ty())).collect();
     file.check(&expected, options)?;
-    named.iter().map(|(path, leaf)| place(leaf, file.read(path, leaf.ty(), options)?)).collect()
+    Ok(file)
 }
 
 /// Reads the parameters that a tree declares, as host values.
@@ -436,18 +493,8 @@ where
     T: MapTree<Literal>,
     T::Leaf: Typed + Clone,
 {
-    let literals = load_each(file.as_ref(), tree, options, |_, literal| Ok(literal))?;
+    let file = open_for(file.as_ref(), tree, options)?;
+    let read = |(path, leaf): (String, T::Leaf)| file.read(&path, leaf.ty(), options);
+    let literals = tree.paths().into_iter().zip(tree.leaves()).map(read).collect::<Result<_, _>>()?;
     Ok(tree.fill(literals)?)
-}
-
-/// Reads the parameters of a tree of arrays and spreads each over the devices as the one it replaces.
-///
-/// # Errors
-/// Those of [`load`], or the plugin fails.
-pub fn load_like<T>(file: impl AsRef<Path>, tree: &T, client: &Client, options: LoadOptions) -> Result<T, Error>
-where
-    T: MapTree<Array, Mapped = T> + Tree<Leaf = Array>,
-{
-    let put = |like: &Array, literal: Literal| Ok(Array::put(client, &literal, like.layout())?);
-    Ok(tree.fill(load_each(file.as_ref(), tree, options, put)?)?)
 }

@@ -11,7 +11,7 @@ use meshloom::hlo::Stage;
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::Platform;
-use meshloom::sharding::{Mesh, RuleSets, ShardingTable};
+use meshloom::sharding::{Mesh, Role, RuleSets, ShardingTable};
 use meshloom::trace::Param;
 use meshloom::transform::diloco::Diloco;
 
@@ -56,7 +56,7 @@ impl RunConfig {
         let step = match self.diloco_options() {
             None => RunStep::Single(Box::new(step)),
             Some(options) => {
-                let params = step.model.parameters();
+                let params = step.wide_parameters(Role::Params);
                 // Of the leading dimensions of stacked parameters, the one over the stages of a pipeline.
                 let stage_dim = dims.and_then(|dims| dims.iter().position(|(_, name)| *name == "layers"));
                 let diloco = Diloco::new(&options, &params, &layout_of(&params, (&mesh, &rules), stage_dim)?)?;
@@ -139,6 +139,7 @@ impl RunConfig {
             seq: self.model.seq,
             microbatches: train.microbatches,
             dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
+            master_copies: train.master_copies,
         }
     }
 
@@ -287,7 +288,8 @@ impl<M: Model> Run<M> {
         let step = self.step.of_replica();
         let rows = step.batch / step.microbatches.max(1);
         let (model, dropout) = (step.model.for_evaluation(), DropoutConfig::default());
-        let function = TrainStep { model, batch: rows, microbatches: 1, dropout, ..step.clone() }.trace_loss()?;
+        let step = TrainStep { model, batch: rows, microbatches: 1, dropout, ..step.clone() };
+        let function = step.trace_loss_of(&self.step.parameters())?;
         // The train step has been held to the rules. Here replicas repeat each other's work: they judge one model.
         let rules = self.rules.clone().with_strict(false);
         let options = self.lower_options(platform);

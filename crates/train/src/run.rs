@@ -6,8 +6,8 @@ use super::step::{Params, StepInput, TrainState, TrainStep};
 use crate::Error;
 use meshloom::ir::Name;
 use meshloom::nn::{Batch, Decoder, DecoderConfig};
-use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, fail_internal, scan};
+use meshloom::sharding::Role;
+use meshloom::trace::{Function, Key, MapTree, Param, Specs, Tensor, TensorSpec, fail_internal, scan};
 use meshloom::transform::diloco::REPLICAS;
 
 meshloom::tree! {
@@ -21,7 +21,8 @@ meshloom::tree! {
 }
 
 impl<T, P> RunState<T, P> {
-    /// The parameters: of several replicas, those that they agree on.
+    /// The parameters: of several replicas, those that they agree on, which are `f32` where there are
+    /// [master copies](TrainStep::master_copies).
     pub fn params(&self) -> &P {
         match self {
             RunState::Single(state) => &state.params,
@@ -35,22 +36,6 @@ impl<T, P> RunState<T, P> {
             RunState::Single(state) => &state.step,
             RunState::Diloco(state) => &state.step,
         }
-    }
-}
-
-impl<P: MapTree<Array, Mapped = P> + Tree<Leaf = Array>> RunState<Array, P> {
-    /// Replaces the parameters; of several replicas, those of all.
-    pub(super) fn set_params(&mut self, params: P, client: &Client) -> Result<(), Error> {
-        match self {
-            RunState::Single(state) => state.params = params,
-            RunState::Diloco(state) => {
-                let pairs = params.leaves().into_iter().zip(state.inner.params.leaves());
-                let of_all = pairs.map(|(param, before)| super::diloco::for_all_replicas(&param, &before, client));
-                state.inner.params = state.inner.params.fill(of_all.collect::<Result<_, _>>()?)?;
-                state.outer.params = params;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -119,6 +104,14 @@ impl<M: Model> RunStep<M> {
             RunStep::Diloco(step) => RunState::Diloco(Box::new(step.first_state(key))),
         })?;
         Ok(function.with_output_specs(&self.state().map(|_, param| param.spec.clone()))?)
+    }
+
+    /// The declarations of [`RunState::params`].
+    pub(super) fn parameters(&self) -> Params<M, Param> {
+        match self {
+            RunStep::Single(step) => step.model.parameters(),
+            RunStep::Diloco(step) => step.step.wide_parameters(Role::Params),
+        }
     }
 
     /// The step of one replica.

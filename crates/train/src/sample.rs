@@ -5,7 +5,7 @@ use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::nn::{Decoder, DecoderConfig};
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{Function, MapTree, TensorSpec, Tree};
+use meshloom::trace::{Function, MapTree, Param, TensorSpec, Tree};
 
 meshloom::tree! {
     struct SampleInput<T> {
@@ -25,19 +25,21 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Compiles the forward pass for a window of `seq` tokens and copies the parameters.
+    /// Compiles the forward pass for a window of `seq` tokens and copies the parameters, one by one: `read` gives the one
+    /// of a path, of this type or another floating-point one.
     ///
     /// # Errors
-    /// The plugin refuses the program.
+    /// The plugin refuses the program, or a parameter cannot be read.
     pub fn new(
         client: &Client,
         model: &DecoderConfig,
-        params: &Decoder<Literal>,
         seq: usize,
+        read: impl Fn(&str, &TensorType) -> Result<Literal, Error>,
     ) -> Result<Sampler, Error> {
+        let declared = model.parameters();
         let window = || TensorSpec::new(DType::S32, [1, seq]);
         let input = SampleInput {
-            params: model.parameters().map(|_, param| param.spec.clone()),
+            params: declared.map(|_, param| param.spec.clone()),
             tokens: window(),
             segment_ids: window(),
             positions: window(),
@@ -50,7 +52,12 @@ impl Sampler {
             logits.dynamic_slice(&[zero, input.last, zero], [1, 1, model.vocab]).reshape([model.vocab])
         })?;
         let program = lower(function.graph(), &LowerOptions::default().on(client.platform()))?.compile(client)?;
-        let params = program.put(0, params)?.leaves();
+        let put = |(index, (path, param)): (usize, (String, Param))| -> Result<Array, Error> {
+            let ty = &param.spec.ty;
+            Ok(program.put(index, &read(&path, ty)?.convert(ty.dtype))?)
+        };
+        let named = Tree::paths(&declared).into_iter().zip(declared.leaves());
+        let params = named.enumerate().map(put).collect::<Result<_, _>>()?;
         Ok(Sampler { program, params, seq })
     }
 

@@ -8,14 +8,22 @@ use meshloom::ir::{DType, Literal};
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch, first_values, initialize};
 use meshloom::optim::{LearningRate, Optimizer, OptimizerState, clip_by_global_norm, global_norm};
 use meshloom::sharding::Role;
-use meshloom::trace::{Function, Init, Key, MapTree, Param, Specs, Tensor, TensorSpec, Tree, arange, scope, zeros};
+use meshloom::trace::{
+    Function, Init, Key, MapTree, Param, Specs, Subtree, Tensor, TensorSpec, TensorTree, Tree, arange, fail_internal,
+    scope, zeros,
+};
 use meshloom::transform::accumulate::{in_role, value_and_grad_in_parts};
+use meshloom::transform::diloco::HasParams;
 
 meshloom::tree! {
     /// Everything that a step reads and replaces.
     pub struct TrainState<T, P = Decoder<T>> {
         /// Parameters.
         pub params: P,
+        /// `f32` copies of narrower parameters, which the optimizer changes: the parameters are these, rounded. None
+        /// where a step keeps no [master copies](TrainStep::master_copies). Source: Micikevicius et al., "Mixed
+        /// Precision Training", arXiv 1710.03740.
+        pub master: Subtree<T>,
         /// Optimizer state.
         pub optimizer: OptimizerState<T, P>,
         /// Steps done, `s32`.
@@ -68,6 +76,9 @@ pub struct TrainStep<M = DecoderConfig> {
     pub microbatches: usize,
     /// What is dropped of the activations.
     pub dropout: DropoutConfig,
+    /// Whether parameters that are narrower than `f32` have copies in `f32`, without which updates smaller than half a
+    /// unit in a parameter's last place are lost.
+    pub master_copies: bool,
 }
 
 /// What a train step drops of the activations. An element drops by seed, step, layer, place in the layer, row of the
@@ -109,12 +120,52 @@ pub type StepFunction<M = DecoderConfig> =
 pub type LossFunction<M = DecoderConfig> =
     Function<LossInput<Params<M, TensorSpec>, <M as Model>::Batch<TensorSpec>>, TensorSpec>;
 
+impl<P: TensorTree + Clone> HasParams for TrainState<Tensor, P> {
+    type Params = P;
+
+    /// Those that the optimizer changes: `f32` copies where there are any.
+    fn params(&self) -> P {
+        self.master.placed_in(&self.params)
+    }
+
+    fn with_params(self, wide: P) -> TrainState<Tensor, P> {
+        let dtypes: Vec<DType> = self.params.leaves().iter().map(|param| param.dtype()).collect();
+        TrainState { params: rounded(&wide, &dtypes), master: self.master.taken_from(&wide), ..self }
+    }
+}
+
+/// Parameters converted to these types, one for each.
+fn rounded<P: TensorTree>(params: &P, dtypes: &[DType]) -> P {
+    let mut leaves = params.leaves().into_iter().zip(dtypes).map(|(param, &dtype)| param.convert(dtype));
+    params.rebuild(&mut || leaves.next().unwrap_or_else(|| fail_internal("a train step", "a type for each parameter")))
+}
+
 impl<M: Model> TrainStep<M> {
     /// The state's declaration.
     pub fn state(&self) -> StateOf<M, Param> {
         let params = self.model.parameters();
+        let is_narrow = |param: &Param| self.has_master(param);
+        let narrow: Vec<bool> = params.leaves().iter().map(is_narrow).collect();
+        let master = Subtree::of(&self.wide_parameters(Role::Optimizer), &narrow);
         let optimizer = self.optimizer.state(&params);
-        TrainState { params, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
+        TrainState { params, master, optimizer, step: Param::new(DType::S32, [], &[], Init::Constant(0.0)) }
+    }
+
+    fn has_master(&self, param: &Param) -> bool {
+        let dtype = param.spec.ty.dtype;
+        self.master_copies && dtype.is_float() && dtype.byte_count() < DType::F32.byte_count()
+    }
+
+    /// The parameters' declarations as the optimizer changes them: those with copies are these, in a role.
+    pub(super) fn wide_parameters(&self, role: Role) -> Params<M, Param> {
+        self.model.parameters().map(|_, param| {
+            let mut wide = param.clone();
+            if self.has_master(param) {
+                wide.spec.ty.dtype = DType::F32;
+                wide.spec.role = role;
+            }
+            wide
+        })
     }
 
     /// The state before the first step, within a trace, from the key of a seed. Parameters are drawn by their paths in
@@ -123,6 +174,7 @@ impl<M: Model> TrainStep<M> {
         let declared = self.state();
         TrainState {
             params: first_values(&declared.params, key),
+            master: first_values(&declared.master, key),
             optimizer: first_values(&declared.optimizer, key),
             step: zeros(DType::S32, []),
         }
@@ -136,6 +188,7 @@ impl<M: Model> TrainStep<M> {
         let declared = self.state();
         Ok(TrainState {
             params: initialize(&declared.params, seed)?,
+            master: initialize(&declared.master, seed)?,
             optimizer: initialize(&declared.optimizer, seed)?,
             step: Literal::scalar(0i32),
         })
@@ -147,13 +200,20 @@ impl<M: Model> TrainStep<M> {
     /// # Errors
     /// As [`TrainStep::trace`].
     pub fn trace_loss(&self) -> Result<LossFunction<M>, Error> {
+        self.trace_loss_of(&self.model.parameters())
+    }
+
+    /// As [`TrainStep::trace_loss`], of parameters that are declared as wider than the model's: they are rounded.
+    pub(super) fn trace_loss_of(&self, declared: &Params<M, Param>) -> Result<LossFunction<M>, Error> {
         let specs = LossInput {
-            params: self.state().params.map(|_, param| param.spec.clone()),
+            params: declared.map(|_, param| param.spec.clone()),
             batch: self.model.batch_specs(self.batch, self.seq),
         };
+        let dtypes: Vec<DType> = self.model.parameters().leaves().iter().map(|param| param.spec.ty.dtype).collect();
         Ok(Function::trace("loss", Specs(specs), |LossInput { params, batch }| {
             let dropout = self.dropout.rows(self.batch).map(|rows| self.dropout.of(rows));
             let whole = scope("loss", || self.model.whole_batch(&batch));
+            let params = rounded(&params, &dtypes);
             self.model.loss(&params, &batch, whole, dropout)
         })?)
     }
@@ -189,15 +249,15 @@ impl<M: Model> TrainStep<M> {
             let grad_norm = global_norm(&gradients);
             let clipped = clip_by_global_norm(&gradients, grad_norm, self.clip_norm);
             let rate = self.schedule.rate(state.step);
-            let (params, optimizer) = self.optimizer.update(
-                declared,
-                (&in_role(declared, &state.params, Role::Optimizer), &clipped),
-                &state.optimizer,
-                state.step,
-                rate,
-            );
-            let params = in_role(declared, &params, Role::Params);
-            StepOutput { state: TrainState { params, optimizer, step: state.step + 1 }, loss, grad_norm }
+            let wide = state.master.placed_in(&in_role(declared, &state.params, Role::Optimizer));
+            let (wide, optimizer) =
+                self.optimizer.update(declared, (&wide, &clipped), &state.optimizer, state.step, rate);
+            let next = TrainState { optimizer, step: state.step + 1, ..state }.with_params(wide);
+            StepOutput {
+                state: TrainState { params: in_role(declared, &next.params, Role::Params), ..next },
+                loss,
+                grad_norm,
+            }
         })
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::assign::{Source, with_parameters};
 use super::checkpoint::Checkpoint;
 use super::config::RunConfig;
 use super::data::{DataError, Text, TextDataset};
@@ -103,9 +104,12 @@ impl Trainer {
     /// The plugin fails.
     pub fn sampler(&self) -> Result<Sampler, Error> {
         let params = self.state.params();
-        let literals = params.leaves().iter().map(Array::get).collect::<Result<Vec<Literal>, _>>()?;
+        let (leaves, paths) = (params.leaves(), Tree::paths(params));
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
-        Sampler::new(self.program.executable().client(), model, &params.fill(literals)?, *seq)
+        Sampler::new(self.program.executable().client(), model, *seq, |path, _| {
+            let leaf = paths.iter().zip(&leaves).find(|(own, _)| *own == path).map(|(_, leaf)| leaf);
+            Ok(leaf.ok_or_else(|| InternalError::new("a state", "each parameter of its model"))?.get()?)
+        })
     }
 }
 
@@ -247,7 +251,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The plugin fails, or the file cannot be written.
     pub fn save_parameters(&self, file: impl AsRef<std::path::Path>) -> Result<(), Error> {
-        parameters::save(file, self.state.params())
+        parameters::save_as(file.as_ref(), self.state.params(), &self.run.model().parameters())
     }
 
     /// Replaces the present parameters by those of a safetensors file. The optimizer's state and the step stay.
@@ -255,9 +259,12 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The file cannot be read, is damaged, or does not have the model's parameters: the error names the path.
     pub fn load_parameters(&mut self, file: impl AsRef<std::path::Path>, options: LoadOptions) -> Result<(), Error> {
-        let client = self.program.executable().client();
-        let params = parameters::load_like(file, self.state.params(), client, options)?;
-        self.state.set_params(params, client)
+        self.assign_parameters(&Source::file(file.as_ref(), &self.run.model().parameters(), options)?)
+    }
+
+    pub(super) fn assign_parameters(&mut self, source: &Source<'_>) -> Result<(), Error> {
+        self.state = with_parameters(&self.state, source, self.program.executable().client())?;
+        Ok(())
     }
 
     /// Number of parameters.

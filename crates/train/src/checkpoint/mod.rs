@@ -37,6 +37,7 @@ pub use checkpointer::{Checkpointer, Start};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
 pub use manifest::{About, DataPosition};
+pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
 pub(crate) use sums::hex;
 

@@ -18,6 +18,9 @@ use meshloom::trace::{MapTree, Param, Tree};
 /// The longest manifest that is read: some million pieces.
 const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
+/// What the paths of parameters begin with that several replicas agree on.
+const OUTER_PARAMS: &str = "outer.params.";
+
 /// What is read at once where the parts of a piece that are needed are small.
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -174,6 +177,34 @@ impl Checkpoint {
         declared.fill(literals).map_err(|error| CheckpointError::Count { expected: error.expected, found })
     }
 
+    /// The parameters of a model, of several replicas those that they agree on, as far as they are stored most
+    /// precisely: as master copies, where there are any.
+    ///
+    /// # Errors
+    /// One is missing, or of other dimensions, or no floating-point numbers where such are declared.
+    pub(crate) fn parameters(
+        &self,
+        declared: &impl Tree<Leaf = Param>,
+    ) -> Result<ParameterLeaves<'_>, CheckpointError> {
+        let has_replicas = self.manifest.leaves.iter().any(|leaf| leaf.path.starts_with(OUTER_PARAMS));
+        let prefixes: &[&str] = if has_replicas { &[OUTER_PARAMS] } else { &["master.", "params."] };
+        let is_stored = |path: &str| self.manifest.leaves.iter().any(|stored| stored.path == path);
+        let mut leaves = Vec::new();
+        let named = declared.paths().into_iter().zip(declared.leaves());
+        for (own_path, mut leaf) in named.zip(form::leaves(declared, "")?).map(|((path, _), leaf)| (path, leaf)) {
+            let found = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path)).find(|path| is_stored(path));
+            leaf.path = found.unwrap_or_else(|| format!("{}{}", prefixes[prefixes.len() - 1], leaf.path));
+            let stored = self.manifest.leaves.iter().find(|stored| stored.path == leaf.path).and_then(StoredLeaf::ty);
+            if let Some(stored) = stored.filter(|stored| stored.dtype.is_float() && leaf.ty.dtype.is_float()) {
+                leaf.ty.dtype = stored.dtype;
+                leaf.own_ty.dtype = stored.dtype;
+            }
+            let stored = self.stored(&leaf)?;
+            leaves.push((own_path, leaf, stored));
+        }
+        Ok(ParameterLeaves { checkpoint: self, leaves })
+    }
+
     /// The value that a leaf is, which must be of its type.
     fn stored(&self, leaf: &Leaf) -> Result<&StoredLeaf, CheckpointError> {
         let (folder, path) = (self.folder.clone(), leaf.path.clone());
@@ -235,6 +266,24 @@ impl Checkpoint {
             path: self.folder.join(MANIFEST),
             reason: format!("{} is not of the size of {ty}", leaf.path),
         })
+    }
+}
+
+/// The parameters of a model in a checkpoint, by their paths in the model.
+pub(crate) struct ParameterLeaves<'a> {
+    checkpoint: &'a Checkpoint,
+    leaves: Vec<(String, Leaf, &'a StoredLeaf)>,
+}
+
+impl ParameterLeaves<'_> {
+    /// A box of a parameter of these dimensions, in the type that it is stored in.
+    pub(crate) fn read_part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, CheckpointError> {
+        let folder = self.checkpoint.folder.clone();
+        let Some((_, leaf, stored)) = self.leaves.iter().find(|(own, ..)| own == path) else {
+            return Err(CheckpointError::Missing { folder, path: path.to_owned(), suggestion: String::new() });
+        };
+        let layout = ShardLayout::from_boxes(dims, vec![shard.clone()])?;
+        self.checkpoint.read_part(leaf, stored, &layout, 0)
     }
 }
 

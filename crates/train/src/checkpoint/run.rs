@@ -2,13 +2,12 @@
 
 use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
 use crate::Error;
+use crate::assign::Source;
 use crate::config::RunConfig;
 use crate::run::RunState;
 use crate::sample::Sampler;
 use crate::{Dataset, Model, Run, Text, Trainer};
-use meshloom::ir::Literal;
 use meshloom::pjrt::{Array, Client};
-use meshloom::trace::{MapTree, Param, Tree};
 
 /// The sections whose keys say what is computed, so that another value makes another run.
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
@@ -66,13 +65,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// # Errors
     /// The checkpoint's parameters are not those of the model, or the plugin fails.
     pub fn load_parameters_of(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let literals = parameters_of(checkpoint, &self.run.step.of_replica().state().params)?;
-        let client = self.program.executable().client();
-        let put = |(literal, like): (Literal, Array)| Array::put(client, &literal, like.layout());
-        let before = self.state.params();
-        let arrays = literals.leaves().into_iter().zip(before.leaves()).map(put);
-        let params = before.fill(arrays.collect::<Result<Vec<_>, _>>()?)?;
-        self.state.set_params(params, client)
+        let declared = self.run.model().parameters();
+        self.assign_parameters(&Source::checkpoint(checkpoint, &declared)?)
     }
 
     /// Steps done so far, those before a checkpoint included.
@@ -99,16 +93,6 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 }
 
-/// The parameters of a checkpoint: of several replicas, those that they agree on.
-fn parameters_of<P>(checkpoint: &Checkpoint, declared: &P) -> Result<P::Mapped, Error>
-where
-    P: Tree<Leaf = Param> + MapTree<Literal>,
-{
-    let outer = "outer.params.";
-    let has_outer = checkpoint.values().any(|(path, _)| path.starts_with(outer));
-    Ok(checkpoint.load_on_host(declared, if has_outer { outer } else { "params." })?)
-}
-
 impl Sampler {
     /// A sampler with the parameters of a checkpoint, for the model of its config.
     ///
@@ -116,8 +100,12 @@ impl Sampler {
     /// The checkpoint's parameters are not those of the config's model, or the plugin refuses the program.
     pub fn of_checkpoint(client: &Client, config: &RunConfig, checkpoint: &Checkpoint) -> Result<Sampler, Error> {
         let model = config.decoder()?;
-        let params = parameters_of(checkpoint, &model.parameters())?;
-        Sampler::new(client, &model, &params, config.model.seq)
+        let declared = model.parameters();
+        let stored = checkpoint.parameters(&declared)?;
+        Sampler::new(client, &model, config.model.seq, |path, ty| {
+            let whole = ty.dims.iter().map(|&size| 0..size).collect();
+            Ok(stored.read_part(path, &ty.dims, &whole)?)
+        })
     }
 }
 

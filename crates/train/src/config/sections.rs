@@ -193,6 +193,8 @@ section! {
         no_decay: Vec<String> = Vec::new(),
         /// Weight of the z-loss, the mean over tokens of the square of logsumexp; 0 for none.
         z_loss: f64 = 0.0 => AtLeast(0.0),
+        /// Whether parameters narrower than f32 have f32 copies in the optimizer's state.
+        master_copies: bool = true,
         /// Largest global norm of the gradient.
         clip_norm: f64 = 1.0 => MoreThan(0.0),
         /// Steps between evaluations on `data.validation`; 0 for one at the end alone.

@@ -2,6 +2,7 @@
 
 use super::ModelFamily::{self, Deepseek, Gemma2, Llama, Mixtral};
 use super::{DilocoConfig, OptimizerKind, PipelineConfig, RunConfig};
+use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::WeightPlan;
 
@@ -37,6 +38,9 @@ impl RunConfig {
             unused.extend(
                 ["muon_momentum", "muon_rms"].map(|key| ("train", key, is("train.optimizer", optimizer.name()))),
             );
+        }
+        if self.model.param_dtype.byte_count() >= DType::F32.byte_count() {
+            unused.push(("train", "master_copies", is("model.param_dtype", self.model.param_dtype.name())));
         }
         if let Some(DilocoConfig { streaming, transport, .. }) = &self.diloco {
             if !streaming {

@@ -1,0 +1,110 @@
+//! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
+
+use std::ops::Range;
+use std::path::Path;
+
+use super::checkpoint::{Checkpoint, ParameterLeaves};
+use super::parameters::{self, LoadOptions, ParameterFile};
+use crate::Error;
+use meshloom::ir::{InternalError, Literal, TensorType};
+use meshloom::pjrt::{Array, Client, ShardBox, shared_runs};
+use meshloom::trace::{MapTree, Param, Tree};
+
+/// Where the parameters of a model are in the state of a run, and whether with a dimension over replicas before theirs.
+const PLACES: [(&str, bool); 5] = [
+    ("params.", false),
+    ("master.", false),
+    ("inner.params.", true),
+    ("inner.master.", true),
+    ("outer.params.", false),
+];
+
+/// What parameters are read from.
+pub(super) enum Source<'a> {
+    /// A safetensors file.
+    File(ParameterFile),
+    /// A checkpoint.
+    Checkpoint(ParameterLeaves<'a>),
+}
+
+impl<'a> Source<'a> {
+    /// A file that has these parameters and no others.
+    pub(super) fn file(
+        path: &Path,
+        declared: &impl Tree<Leaf = Param>,
+        options: LoadOptions,
+    ) -> Result<Source<'a>, Error> {
+        Ok(Source::File(parameters::open_for(path, declared, options)?))
+    }
+
+    /// A checkpoint that has these parameters.
+    pub(super) fn checkpoint(
+        checkpoint: &'a Checkpoint,
+        declared: &impl Tree<Leaf = Param>,
+    ) -> Result<Source<'a>, Error> {
+        Ok(Source::Checkpoint(checkpoint.parameters(declared)?))
+    }
+
+    /// A box of a parameter of these dimensions, in the type that it is stored in.
+    fn part(&self, path: &str, dims: &[usize], shard: &ShardBox) -> Result<Literal, Error> {
+        Ok(match self {
+            Source::File(file) => file.read_part(path, shard)?,
+            Source::Checkpoint(leaves) => leaves.read_part(path, dims, shard)?,
+        })
+    }
+}
+
+/// A state with other parameters, and other master copies of them; all else is as it was.
+pub(super) fn with_parameters<S>(state: &S, source: &Source<'_>, client: &Client) -> Result<S, Error>
+where
+    S: Tree<Leaf = Array> + MapTree<Array, Mapped = S>,
+{
+    let new = |(path, before): (String, Array)| {
+        let place =
+            PLACES.iter().find_map(|&(prefix, is_of_replicas)| Some((path.strip_prefix(prefix)?, is_of_replicas)));
+        match place {
+            Some((path, is_of_replicas)) => read_like(&before, (path, is_of_replicas), source, client),
+            None => Ok(before),
+        }
+    };
+    let leaves = state.paths().into_iter().zip(state.leaves()).map(new).collect::<Result<Vec<_>, _>>()?;
+    Ok(state.fill(leaves)?)
+}
+
+/// A parameter, spread as an array is and of its type.
+fn read_like(
+    before: &Array,
+    (path, is_of_replicas): (&str, bool),
+    source: &Source<'_>,
+    client: &Client,
+) -> Result<Array, Error> {
+    let (ty, layout) = (before.ty(), before.layout());
+    let replica_dims = usize::from(is_of_replicas);
+    let dims = ty.dims.get(replica_dims..).unwrap_or_default();
+    let devices: Vec<usize> = before.shards().iter().map(|shard| shard.device()).collect();
+    Array::put_parts(client, ty.clone(), layout, &devices, |index| {
+        let held = &layout.boxes()[index];
+        // Padding is not in the file.
+        let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
+        let own: ShardBox = held.iter().zip(layout.value_dims()).map(clip).collect();
+        let (replicas, shard) = own.split_at(replica_dims);
+        let part = source.part(path, dims, &shard.into())?.convert(ty.dtype);
+        let part = replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len()));
+        let local = layout.local_type(ty.dtype, index);
+        padded(&part, &local.ok_or_else(|| InternalError::new("a layout", "a box for each device"))?)
+    })
+}
+
+/// A value with zeros behind it in each dimension.
+fn padded(value: &Literal, ty: &TensorType) -> Result<Literal, Error> {
+    if value.ty() == ty {
+        return Ok(value.clone());
+    }
+    let own: ShardBox = value.ty().dims.iter().map(|&size| 0..size).collect();
+    let mut bytes = vec![0; ty.byte_count()];
+    for (from, to) in shared_runs((value.ty(), &own), (ty, &own)) {
+        bytes[to].copy_from_slice(&value.bytes()[from]);
+    }
+    Ok(Literal::from_bytes(ty.clone(), bytes)
+        .map_err(|_| InternalError::new("a part of a parameter", "as many bytes as its type"))?)
+}
