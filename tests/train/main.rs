@@ -9,6 +9,7 @@ mod decoder;
 mod decoder_hlo;
 mod evaluation;
 mod first_state;
+mod host_memory;
 mod metrics;
 mod overlap;
 mod platforms;

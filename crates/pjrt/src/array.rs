@@ -1,7 +1,5 @@
 //! A global value spread over devices.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::buffer::{Buffer, HostCopy};
@@ -10,6 +8,9 @@ use super::error::PjrtError;
 use super::executable::{check_count, check_type};
 use super::layout::{ShardLayout, box_type, copy_in, copy_out};
 use meshloom_hlo::{Literal, TensorType};
+
+/// A part of this size is waited for before the next but one is made. Smaller ones are cheap to hold.
+const LARGE_PART_BYTES: usize = 1 << 20;
 
 /// A global type and where its parts lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +55,8 @@ impl Array {
     }
 
     /// As [`Array::put_on`], of a value that is never there as a whole: `part` gives what lies in the layout's box with
-    /// this index. Of equal boxes, it is asked for one.
+    /// this index. Of equal boxes, it is asked for one. The host holds two large parts at most: the one that it makes,
+    /// and the one before, on its way.
     pub fn put_parts<E: From<PjrtError>>(
         client: &Client,
         ty: TensorType,
@@ -63,16 +65,24 @@ impl Array {
         part: impl Fn(usize) -> Result<Literal, E>,
     ) -> Result<Array, E> {
         check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
-        let mut parts = HashMap::new();
-        let mut shards = Vec::with_capacity(devices.len());
-        for ((index, shard), &device) in layout.boxes().iter().enumerate().zip(devices) {
-            let part = match parts.entry(shard) {
-                Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(part(index)?),
-            };
-            shards.push(Buffer::from_literal(client, part, device)?);
+        let boxes = layout.boxes();
+        let mut shards: Vec<Option<Buffer>> = vec![None; boxes.len()];
+        let mut under_way: Vec<Buffer> = Vec::new();
+        for index in 0..boxes.len() {
+            if shards[index].is_some() {
+                continue;
+            }
+            let part = part(index)?;
+            under_way.drain(..).try_for_each(|buffer| buffer.block_until_ready())?;
+            for other in (index..boxes.len()).filter(|&other| boxes[other] == boxes[index]) {
+                let buffer = Buffer::from_literal(client, &part, devices[other])?;
+                if part.bytes().len() >= LARGE_PART_BYTES {
+                    under_way.push(buffer.clone());
+                }
+                shards[other] = Some(buffer);
+            }
         }
-        Ok(Array::from_shards(ty, layout.clone(), shards)?)
+        Ok(Array::from_shards(ty, layout.clone(), shards.into_iter().flatten().collect())?)
     }
 
     /// An array from buffers that are on devices already, in the order of the layout's boxes.

@@ -1,5 +1,6 @@
 //! The loss on a validation set.
 
+use super::data::DataError;
 use super::model::{Dataset, Model};
 use super::step::Params;
 use crate::Error;
@@ -38,6 +39,9 @@ impl Evaluator {
             let loss = outputs.first().map(Array::get).transpose()?.and_then(|loss| loss.to_f64_vec().first().copied());
             sum += weight * loss.ok_or_else(|| InternalError::new("a forward pass", "a loss for its output"))?;
             total += weight;
+        }
+        if total == 0.0 {
+            return Err(DataError::NoTargets { rows }.into());
         }
         Ok(sum / total)
     }

@@ -29,6 +29,15 @@ pub enum DataError {
         /// Why it gives none.
         reason: String,
     },
+    /// The validation set has nothing to judge a model by.
+    #[error(
+        "the validation set has no token to predict in its first {rows} rows; give data.validation more text, or leave it \
+         empty"
+    )]
+    NoTargets {
+        /// Rows that were looked at.
+        rows: u64,
+    },
     /// A line cannot be used.
     #[error("{}:{line}: {reason}; mend the line, or set data.bad_lines = \"skip\" to leave out such lines", path.display())]
     Line {

@@ -1,0 +1,148 @@
+//! What the host takes beside the devices' own bytes: where a state is drawn, where it is loaded, and in the first step
+//! after that. Each is a process of its own, whose peak the kernel counts. The virtual devices' bytes are the process's
+//! too.
+//!
+//! The model has 34 million parameters; `MESHLOOM_EVERY_CASE=1` takes one of 300 million, for which the machine needs
+//! about 12 GB:
+//!
+//! ```text
+//! MESHLOOM_EVERY_CASE=1 cargo test --release -p meshloom-tests --test train host_memory -- --nocapture
+//! ```
+
+use std::path::PathBuf;
+use std::{env, fs};
+
+use meshloom::pjrt::Array;
+use meshloom::trace::{Key, Tree};
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
+use meshloom_train::config::RunConfig;
+use meshloom_train::parameters::LoadOptions;
+use support::configs::{self, UNOPTIMIZED};
+use support::eight_devices::client;
+use support::program::test_alone;
+
+/// Where the children find the checkpoint.
+const FOLDER: &str = "MESHLOOM_TEST_FOLDER";
+
+fn config() -> RunConfig {
+    let layers = if support::every_case() { "model.layers=72" } else { "model.layers=8" };
+    let model = ["model.embed=512", "model.heads=8", "model.kv_heads=8", "model.head_dim=64", "model.mlp=2048"];
+    let small = ["model.seq=8", "train.batch=8", "mesh.axes=fsdp=8", UNOPTIMIZED, layers];
+    let folder = format!("checkpoint.dir={:?}", env::var(FOLDER).expect("a folder"));
+    configs::config(&[&model, &small, &[&folder]]).on_client(&client()).expect("eight devices")
+}
+
+/// A figure of this process, in bytes.
+fn memory(name: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a figure of that name");
+    1024 * line.trim_matches([':', ' ', '\t', 'k', 'B']).parse::<u64>().expect("a number")
+}
+
+/// The result of `f`, and how far the process grew for it, at most.
+fn growth<R>(f: impl FnOnce() -> R) -> (R, u64) {
+    // The peak begins anew.
+    fs::write("/proc/self/clear_refs", "5").expect("Linux");
+    let before = memory("VmRSS");
+    let result = f();
+    (result, memory("VmHWM").saturating_sub(before))
+}
+
+/// Bytes of all devices' parts, and of the largest part.
+fn bytes(arrays: &[Array]) -> [u64; 2] {
+    let parts = arrays.iter().flat_map(Array::shards).map(|shard| shard.ty().byte_count() as u64);
+    [parts.clone().sum(), parts.max().unwrap_or(0)]
+}
+
+/// The devices' bytes, eight of the largest part (what eight devices work on at once), and some for everything else.
+#[track_caller]
+fn expect_little_more(what: &str, growth: u64, arrays: &[Array]) {
+    let [all, largest] = bytes(arrays);
+    println!("{what}: {growth} bytes for {all} on the devices, the largest part of which has {largest}");
+    assert!(growth < all + 8 * largest + (32 << 20), "{what}: {growth} bytes for {all}, at most {largest} in a part");
+}
+
+fn ready(arrays: &[Array]) {
+    arrays.iter().for_each(|array| array.block_until_ready().expect("computed"));
+}
+
+#[test]
+fn the_host_holds_no_state_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for child in ["child_draws_and_saves", "child_loads", "child_resumes"] {
+        let output = test_alone(module_path!(), child).env(FOLDER, folder.path()).output().expect("a child process");
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().filter(|line| line.contains(" bytes")).for_each(|line| println!("{line}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{child}: {text}{errors}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+fn child_draws_and_saves() {
+    let config = config();
+    let run = config.resolve().expect("a run");
+    let program =
+        run.lower_first_state(client().platform()).expect("it lowers").compile(&client()).expect("it compiles");
+    let key = program.put(0, &Key::from_seed(3)).expect("a key").into_data();
+    let (arrays, grown) = growth(|| {
+        let arrays = program.run(&[&key]).expect("it runs");
+        ready(&arrays);
+        arrays
+    });
+    expect_little_more("drawn", grown, &arrays);
+    drop(arrays);
+    let trainer = Trainer::new(&config, &client()).expect("a trainer");
+    let mut checkpointer = Checkpointer::new(&config.checkpoint, Start::Fresh).expect("a folder");
+    trainer.save_checkpoint(&mut checkpointer).expect("saved");
+    checkpointer.finish().expect("written");
+    trainer.save_parameters(PathBuf::from(&config.checkpoint.dir).join("parameters")).expect("saved");
+}
+
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+fn child_loads() {
+    let config = config();
+    let run = config.resolve().expect("a run");
+    // Its outputs lie as a state does.
+    let program =
+        run.lower_first_state(client().platform()).expect("it lowers").compile(&client()).expect("it compiles");
+    let devices = program.executable().devices();
+    let checkpoint = find(&config.checkpoint.dir, Fallback::Refuse).expect("it is there").checkpoint;
+    let (arrays, grown) = growth(|| {
+        let arrays = checkpoint.load(&run.state(), program.outputs(), &client(), devices).expect("loaded");
+        ready(&arrays);
+        arrays
+    });
+    expect_little_more("loaded", grown, &arrays);
+}
+
+/// A step after a resume takes no more than a later one: it has the memory of the state that was read.
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+fn child_resumes() {
+    let config = config();
+    let checkpoint = find(&config.checkpoint.dir, Fallback::Refuse).expect("it is there").checkpoint;
+    let mut trainer = Trainer::resume(&config, &client(), &checkpoint).expect("a trainer");
+    let file = PathBuf::from(&config.checkpoint.dir).join("parameters");
+    let ((), grown) = growth(|| {
+        trainer.load_parameters(&file, LoadOptions::default()).expect("loaded");
+        ready(&trainer.state().leaves());
+    });
+    // The old parameters go when all new ones are there.
+    expect_little_more("parameters loaded", grown, &trainer.state().params().leaves());
+    let mut peaks = (0..10).map(|_| {
+        let (_, grown) = growth(|| {
+            trainer.step().expect("a step");
+            ready(&trainer.state().leaves());
+        });
+        grown
+    });
+    let first = peaks.next().expect("a step");
+    let tenth = peaks.last().expect("ten steps");
+    println!("step 1: {first} bytes, step 10: {tenth} bytes");
+    let [state, _] = bytes(&trainer.state().leaves());
+    assert!(first < tenth + state / 10, "step 1 takes {first} bytes, step 10 {tenth}, of a state of {state}");
+}
