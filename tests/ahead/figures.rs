@@ -24,7 +24,9 @@ pub fn written(kind: PlatformKind) {
 /// Some figures are still what the plugin says.
 pub fn kept(kind: PlatformKind) {
     let table = table();
-    for program in programs().iter().filter(|program| ["two layers, data=4,tensor=2", "layers in a loop"].contains(&program.name)) {
+    for program in
+        programs().iter().filter(|program| ["two layers, data=4,tensor=2", "layers in a loop"].contains(&program.name))
+    {
         let kept = &table[&(program.name.to_owned(), kind.name().to_owned())];
         assert_eq!(&Figures::from(program.compile(kind)), kept, "{} for {}", program.name, kind.name());
     }

@@ -64,6 +64,10 @@ fn rows() -> Vec<(Backend, Vec<Row>)> {
     Backend::ALL.map(of).into()
 }
 
+/// The memory on a v5e's chip. XLA does not count what lies in it, which matters less the larger a program is: margins
+/// are for larger ones, as if they had none of it.
+const ON_CHIP: u64 = 128 << 20;
+
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -73,10 +77,10 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 /// The most by which the bound of all memory may exceed XLA's figure: the median of the programs, and the worst.
 fn bounds(backend: Backend) -> (f64, f64) {
     match backend {
-        Backend::Cpu => (1.6, 2.0),
-        Backend::Cuda => (1.8, 20.0),
+        Backend::Cpu => (1.4, 1.8),
+        Backend::Cuda => (1.5, 11.0),
         // Small programs have all but their arguments in the memory on the chip.
-        Backend::Tpu => (6.0, 40.0),
+        Backend::Tpu => (8.0, 30.0),
     }
 }
 
@@ -92,7 +96,11 @@ fn bounds_of_emitted_modules_hold() {
     for (backend, rows) in rows() {
         assert!(rows.len() >= 30, "{}: {}", backend.name(), rows.len());
         for Row { name, estimate, upper, xla } in &rows {
-            let place = format!("{name} on {}: {upper:?} for XLA's {xla:?}, estimated {}", backend.name(), estimate.temporaries);
+            let place = format!(
+                "{name} on {}: {upper:?} for XLA's {xla:?}, estimated {}",
+                backend.name(),
+                estimate.temporaries
+            );
             println!("{place}");
             assert_eq!(estimate.form, MemoryForm::Uncompiled);
             assert!(upper.temporaries >= xla.temporaries, "{place}");
@@ -121,11 +129,14 @@ fn bounds_of_emitted_modules_hold() {
         assert!(high[high.len() / 2] <= median && high[high.len() - 1] <= worst, "{}: {}", backend.name(), text(&high));
         // The margin is what the set needs, and not much more.
         let needed = rows.iter().map(|row| {
-            let beyond = row.xla.temporaries.saturating_sub(row.estimate.temporaries + margin.bytes);
+            let is_larger = backend == Backend::Tpu && row.estimate.temporaries > ON_CHIP;
+            let xla = row.xla.temporaries + if is_larger { ON_CHIP } else { 0 };
+            let beyond = xla.saturating_sub(row.estimate.temporaries + margin.bytes);
             100.0 * beyond as f64 / row.estimate.temporaries.max(1) as f64
         });
         let needed = sorted(needed).pop().unwrap_or_default();
         println!("{}: {needed:.1} % needed", backend.name());
+        assert!(margin.percent as f64 >= needed, "{}: {needed:.1} % needed", backend.name());
         assert!(margin.percent as f64 - needed <= 5.0, "{}: {needed:.1} % would do", backend.name());
     }
     check_page("margins", &page);

@@ -65,7 +65,10 @@ pub fn programs() -> Vec<Calibration> {
         ("small, uneven", &[SMALL, &["model.embed=100", "rules.uneven=true"]]),
         ("small, Mixtral", &[SMALL, &["model.family=mixtral", "mesh.axes=fsdp=2,expert=4"]]),
         ("small, DeepSeek", &[SMALL, &["model.family=deepseek", "mesh.axes=data=2,fsdp=2,expert=2"]]),
-        ("small, partially sharded", &[SMALL, &["mesh.axes=replica=2,fsdp=4", "train.microbatches=4", "train.batch=32"]]),
+        (
+            "small, partially sharded",
+            &[SMALL, &["mesh.axes=replica=2,fsdp=4", "train.microbatches=4", "train.batch=32"]],
+        ),
         ("small, DiLoCo", &[SMALL, &["mesh.axes=diloco=2,fsdp=4", "diloco.sync_period=4"]]),
         (
             "small, Streaming DiLoCo",
@@ -77,10 +80,29 @@ pub fn programs() -> Vec<Calibration> {
         ),
         (
             "pipeline, circular",
-            &[&["mesh.axes=stage=2,data=2,fsdp=2", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.weights=bsw"]],
+            &[&[
+                "mesh.axes=stage=2,data=2,fsdp=2",
+                "pipeline.microbatches=4",
+                "pipeline.repeats=2",
+                "pipeline.weights=bsw",
+            ]],
         ),
-        ("pipeline, 1f1b", &[&["mesh.axes=stage=4,fsdp=2", "pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.schedule=1f1b"]]),
-        ("pipeline, gpipe", &[SMALL, &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.schedule=gpipe"]]),
+        (
+            "pipeline, 1f1b",
+            &[&["mesh.axes=stage=4,fsdp=2", "pipeline.microbatches=4", "pipeline.repeats=1", "pipeline.schedule=1f1b"]],
+        ),
+        (
+            "pipeline, gpipe",
+            &[
+                SMALL,
+                &[
+                    "mesh.axes=stage=2,fsdp=4",
+                    "pipeline.microbatches=4",
+                    "pipeline.repeats=1",
+                    "pipeline.schedule=gpipe",
+                ],
+            ],
+        ),
         ("default", &[]),
         ("default, fsdp=8", &[FSDP]),
         ("default, data=8", &[&["mesh.axes=data=8"]]),
@@ -335,8 +357,7 @@ pub fn table() -> Table {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('\t').collect();
         let number = |nth: usize| cells[nth].parse().unwrap_or_else(|_| panic!("a number: {line}"));
-        let figures =
-            Figures { arguments: number(2), outputs: number(3), aliased: number(4), temporaries: number(5) };
+        let figures = Figures { arguments: number(2), outputs: number(3), aliased: number(4), temporaries: number(5) };
         ((cells[0].to_owned(), cells[1].to_owned()), figures)
     };
     text.lines().skip(1).map(row).collect()

@@ -88,7 +88,8 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         let (peak, upper) = memory::most(&loaded)?;
         let mut verdict = at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes);
         if let Some(upper) = upper {
-            let margin = format!(", of the estimate with the margin for {}, as it is not compiled", upper.backend.name());
+            let margin =
+                format!(", of the estimate with the margin for {}, as it is not compiled", upper.backend.name());
             verdict.limit.push_str(&margin);
         }
         checks.push(verdict);

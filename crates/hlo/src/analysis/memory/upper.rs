@@ -61,7 +61,7 @@ impl Backend {
         match self {
             Backend::Cpu => Margin { percent: 65, bytes: 0 },
             Backend::Cuda => Margin { percent: 65, bytes: 4 << 20 },
-            Backend::Tpu => Margin { percent: 10, bytes: 4 << 20 },
+            Backend::Tpu => Margin { percent: 25, bytes: 4 << 20 },
         }
     }
 }
@@ -121,7 +121,8 @@ fn in_tiles(module: &HloModuleProto) -> Option<(u64, u64, u64)> {
         let part = |shape: Option<&'_ ShapeProto>, &index: &i64| -> Option<ShapeProto> {
             shape?.tuple_shapes.get(usize::try_from(index).ok()?).cloned()
         };
-        let shape = entry.output_shape_index.iter().fold(Some(root.clone()), |shape, index| part(shape.as_ref(), index));
+        let shape =
+            entry.output_shape_index.iter().fold(Some(root.clone()), |shape, index| part(shape.as_ref(), index));
         sum.saturating_add(shape.map_or(0, |shape| tiled_bytes(&shape)))
     });
     Some((arguments, tiled_bytes(root), aliased))
