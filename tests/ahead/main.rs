@@ -5,6 +5,7 @@
 //!
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 
+mod figures;
 mod platforms;
 mod profilers;
 mod programs;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use meshloom::pjrt::worker;
+use meshloom::pjrt::{PlatformKind, worker};
 use support::plugins::why_without;
 
 /// A test that needs the plugin of a platform.
@@ -58,6 +59,11 @@ fn trials() -> Vec<Trial> {
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),
     ];
+    for kind in PlatformKind::ALL {
+        let platform = kind.name();
+        trials.push(on(platform, "memory_figures_are_written", move || figures::written(kind)).with_ignored_flag(true));
+        trials.push(on(platform, "memory_figures_are_kept", move || figures::kept(kind)));
+    }
     for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {
         trials.extend([
             on(platform, "presets_are_accepted", move || platforms::presets_are_accepted(platform)),

@@ -44,6 +44,25 @@ fn memory_as_specified() {
     assert!(!json["live_at_peak"].as_array().expect("a list").is_empty());
 }
 
+/// What is not compiled has an upper figure, by the platform of the config or of `--chip`; a limit is held to that one.
+#[test]
+fn uncompiled_memory_has_an_upper_figure() {
+    let upper = |arguments: &[&str]| run(&[&["memory", CONFIG, "--json"], arguments].concat()).json();
+    let json = upper(&[]);
+    assert_eq!(json["upper"]["backend"], "cpu");
+    let peaks = [&json["peak"], &json["upper"]["peak"]].map(|peak| peak.as_u64().expect("bytes"));
+    assert!(peaks[0] < peaks[1], "{peaks:?}");
+    assert_eq!(upper(&["--chip", "h100"])["upper"]["backend"], "cuda");
+    assert_eq!(upper(&["--chip", "v5e"])["upper"]["backend"], "tpu");
+    let text = run(&["memory", CONFIG]).out;
+    assert!(text.contains("at most, with the margin for cpu"), "{text}");
+    let check = |most: u64| run(&["check", CONFIG, "--max-memory", &most.to_string()]);
+    assert_eq!((check(peaks[1]).status, check(peaks[1] - 1).status), (0, 1));
+    assert!(check(peaks[0]).out.contains("with the margin for cpu, as it is not compiled"));
+    let compiled = run(&["memory", "tests/foreign/xla_dump", "--json"]).json();
+    assert!(compiled["upper"].is_null(), "{compiled}");
+}
+
 // Forms of input.
 
 #[test]

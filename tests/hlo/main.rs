@@ -5,6 +5,7 @@ mod cost;
 mod diff;
 mod foreign;
 mod generated;
+mod margins;
 mod memory;
 mod modules;
 mod mutated;

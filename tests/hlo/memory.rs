@@ -1,6 +1,7 @@
 //! The memory of any module: by hand on small ones; against what XLA has assigned, for ours and for JAX's.
 
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 use crate::programs::{golden, ours, text};
 use meshloom::hlo::analysis::{
@@ -409,11 +410,19 @@ fn estimates_are_xlas_figures() {
             assert_eq!((emitted.arguments, emitted.aliased), (arguments, aliased), "{}", row.name);
         }
     }
+    check_page("table", &table);
+}
+
+/// A table of docs/memory.md is this one, or `MESHLOOM_WRITE_DOCS=1` writes it.
+pub fn check_page(name: &str, table: &str) {
+    static PAGE: Mutex<()> = Mutex::new(());
+    let _guard = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let path = support::path("docs/memory.md");
     let page = fs::read_to_string(&path).expect("the page");
-    let (before, rest) = page.split_once("<!-- table -->\n").expect("where the table starts");
-    let (_, after) = rest.split_once("<!-- end -->").expect("where it ends");
-    let expected = format!("{before}<!-- table -->\n{table}<!-- end -->{after}");
+    let (start, end) = (format!("<!-- {name} -->\n"), "<!-- end -->");
+    let (before, rest) = page.split_once(&start).expect("where the table starts");
+    let (_, after) = rest.split_once(end).expect("where it ends");
+    let expected = format!("{before}{start}{table}{end}{after}");
     if std::env::var_os("MESHLOOM_WRITE_DOCS").is_some() {
         fs::write(&path, expected).expect("a file that can be written");
     } else {

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use meshloom::compile::{LowerOptions, Lowered, lower};
+use meshloom::compile::Lowered;
 use meshloom::hlo::parse::parse;
 use meshloom::hlo::proto::{HloModuleProto, HloProto};
-use meshloom::ir::DType::F32;
-use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Tensor, TensorSpec, scan, value_and_grad};
+use meshloom::pjrt::{Platform, PlatformKind};
 use prost::Message;
+use support::calibration::{stack, two_layers};
 use support::configs::explicit_step;
 
 /// A module from its text.
@@ -21,6 +20,7 @@ pub fn text(text: &str) -> HloModuleProto {
 
 /// Eight programs of ours, by name.
 pub fn ours() -> Vec<(&'static str, Lowered)> {
+    const ANY: Platform = Platform::of_any_plugin(PlatformKind::Cpu);
     let one = ["mesh.axes=\"data=1\"", "target.devices=1"];
     let unrolled = "model.scan_layers=false";
     vec![
@@ -30,48 +30,9 @@ pub fn ours() -> Vec<(&'static str, Lowered)> {
         ("decoder, data=4,tensor=2", explicit_step(&["mesh.axes=\"data=4,tensor=2\"", unrolled])),
         ("decoder, one device, scanned", explicit_step(&one)),
         ("decoder, fsdp=8, scanned, remat", explicit_step(&["mesh.axes=\"fsdp=8\"", "remat.policy=\"full\""])),
-        ("two layers, data=4,tensor=2", two_layers()),
-        ("a stack of layers, scanned, one device", stack()),
+        ("two layers, data=4,tensor=2", two_layers(&ANY)),
+        ("a stack of layers, scanned, one device", stack(&ANY)),
     ]
-}
-
-/// A step of gradient descent on two layers, on a mesh.
-fn two_layers() -> Lowered {
-    const BATCH: usize = 256;
-    const EMBED: usize = 64;
-    let rules = [("batch", &["data"][..]), ("mlp", &["tensor"]), ("embed", &[])];
-    let rules = RuleSets::uniform(Rules::from_pairs(&rules).expect("rules"));
-    let spec = |dims: [usize; 2], axes| TensorSpec::new(F32, dims).with_axes(axes);
-    let inputs = (
-        spec([EMBED, 4 * EMBED], &["embed", "mlp"]),
-        spec([4 * EMBED, EMBED], &["mlp", "embed"]),
-        spec([BATCH, EMBED], &["batch", "embed"]),
-    );
-    let step = Function::trace("step", inputs, |(up, down, x): (Tensor, Tensor, Tensor)| {
-        let (loss, (up_gradient, down_gradient)) = value_and_grad((up, down), |(up, down)| {
-            let hidden = x.matmul(up).maximum(0.0).with_axes(["batch", "mlp"]);
-            (hidden.matmul(down).with_axes(["batch", "embed"]) - x).square().mean(..)
-        });
-        (loss, up - up_gradient * 0.1, down - down_gradient * 0.1)
-    });
-    let mesh = Mesh::parse("data=4,tensor=2", 8).expect("a mesh");
-    let options =
-        LowerOptions { sharding: Some((&mesh, &rules)), aliases: vec![(1, 0), (2, 1)], ..LowerOptions::default() };
-    lower(step.expect("it traces").graph(), &options).expect("it lowers")
-}
-
-/// A stack of layers as a loop, with its gradients.
-fn stack() -> Lowered {
-    const WIDTH: usize = 64;
-    let spec = |dims: &[usize]| TensorSpec::new(F32, dims);
-    let inputs = (spec(&[6, WIDTH, 4 * WIDTH]), spec(&[6, 4 * WIDTH, WIDTH]), spec(&[32, WIDTH]));
-    let step = Function::trace("stack", inputs, |(up, down, x): (Tensor, Tensor, Tensor)| {
-        value_and_grad((up, down), |layers| {
-            let layer = |x: Tensor, (up, down): (Tensor, Tensor)| (x + x.matmul(up).tanh().matmul(down), ());
-            scan(x, layers, layer).0.square().mean(..)
-        })
-    });
-    lower(step.expect("it traces").graph(), &LowerOptions::default()).expect("it lowers")
 }
 
 /// A compiled JAX program, and what jaxlib says of it.

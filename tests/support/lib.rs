@@ -1,6 +1,7 @@
 //! What the test programs share: running graphs on the CPU plugin and looking into them, configs, plugins and programs.
 
 pub mod ahead_of_time;
+pub mod calibration;
 pub mod configs;
 pub mod derivatives;
 pub mod devices;

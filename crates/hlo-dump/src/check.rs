@@ -85,8 +85,14 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
         checks.push(at_most(&format!("--max-collectives-over {axis}="), *most, found, output::thousands));
     }
     if let Some(most) = arguments.max_memory {
-        let peak = memory::of(&loaded)?.peak;
-        checks.push(at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes));
+        let (peak, upper) = memory::most(&loaded)?;
+        let mut verdict = at_most("--max-memory ", most, Bounds { least: peak, most: Some(peak) }, output::bytes);
+        if let Some(upper) = upper {
+            let margin =
+                format!(", of the estimate with the margin for {}, as it is not compiled", upper.backend.name());
+            verdict.limit.push_str(&margin);
+        }
+        checks.push(verdict);
     }
     let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {

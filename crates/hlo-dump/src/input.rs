@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
 use meshloom_hlo::Stage;
+use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::analysis::{Devices, Partitioning, device_count, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
@@ -42,6 +43,9 @@ pub struct Loaded {
 pub trait Run {
     #[cfg(feature = "configs")]
     fn config(&self) -> &meshloom_train::config::RunConfig;
+
+    /// The compiler that the config's program is for, if it says so.
+    fn backend(&self) -> Option<Backend>;
 
     /// The mesh of the program: of one replica, if the program is. Before sharding, the mesh that it is to be spread
     /// over.
@@ -119,6 +123,11 @@ impl Loaded {
     /// Whether there are devices that no mesh names.
     pub fn is_nameless(&self) -> bool {
         self.mesh.is_none() && self.device_count() > 1
+    }
+
+    /// The compiler that the program is for, if a run config says so.
+    pub fn backend(&self) -> Option<Backend> {
+        self.run.as_ref().and_then(|run| run.backend())
     }
 
     /// Train steps in one execution of the program.

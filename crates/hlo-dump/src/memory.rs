@@ -1,7 +1,7 @@
 //! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::memory::{MemoryForm, memory_of_assignment};
+use meshloom_hlo::analysis::memory::{Backend, MemoryForm, UpperMemory, memory_of_assignment, upper};
 use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
@@ -15,6 +15,8 @@ use crate::selection::{check_scope, given, note_if_empty};
 struct Answer<'a> {
     #[serde(flatten)]
     memory: &'a ModuleMemory,
+    /// None for a compiled module.
+    upper: Option<UpperMemory>,
     chip: Option<&'a str>,
     chip_bytes: Option<u64>,
 }
@@ -33,14 +35,16 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
         [given("--min-bytes", &arguments.min_bytes.map(output::human_bytes)), given("--scope", &arguments.scope)];
     note_if_empty(found.live_at_peak.len(), all, "buffer", options);
     let chip_bytes = chip.and_then(Chip::device_memory);
+    let upper = upper(&loaded.module, &found, chip.map(backend_of).or_else(|| loaded.backend()));
     if json {
         let chip = chip.map(|chip| chip.name);
-        return output::json("memory", &loaded.found(&Answer { memory: &found, chip, chip_bytes }));
+        return output::json("memory", &loaded.found(&Answer { memory: &found, upper, chip, chip_bytes }));
     }
     loaded.print_title();
-    print_sums(&found, loaded.partitioning.is_pending());
+    print_sums(&found, upper.as_ref(), loaded.partitioning.is_pending());
     if let Some(there_is) = chip_bytes {
-        line(&output::verdict(found.peak, there_is, &format!("a device's {}", output::bytes(there_is))));
+        let peak = upper.map_or(found.peak, |upper| upper.peak);
+        line(&output::verdict(peak, there_is, &format!("a device's {}", output::bytes(there_is))));
     } else if let Some(chip) = chip {
         output::note(&format!("how much memory {} has is not known, so the peak is compared with nothing", chip.name));
     }
@@ -63,7 +67,23 @@ pub fn of(loaded: &Loaded) -> Result<ModuleMemory> {
     }
 }
 
-fn print_sums(found: &ModuleMemory, global: bool) {
+/// The most that a device needs by what is known: for a module that is not compiled, with the margin of its compiler.
+pub fn most(loaded: &Loaded) -> Result<(u64, Option<UpperMemory>)> {
+    let found = of(loaded)?;
+    let upper = upper(&loaded.module, &found, loaded.backend());
+    Ok((upper.map_or(found.peak, |upper| upper.peak), upper))
+}
+
+/// The compiler for a chip.
+fn backend_of(chip: &Chip) -> Backend {
+    match chip.name {
+        "cpu" => Backend::Cpu,
+        name if name.starts_with(['v', 't']) => Backend::Tpu,
+        _ => Backend::Cuda,
+    }
+}
+
+fn print_sums(found: &ModuleMemory, upper: Option<&UpperMemory>, global: bool) {
     let from = match found.form {
         MemoryForm::Assignment => "as the compiler assigned it",
         MemoryForm::Scheduled => "estimated from the schedule",
@@ -71,13 +91,19 @@ fn print_sums(found: &ModuleMemory, global: bool) {
         MemoryForm::Uncompiled => "estimated: the module is not compiled, so what will be fused is guessed",
     };
     let of = if global { "memory of one device that holds everything" } else { "memory of each device" };
-    line(&paint(DIM, &format!("{of}, {from}")));
+    let margin = upper.map(|upper| format!("; at most, with the margin for {}", upper.backend.name()));
+    line(&paint(DIM, &format!("{of}, {from}{}", margin.unwrap_or_default())));
     let rows = [
-        ("arguments", found.arguments),
-        ("outputs", found.outputs),
-        ("  of them in donated arguments", found.aliased),
-        ("temporaries", found.temporaries),
-        ("peak", found.peak),
+        ("arguments", found.arguments, upper.map(|upper| upper.arguments)),
+        ("outputs", found.outputs, upper.map(|upper| upper.outputs)),
+        ("  of them in donated arguments", found.aliased, upper.map(|upper| upper.aliased)),
+        ("temporaries", found.temporaries, upper.map(|upper| upper.temporaries)),
+        ("peak", found.peak, upper.map(|upper| upper.peak)),
     ];
-    output::table(Table::of(rows).text("", |(name, _)| *name).number("bytes", |(_, bytes)| output::bytes(*bytes)), 0);
+    let table = Table::of(rows).text("", |(name, ..)| *name).number("bytes", |(_, bytes, _)| output::bytes(*bytes));
+    let table = match upper {
+        Some(_) => table.number("at most", |(.., most)| most.map(output::bytes).unwrap_or_default()),
+        None => table,
+    };
+    output::table(table, 0);
 }

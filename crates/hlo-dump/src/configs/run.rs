@@ -8,6 +8,7 @@ use meshloom::sharding::{self, ExplainedStep};
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
 use meshloom_hlo::Stage;
+use meshloom_hlo::analysis::memory::Backend;
 use meshloom_hlo::mesh::Mesh;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_train::config::RunConfig;
@@ -55,6 +56,11 @@ pub fn read(text: &str, name: &str, stage: Stage, set: &[String]) -> Result<(Box
 impl Run for Lowering {
     fn config(&self) -> &RunConfig {
         &self.config
+    }
+
+    fn backend(&self) -> Option<Backend> {
+        // `auto` is settled by devices, which are not looked for.
+        self.config.platform_kind().ok().and_then(|kind| Backend::named(kind.name()))
     }
 
     fn mesh(&self) -> Option<&Mesh> {

@@ -23,7 +23,7 @@
 //! counted.
 //!
 //! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then says what the
-//! compiler will fuse; [`ModuleMemory::form`] says which form it was. A module that XLA has yet to partition has global
+//! compiler will fuse, and [`upper`] what it may need at most; [`ModuleMemory::form`] says which form it was. A module that XLA has yet to partition has global
 //! shapes: it counts as if one device held everything.
 //!
 //! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
@@ -35,6 +35,7 @@ mod fused;
 mod placement;
 mod schedule;
 mod sharing;
+mod upper;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ use schedule::Schedule;
 use sharing::Handover;
 
 pub use assignment::memory_of_assignment;
+pub use upper::{Backend, Margin, UpperMemory, upper};
 
 /// What a module's memory was read off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,0 +1,178 @@
+//! What a module that is not compiled needs at most.
+//!
+//! An uncompiled module does not say how a compiler will lay out, fuse and order it: transposed copies of the operands
+//! of products, workspaces of libraries, values that a later reader keeps. [`ModuleMemory::temporaries`] is then a
+//! guess that may be too low, and [`upper`] adds what it may be short by:
+//!
+//! - On TPUs, arguments and results are padded to tiles, which is computed here. The two fastest dimensions of an array
+//!   are padded to 8 rows (as many times more for elements of fewer bits) of 128, a vector to 1024 elements, a number
+//!   to 512 bytes.
+//! - Temporaries get the margin of the [`Backend`]. It covers every program of a calibration set, and is no proof for
+//!   others; docs/memory.md has the distribution.
+
+use serde::Serialize;
+
+use super::{MemoryForm, ModuleMemory};
+use crate::analysis::index::Module;
+use crate::analysis::size::shape_bytes;
+use crate::proto::{HloModuleProto, PrimitiveType, ShapeProto};
+
+/// The compilers that a margin is known of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// XLA's for CPUs.
+    Cpu,
+    /// XLA's for NVIDIA GPUs.
+    Cuda,
+    /// libtpu.
+    Tpu,
+}
+
+/// What temporaries may need beyond the estimate: a part of it, and a number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Margin {
+    /// Percent of the estimate.
+    pub percent: u64,
+    /// Bytes besides.
+    pub bytes: u64,
+}
+
+impl Backend {
+    /// Every backend.
+    pub const ALL: [Backend; 3] = [Backend::Cpu, Backend::Cuda, Backend::Tpu];
+
+    /// The backend of a platform's name: `cpu`, `cuda` or `tpu`.
+    pub fn named(name: &str) -> Option<Backend> {
+        Backend::ALL.into_iter().find(|backend| backend.name() == name)
+    }
+
+    /// The platform's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda => "cuda",
+            Backend::Tpu => "tpu",
+        }
+    }
+
+    /// The margin, from the calibration set of tests/support/calibration.rs. Its test fails where a program needs more.
+    pub fn margin(self) -> Margin {
+        match self {
+            Backend::Cpu => Margin { percent: 65, bytes: 0 },
+            Backend::Cuda => Margin { percent: 65, bytes: 4 << 20 },
+            Backend::Tpu => Margin { percent: 25, bytes: 4 << 20 },
+        }
+    }
+}
+
+/// What an uncompiled module needs at most of each device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct UpperMemory {
+    /// The compiler that the margin is of.
+    pub backend: Backend,
+    /// All arguments.
+    pub arguments: u64,
+    /// All outputs.
+    pub outputs: u64,
+    /// The outputs that lie in donated arguments.
+    pub aliased: u64,
+    /// All other values.
+    pub temporaries: u64,
+    /// All that a device holds: arguments, outputs that are not in them, temporaries.
+    pub peak: u64,
+}
+
+/// What a module needs at most when a backend compiles it, by its estimate; of the backend that needs most, if none is
+/// named. `None` for a module that is compiled: its estimate needs no margin.
+pub fn upper(module: &HloModuleProto, estimate: &ModuleMemory, backend: Option<Backend>) -> Option<UpperMemory> {
+    if estimate.form != MemoryForm::Uncompiled {
+        return None;
+    }
+    let of = |backend| upper_of(module, estimate, backend);
+    match backend {
+        Some(backend) => Some(of(backend)),
+        None => Backend::ALL.into_iter().map(of).max_by_key(|upper| upper.peak),
+    }
+}
+
+fn upper_of(module: &HloModuleProto, estimate: &ModuleMemory, backend: Backend) -> UpperMemory {
+    let Margin { percent, bytes } = backend.margin();
+    let share = u64::try_from(u128::from(estimate.temporaries) * u128::from(percent) / 100).unwrap_or(u64::MAX);
+    let temporaries = estimate.temporaries.saturating_add(share).saturating_add(bytes);
+    let (arguments, outputs, aliased) = match backend {
+        Backend::Tpu => in_tiles(module).unwrap_or((estimate.arguments, estimate.outputs, estimate.aliased)),
+        Backend::Cpu | Backend::Cuda => (estimate.arguments, estimate.outputs, estimate.aliased),
+    };
+    let peak = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries);
+    UpperMemory { backend, arguments, outputs, aliased, temporaries, peak }
+}
+
+/// Arguments, outputs and aliased outputs as a TPU has them.
+fn in_tiles(module: &HloModuleProto) -> Option<(u64, u64, u64)> {
+    let index = Module::new(module);
+    let entry = index.computations().get(index.entry()?)?;
+    let parameters = entry.instructions().iter().filter(|instruction| instruction.opcode == "parameter");
+    let shapes = parameters.filter_map(|parameter| parameter.shape.as_ref());
+    let arguments = shapes.fold(0u64, |sum, shape| sum.saturating_add(tiled_bytes(shape)));
+    let root = entry.root()?.shape.as_ref()?;
+    let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
+    let aliased = entries.fold(0u64, |sum, entry| {
+        let part = |shape: Option<&'_ ShapeProto>, &index: &i64| -> Option<ShapeProto> {
+            shape?.tuple_shapes.get(usize::try_from(index).ok()?).cloned()
+        };
+        let shape =
+            entry.output_shape_index.iter().fold(Some(root.clone()), |shape, index| part(shape.as_ref(), index));
+        sum.saturating_add(shape.map_or(0, |shape| tiled_bytes(&shape)))
+    });
+    Some((arguments, tiled_bytes(root), aliased))
+}
+
+/// The most that a shape takes on a TPU; of a tuple, with its pointers.
+fn tiled_bytes(shape: &ShapeProto) -> u64 {
+    /// Where a buffer ends is a multiple of this.
+    const UNIT: u64 = 512;
+    const ROWS: u64 = 8;
+    const COLUMNS: u64 = 128;
+    let in_units = |bytes: u64| bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
+    if shape.element_type == i32::from(PrimitiveType::Tuple) {
+        let pointers = in_units(8 * shape.tuple_shapes.len() as u64);
+        return shape.tuple_shapes.iter().fold(pointers, |sum, part| sum.saturating_add(tiled_bytes(part)));
+    }
+    let bits = PrimitiveType::try_from(shape.element_type).ok().and_then(|of| of.bits());
+    let Some(bits) = bits.filter(|&bits| bits > 0) else { return shape_bytes(shape).unwrap_or(0) };
+    let tiles: &[u64] = match shape.dimensions.len() {
+        0 => &[],
+        1 => &[ROWS * COLUMNS],
+        _ => &[COLUMNS, ROWS * (32 / bits).max(1)],
+    };
+    let sizes = shape.dimensions.iter().rev().enumerate().map(|(nth, &size)| {
+        let size = u64::try_from(size).unwrap_or(0);
+        tiles.get(nth).and_then(|&tile| size.checked_next_multiple_of(tile)).unwrap_or(size)
+    });
+    in_units(sizes.fold(1u64, u64::saturating_mul).saturating_mul(bits).div_ceil(8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tiled_bytes;
+    use crate::proto::{PrimitiveType, ShapeProto};
+
+    fn bytes(element_type: PrimitiveType, dimensions: &[i64]) -> u64 {
+        tiled_bytes(&ShapeProto {
+            element_type: element_type.into(),
+            dimensions: dimensions.to_vec(),
+            ..ShapeProto::default()
+        })
+    }
+
+    #[test]
+    fn arrays_are_padded_to_tiles() {
+        assert_eq!(bytes(PrimitiveType::F32, &[]), 512);
+        assert_eq!(bytes(PrimitiveType::F32, &[600]), 4096);
+        assert_eq!(bytes(PrimitiveType::F32, &[600, 1000]), 600 * 1024 * 4);
+        assert_eq!(bytes(PrimitiveType::F32, &[5, 3, 16]), 5 * 8 * 128 * 4);
+        assert_eq!(bytes(PrimitiveType::Bf16, &[3, 16]), 16 * 128 * 2);
+        assert_eq!(bytes(PrimitiveType::F32, &[0, 16]), 0);
+    }
+}

@@ -1,0 +1,171 @@
+//! The margins of modules that are not compiled, against XLA's figures for the calibration set.
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+
+use meshloom::hlo::analysis::memory::{Backend, MemoryForm, UpperMemory, upper};
+use meshloom::hlo::analysis::{ModuleMemory, memory};
+use meshloom::hlo::proto::HloModuleProto;
+use meshloom::pjrt::PlatformKind;
+use support::calibration::{Calibration, Figures, programs, table};
+
+use crate::memory::check_page;
+use crate::programs::text;
+
+/// A program on a platform: the estimate, what it is at most, and XLA's figures.
+struct Row {
+    name: &'static str,
+    estimate: ModuleMemory,
+    upper: UpperMemory,
+    xla: Figures,
+}
+
+impl Row {
+    /// XLA's temporaries, by the estimate.
+    fn short_by(&self) -> f64 {
+        self.xla.temporaries as f64 / self.estimate.temporaries.max(1) as f64
+    }
+
+    /// The bound for all of it, by XLA's figure.
+    fn too_high_by(&self) -> f64 {
+        self.upper.peak as f64 / self.xla.total() as f64
+    }
+}
+
+/// The module that is emitted. What differs between platforms is how it writes groups of devices, which takes no
+/// memory.
+fn emitted(program: &Calibration) -> HloModuleProto {
+    program.lower(PlatformKind::Cpu).module.decode().expect("a module")
+}
+
+/// The rows of each platform, in the order of the set.
+fn rows() -> Vec<(Backend, Vec<Row>)> {
+    let (figures, programs) = (table(), programs());
+    let (next, found) = (Mutex::new(programs.iter().enumerate()), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let Some((nth, program)) = next.lock().expect("the programs").next() else { return };
+            let module = emitted(program);
+            let estimate = memory(&module).expect("its memory");
+            found.lock().expect("the rows").push((nth, program.name, module, estimate));
+        }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+    let mut found = found.into_inner().expect("the rows");
+    found.sort_by_key(|(nth, ..)| *nth);
+    let of = |backend: Backend| {
+        let row = |(_, name, module, estimate): &(usize, &'static str, HloModuleProto, ModuleMemory)| {
+            let xla = *figures.get(&((*name).to_owned(), backend.name().to_owned()))?;
+            let upper = upper(module, estimate, Some(backend)).expect("it is not compiled");
+            Some(Row { name, estimate: estimate.clone(), upper, xla })
+        };
+        (backend, found.iter().filter_map(row).collect())
+    };
+    Backend::ALL.map(of).into()
+}
+
+/// The memory on a v5e's chip. XLA does not count what lies in it, which matters less the larger a program is: margins
+/// are for larger ones, as if they had none of it.
+const ON_CHIP: u64 = 128 << 20;
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The most by which the bound of all memory may exceed XLA's figure: the median of the programs, and the worst.
+fn bounds(backend: Backend) -> (f64, f64) {
+    match backend {
+        Backend::Cpu => (1.4, 1.8),
+        Backend::Cuda => (1.5, 11.0),
+        // Small programs have all but their arguments in the memory on the chip.
+        Backend::Tpu => (8.0, 30.0),
+    }
+}
+
+/// XLA needs no more than the bound, for every program and platform, and the bound is not far above.
+#[test]
+fn bounds_of_emitted_modules_hold() {
+    let mut page = "\
+| platform | programs | XLA's temporaries by the estimate: least, median, most | margin of temporaries \
+| bound of all memory by XLA's figure: least, median, most |
+|---|---|---|---|---|
+"
+    .to_owned();
+    for (backend, rows) in rows() {
+        assert!(rows.len() >= 30, "{}: {}", backend.name(), rows.len());
+        for Row { name, estimate, upper, xla } in &rows {
+            let place = format!(
+                "{name} on {}: {upper:?} for XLA's {xla:?}, estimated {}",
+                backend.name(),
+                estimate.temporaries
+            );
+            println!("{place}");
+            assert_eq!(estimate.form, MemoryForm::Uncompiled);
+            assert!(upper.temporaries >= xla.temporaries, "{place}");
+            assert!(upper.arguments >= xla.arguments && upper.peak >= xla.total(), "{place}");
+            assert!(estimate.temporaries <= upper.temporaries && estimate.peak <= upper.peak, "{place}");
+        }
+        let short = sorted(rows.iter().map(Row::short_by));
+        let high = sorted(rows.iter().map(Row::too_high_by));
+        let (median, worst) = bounds(backend);
+        let text = |values: &[f64]| {
+            let [least, median, most] = [values[0], values[values.len() / 2], values[values.len() - 1]];
+            format!("{least:.2}, {median:.2}, {most:.2}")
+        };
+        let margin = backend.margin();
+        writeln!(
+            page,
+            "| {} | {} | {} | {} % and {} bytes | {} |",
+            backend.name(),
+            rows.len(),
+            text(&short),
+            margin.percent,
+            margin.bytes,
+            text(&high)
+        )
+        .expect("text");
+        assert!(high[high.len() / 2] <= median && high[high.len() - 1] <= worst, "{}: {}", backend.name(), text(&high));
+        // The margin is what the set needs, and not much more.
+        let needed = rows.iter().map(|row| {
+            let is_larger = backend == Backend::Tpu && row.estimate.temporaries > ON_CHIP;
+            let xla = row.xla.temporaries + if is_larger { ON_CHIP } else { 0 };
+            let beyond = xla.saturating_sub(row.estimate.temporaries + margin.bytes);
+            100.0 * beyond as f64 / row.estimate.temporaries.max(1) as f64
+        });
+        let needed = sorted(needed).pop().unwrap_or_default();
+        println!("{}: {needed:.1} % needed", backend.name());
+        assert!(margin.percent as f64 >= needed, "{}: {needed:.1} % needed", backend.name());
+        assert!(margin.percent as f64 - needed <= 5.0, "{}: {needed:.1} % would do", backend.name());
+    }
+    check_page("margins", &page);
+}
+
+/// Programs for other platforms have the same memory.
+#[test]
+fn platforms_emit_the_same_values() {
+    for program in programs().iter().filter(|program| program.name.starts_with("small, Mixtral")) {
+        let of = |kind| memory(&program.lower(kind).module.decode().expect("a module")).expect("its memory");
+        let cpu = of(PlatformKind::Cpu);
+        for kind in [PlatformKind::Cuda, PlatformKind::Tpu] {
+            let other = of(kind);
+            assert_eq!((other.peak, other.temporaries), (cpu.peak, cpu.temporaries), "{}", kind.name());
+        }
+    }
+}
+
+/// Without a backend, the largest; for a compiled module, none.
+#[test]
+fn unknown_backends_and_compiled_modules() {
+    let source = "ENTRY main { x = f32[3,16] parameter(0)  ROOT y = f32[3,16] tanh(x) }";
+    let module = text(&format!("HloModule m\n{source}"));
+    let estimate = memory(&module).expect("its memory");
+    let peaks = Backend::ALL.map(|backend| upper(&module, &estimate, Some(backend)).expect("a bound").peak);
+    let any = upper(&module, &estimate, None).expect("a bound");
+    assert_eq!(any.peak, peaks.into_iter().max().expect("three"));
+    let tpu = upper(&module, &estimate, Some(Backend::Tpu)).expect("a bound");
+    assert_eq!((tpu.arguments, tpu.outputs), (8 * 128 * 4, 8 * 128 * 4));
+    let compiled = text(&format!("HloModule m, is_scheduled=true\n{source}"));
+    assert_eq!(upper(&compiled, &memory(&compiled).expect("its memory"), None), None);
+}
