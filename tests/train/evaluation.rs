@@ -74,7 +74,7 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
     let all = ["train.eval_batches=20"];
     let expected_of_all = plain_loss(&one, &parameters, rows);
     assert!(relative_error(&[expected], &[expected_of_all]) > 1e-6, "{expected} {expected_of_all}");
-    let forms: [&[&str]; 8] = [
+    let forms: [&[&str]; 9] = [
         &["mesh.axes=\"fsdp=4,tensor=2\"", "train.microbatches=4"],
         &["mesh.axes=\"diloco=2,fsdp=4\"", "diloco.replicas=2"],
         &[
@@ -85,6 +85,8 @@ fn the_loss_is_that_of_one_plain_program_on_any_mesh() {
             "pipeline.schedule=1f1b",
         ],
         &["mesh.axes=\"data=2,fsdp=4\""],
+        // Only the train step pads what nothing splits.
+        &["mesh.axes=\"data=1,fsdp=3\"", "target.devices=3", "rules.uneven=true"],
         &["mesh.axes=\"fsdp=8\"", "train.steps_per_call=2", "model.scan_layers=false"],
         &["mesh.axes=\"data=8\"", "partition.mode=shardy"],
         &["mesh.axes=\"replica=2,fsdp=4\"", "train.microbatches=2"],

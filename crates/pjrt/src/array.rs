@@ -1,12 +1,13 @@
 //! A global value spread over devices.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::buffer::{Buffer, HostCopy};
 use super::client::Client;
 use super::error::PjrtError;
 use super::executable::{check_count, check_type};
-use super::layout::{ShardLayout, box_type, copy_in, copy_out};
+use super::layout::{ShardBox, ShardLayout, box_type, copy_in, copy_out, shared_runs};
 use meshloom_hlo::{Literal, TensorType};
 
 /// A part of this size is waited for before the next but one is made. Smaller ones are cheap to hold.
@@ -130,6 +131,41 @@ impl Array {
             copy_in(&mut bytes, &padded, &self.layout.boxes()[device], copy.finish()?.bytes());
         }
         self.cut(dense(padded, bytes)?)
+    }
+
+    /// The same value, laid out otherwise. It goes by way of the host, which holds a part of one device at a time.
+    ///
+    /// # Errors
+    /// The layout is of other dimensions, or the plugin fails.
+    pub fn laid_out(&self, layout: &ShardLayout, devices: &[usize]) -> Result<Array, PjrtError> {
+        let Some(client) = self.shards.first().map(Buffer::client) else { return Ok(self.clone()) };
+        Array::put_parts(client, self.ty.clone(), layout, devices, |index| self.part(&layout.boxes()[index]))
+    }
+
+    /// What lies in a box, with zeros where that is beyond the value.
+    fn part(&self, wanted: &ShardBox) -> Result<Literal, PjrtError> {
+        let ty = box_type(self.ty.dtype, wanted);
+        let mut bytes = vec![0; ty.byte_count()];
+        for device in self.layout.covering_devices()? {
+            let held = &self.layout.boxes()[device];
+            let common = held.iter().zip(wanted).zip(&self.ty.dims);
+            let common: ShardBox = common
+                .map(|((held, wanted), &size)| held.start.max(wanted.start)..held.end.min(wanted.end).min(size))
+                .collect();
+            if common.iter().any(Range::is_empty) {
+                continue;
+            }
+            let within = |outer: &ShardBox| -> ShardBox {
+                let moved =
+                    |(own, outer): (&Range<usize>, &Range<usize>)| own.start - outer.start..own.end - outer.start;
+                common.iter().zip(outer).map(moved).collect()
+            };
+            let shard = self.shard(device)?;
+            for (from, to) in shared_runs((shard.ty(), &within(held)), (&ty, &within(wanted))) {
+                bytes[to].copy_from_slice(&shard.bytes()[from]);
+            }
+        }
+        dense(ty, bytes)
     }
 
     /// The value without its padding.

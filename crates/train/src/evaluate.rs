@@ -3,6 +3,7 @@
 use super::data::DataError;
 use super::model::{Dataset, Model};
 use super::step::Params;
+use super::trainer::laid_out_for;
 use crate::Error;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
@@ -29,7 +30,7 @@ impl Evaluator {
         params: &Params<M, Array>,
         rows: u64,
     ) -> Result<f64, Error> {
-        let params = params.leaves();
+        let params = laid_out_for(&self.program, params.leaves())?;
         let (mut sum, mut total) = (0.0, 0.0);
         for first in (0..rows).step_by(self.rows) {
             let Some(batch) = data.validation(first..first + self.rows as u64)? else { break };

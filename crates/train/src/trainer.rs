@@ -25,7 +25,7 @@ use meshloom::compile::{Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
-use meshloom::pjrt::{Array, CacheUse, Client, CompileOptions, ExecuteOptions};
+use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions, ExecuteOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Key, MapTree, Tree};
 
@@ -46,6 +46,16 @@ pub struct Trainer<M: Model = DecoderConfig, D = Text> {
     lower_seconds: f64,
     compile_seconds: f64,
     compile_cache: Option<CacheUse>,
+}
+
+/// A program's first arguments as it takes them. Where rules allow uneven parts, programs may pad other dimensions than
+/// those that the arguments were made with.
+pub(super) fn laid_out_for(program: &Program, arrays: Vec<Array>) -> Result<Vec<Array>, Error> {
+    let laid_out = |(array, spec): (Array, &ArraySpec)| match array.layout() == &spec.layout {
+        true => Ok(array),
+        false => Ok(array.laid_out(&spec.layout, program.executable().devices())?),
+    };
+    arrays.into_iter().zip(program.inputs()).map(laid_out).collect()
 }
 
 /// Where a run's first state comes from.
@@ -175,7 +185,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let leaves = match beginning {
             Beginning::Program(first) => {
                 let key = first.put(0, &Key::from_seed(config.train.seed))?;
-                first.run(&[&key.into_data()])?
+                let drawn = first.run(&[&key.into_data()])?;
+                laid_out_for(&program, drawn)?
             }
             Beginning::Checkpoint(checkpoint) => {
                 checkpoint.load(&declared, program.inputs(), client, program.executable().devices())?
