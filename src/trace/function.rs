@@ -132,7 +132,7 @@ where
         let origin = Origin::at(Location::caller());
         let name = self.graph.name();
         let refuse = |what, expected, found| {
-            Err(TraceError { kind: TraceErrorKind::Mismatch { what, expected, found }, origin: origin.clone() })
+            Err(TraceError { kind: TraceErrorKind::Mismatch { what, expected, found }, origin })
         };
         let (paths, given) = (self.outputs.paths(), specs.paths());
         if paths != given {

@@ -41,6 +41,9 @@ enum Source {
     Function(usize, fn(&Platform) -> Lowered),
 }
 
+/// How a function is lowered for a platform.
+type Lower = fn(&Platform) -> Lowered;
+
 /// Two layers of a small decoder.
 const SMALL: &[&str] =
     &["model.layers=2", "model.embed=128", "model.heads=4", "model.kv_heads=2", "model.mlp=384", "model.seq=128"];
@@ -123,11 +126,11 @@ pub fn programs() -> Vec<Calibration> {
         ("large, full remat, fsdp=8", &[LARGE, FSDP, &["remat.policy=full"]]),
         ("large, fsdp=2,tensor=4", &[LARGE, &["mesh.axes=fsdp=2,tensor=4"]]),
         ("large, bf16, fsdp=8", &[LARGE, FSDP, &["model.compute_dtype=bf16"]]),
-        ("large, sequences of 1024, one device", &[LARGE, ONE, &["model.seq=2048", "train.batch=2"]]),
+        ("large, sequences of 2048, one device", &[LARGE, ONE, &["model.seq=2048", "train.batch=2"]]),
     ];
     let images: [(&'static str, &'static [&'static str]); 2] =
         [("vision transformer", &["mesh.axes=data=2,fsdp=4"]), ("vision transformer, one device", ONE)];
-    let functions: [(&'static str, usize, fn(&Platform) -> Lowered); 6] = [
+    let functions: [(&'static str, usize, Lower); 6] = [
         ("two layers, data=4,tensor=2", 8, two_layers),
         ("layers in a loop", 1, stack),
         ("multilayer perceptron", 1, perceptron),
@@ -201,7 +204,7 @@ impl Calibration {
         let options = CompileOptions { debug_options: debug_options.unwrap_or_default(), ..options };
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &settings)
             .unwrap_or_else(|error| panic!("{} for {}: {error}", self.name, kind.name()));
-        compiled.memory_stats().unwrap_or_else(|error| panic!("{error}")).clone()
+        compiled.memory_stats().unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
@@ -306,9 +309,9 @@ fn softmax(platform: &Platform) -> Lowered {
 /// Elementwise ops and sums over both dimensions.
 fn elementwise(platform: &Platform) -> Lowered {
     let function = Function::trace("elementwise", spec(&[1000, 600]), |x: Tensor| {
-        let y = x.clone().tanh() * 2.0 + x.clone();
-        let rows = y.clone().sum([0]);
-        let columns = y.clone().square().sum([1]);
+        let y = x.tanh() * 2.0 + x;
+        let rows = y.sum([0]);
+        let columns = y.square().sum([1]);
         (y.exp().transpose([1, 0]), rows, columns)
     });
     lowered(function.expect("it traces").graph(), platform)

@@ -118,11 +118,8 @@ fn in_tiles(module: &HloModuleProto) -> Option<(u64, u64, u64)> {
     let root = entry.root()?.shape.as_ref()?;
     let entries = module.input_output_alias.iter().flat_map(|alias| &alias.entries);
     let aliased = entries.fold(0u64, |sum, entry| {
-        let part = |shape: Option<&'_ ShapeProto>, &index: &i64| -> Option<ShapeProto> {
-            shape?.tuple_shapes.get(usize::try_from(index).ok()?).cloned()
-        };
-        let shape =
-            entry.output_shape_index.iter().fold(Some(root.clone()), |shape, index| part(shape.as_ref(), index));
+        let part = |shape: &'_ ShapeProto, &index: &i64| shape.tuple_shapes.get(usize::try_from(index).ok()?).cloned();
+        let shape = entry.output_shape_index.iter().try_fold(root.clone(), |shape, index| part(&shape, index));
         sum.saturating_add(shape.map_or(0, |shape| tiled_bytes(&shape)))
     });
     Some((arguments, tiled_bytes(root), aliased))
