@@ -1,8 +1,8 @@
 //! Gradient accumulation: the gradient of a sum over the parts of a batch, one part after the other.
 //!
-//! The parts are a scan that carries the sum of the gradients so far, at least in `f32`. Each part's gradient lies as the
-//! parameters do; over mesh axes that do not split its parameter it stays a partial sum, as each device has it, and so
-//! does the sum. So nothing crosses such an axis in the loop, however many parts there are: whoever uses the sum
+//! The parts are a scan that carries the sum of the gradients so far, at least in `f32`. Each part's gradient lies as
+//! the parameters do; over mesh axes that do not split its parameter it stays a partial sum, as each device has it, and
+//! so does the sum. So nothing crosses such an axis in the loop, however many parts there are: whoever uses the sum
 //! resolves it, once. With the axis `replica` this is partially sharded data parallelism: what the literature keeps as
 //! one gradient buffer for each replica is here one sum that is not complete yet
 //! ([`Spec::unreduced`](crate::ir::Spec::unreduced)). Over axes that do split the parameter the gradient is reduced and

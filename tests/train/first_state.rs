@@ -1,4 +1,5 @@
-//! The state before the first step: drawn on the devices, the same bits on any mesh and in any form, and its statistics.
+//! The state before the first step: drawn on the devices, the same bits on any mesh and in any form, and its
+//! statistics.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! Training in bf16: the type of every value that matters, whole steps over meshes, pipelines and replicas against one
 //! device, and what master copies are good for.
 //!
-//! Where an equality in `f32` holds to 1e-5, one in `bf16` cannot: activations have 8 bits, and a sum over devices is of
-//! parts that have been rounded. Each rounding is off by at most 2^-9, about 2e-3. In a loss, the mean over a thousand
-//! tokens, such errors mostly cancel: the losses of six steps agree to 2e-4, and with those in `f32` to 1e-3.
+//! Where an equality in `f32` holds to 1e-5, one in `bf16` cannot: activations have 8 bits, and a sum over devices is
+//! of parts that have been rounded. Each rounding is off by at most 2^-9, about 2e-3. In a loss, the mean over a
+//! thousand tokens, such errors mostly cancel: the losses of six steps agree to 2e-4, and with those in `f32` to 1e-3.
 
 use std::collections::BTreeMap;
 

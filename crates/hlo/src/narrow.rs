@@ -46,8 +46,8 @@ narrow! {
 }
 
 /// An `f32` that rounds to a 16-bit type as the number does: the number, or of the two that enclose it the one with an
-/// odd mantissa (S. Boldo and G. Melquiond, "When double rounding is odd", 2005). `half` drops the lower bits of an `f64`
-/// before it rounds.
+/// odd mantissa (S. Boldo and G. Melquiond, "When double rounding is odd", 2005). `half` drops the lower bits of an
+/// `f64` before it rounds.
 pub(crate) fn to_odd(number: f64) -> f32 {
     let near = number as f32;
     let is_exact = f64::from(near) == number || number.is_nan();

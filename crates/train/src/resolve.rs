@@ -270,7 +270,8 @@ impl<M: Model> Run<M> {
         Ok((function, lowered))
     }
 
-    /// The program that makes the state before the first step on the devices, each its own part, from the key of a seed.
+    /// The program that makes the state before the first step on the devices, each its own part, from the key of a
+    /// seed.
     ///
     /// # Errors
     /// A parameter's type does not hold its first value.

@@ -25,8 +25,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Compiles the forward pass for a window of `seq` tokens and copies the parameters, one by one: `read` gives the one
-    /// of a path, of this type or another floating-point one.
+    /// Compiles the forward pass for a window of `seq` tokens and copies the parameters, one by one: `read` gives the
+    /// one of a path, of this type or another floating-point one.
     ///
     /// # Errors
     /// The plugin refuses the program, or a parameter cannot be read.

@@ -23,8 +23,8 @@
 //! counted.
 //!
 //! A module without a schedule and without fusions has not been compiled. A model (`fused.rs`) then says what the
-//! compiler will fuse, and [`upper`] what it may need at most; [`ModuleMemory::form`] says which form it was. A module that XLA has yet to partition has global
-//! shapes: it counts as if one device held everything.
+//! compiler will fuse, and [`upper`] what it may need at most; [`ModuleMemory::form`] says which form it was. A module
+//! that XLA has yet to partition has global shapes: it counts as if one device held everything.
 //!
 //! An `HloProto` from a compiler's dump may contain the assignment itself ([`memory_of_assignment`]), which is exact.
 
