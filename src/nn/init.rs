@@ -39,11 +39,11 @@ pub fn initialize<T: Tree<Leaf = Param> + MapTree<Literal>>(params: &T, seed: u6
             Init::Constant(number) => return Literal::from_fn(ty, |_| number),
             Init::Normal(deviation) => deviation,
         };
-        let (path, first) = path_and_layer(&path.to_string());
+        let (path, first) = place_of(path.to_string());
         let key = Threefry::evaluate(key, words(&path));
         let of_layer: usize = ty.dims[param.stacked_dims..].iter().product();
         Literal::from_fn(ty, |index| {
-            let counter = counter_in_layer(first + (index / of_layer) as u32, (index % of_layer) as u64);
+            let counter = counter_in_layer((first + index / of_layer) as u32, (index % of_layer) as u64);
             let [high, low] = Threefry::evaluate(key, counter);
             deviation * f64::from(normal_on_host(high ^ low))
         })
@@ -78,7 +78,7 @@ where
         let failed = fail(TraceErrorKind::Other(error.to_string()), place);
         return params.map(|_, _| failed);
     }
-    let places: Vec<(String, u32)> = params.paths().iter().map(|path| path_and_layer(path)).collect();
+    let places: Vec<(String, usize)> = params.paths().into_iter().map(place_of).collect();
     let words: Vec<[u32; 2]> = places.iter().map(|(path, _)| words(path)).collect();
     composite(place, || {
         let keys = key.fold_in_each(&words);
@@ -87,9 +87,8 @@ where
             let ty = &param.spec.ty;
             match (param.init, keys.next()) {
                 (Init::Normal(deviation), Some((key, &(_, first)))) => {
-                    let wide = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-                    let bits = key.bits_by_layer(&ty.dims, param.stacked_dims, first);
-                    (normal(bits).convert(wide) * deviation).convert(ty.dtype)
+                    let bits = key.bits_by_layer(&ty.dims, param.stacked_dims, first as u32);
+                    (normal(bits).convert(ty.dtype.at_least_f32()) * deviation).convert(ty.dtype)
                 }
                 (Init::Constant(number) | Init::Normal(number), _) => full(ty.dtype, &ty.dims, number),
             }
@@ -116,18 +115,19 @@ fn check_one(path: String, param: &Param) -> Result<(), InitError> {
     }
 }
 
-/// The path without the number of a layer, and the number, or 0: `layers.mlp.up` and 3 of `layers.3.mlp.up`.
-fn path_and_layer(path: &str) -> (String, u32) {
-    let mut parts: Vec<&str> = path.split('.').collect();
-    let number = parts.iter().position(|&part| part == "layers").map(|position| position + 1);
-    let layer = number.and_then(|number| Some((number, parts.get(number)?.parse().ok()?)));
-    match layer {
-        Some((number, layer)) => {
-            parts.remove(number);
-            (parts.join("."), layer)
-        }
-        None => (path.to_owned(), 0),
-    }
+/// The path without the number of a layer, and the number: `layers.mlp.up` and 3 of `layers.3.mlp.up`. None where no
+/// number follows `layers`.
+pub fn layer_of(path: &str) -> Option<(String, usize)> {
+    let parts: Vec<&str> = path.split('.').collect();
+    let position = parts.windows(2).position(|pair| pair[0] == "layers" && pair[1].parse::<usize>().is_ok())?;
+    let layer = parts[position + 1].parse().ok()?;
+    let rest = [&parts[..=position], &parts[position + 2..]].concat();
+    Some((rest.join("."), layer))
+}
+
+/// Where a parameter's numbers are drawn: the path that all layers share, and the number of its only or first layer.
+fn place_of(path: String) -> (String, usize) {
+    layer_of(&path).unwrap_or((path, 0))
 }
 
 /// What is folded into the key of a seed for a parameter with this path.

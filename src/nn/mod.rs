@@ -37,7 +37,7 @@ mod rotary;
 pub use attention::{Attention, AttentionMask, attention, causal_attention, masked_softmax};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
-pub use init::{first_values, initialize};
+pub use init::{first_values, initialize, layer_of};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};
 pub use layout::STREAM;

@@ -220,8 +220,7 @@ fn uniform(key: Key<Tensor>, dtype: DType, dims: &[usize], range: Range<f64>) ->
 /// `sqrt(2) * erf_inv(x)`, at least in `f32`.
 fn normal_of(x: Tensor) -> Tensor {
     let dtype = x.dtype();
-    let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
-    std::f64::consts::SQRT_2 * x.convert(wide).erf_inv().convert(dtype)
+    std::f64::consts::SQRT_2 * x.convert(dtype.at_least_f32()).erf_inv().convert(dtype)
 }
 
 fn gumbel(key: Key<Tensor>, dtype: DType, dims: &[usize]) -> Tensor {

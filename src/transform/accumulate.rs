@@ -64,7 +64,8 @@ where
     }
     let rows: Vec<Tensor> = batch.leaves().into_iter().map(|leaf| in_parts(leaf, parts, place)).collect();
     let stacked = refill(&batch, &mut rows.into_iter());
-    let nothing = refill(&params, &mut params.leaves().iter().map(|param| zeros(wide(param.dtype()), param.dims())));
+    let nothing =
+        refill(&params, &mut params.leaves().iter().map(|param| zeros(param.dtype().at_least_f32(), param.dims())));
     let start = (zeros(DType::F32, []), nothing);
     let mut made_at = Vec::new();
     let ((value, sums), ()) = scope("microbatches", || {
@@ -80,13 +81,9 @@ where
     (value, partial(&sums, &made_at))
 }
 
-/// The type in which gradients of this type are added up.
-fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
+/// A gradient in the type in which it is added up.
 fn widened(gradient: Tensor) -> Tensor {
-    gradient.convert(wide(gradient.dtype()))
+    gradient.convert(gradient.dtype().at_least_f32())
 }
 
 /// Notes an error unless there are as many declarations as values.

@@ -12,12 +12,13 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
+use meshloom::compile::Program;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Key, Tree};
-use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 use meshloom_train::parameters::LoadOptions;
+use meshloom_train::{Run, Trainer};
 use support::configs::{self, UNOPTIMIZED};
 use support::eight_devices::client;
 use support::program::test_alone;
@@ -67,6 +68,13 @@ fn ready(arrays: &[Array]) {
     arrays.iter().for_each(|array| array.block_until_ready().expect("computed"));
 }
 
+/// The run of a config, and the program that draws its first state.
+fn run_and_first(config: &RunConfig) -> (Run, Program) {
+    let run = config.resolve().expect("a run");
+    let lowered = run.lower_first_state(client().platform()).expect("it lowers");
+    (run, lowered.compile(&client()).expect("it compiles"))
+}
+
 #[test]
 fn the_host_holds_no_state_of_its_own() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -83,9 +91,7 @@ fn the_host_holds_no_state_of_its_own() {
 #[ignore = "run by the test above, in a process of its own"]
 fn child_draws_and_saves() {
     let config = config();
-    let run = config.resolve().expect("a run");
-    let program =
-        run.lower_first_state(client().platform()).expect("it lowers").compile(&client()).expect("it compiles");
+    let (_, program) = run_and_first(&config);
     let key = program.put(0, &Key::from_seed(3)).expect("a key").into_data();
     let (arrays, grown) = growth(|| {
         let arrays = program.run(&[&key]).expect("it runs");
@@ -105,10 +111,8 @@ fn child_draws_and_saves() {
 #[ignore = "run by the test above, in a process of its own"]
 fn child_loads() {
     let config = config();
-    let run = config.resolve().expect("a run");
     // Its outputs lie as a state does.
-    let program =
-        run.lower_first_state(client().platform()).expect("it lowers").compile(&client()).expect("it compiles");
+    let (run, program) = run_and_first(&config);
     let devices = program.executable().devices();
     let checkpoint = find(&config.checkpoint.dir, Fallback::Refuse).expect("it is there").checkpoint;
     let (arrays, grown) = growth(|| {

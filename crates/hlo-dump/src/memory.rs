@@ -1,7 +1,7 @@
 //! `hlo-dump memory`: what a program needs of each device's memory, and what fills it.
 
 use anyhow::Result;
-use meshloom_hlo::analysis::memory::{Backend, MemoryForm, UpperMemory, memory_of_assignment, upper};
+use meshloom_hlo::analysis::memory::{MemoryForm, UpperMemory, memory_of_assignment, upper};
 use meshloom_hlo::analysis::{Chip, ModuleMemory, memory};
 use meshloom_hlo::table::Table;
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub fn run(arguments: &Memory, json: bool) -> Result<()> {
         [given("--min-bytes", &arguments.min_bytes.map(output::human_bytes)), given("--scope", &arguments.scope)];
     note_if_empty(found.live_at_peak.len(), all, "buffer", options);
     let chip_bytes = chip.and_then(Chip::device_memory);
-    let upper = upper(&loaded.module, &found, chip.map(backend_of).or_else(|| loaded.backend()));
+    let upper = upper(&loaded.module, &found, chip.map(|chip| chip.backend).or_else(|| loaded.backend()));
     if json {
         let chip = chip.map(|chip| chip.name);
         return output::json("memory", &loaded.found(&Answer { memory: &found, upper, chip, chip_bytes }));
@@ -72,15 +72,6 @@ pub fn most(loaded: &Loaded) -> Result<(u64, Option<UpperMemory>)> {
     let found = of(loaded)?;
     let upper = upper(&loaded.module, &found, loaded.backend());
     Ok((upper.map_or(found.peak, |upper| upper.peak), upper))
-}
-
-/// The compiler for a chip.
-fn backend_of(chip: &Chip) -> Backend {
-    match chip.name {
-        "cpu" => Backend::Cpu,
-        name if name.starts_with(['v', 't']) => Backend::Tpu,
-        _ => Backend::Cuda,
-    }
 }
 
 fn print_sums(found: &ModuleMemory, upper: Option<&UpperMemory>, global: bool) {

@@ -105,6 +105,13 @@ impl DType {
         matches!(self, DType::F8E4M3FN | DType::F8E5M2 | DType::BF16 | DType::F16 | DType::F32 | DType::F64)
     }
 
+    /// The type in which sums and other long computations over values of a floating-point type are done: `f64` for
+    /// `f64`, else `f32`.
+    #[must_use]
+    pub const fn at_least_f32(self) -> DType {
+        if matches!(self, DType::F64) { DType::F64 } else { DType::F32 }
+    }
+
     /// The smallest number of the type: an infinity where it has one. That of `s64` is exact.
     pub const fn lowest(self) -> f64 {
         match self {

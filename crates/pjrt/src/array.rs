@@ -1,5 +1,6 @@
 //! A global value spread over devices.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -44,20 +45,20 @@ impl Array {
         layout: &ShardLayout,
         devices: &[usize],
     ) -> Result<Array, PjrtError> {
-        let padded = pad(literal, layout)?;
-        let whole = padded.as_ref().unwrap_or(literal);
-        Array::put_parts(client, literal.ty().clone(), layout, devices, |index| {
-            let shard = &layout.boxes()[index];
-            match layout.is_whole(shard) {
-                true => Ok(whole.clone()),
-                false => dense(box_type(whole.ty().dtype, shard), copy_out(whole.bytes(), whole.ty(), shard)),
+        let ty = literal.ty();
+        check_dims(ty, layout)?;
+        Array::put_parts(client, ty.clone(), layout, devices, |index| {
+            let shard = layout.value_part(index);
+            match box_type(ty.dtype, &shard) {
+                whole if whole == *ty => Ok(literal.clone()),
+                part => dense(part, copy_out(literal.bytes(), ty, &shard)),
             }
         })
     }
 
     /// As [`Array::put_on`], of a value that is never there as a whole: `part` gives what lies in the layout's box with
-    /// this index. Of equal boxes, it is asked for one. The host holds two large parts at most: the one that it makes,
-    /// and the one before, on its way.
+    /// this index, without its [padding](ShardLayout::value_part). Of equal boxes, it is asked for one. The host holds
+    /// two large parts at most: the one that it makes, and the one before, on its way.
     pub fn put_parts<E: From<PjrtError>>(
         client: &Client,
         ty: TensorType,
@@ -66,21 +67,23 @@ impl Array {
         part: impl Fn(usize) -> Result<Literal, E>,
     ) -> Result<Array, E> {
         check_count(|| "devices to put shards on", layout.device_count(), devices.len())?;
-        let boxes = layout.boxes();
-        let mut shards: Vec<Option<Buffer>> = vec![None; boxes.len()];
+        let mut all_holders: HashMap<&ShardBox, Vec<usize>> = HashMap::new();
+        for (index, shard) in layout.boxes().iter().enumerate() {
+            all_holders.entry(shard).or_default().push(index);
+        }
+        let mut shards: Vec<Option<Buffer>> = vec![None; devices.len()];
         let mut under_way: Vec<Buffer> = Vec::new();
-        for index in 0..boxes.len() {
-            if shards[index].is_some() {
-                continue;
-            }
-            let part = part(index)?;
+        for (index, shard) in layout.boxes().iter().enumerate() {
+            // At the first of its holders; at the others there is nothing.
+            let Some(holders) = all_holders.remove(shard) else { continue };
+            let part = padded(part(index)?, box_type(ty.dtype, shard))?;
             under_way.drain(..).try_for_each(|buffer| buffer.block_until_ready())?;
-            for other in (index..boxes.len()).filter(|&other| boxes[other] == boxes[index]) {
-                let buffer = Buffer::from_literal(client, &part, devices[other])?;
+            for holder in holders {
+                let buffer = Buffer::from_literal(client, &part, devices[holder])?;
                 if part.bytes().len() >= LARGE_PART_BYTES {
                     under_way.push(buffer.clone());
                 }
-                shards[other] = Some(buffer);
+                shards[holder] = Some(buffer);
             }
         }
         Ok(Array::from_shards(ty, layout.clone(), shards.into_iter().flatten().collect())?)
@@ -139,19 +142,18 @@ impl Array {
     /// The layout is of other dimensions, or the plugin fails.
     pub fn laid_out(&self, layout: &ShardLayout, devices: &[usize]) -> Result<Array, PjrtError> {
         let Some(client) = self.shards.first().map(Buffer::client) else { return Ok(self.clone()) };
-        Array::put_parts(client, self.ty.clone(), layout, devices, |index| self.part(&layout.boxes()[index]))
+        Array::put_parts(client, self.ty.clone(), layout, devices, |index| self.part(&layout.value_part(index)))
     }
 
-    /// What lies in a box, with zeros where that is beyond the value.
+    /// What lies in a box of the value.
     fn part(&self, wanted: &ShardBox) -> Result<Literal, PjrtError> {
         let ty = box_type(self.ty.dtype, wanted);
         let mut bytes = vec![0; ty.byte_count()];
         for device in self.layout.covering_devices()? {
             let held = &self.layout.boxes()[device];
-            let common = held.iter().zip(wanted).zip(&self.ty.dims);
-            let common: ShardBox = common
-                .map(|((held, wanted), &size)| held.start.max(wanted.start)..held.end.min(wanted.end).min(size))
-                .collect();
+            let both =
+                |(held, wanted): (&Range<usize>, &Range<usize>)| held.start.max(wanted.start)..held.end.min(wanted.end);
+            let common: ShardBox = held.iter().zip(wanted).map(both).collect();
             if common.iter().any(Range::is_empty) {
                 continue;
             }
@@ -214,14 +216,18 @@ impl Array {
     }
 }
 
-/// The literal with zeros where the layout has more than it; none where it has as much.
-fn pad(literal: &Literal, layout: &ShardLayout) -> Result<Option<Literal>, PjrtError> {
-    check_dims(literal.ty(), layout)?;
-    let Some(own) = layout.value_box() else { return Ok(None) };
-    let ty = TensorType::new(literal.ty().dtype, layout.dims());
+/// The literal with zeros behind it in each dimension, as a larger type has them.
+fn padded(literal: Literal, ty: TensorType) -> Result<Literal, PjrtError> {
+    let dims = &literal.ty().dims;
+    let fits = dims.len() == ty.dims.len() && dims.iter().zip(&ty.dims).all(|(own, most)| own <= most);
+    if *literal.ty() == ty || literal.ty().dtype != ty.dtype || !fits {
+        // What is wrong with it, the shards' check says.
+        return Ok(literal);
+    }
+    let own: ShardBox = dims.iter().map(|&size| 0..size).collect();
     let mut bytes = vec![0; ty.byte_count()];
     copy_in(&mut bytes, &ty, &own, literal.bytes());
-    dense(ty, bytes).map(Some)
+    dense(ty, bytes)
 }
 
 fn check_dims(ty: &TensorType, layout: &ShardLayout) -> Result<(), PjrtError> {

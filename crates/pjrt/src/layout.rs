@@ -85,6 +85,12 @@ impl ShardLayout {
         &self.boxes
     }
 
+    /// What the box with an index has of the values: the box without its padding.
+    pub fn value_part(&self, index: usize) -> ShardBox {
+        let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
+        self.boxes[index].iter().zip(self.value_dims()).map(clip).collect()
+    }
+
     /// How many devices hold a part.
     pub fn device_count(&self) -> usize {
         self.boxes.len()
@@ -100,7 +106,7 @@ impl ShardLayout {
         self.boxes.iter().all(|shard| self.is_whole(shard))
     }
 
-    pub(super) fn is_whole(&self, shard: &ShardBox) -> bool {
+    fn is_whole(&self, shard: &ShardBox) -> bool {
         shard.iter().zip(&self.dims).all(|(range, &size)| *range == (0..size))
     }
 

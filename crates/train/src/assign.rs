@@ -1,13 +1,12 @@
 //! New parameters for a state on the devices: each device's part is read on its own, so the host never has a whole one.
 
-use std::ops::Range;
 use std::path::Path;
 
 use super::checkpoint::{Checkpoint, ParameterLeaves};
 use super::parameters::{self, LoadOptions, ParameterFile};
 use crate::Error;
-use meshloom::ir::{InternalError, Literal, TensorType};
-use meshloom::pjrt::{Array, Client, ShardBox, shared_runs};
+use meshloom::ir::Literal;
+use meshloom::pjrt::{Array, Client, ShardBox};
 use meshloom::trace::{MapTree, Param, Tree};
 
 /// Where the parameters of a model are in the state of a run, and whether with a dimension over replicas before theirs.
@@ -83,28 +82,9 @@ fn read_like(
     let dims = ty.dims.get(replica_dims..).unwrap_or_default();
     let devices: Vec<usize> = before.shards().iter().map(|shard| shard.device()).collect();
     Array::put_parts(client, ty.clone(), layout, &devices, |index| {
-        let held = &layout.boxes()[index];
-        // Padding is not in the file.
-        let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
-        let own: ShardBox = held.iter().zip(layout.value_dims()).map(clip).collect();
+        let own = layout.value_part(index);
         let (replicas, shard) = own.split_at(replica_dims);
         let part = source.part(path, dims, &shard.into())?.convert(ty.dtype);
-        let part = replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len()));
-        let local = layout.local_type(ty.dtype, index);
-        padded(&part, &local.ok_or_else(|| InternalError::new("a layout", "a box for each device"))?)
+        Ok(replicas.iter().fold(part, |part, replicas| part.repeated(replicas.len())))
     })
-}
-
-/// A value with zeros behind it in each dimension.
-fn padded(value: &Literal, ty: &TensorType) -> Result<Literal, Error> {
-    if value.ty() == ty {
-        return Ok(value.clone());
-    }
-    let own: ShardBox = value.ty().dims.iter().map(|&size| 0..size).collect();
-    let mut bytes = vec![0; ty.byte_count()];
-    for (from, to) in shared_runs((value.ty(), &own), (ty, &own)) {
-        bytes[to].copy_from_slice(&value.bytes()[from]);
-    }
-    Ok(Literal::from_bytes(ty.clone(), bytes)
-        .map_err(|_| InternalError::new("a part of a parameter", "as many bytes as its type"))?)
 }

@@ -15,6 +15,7 @@
 
 use serde::Serialize;
 
+use super::memory::Backend;
 use crate::DType;
 
 /// The arithmetic that an op is done in.
@@ -72,6 +73,8 @@ const KINDS: [(&str, Option<&str>); 13] = [
 pub struct Chip {
     /// The name that `--chip` takes.
     pub name: &'static str,
+    /// The compiler for it.
+    pub backend: Backend,
     /// Devices that a program sees of it: a tpu7x shows its two halves, each with half of everything.
     pub devices: u32,
     /// Multiplications and additions of matrices of 16-bit floating point.
@@ -105,6 +108,7 @@ const GIGABIT: f64 = 1e9 / 8.0;
 /// A chip without any published figure.
 const UNKNOWN: Chip = Chip {
     name: "cpu",
+    backend: Backend::Cpu,
     devices: 1,
     bf16_flops: None,
     f32_flops: None,
@@ -120,6 +124,7 @@ const UNKNOWN: Chip = Chip {
 
 const H100: Chip = Chip {
     name: "h100",
+    backend: Backend::Cuda,
     bf16_flops: Some(989.4 * TERA),
     f32_flops: Some(494.7 * TERA),
     f64_flops: Some(67.0 * TERA),
@@ -136,6 +141,7 @@ const H100: Chip = Chip {
 pub const CHIPS: &[Chip] = &[
     Chip {
         name: "v4",
+        backend: Backend::Tpu,
         bf16_flops: Some(275.0 * TERA),
         int8_ops: Some(275.0 * TERA),
         memory_bytes: Some(32 * GIB),
@@ -146,6 +152,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5e",
+        backend: Backend::Tpu,
         bf16_flops: Some(197.0 * TERA),
         int8_ops: Some(393.0 * TERA),
         memory_bytes: Some(16 * GIB),
@@ -158,6 +165,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v5p",
+        backend: Backend::Tpu,
         bf16_flops: Some(459.0 * TERA),
         fp8_flops: Some(459.0 * TERA),
         int8_ops: Some(918.0 * TERA),
@@ -170,6 +178,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "v6e",
+        backend: Backend::Tpu,
         bf16_flops: Some(918.0 * TERA),
         fp8_flops: Some(918.0 * TERA),
         int8_ops: Some(1836.0 * TERA),
@@ -182,6 +191,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "tpu7x",
+        backend: Backend::Tpu,
         devices: 2,
         bf16_flops: Some(2307.0 * TERA),
         fp8_flops: Some(4614.0 * TERA),
@@ -194,6 +204,7 @@ pub const CHIPS: &[Chip] = &[
     },
     Chip {
         name: "a100",
+        backend: Backend::Cuda,
         bf16_flops: Some(312.0 * TERA),
         f32_flops: Some(156.0 * TERA),
         f64_flops: Some(19.5 * TERA),
@@ -208,6 +219,7 @@ pub const CHIPS: &[Chip] = &[
     Chip { name: "h200", memory_bytes: Some(141_000_000_000), memory_bandwidth: Some(4800.0 * GIGA), ..H100 },
     Chip {
         name: "b200",
+        backend: Backend::Cuda,
         bf16_flops: Some(2250.0 * TERA),
         f32_flops: Some(1100.0 * TERA),
         f64_flops: Some(40.0 * TERA),

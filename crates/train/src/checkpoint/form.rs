@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::CheckpointError;
 use meshloom::ir::{DType, TensorType};
+use meshloom::nn::layer_of;
 use meshloom::pjrt::{ShardBox, ShardLayout, shared_runs};
 use meshloom::trace::{Param, Tree};
 use meshloom::transform::diloco::REPLICAS;
@@ -125,8 +126,7 @@ impl Leaf {
     pub(super) fn segments(&self, layout: &ShardLayout, device: usize) -> Vec<Segment> {
         let held = &layout.boxes()[device];
         let sizes: Vec<usize> = held.iter().map(ExactSizeIterator::len).collect();
-        let clip = |(range, &size): (&Range<usize>, &usize)| range.start.min(size)..range.end.min(size);
-        let stored: ShardBox = held.iter().zip(layout.value_dims()).map(clip).collect();
+        let stored = layout.value_part(device);
         let local: ShardBox = stored.iter().map(|range| 0..range.len()).collect();
         if stored.iter().any(Range::is_empty) {
             return Vec::new();
@@ -152,13 +152,4 @@ impl Leaf {
             }
         }
     }
-}
-
-/// The path without the number of a layer, and the number: `layers.mlp.up` and 3 of `layers.3.mlp.up`.
-fn layer_of(path: &str) -> Option<(String, usize)> {
-    let parts: Vec<&str> = path.split('.').collect();
-    let position = parts.windows(2).position(|pair| pair[0] == "layers" && pair[1].parse::<usize>().is_ok())?;
-    let layer = parts[position + 1].parse().ok()?;
-    let rest = [&parts[..=position], &parts[position + 2..]].concat();
-    Some((rest.join("."), layer))
 }

@@ -186,18 +186,18 @@ impl Checkpoint {
         &self,
         declared: &impl Tree<Leaf = Param>,
     ) -> Result<ParameterLeaves<'_>, CheckpointError> {
+        let stored = |path: &str| self.manifest.leaves.iter().find(|stored| stored.path == path);
         let has_replicas = self.manifest.leaves.iter().any(|leaf| leaf.path.starts_with(OUTER_PARAMS));
         let prefixes: &[&str] = if has_replicas { &[OUTER_PARAMS] } else { &["master.", "params."] };
-        let is_stored = |path: &str| self.manifest.leaves.iter().any(|stored| stored.path == path);
         let mut leaves = Vec::new();
-        let named = declared.paths().into_iter().zip(declared.leaves());
-        for (own_path, mut leaf) in named.zip(form::leaves(declared, "")?).map(|((path, _), leaf)| (path, leaf)) {
-            let found = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path)).find(|path| is_stored(path));
+        for (own_path, mut leaf) in declared.paths().into_iter().zip(form::leaves(declared, "")?) {
+            let mut paths = prefixes.iter().map(|prefix| format!("{prefix}{}", leaf.path));
+            let found = paths.find(|path| stored(path).is_some());
+            // Where none is stored, the last is what is missing.
             leaf.path = found.unwrap_or_else(|| format!("{}{}", prefixes[prefixes.len() - 1], leaf.path));
-            let stored = self.manifest.leaves.iter().find(|stored| stored.path == leaf.path).and_then(StoredLeaf::ty);
-            if let Some(stored) = stored.filter(|stored| stored.dtype.is_float() && leaf.ty.dtype.is_float()) {
-                leaf.ty.dtype = stored.dtype;
-                leaf.own_ty.dtype = stored.dtype;
+            let ty = stored(&leaf.path).and_then(StoredLeaf::ty);
+            if let Some(ty) = ty.filter(|ty| ty.dtype.is_float() && leaf.ty.dtype.is_float()) {
+                (leaf.ty.dtype, leaf.own_ty.dtype) = (ty.dtype, ty.dtype);
             }
             let stored = self.stored(&leaf)?;
             leaves.push((own_path, leaf, stored));
