@@ -27,6 +27,7 @@ pub mod text;
 mod types;
 mod wire;
 mod words;
+pub mod xplane;
 
 pub use amount::{Amount, Bounds, Branch, sum};
 pub use collective_kind::CollectiveKind;

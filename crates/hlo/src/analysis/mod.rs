@@ -10,6 +10,7 @@
 //! | [`explain`] | Where a value's sharding is stated. |
 //! | [`given`] | What runs when some inputs are known: which branch a step takes when its counter is `n`. |
 //! | [`groups`] | Which devices take part, from any form of device groups. |
+//! | [`measured`] | What a profile measured: the time of each instruction. |
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
 //! | [`partitioning`] | Whether XLA has yet to partition the module. |
 //! | [`scopes`] | The module as a graph of its scopes. |
@@ -29,6 +30,7 @@ pub mod explain;
 pub mod given;
 pub mod groups;
 mod index;
+pub mod measured;
 pub mod memory;
 pub mod partitioning;
 pub mod scopes;
@@ -51,6 +53,7 @@ pub use diff::{CollectiveChange, ModuleDiff, NameChange, Occurrence, OpChange, d
 pub use explain::{StatedFrom, TracedStep, UnknownValue, trace_sharding};
 pub use given::{Given, KnownInput};
 pub use groups::{DeviceGroups, Devices, device_count};
+pub use measured::{Measured, MeasuredInstruction, longest_program};
 pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
     memory_of_dump, memory_of_walk,

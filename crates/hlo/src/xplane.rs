@@ -1,0 +1,254 @@
+//! Profiles as XLA's profilers record them: `XSpace`, a file `*.xplane.pb`.
+//!
+//! A profile has planes, of hosts and of devices; a plane has lines, as of threads or streams; a line has events. Names
+//! and constant attributes ("stats") stand once in a plane's tables. Only the fields that are needed are here. Source:
+//! `xla/tsl/profiler/protobuf/xplane.proto`; names of planes, lines and stats: `xla/tsl/profiler/utils/xplane_schema.cc`.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+
+/// A profile.
+#[derive(Clone, PartialEq, Message)]
+pub struct XSpace {
+    /// Of hosts, devices and what is known of both.
+    #[prost(message, repeated, tag = "1")]
+    pub planes: Vec<XPlane>,
+    /// The hosts that it was recorded on.
+    #[prost(string, repeated, tag = "4")]
+    pub hostnames: Vec<String>,
+}
+
+/// What one device or one host did.
+#[derive(Clone, PartialEq, Message)]
+pub struct XPlane {
+    /// Such as `/device:TPU:0`, `/host:CPU`, `/host:metadata`.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Of threads, of streams, or of one kind of event.
+    #[prost(message, repeated, tag = "3")]
+    pub lines: Vec<XLine>,
+    /// What events with the same [`XEvent::metadata_id`] have in common.
+    #[prost(btree_map = "int64, message", tag = "4")]
+    pub event_metadata: BTreeMap<i64, XEventMetadata>,
+    /// Names of stats, and texts that stats refer to.
+    #[prost(btree_map = "int64, message", tag = "5")]
+    pub stat_metadata: BTreeMap<i64, XStatMetadata>,
+    /// Stats of the whole plane.
+    #[prost(message, repeated, tag = "6")]
+    pub stats: Vec<XStat>,
+}
+
+/// A sequence of events. They may be nested.
+#[derive(Clone, PartialEq, Message)]
+pub struct XLine {
+    /// Unique in the plane.
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+    /// Such as `XLA Ops`, or the name of a thread.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// When it begins: nanoseconds since 1970, or since the profile began.
+    #[prost(int64, tag = "3")]
+    pub timestamp_ns: i64,
+    /// The events.
+    #[prost(message, repeated, tag = "4")]
+    pub events: Vec<XEvent>,
+}
+
+/// Something that took time.
+#[derive(Clone, PartialEq, Message)]
+pub struct XEvent {
+    /// Key in [`XPlane::event_metadata`].
+    #[prost(int64, tag = "1")]
+    pub metadata_id: i64,
+    /// Picoseconds from the line's beginning.
+    #[prost(int64, tag = "2")]
+    pub offset_ps: i64,
+    /// Picoseconds that it took.
+    #[prost(int64, tag = "3")]
+    pub duration_ps: i64,
+    /// What is particular to this event.
+    #[prost(message, repeated, tag = "4")]
+    pub stats: Vec<XStat>,
+}
+
+/// What events have in common.
+#[derive(Clone, PartialEq, Message)]
+pub struct XEventMetadata {
+    /// Its own key.
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+    /// The event's name. Of an instruction on a TPU, its HLO text.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// A shorter name, if there is one.
+    #[prost(string, tag = "4")]
+    pub display_name: String,
+    /// Stats of all these events.
+    #[prost(message, repeated, tag = "5")]
+    pub stats: Vec<XStat>,
+}
+
+/// The name of a stat.
+#[derive(Clone, PartialEq, Message)]
+pub struct XStatMetadata {
+    /// Its own key.
+    #[prost(int64, tag = "1")]
+    pub id: i64,
+    /// The name, or a text that stats refer to.
+    #[prost(string, tag = "2")]
+    pub name: String,
+}
+
+/// An attribute.
+#[derive(Clone, PartialEq, Message)]
+pub struct XStat {
+    /// Key in [`XPlane::stat_metadata`].
+    #[prost(int64, tag = "1")]
+    pub metadata_id: i64,
+    /// The value.
+    #[prost(oneof = "Value", tags = "2, 3, 4, 5, 6, 7")]
+    pub value: Option<Value>,
+}
+
+/// The value of an attribute.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Value {
+    /// A number.
+    #[prost(double, tag = "2")]
+    Double(f64),
+    /// A number.
+    #[prost(uint64, tag = "3")]
+    Unsigned(u64),
+    /// A number.
+    #[prost(int64, tag = "4")]
+    Signed(i64),
+    /// A text.
+    #[prost(string, tag = "5")]
+    Text(String),
+    /// A message, as of a program.
+    #[prost(bytes = "vec", tag = "6")]
+    Bytes(Vec<u8>),
+    /// The name of an entry of [`XPlane::stat_metadata`] is the text.
+    #[prost(uint64, tag = "7")]
+    Reference(u64),
+}
+
+/// Why something cannot be read as a profile.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProfileError {
+    /// It is something else.
+    #[error("it is no profile, which is an XSpace (*.xplane.pb) with planes such as /host:CPU or /device:TPU:0")]
+    Other,
+    /// It is broken.
+    #[error("it cannot be decoded as a profile (XSpace): {reason}; is it complete?")]
+    Broken {
+        /// What the decoder says.
+        reason: String,
+    },
+}
+
+crate::debug_is_message!(ProfileError);
+
+/// A program that a profile contains.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfiledProgram<'a> {
+    /// The plugin's number for it, which the stat `program_id` of its events repeats.
+    pub id: i64,
+    /// The name of its module and the number: `jit_step(14)`.
+    pub name: &'a str,
+    /// A serialized `HloProto` of the compiled module.
+    pub bytes: &'a [u8],
+}
+
+impl XSpace {
+    /// Reads a profile.
+    ///
+    /// Two bytes of it take at most some 130 of memory, which is [`Limits::decoded_ratio`](crate::read::Limits) again.
+    ///
+    /// # Errors
+    /// It is something else, or cut off.
+    pub fn read(bytes: &[u8]) -> Result<XSpace, ProfileError> {
+        let space = XSpace::decode(bytes).map_err(|error| ProfileError::Broken { reason: error.to_string() })?;
+        let is_plane = |plane: &XPlane| plane.name.starts_with("/host:") || plane.name.starts_with("/device:");
+        if space.planes.iter().any(is_plane) { Ok(space) } else { Err(ProfileError::Other) }
+    }
+
+    /// The programs that ran, if they were recorded too.
+    pub fn programs<'a>(&'a self) -> Vec<ProfiledProgram<'a>> {
+        let planes = self.planes.iter().filter(|plane| plane.name == "/host:metadata");
+        let entries = planes.flat_map(|plane| plane.event_metadata.values().map(move |metadata| (plane, metadata)));
+        let program = |(plane, metadata): (&'a XPlane, &'a XEventMetadata)| {
+            let stat = metadata.stats.iter().find(|stat| plane.stat_name(stat) == "Hlo Proto")?;
+            let Some(Value::Bytes(bytes)) = &stat.value else { return None };
+            Some(ProfiledProgram { id: metadata.id, name: &metadata.name, bytes })
+        };
+        entries.filter_map(program).collect()
+    }
+}
+
+impl XPlane {
+    /// The name of a stat; empty if the plane does not say.
+    pub fn stat_name(&self, stat: &XStat) -> &str {
+        self.stat_metadata.get(&stat.metadata_id).map_or("", |metadata| &metadata.name)
+    }
+
+    /// The key of the stats of a name.
+    pub fn stat_id(&self, name: &str) -> Option<i64> {
+        self.stat_metadata.iter().find(|(_, metadata)| metadata.name == name).map(|(&id, _)| id)
+    }
+
+    /// The text that a stat has or refers to.
+    pub fn text<'a>(&'a self, stat: &'a XStat) -> Option<&'a str> {
+        match stat.value.as_ref()? {
+            Value::Text(text) => Some(text),
+            Value::Reference(id) => self.stat_metadata.get(&(*id as i64)).map(|metadata| metadata.name.as_str()),
+            _ => None,
+        }
+    }
+
+    /// An event's own stat, or the one that it has in common with others.
+    pub fn stat<'a>(&'a self, event: &'a XEvent, id: Option<i64>) -> Option<&'a XStat> {
+        let id = id?;
+        let of = |stats: &'a [XStat]| stats.iter().find(|stat| stat.metadata_id == id);
+        of(&event.stats).or_else(|| of(&self.event_metadata.get(&event.metadata_id)?.stats))
+    }
+}
+
+impl XStat {
+    /// The number, if it is a whole one.
+    pub fn number(&self) -> Option<i64> {
+        match self.value {
+            Some(Value::Signed(number)) => Some(number),
+            Some(Value::Unsigned(number)) => Some(number as i64),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_profile_is_refused() {
+        assert_eq!(XSpace::read(b""), Err(ProfileError::Other));
+        assert!(matches!(XSpace::read(b"HloModule m"), Err(ProfileError::Broken { .. })));
+        let plane = XPlane { name: "/host:CPU".to_owned(), ..XPlane::default() };
+        let space = XSpace { planes: vec![plane], hostnames: vec!["host".to_owned()] };
+        let bytes = space.encode_to_vec();
+        assert!(matches!(XSpace::read(&bytes[..bytes.len() - 1]), Err(ProfileError::Broken { .. })));
+        assert_eq!(XSpace::read(&bytes), Ok(space));
+        // Profiles of one run, of several sources, are one after another.
+        assert_eq!(XSpace::read(&[bytes.clone(), bytes].concat()).map(|space| space.planes.len()), Ok(2));
+    }
+
+    #[test]
+    fn a_profile_takes_no_more_memory_than_other_input() {
+        let ratio = crate::read::Limits::default().decoded_ratio as usize;
+        for size in [size_of::<XPlane>(), size_of::<XLine>(), size_of::<XEvent>(), size_of::<XStat>()] {
+            assert!(size <= 2 * ratio, "{size}");
+        }
+    }
+}
