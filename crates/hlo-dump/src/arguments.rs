@@ -53,7 +53,8 @@ pub struct Reading {
     /// The stage to look at: of a run config, or of a dump folder
     #[arg(long, value_name = "STAGE", help_heading = "Reading", value_parser = parse_stage)]
     pub stage: Option<Stage>,
-    /// In a dump folder: the module with this number or name; by default the largest
+    /// In a dump folder or a profile: the module with this number or name; by default the largest, or the one that took
+    /// most of the time
     #[arg(long, value_name = "NAME", help_heading = "Reading")]
     pub module: Option<String>,
     /// In a dump folder: the file whose name contains this text, such as a pass
@@ -285,6 +286,10 @@ pub struct Report {
     /// Estimates times for this chip
     #[arg(long, value_name = "CHIP", default_value = "v5p")]
     pub chip: String,
+    /// Puts the times that this profile (*.xplane.pb) measured beside the estimates. INPUT is then the compiled module;
+    /// a profile that has its program can be the INPUT itself
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
 }
 
 #[derive(Args)]

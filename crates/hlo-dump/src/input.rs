@@ -7,10 +7,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use maud::Markup;
 use meshloom_hlo::Stage;
 use meshloom_hlo::analysis::memory::Backend;
-use meshloom_hlo::analysis::{Devices, Partitioning, device_count, mesh_of};
+use meshloom_hlo::analysis::{Devices, Partitioning, device_count, longest_program, mesh_of};
 use meshloom_hlo::mesh::{Mesh, MeshError};
 use meshloom_hlo::proto::{BufferAssignmentProto, HloModuleConfigProto, HloModuleProto};
 use meshloom_hlo::read::{self, Form, ReadError};
+use meshloom_hlo::xplane::{ProfiledProgram, XSpace};
 use serde::Serialize;
 
 use crate::arguments::{Input, Reading};
@@ -37,6 +38,15 @@ pub struct Loaded {
     pub stage: Option<Stage>,
     /// Where it comes from a run config.
     pub run: Option<Box<dyn Run>>,
+    /// Where it comes from a profile.
+    pub profile: Option<Profile>,
+}
+
+/// A profile, and which of the programs in it is meant.
+pub struct Profile {
+    pub space: XSpace,
+    /// The profile's number for the program; none if it has no program.
+    pub program: Option<i64>,
 }
 
 /// What a run config knows of its program.
@@ -187,11 +197,14 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     if path.is_dir() {
         return load_folder(path, reading);
     }
+    let bytes = read_all(path)?;
+    let waiting = busy(name, bytes.len());
+    if let Ok(space) = XSpace::read(&bytes) {
+        return from_profile(space, name, reading);
+    }
     if reading.module.is_some() || reading.pass.is_some() {
         bail!("--module and --pass choose a file of an XLA dump folder, and this is a file");
     }
-    let bytes = read_all(path)?;
-    let waiting = busy(name, bytes.len());
     let found = read::read(&bytes, &read::Limits::default());
     drop(waiting);
     match found {
@@ -201,6 +214,43 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
             None => Err(error.into()),
         },
     }
+}
+
+/// The program of a profile: the one that is asked for, or the one that took most of the time.
+fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> {
+    let programs = space.programs();
+    let names = || programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
+    let base = |program: &ProfiledProgram<'_>| program.name.split('(').next().unwrap_or_default().to_owned();
+    let program = match &reading.module {
+        Some(wanted) => programs
+            .iter()
+            .rfind(|program| program.name == wanted || base(program) == *wanted || program.id.to_string() == *wanted),
+        None => longest_program(&space)
+            .and_then(|(module, id)| {
+                programs.iter().rfind(|it| id.map_or_else(|| base(it) == module, |id| it.id == id))
+            })
+            .or(programs.first().filter(|_| programs.len() == 1)),
+    };
+    let program = match (program, &reading.module) {
+        (Some(program), _) => program,
+        (None, _) if programs.is_empty() => bail!(
+            "the profile has no program; give the compiled module and the profile: `hlo-dump report MODULE --profile {name}`"
+        ),
+        (None, Some(wanted)) => bail!("--module {wanted}: the profile has no such program; it has {}", names()),
+        (None, None) => bail!("no event of the profile says its program; choose one with --module: {}", names()),
+    };
+    let found = read::read(program.bytes, &read::Limits::default()).with_context(|| program.name.to_owned())?;
+    let id = program.id;
+    let reading = Reading { module: None, ..reading.clone() };
+    let loaded = from_hlo(found, name, &reading, || Ok(None))?;
+    Ok(Loaded { form: "program of a profile", profile: Some(Profile { space, program: Some(id) }), ..loaded })
+}
+
+/// A profile of a program that is given otherwise.
+pub fn load_profile(path: &Path) -> Result<Profile> {
+    let read = || -> Result<XSpace> { Ok(XSpace::read(&read_all(path)?)?) };
+    let space = read().with_context(|| path.display().to_string())?;
+    Ok(Profile { space, program: None })
 }
 
 /// A sign of life for what takes longer than people wait without one.
@@ -297,7 +347,19 @@ fn from_hlo(
     let partitioning = Partitioning::of(&module, devices);
     let form = if form == Form::Text { "HLO text" } else { form.name() };
     let name = name.to_owned();
-    Ok(Loaded { name, module, config, buffers, mesh, devices, partitioning, form, stage: None, run: None })
+    Ok(Loaded {
+        name,
+        module,
+        config,
+        buffers,
+        mesh,
+        devices,
+        partitioning,
+        form,
+        stage: None,
+        run: None,
+        profile: None,
+    })
 }
 
 /// A mesh for a module of so many devices; of 1, if it names none.
@@ -335,5 +397,6 @@ fn from_config(text: &str, name: &str, reading: &Reading) -> Result<Loaded> {
         form: "run config",
         stage: Some(stage),
         run: Some(run),
+        profile: None,
     })
 }

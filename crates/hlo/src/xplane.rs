@@ -182,7 +182,9 @@ impl XSpace {
         let program = |(plane, metadata): (&'a XPlane, &'a XEventMetadata)| {
             let stat = metadata.stats.iter().find(|stat| plane.stat_name(stat) == "Hlo Proto")?;
             let Some(Value::Bytes(bytes)) = &stat.value else { return None };
-            Some(ProfiledProgram { id: metadata.id, name: &metadata.name, bytes })
+            // The key of the entry is a number of the profile's own, unlike this.
+            let id = metadata.stats.iter().find(|stat| plane.stat_name(stat) == "program_id")?.number()?;
+            Some(ProfiledProgram { id, name: &metadata.name, bytes })
         };
         entries.filter_map(program).collect()
     }

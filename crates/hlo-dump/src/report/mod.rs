@@ -14,6 +14,7 @@ mod figures;
 mod graph;
 pub mod html;
 mod lanes;
+mod measured;
 mod pipeline;
 pub mod schedule;
 pub mod shardings;
@@ -29,7 +30,7 @@ use meshloom_hlo::analysis::{
 use serde::Serialize;
 
 use crate::arguments;
-use crate::input::{Loaded, load};
+use crate::input::{Loaded, load, load_profile};
 use crate::output;
 
 const STYLE: &str = include_str!("style.css");
@@ -50,6 +51,8 @@ pub struct Report<'a> {
     memory: Result<ModuleMemory>,
     /// One step by estimated time; none for a chip whose rates are not known.
     step: Option<lanes::StepLanes>,
+    /// What a profile says, if there is one.
+    measured: Option<measured::Comparison>,
     /// Where no mesh is named, the groups of devices that have a color, in the order of the program.
     groups: Vec<String>,
 }
@@ -58,17 +61,28 @@ pub struct Report<'a> {
 struct Answer {
     output: String,
     bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<measured::Answer>,
 }
 
 /// The command.
 pub fn run(arguments: &arguments::Report, json: bool) -> Result<()> {
     let chip = Chip::parse(&arguments.chip)?;
-    let loaded = load(&arguments.input)?;
-    let page = html::document(Report::of(&loaded, chip, &Walk::of(&loaded.module)).page()?);
+    let mut loaded = load(&arguments.input)?;
+    if let Some(path) = &arguments.profile {
+        loaded.profile = Some(load_profile(path)?);
+    }
+    let walk = Walk::of(&loaded.module);
+    let report = Report::of(&loaded, chip, &walk);
+    let measured = report.measured.as_ref().map(|it| it.answer());
+    let page = html::document(report.page()?);
     let name = arguments.output.display().to_string();
     output::write(&arguments.output, &page)?;
     if json {
-        return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len() }));
+        return output::json("report", &loaded.found(&Answer { output: name, bytes: page.len(), measured }));
+    }
+    if let Some(measured) = &report.measured {
+        measured.print();
     }
     output::line(&format!("{name}: {}", output::bytes(page.len() as u64)));
     Ok(())
@@ -81,20 +95,22 @@ impl<'a> Report<'a> {
         let found = collectives_of_walk(walk, sources, loaded.devices);
         let collectives = loaded.mesh.iter().fold(found, ModuleCollectives::along);
         let step = step::lanes(walk, &cost, &collectives);
+        let measured = loaded.profile.as_ref().map(|profile| measured::Comparison::of(loaded, profile, &cost));
         let mut groups: Vec<String> = Vec::new();
         for axes in collectives.entries.iter().map(axes_text) {
             if groups.len() < COLORS && !groups.contains(&axes) {
                 groups.push(axes);
             }
         }
-        Report { loaded, chip, walk, cost, collectives, memory: crate::memory::of(loaded), step, groups }
+        Report { loaded, chip, walk, cost, collectives, memory: crate::memory::of(loaded), step, measured, groups }
     }
 
     fn page(&self) -> Result<Markup> {
         let name = &self.loaded.module.name;
-        let sections: [(&str, &str, Option<Markup>); 7] = [
+        let sections: [(&str, &str, Option<Markup>); 8] = [
             ("pipeline", "Pipeline", pipeline::render(self)?),
             ("step", "One step", lanes::render(self)),
+            ("measured", "Measured", measured::render(self)),
             ("collectives", "What moves", Some(collectives::render(self))),
             ("memory", "Memory", curve::render(self)),
             ("cost", "Cost", costs::render(self)),

@@ -1,0 +1,218 @@
+//! What a profile measured, beside what was estimated: by collective and by scope.
+
+use indexmap::IndexMap;
+use maud::{Markup, html};
+use meshloom_hlo::analysis::source::scope;
+use meshloom_hlo::analysis::{Measured, MeasuredInstruction, ModuleCost};
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::html::{Cell, section, table};
+use super::{Report, axes_text};
+use crate::input::{Loaded, Profile};
+use crate::output::{line, or_no_scope, plural, seconds, thousands};
+
+/// Measured and estimated seconds of one run of the program on one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+struct Times {
+    measured: f64,
+    /// None for a chip of which too little is known.
+    estimated: Option<f64>,
+    /// Events on all devices in all runs.
+    events: u64,
+}
+
+impl Times {
+    fn add(&mut self, other: Times) {
+        self.measured += other.measured;
+        self.events += other.events;
+        self.estimated = match (self.estimated, other.estimated) {
+            (Some(a), Some(b)) => Some(a + b),
+            (one, other) => one.or(other),
+        };
+    }
+}
+
+/// The times of each instruction that has one.
+pub struct Comparison {
+    measured: Measured,
+    instructions: FxHashMap<String, Times>,
+    /// By scope, those that took longest first.
+    scopes: Vec<(String, Times)>,
+}
+
+/// What JSON says of a profile: seconds of one run of the program on one device.
+#[derive(Serialize)]
+pub struct Answer {
+    devices: u64,
+    runs: u64,
+    seconds: f64,
+    /// The shares of all time of instructions that belong to none of this module.
+    unknown_share: f64,
+    other_modules_share: f64,
+    scopes: Vec<(String, Times)>,
+}
+
+impl Comparison {
+    pub fn of(loaded: &Loaded, profile: &Profile, cost: &ModuleCost) -> Comparison {
+        let measured = Measured::of(&loaded.module, &profile.space, profile.program);
+        let mut instructions: FxHashMap<String, Times> = FxHashMap::default();
+        // An instruction that is called from several places has a cost in each.
+        for entry in &cost.instructions {
+            let times = Times { estimated: entry.seconds.map(|seconds| seconds.serial), ..Times::default() };
+            instructions.entry(entry.name.clone()).or_default().add(times);
+        }
+        for MeasuredInstruction { name, events, seconds } in &measured.instructions {
+            let times = Times { measured: measured.per_run(*seconds), events: *events, estimated: None };
+            instructions.entry(name.clone()).or_default().add(times);
+        }
+        let mut scopes: IndexMap<&str, Times> = IndexMap::new();
+        for instruction in loaded.module.computations.iter().flat_map(|computation| &computation.instructions) {
+            if let Some(&times) = instructions.get(&instruction.name) {
+                scopes.entry(scope(instruction)).or_default().add(times);
+            }
+        }
+        let mut scopes: Vec<_> = scopes.into_iter().map(|(scope, times)| (scope.to_owned(), times)).collect();
+        scopes.sort_by(|(_, a), (_, b)| b.measured.total_cmp(&a.measured));
+        Comparison { measured, instructions, scopes }
+    }
+
+    pub fn answer(&self) -> Answer {
+        let Measured { devices, runs, seconds, unknown_seconds, other_seconds, .. } = self.measured;
+        Answer {
+            devices,
+            runs,
+            seconds: self.measured.per_run(seconds),
+            unknown_share: self.share(unknown_seconds),
+            other_modules_share: self.share(other_seconds),
+            scopes: self.scopes.clone(),
+        }
+    }
+
+    pub fn print(&self) {
+        for text in self.sentences() {
+            line(&text);
+        }
+    }
+
+    /// The share of the time of all instructions that the profile knows.
+    fn share(&self, part: f64) -> f64 {
+        let Measured { seconds, unknown_seconds, other_seconds, .. } = self.measured;
+        let all = seconds + unknown_seconds + other_seconds;
+        if all > 0.0 { part / all } else { 0.0 }
+    }
+
+    /// What was measured, and what of the profile belongs to no instruction of this module.
+    fn sentences(&self) -> Vec<String> {
+        let Measured { devices, runs, seconds: own, unknown_seconds, other_seconds, ref instructions } = self.measured;
+        if instructions.is_empty() {
+            let why = "it is of another program, or of the module before it was compiled";
+            return vec![format!("No event of the profile names an instruction of this module: {why}.")];
+        }
+        let mut said = vec![format!(
+            "Measured: {} on {}; instructions took {} of a device in one run.",
+            plural(runs, "run"),
+            plural(devices, "device"),
+            seconds(self.measured.per_run(own))
+        )];
+        let shares = [(unknown_seconds, "instructions that this module lacks"), (other_seconds, "other modules")];
+        for (part, whose) in shares.into_iter().filter(|(part, _)| *part > 0.0) {
+            said.push(format!("{:.1} % of all time of instructions is that of {whose}.", 100.0 * self.share(part)));
+        }
+        said
+    }
+}
+
+pub fn render(report: &Report) -> Option<Markup> {
+    let comparison = report.measured.as_ref()?;
+    let sentences = comparison.sentences();
+    let lead = "Times of one run on one device: means over the runs and devices of the profile, beside the estimate for \
+                the chip. An asynchronous collective is measured as its start and its done.";
+    let body = html! {
+        @for sentence in &sentences { p { (sentence) } }
+        @if !comparison.measured.instructions.is_empty() {
+            h3 { "Collectives" }
+            (collectives(report, comparison))
+            h3 { "Scopes" }
+            (scopes(comparison))
+        }
+    };
+    Some(section("measured", "Measured", lead, body))
+}
+
+fn collectives(report: &Report, comparison: &Comparison) -> Markup {
+    // The done of an asynchronous one has its start as an operand, which ids tell within a computation.
+    let mut ends: FxHashMap<&str, Vec<&str>> = FxHashMap::default();
+    for computation in &report.loaded.module.computations {
+        let names: FxHashMap<i64, &str> = computation.instructions.iter().map(|it| (it.id, it.name.as_str())).collect();
+        for done in computation.instructions.iter().filter(|it| it.opcode.ends_with("-done")) {
+            if let Some(start) = done.operand_ids.first().and_then(|id| names.get(id)) {
+                ends.entry(start).or_default().push(&done.name);
+            }
+        }
+    }
+    let mut rows: Vec<_> = report
+        .collectives
+        .entries
+        .iter()
+        .map(|entry| {
+            let done = ends.get(entry.name.as_str()).into_iter().flatten().copied();
+            let mut times = Times::default();
+            for name in [entry.name.as_str()].into_iter().chain(done) {
+                times.add(comparison.instructions.get(name).copied().unwrap_or_default());
+            }
+            (entry, times)
+        })
+        .collect();
+    rows.sort_by(|(_, a), (_, b)| b.measured.total_cmp(&a.measured));
+    // A collective that is called from several places has an entry for each; events do not say which it was.
+    let mut seen = rustc_hash::FxHashSet::default();
+    rows.retain(|(entry, _)| seen.insert(entry.name.as_str()));
+    if rows.is_empty() {
+        return html! { p.empty { "This program has no collective." } };
+    }
+    let longest = rows.first().map_or(0.0, |(_, times)| times.measured);
+    let columns = ["kind", "axes", "measured", "estimated", "ratio", "events", "each", "instruction", "scope"];
+    table("measured-collective-rows", columns, &rows, |(entry, times)| {
+        let axes = axes_text(entry);
+        let color = report.axes_color(&axes);
+        let [measured, estimated, ratio] = cells(times, longest, &color);
+        // Of each event of the collective itself, not of its done.
+        let each = comparison.measured.instructions.iter().find(|it| it.name == entry.name);
+        let each = each.map(|it| it.seconds / it.events.max(1) as f64);
+        [
+            Cell::text(entry.kind.name()),
+            Cell::text(&axes),
+            measured,
+            estimated,
+            ratio,
+            Cell::number(times.events as f64, thousands(times.events)),
+            each.map_or(Cell::number(-1.0, ""), |each| Cell::number(each, seconds(each))),
+            Cell::code(&entry.name),
+            Cell::code(&entry.op_name),
+        ]
+    })
+}
+
+fn scopes(comparison: &Comparison) -> Markup {
+    let longest = comparison.scopes.first().map_or(0.0, |(_, times)| times.measured);
+    let columns = ["scope", "measured", "estimated", "ratio", "events"];
+    table("measured-scope-rows", columns, &comparison.scopes, |(scope, times)| {
+        let [measured, estimated, ratio] = cells(times, longest, "var(--bar)");
+        let events = Cell::number(times.events as f64, thousands(times.events));
+        [Cell::code(or_no_scope(scope)), measured, estimated, ratio, events]
+    })
+}
+
+/// Measured and estimated time, and how many times the estimate was measured. What has no event was not measured.
+fn cells(times: &Times, longest: f64, color: &str) -> [Cell; 3] {
+    let nothing = || Cell::number(-1.0, "");
+    let measured = match times.events {
+        0 => nothing(),
+        _ => Cell::number(times.measured, seconds(times.measured))
+            .with_bar(times.measured / if longest > 0.0 { longest } else { 1.0 }, color),
+    };
+    let estimated = times.estimated.map_or_else(nothing, |time| Cell::number(time, seconds(time)));
+    let ratio = times.estimated.filter(|&time| time > 0.0 && times.events > 0).map(|time| times.measured / time);
+    [measured, estimated, ratio.map_or_else(nothing, |ratio| Cell::number(ratio, format!("{ratio:.1} x")))]
+}
