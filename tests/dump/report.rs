@@ -108,6 +108,45 @@ fn the_schedule_of_a_config_is_drawn() {
     assert!(page.contains("of which <b>1 bubble</b> (11.1 %)"));
 }
 
+const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";
+
+/// The profile has the program, so it is all that is needed; given beside the same module it says the same.
+#[test]
+fn a_profile_is_read_with_its_program() {
+    let alone = page(&[PROFILE, "--mesh", "data=2,fsdp=4"]);
+    assert!(alone.contains("program of a profile, 8 devices, data=2,fsdp=4"));
+    assert!(alone.contains("Measured: 2 runs on 8 devices; "));
+    let beside = page(&["tests/foreign/scan_remat.optimized.pb", "--profile", PROFILE]);
+    assert!(beside.contains("Measured: 2 runs on 8 devices; "));
+    // All that ran is of this module, and has its name.
+    assert!(!alone.contains("of all time of instructions is that of"));
+    let other = page(&["tests/foreign/moe.optimized.pb", "--profile", PROFILE]);
+    assert!(other.contains("No event of the profile names an instruction of this module"));
+    assert!(!other.contains("measured-collective-rows"));
+}
+
+#[test]
+fn what_is_no_profile_is_said() {
+    let refused = |arguments: &[&str]| {
+        let mut command = Command::new(support::program::hlo_dump());
+        command.arg("report").args(arguments).args(["--output", "/dev/null"]).current_dir(support::path(""));
+        let output = command.output().expect("hlo-dump runs");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let module = "tests/foreign/moe.optimized.pb";
+    let text = refused(&[module, "--profile", "Cargo.toml"]);
+    assert!(text.contains("Cargo.toml: it cannot be decoded as a profile (XSpace)"), "{text}");
+    let text = refused(&[PROFILE, "--module", "nothing"]);
+    assert!(text.contains("--module nothing: the profile has no such program; it has jit_scan_remat(0)"), "{text}");
+    let bytes = fs::read(support::path(PROFILE)).expect("the profile");
+    let folder = TempDir::new().expect("a folder");
+    let cut = folder.path().join("cut.xplane.pb");
+    fs::write(&cut, &bytes[..bytes.len() / 2]).expect("written");
+    let text = refused(&[module, "--profile", cut.to_str().expect("a path")]);
+    assert!(text.contains("is it complete?"), "{text}");
+}
+
 #[test]
 fn names_of_a_program_are_no_markup() {
     let hostile = "</script><script>document.title='bad'</script><img src=x onerror=alert(1)>";
@@ -291,6 +330,30 @@ fn numbers_are_those_counted_by_hand() {
     assert!(
         document.contains("<span>moved</span><strong>7.32 KiB</strong><small>sent by one device in 20 runs</small>")
     );
+}
+
+#[test]
+fn a_browser_shows_what_a_profile_measured() {
+    let Some(browser) = browser("a_browser_shows_what_a_profile_measured") else { return };
+    let script = "return [...document.querySelectorAll('#measured-collective-rows tbody tr')].map(row => \
+                  [row.cells[0].textContent, row.cells[1].textContent, Number(row.cells[5].dataset.v), \
+                  [2, 3, 4, 6].every(at => Number(row.cells[at].dataset.v) > 0)]);";
+    let (document, console) = opened(&browser, &page(&[PROFILE, "--mesh", "data=2,fsdp=4"]), script);
+    assert_eq!(console, "");
+    // Two runs on 8 devices, of 5 layers: each collective in a loop has 80 events, the one of the loss 16. All of them
+    // have a measured and an estimated time.
+    let mut rows: Vec<String> = found(&document).as_array().expect("rows").iter().map(ToString::to_string).collect();
+    rows.sort();
+    let expected = [
+        r#"["all-gather","fsdp",80,true]"#,
+        r#"["all-gather","fsdp",80,true]"#,
+        r#"["all-gather","fsdp",80,true]"#,
+        r#"["all-gather","fsdp",80,true]"#,
+        r#"["all-reduce","data",80,true]"#,
+        r#"["all-reduce","data,fsdp",16,true]"#,
+        r#"["all-reduce","fsdp",80,true]"#,
+    ];
+    assert_eq!(rows, expected);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod metrics;
 mod overlap;
 mod platforms;
 mod precision;
+mod profile;
 mod robustness;
 mod run_config;
 mod runs;

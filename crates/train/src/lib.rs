@@ -40,6 +40,8 @@ pub mod metrics;
 mod model;
 pub mod parameters;
 mod prefetch;
+#[cfg(feature = "tensorboard")]
+pub mod profile;
 mod random;
 mod resolve;
 pub mod run;

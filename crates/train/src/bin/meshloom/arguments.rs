@@ -83,6 +83,14 @@ pub struct Train {
     /// Writes the numbers of each step to an event file in this directory, for TensorBoard
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
+    /// Writes a profile of some steps under this directory, for TensorBoard, XProf and `hlo-dump report`: of the devices
+    /// where the plugin has a profiler, of the steps alone elsewhere
+    #[arg(long, value_name = "DIR")]
+    pub profile: Option<PathBuf>,
+    /// With --profile: the first and the last step to record, both included; calls of several steps are recorded whole.
+    /// By default the third to the fifth step of this run
+    #[arg(long, value_name = "A..B", requires = "profile", value_parser = parse_range)]
+    pub profile_steps: Option<(u64, u64)>,
     /// Tokens to sample at the end
     #[arg(long, value_name = "N", default_value_t = 160)]
     pub sample: usize,
@@ -125,6 +133,16 @@ pub struct Train {
 fn parse_steps(text: &str) -> Result<u64, String> {
     let steps = text.parse().ok().filter(|&steps| steps > 0);
     steps.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
+}
+
+/// `3..5`.
+fn parse_range(text: &str) -> Result<(u64, u64), String> {
+    let read = || {
+        let (first, last) = text.split_once("..")?;
+        Some((first.parse().ok()?, last.parse().ok()?))
+    };
+    let range = read().filter(|&(first, last)| 1 <= first && first <= last);
+    range.ok_or_else(|| "write A..B, the first and the last step, as 3..5; steps count from 1".to_owned())
 }
 
 fn parse_temperature(text: &str) -> Result<f64, String> {

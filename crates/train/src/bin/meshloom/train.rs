@@ -12,6 +12,7 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
 use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
+use meshloom_train::profile::StepProfile;
 use meshloom_train::tensorboard::EventWriter;
 use meshloom_train::{Devices, Text, Trainer};
 
@@ -41,6 +42,14 @@ pub fn run(arguments: &Train) -> Result<()> {
     arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
     // Before anything is written: without devices, nothing is half done.
     let Devices { config, client, notes } = config.open()?;
+    let mut profile = match &arguments.profile {
+        Some(directory) => {
+            let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.about().step);
+            let range = arguments.profile_steps.unwrap_or((done + 3, done + 5));
+            Some(StepProfile::create(directory, range, done..steps, config.train.steps_per_call as u64)?)
+        }
+        None => None,
+    };
     let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
     let mut metrics_file = match (&arguments.metrics, &checkpoint) {
         (None, _) => None,
@@ -95,6 +104,11 @@ pub fn run(arguments: &Train) -> Result<()> {
     let mut last = None;
     while trainer.steps_done() < steps {
         let before = trainer.steps_done();
+        if let Some(warning) =
+            profile.as_mut().map(|profile| profile.before_call(before, &client)).transpose()?.flatten()
+        {
+            progress.note(&format!("warning: {warning}"));
+        }
         for metrics in trainer.steps(steps - trainer.steps_done())? {
             if let Some(file) = &mut metrics_file {
                 file.write(&metrics)?;
@@ -107,6 +121,9 @@ pub fn run(arguments: &Train) -> Result<()> {
             last = Some(metrics);
         }
         let done = trainer.steps_done();
+        if let Some(file) = profile.as_mut().map(|profile| profile.after_call(before, done)).transpose()?.flatten() {
+            progress.note(&format!("profile: {}", file.display()));
+        }
         // Before the checkpoint: a run that goes on from there has its line.
         let is_due = trainer.evaluation_is_due(before, steps);
         if let Some(evaluation) = is_due.then(|| trainer.evaluate()).transpose()?.flatten() {

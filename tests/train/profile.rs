@@ -1,0 +1,91 @@
+//! Profiles of a run. The CPU plugins have no profiler, so these have the run's own events; `ahead` starts the profilers
+//! of other plugins.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use meshloom::hlo::xplane::{XPlane, XSpace};
+use support::program::meshloom;
+
+/// Runs `meshloom train --profile` with a small model.
+fn train(profile: &Path, arguments: &[&str]) -> Output {
+    let small =
+        ["model.layers=1", "model.embed=16", "model.heads=2", "model.kv_heads=1", "model.mlp=16", "model.seq=16"];
+    let small = small.into_iter().chain(["mesh.axes=data=2", "target.devices=2", "train.batch=4"]);
+    let set = small.flat_map(|text| ["--set", text]);
+    let mut command = Command::new(meshloom());
+    command.current_dir(support::path("")).args(["train", "--sample", "0", "--profile"]).arg(profile);
+    command.args(set).args(arguments).output().expect("meshloom runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The one profile in a directory, where TensorBoard looks for it.
+fn written(directory: &Path) -> PathBuf {
+    let list = |folder: &Path| fs::read_dir(folder).expect("a folder").map(|it| it.expect("an entry").path());
+    let runs: Vec<PathBuf> = list(&directory.join("plugins/profile")).collect();
+    let [run] = runs.as_slice() else { panic!("{runs:?}") };
+    let files: Vec<PathBuf> = list(run).collect();
+    let [file] = files.as_slice() else { panic!("{files:?}") };
+    assert!(file.to_string_lossy().ends_with(".xplane.pb"), "{file:?}");
+    file.clone()
+}
+
+/// Names of the steps in a profile; each took time, and began when the one before was over.
+fn steps(file: &Path) -> Vec<String> {
+    let space = XSpace::read(&fs::read(file).expect("the profile")).expect("a profile");
+    let planes: Vec<&XPlane> =
+        space.planes.iter().filter(|plane| plane.name == meshloom_train::profile::PLANE).collect();
+    let [plane] = planes.as_slice() else { panic!("{planes:?}") };
+    let events = &plane.lines[0].events;
+    assert!(events.iter().all(|event| event.duration_ps > 0));
+    assert!(events.windows(2).all(|two| two[0].offset_ps + two[0].duration_ps <= two[1].offset_ps));
+    events.iter().map(|event| plane.event_metadata[&event.metadata_id].name.clone()).collect()
+}
+
+#[test]
+fn the_steps_of_a_range_are_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&["--steps", "6"], &["step 3", "step 4", "step 5"]),
+        (&["--steps", "4", "--profile-steps", "4..4"], &["step 4"]),
+        // Whole calls.
+        (
+            &["--steps", "6", "--profile-steps", "4..5", "--set", "train.steps_per_call=2"],
+            &["steps 3 to 4", "steps 5 to 6"],
+        ),
+    ];
+    for (number, (arguments, expected)) in cases.into_iter().enumerate() {
+        let directory = folder.path().join(number.to_string());
+        let output = train(&directory, arguments);
+        assert!(output.status.success(), "{}", said(&output));
+        let file = written(&directory);
+        assert_eq!(steps(&file), expected);
+        assert!(said(&output).contains(&format!("profile: {}", file.display())), "{}", said(&output));
+        // There is nothing of the devices, and the run says why.
+        assert!(said(&output).contains("it has no profiler extension"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_profile_that_cannot_be_is_refused_before_the_first_step() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "no directory").expect("written");
+    let absent = folder.path().join("absent");
+    let cases: [(&Path, &[&str], &str); 4] = [
+        (&file, &["--steps", "6"], "cannot be written"),
+        (&absent, &["--steps", "4"], "the steps 3..5 are to be profiled, but this run has 1..4"),
+        (&absent, &["--steps", "4", "--profile-steps", "5..6"], "the steps 5..6 are to be profiled"),
+        (&absent, &["--steps", "4", "--profile-steps", "3..2"], "write A..B, the first and the last step"),
+    ];
+    for (directory, arguments, expected) in cases {
+        let output = train(directory, arguments);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        assert!(said(&output).contains(expected), "{}", said(&output));
+    }
+    assert!(!absent.exists());
+}
