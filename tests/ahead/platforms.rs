@@ -201,7 +201,7 @@ pub fn presets_are_accepted(platform: &str) {
             ahead_of_time::describe(&topology(&target), &settings()).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(described.platform.preset(), Some(preset), "{target}");
         let mut options = CompileOptions::partitioned(8);
-        for option in preset.options {
+        for option in preset.options() {
             let (name, value) = option.split_once('=').expect("name=value");
             options.debug_options.insert(name.to_owned(), DebugValue::parse(value));
         }
@@ -228,7 +228,7 @@ pub fn the_topology_is_the_platform(target: &str) {
         assert!(step.lowered.module.bytes == expected.module.bytes, "{platform}");
     }
     // What follows from the chip can be changed, one by one and as a whole.
-    let preset = described.platform.preset().expect("a preset").options[0];
+    let preset = described.platform.preset().expect("a preset").options().next().expect("an option");
     let name = preset.split('=').next().expect("a name");
     let options = |keys: &[&str]| {
         config(&[&[&format!("target.topology={target}")], keys]).compiler_options(&described.platform).expect("options")

@@ -5,29 +5,26 @@
 //! the user. The tests compile a program for every chip with its options, so its plugin takes each of them.
 
 use super::platform::PlatformKind;
+use meshloom_hlo::analysis::chip_of_kind;
 
 /// Compiler options that suit a chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// The chip, by its name in topologies.
+    /// The chip, by its name in topologies and in [`CHIPS`](meshloom_hlo::analysis::CHIPS).
     pub chip: &'static str,
     pub(super) kind: PlatformKind,
-    /// What the plugin calls a device of it; for a GPU how that begins, before what names the board.
-    device_kind: &'static str,
-    /// The options, each `name=value`.
-    pub options: &'static [&'static str],
+    options: [&'static [&'static str]; 2],
 }
 
 impl Preset {
     /// Whether a device of this kind is such a chip.
     pub(super) fn suits(&self, device_kind: &str) -> bool {
-        match self.kind {
-            PlatformKind::Cuda => device_kind.strip_prefix(self.device_kind).is_some_and(|rest| {
-                // `NVIDIA H100` and `NVIDIA H100 PCIe`, but not another number that begins so.
-                !rest.starts_with(|letter: char| letter.is_ascii_alphanumeric())
-            }),
-            PlatformKind::Cpu | PlatformKind::Tpu => device_kind == self.device_kind,
-        }
+        chip_of_kind(device_kind) == Some(self.chip)
+    }
+
+    /// The options, each `name=value`.
+    pub fn options(&self) -> impl Iterator<Item = &'static str> {
+        self.options.into_iter().flatten().copied()
     }
 }
 
@@ -55,41 +52,32 @@ const SPARSE_CORES: &[&str] = &[
     "xla_tpu_data_parallel_opt_different_sized_ops=true",
 ];
 
-/// The same, and more of the vector memory for fusions: MaxText's limit for dense models.
-const V6E: &[&str] = &[
-    "xla_enable_async_collective_permute=true",
-    "xla_tpu_enable_sparse_core_collective_offload_all_gather=true",
-    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",
-    "xla_tpu_enable_sparse_core_collective_offload_all_reduce=true",
-    "xla_tpu_enable_ag_backward_pipelining=true",
-    "xla_tpu_enable_data_parallel_all_reduce_opt=true",
-    "xla_tpu_data_parallel_opt_different_sized_ops=true",
-    "xla_tpu_scoped_vmem_limit_kib=98304",
-];
+/// More of the vector memory for fusions: MaxText's limit for dense models on a v6e.
+const VECTOR_MEMORY: &[&str] = &["xla_tpu_scoped_vmem_limit_kib=98304"];
 
 /// Collectives that start early and end late, and two iterations of a loop in one, so that one's fit beside the other's
 /// compute. The options for pipelined collectives that older lists have are gone from the plugin.
 const GPU: &[&str] =
     &["xla_gpu_enable_latency_hiding_scheduler=true", "xla_gpu_enable_while_loop_double_buffering=true"];
 
-const fn tpu(chip: &'static str, device_kind: &'static str, options: &'static [&'static str]) -> Preset {
-    Preset { chip, kind: PlatformKind::Tpu, device_kind, options }
+const fn tpu(chip: &'static str, options: &'static [&'static str], more: &'static [&'static str]) -> Preset {
+    Preset { chip, kind: PlatformKind::Tpu, options: [options, more] }
 }
 
-const fn gpu(chip: &'static str, device_kind: &'static str) -> Preset {
-    Preset { chip, kind: PlatformKind::Cuda, device_kind, options: GPU }
+const fn gpu(chip: &'static str) -> Preset {
+    Preset { chip, kind: PlatformKind::Cuda, options: [GPU, &[]] }
 }
 
 /// The presets that there are, one a chip.
 pub const PRESETS: &[Preset] = &[
-    tpu("v5e", "TPU v5 lite", V5E),
-    tpu("v5p", "TPU v5", SPARSE_CORES),
-    tpu("v6e", "TPU v6 lite", V6E),
-    tpu("tpu7x", "TPU7x", SPARSE_CORES),
-    gpu("a100", "NVIDIA A100"),
-    gpu("h100", "NVIDIA H100"),
-    gpu("h200", "NVIDIA H200"),
-    gpu("b200", "NVIDIA B200"),
+    tpu("v5e", V5E, &[]),
+    tpu("v5p", SPARSE_CORES, &[]),
+    tpu("v6e", SPARSE_CORES, VECTOR_MEMORY),
+    tpu("tpu7x", SPARSE_CORES, &[]),
+    gpu("a100"),
+    gpu("h100"),
+    gpu("h200"),
+    gpu("b200"),
 ];
 
 #[cfg(test)]
@@ -104,6 +92,7 @@ mod tests {
             (PlatformKind::Tpu, "TPU v4", None),
             (PlatformKind::Cuda, "NVIDIA A100-SXM4-40GB", Some("a100")),
             (PlatformKind::Cuda, "NVIDIA H100 80GB HBM3", Some("h100")),
+            (PlatformKind::Cuda, "NVIDIA H100 PCIe", Some("h100")),
             (PlatformKind::Cuda, "NVIDIA H1000", None),
             (PlatformKind::Cuda, "TPU v5", None),
             (PlatformKind::Cuda, "cpu", None),

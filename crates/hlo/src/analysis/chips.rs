@@ -50,23 +50,36 @@ impl Arithmetic {
     }
 }
 
-/// What plugins call devices, as a part of it in small letters, and the chip. The first that fits is taken: of modules
-/// for PCIe, which do less, none is known.
-const KINDS: [(&str, Option<&str>); 13] = [
-    ("pcie", None),
-    ("nvl", None),
-    ("a100", Some("a100")),
-    ("h100", Some("h100")),
-    ("h200", Some("h200")),
-    ("b200", Some("b200")),
-    ("tpu v4", Some("v4")),
-    ("tpu v5 lite", Some("v5e")),
-    ("tpu v5e", Some("v5e")),
-    ("tpu v5", Some("v5p")),
-    ("tpu v6", Some("v6e")),
-    ("tpu v7", Some("tpu7x")),
-    ("tpu7x", Some("tpu7x")),
+/// What plugins call devices, in small letters, and the chip: a TPU by its whole name, a GPU by a word of it.
+const KINDS: [(&str, &str); 14] = [
+    ("a100", "a100"),
+    ("h100", "h100"),
+    ("h200", "h200"),
+    ("b200", "b200"),
+    ("tpu v4", "v4"),
+    ("tpu v5 lite", "v5e"),
+    ("tpu v5e", "v5e"),
+    ("tpu v5", "v5p"),
+    ("tpu v5p", "v5p"),
+    ("tpu v6 lite", "v6e"),
+    ("tpu v6e", "v6e"),
+    ("tpu v7", "tpu7x"),
+    ("tpu v7x", "tpu7x"),
+    ("tpu7x", "tpu7x"),
 ];
+
+/// Words of GPUs on boards that do less than the chip: their rates are not known.
+const SLOWER_BOARDS: [&str; 2] = ["pcie", "nvl"];
+
+/// The chip of a device, by what its plugin calls it, whatever the board: `TPU v5 lite`, `NVIDIA H100 PCIe`.
+pub fn chip_of_kind(kind: &str) -> Option<&'static str> {
+    let kind = kind.to_ascii_lowercase();
+    KINDS.iter().find(|(name, _)| kind == *name || words(&kind).any(|word| word == *name)).map(|(_, chip)| *chip)
+}
+
+fn words(kind: &str) -> impl Iterator<Item = &str> {
+    kind.split(|letter: char| !letter.is_ascii_alphanumeric())
+}
 
 /// What one chip can do at most, in operations and bytes per second. `None` is what its maker does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -258,11 +271,12 @@ impl Chip {
         })
     }
 
-    /// The chip that a device is, by what its plugin calls it: `TPU v5 lite`, `NVIDIA H100 80GB HBM3`.
+    /// The chip that a device is, by what its plugin calls it: `TPU v5 lite`, `NVIDIA H100 80GB HBM3`. None for boards
+    /// that do less than the chip can.
     pub fn of_kind(kind: &str) -> Option<&'static Chip> {
-        let kind = kind.to_ascii_lowercase();
-        let name = KINDS.iter().find(|(part, _)| kind.contains(part))?.1?;
-        CHIPS.iter().find(|chip| chip.name == name)
+        let name = chip_of_kind(kind)?;
+        let is_slower = words(&kind.to_ascii_lowercase()).any(|word| SLOWER_BOARDS.contains(&word));
+        CHIPS.iter().find(|chip| chip.name == name && !is_slower)
     }
 
     fn of_a_device(&self, rate: Option<f64>) -> Option<f64> {
@@ -306,7 +320,7 @@ impl Chip {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arithmetic, CHIPS, Chip, GIB};
+    use super::{Arithmetic, CHIPS, Chip, GIB, KINDS, chip_of_kind};
 
     #[test]
     fn kinds() {
@@ -317,13 +331,17 @@ mod tests {
             ("TPU v6 lite", Some("v6e")),
             ("TPU7x", Some("tpu7x")),
             ("NVIDIA H100 80GB HBM3", Some("h100")),
-            ("NVIDIA H100 PCIe", None),
             ("NVIDIA A100-SXM4-40GB", Some("a100")),
+            ("NVIDIA H1000", None),
+            ("TPU v50", None),
             ("cpu", None),
         ];
         for (kind, expected) in kinds {
             assert_eq!(Chip::of_kind(kind).map(|chip| chip.name), expected, "{kind}");
+            assert_eq!(chip_of_kind(kind), expected, "{kind}");
         }
+        assert_eq!((chip_of_kind("NVIDIA H100 PCIe"), Chip::of_kind("NVIDIA H100 PCIe")), (Some("h100"), None));
+        assert!(KINDS.iter().all(|(_, name)| CHIPS.iter().any(|chip| chip.name == *name)));
     }
 
     #[test]

@@ -44,7 +44,7 @@ mod values;
 pub mod walk;
 
 pub use axes::{AxisPart, PairAxes, Strides, mesh_of, pair_axes};
-pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip};
+pub use chips::{Arithmetic, CHIPS, Chip, UnknownChip, chip_of_kind};
 pub use collectives::{
     Communication, Conditional, ModuleCollective, ModuleCollectives, collectives, collectives_of_walk, communication,
 };

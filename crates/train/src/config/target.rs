@@ -169,9 +169,9 @@ impl RunConfig {
             CompilerPreset::None => None,
         };
         let name = |option: &str| option.split('=').next().map(str::to_owned);
-        let is_own = |option: &&&str| own.iter().any(|other| name(other) == name(option));
-        let options = preset.into_iter().flat_map(|preset| preset.options).filter(|option| !is_own(option));
-        options.map(|&option| option.to_owned()).chain(own.iter().cloned()).collect()
+        let is_own = |option: &&str| own.iter().any(|other| name(other) == name(option));
+        let options = preset.into_iter().flat_map(pjrt::Preset::options).filter(|option| !is_own(option));
+        options.map(str::to_owned).chain(own.iter().cloned()).collect()
     }
 }
 
