@@ -11,6 +11,7 @@ mod evaluation;
 mod first_state;
 mod host_memory;
 mod metrics;
+mod offered;
 mod overlap;
 mod platforms;
 mod precision;

@@ -218,7 +218,6 @@ fn use_config(text: &str) -> Result<(), String> {
     let written = config.to_toml();
     let again = RunConfig::from_toml(&written, "written.toml").unwrap_or_else(|error| panic!("{error}\n{written}"));
     assert_eq!(again, config);
-    config.check_supported().map_err(|error| error.to_string())?;
     config.mesh().map_err(|error| error.to_string())?;
     config.rule_sets().map_err(|error| error.to_string())?;
     Ok(())

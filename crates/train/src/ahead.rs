@@ -35,7 +35,6 @@ impl StepAhead {
     /// plugin refuses the program, dies over it, or takes too long.
     pub fn compile(config: &RunConfig, settings: &Settings) -> Result<StepAhead, Error> {
         let topology = Topology::parse(&config.target.topology)?;
-        config.check_supported()?;
         let DescribedTopology { devices, platform, .. } = ahead_of_time::describe(&topology, settings)?;
         let config = config.on_devices(devices.len())?;
         let mesh = config.mesh()?;

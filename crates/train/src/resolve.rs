@@ -29,9 +29,8 @@ impl RunConfig {
     /// ([`RunConfig::on_devices`]).
     ///
     /// # Errors
-    /// The config asks for something that is not built yet, or its parts do not fit together.
+    /// Parts of the config do not fit together.
     pub fn resolve(&self) -> Result<Run, Error> {
-        self.check_supported()?;
         let placement = self.placement()?;
         self.resolve_on(self.decoder_on(&placement)?, placement)
     }
@@ -42,7 +41,6 @@ impl RunConfig {
     /// # Errors
     /// As of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
-        self.check_supported()?;
         self.resolve_on(model, self.placement()?)
     }
 
@@ -173,7 +171,7 @@ impl RunConfig {
     /// The train step lowered over the config's mesh; also the traced function.
     ///
     /// # Errors
-    /// The config asks for something that is not built yet, or model, mesh and rules do not fit together.
+    /// Model, mesh and rules do not fit together.
     pub fn lower_train_step(&self) -> Result<(RunFunction, Lowered), Error> {
         self.lower_run(Calls::Single, &self.any_plugin()?)
     }

@@ -61,14 +61,13 @@ impl ConfigError {
         match &*self.kind {
             ConfigErrorKind::UnknownKey { key, .. }
             | ConfigErrorKind::WrongType { key, .. }
-            | ConfigErrorKind::Invalid { key, .. }
-            | ConfigErrorKind::NotBuilt { key, .. } => Some(key),
+            | ConfigErrorKind::Invalid { key, .. } => Some(key),
             ConfigErrorKind::Read { .. } | ConfigErrorKind::Syntax { .. } | ConfigErrorKind::Override { .. } => None,
         }
     }
 }
 
-/// What is wrong with a config. All but `NotBuilt` are the user's to fix.
+/// What is wrong with a config.
 #[derive(thiserror::Error)]
 pub enum ConfigErrorKind {
     /// The file cannot be read.
@@ -122,16 +121,6 @@ pub enum ConfigErrorKind {
         value: String,
         /// Why it is not possible, and what is.
         reason: String,
-    },
-    /// A value that this version cannot run yet.
-    #[error("{key} is {value}: not built yet; {instead}")]
-    NotBuilt {
-        /// The key with its section.
-        key: String,
-        /// The value.
-        value: String,
-        /// What to do until then.
-        instead: String,
     },
 }
 

@@ -2,8 +2,7 @@
 //!
 //! `sections.rs` is the table of all keys with type, default and meaning; reading, writing and the list of allowed
 //! names all come from it. Errors name the key with its section (`model.head_dim`), where it was written, the value
-//! found and what is allowed. Reading checks everything that can be checked without a model;
-//! [`RunConfig::check_supported`] says which of it this version can run.
+//! found and what is allowed. Reading checks everything that can be checked without a model.
 
 mod describe;
 mod error;
@@ -12,7 +11,7 @@ mod pipeline;
 mod placement;
 mod rules;
 mod sections;
-mod supported;
+mod runnable;
 mod target;
 mod tree;
 mod unused;

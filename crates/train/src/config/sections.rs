@@ -12,8 +12,6 @@ choice! {
     ModelFamily {
         /// RMSNorm, rotary positions, grouped-query attention, SwiGLU.
         Llama = "llama",
-        /// Llama's parts with alternating local attention, soft caps and post-norms.
-        Gemma2 = "gemma2",
         /// Llama with routed experts.
         Mixtral = "mixtral",
         /// Latent attention and many small routed experts.

@@ -1,6 +1,6 @@
 //! Keys that a config sets, but that nothing reads beside its other keys.
 
-use super::ModelFamily::{self, Deepseek, Gemma2, Llama, Mixtral};
+use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
 use super::{DilocoConfig, OptimizerKind, PipelineConfig, RunConfig};
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
@@ -8,7 +8,7 @@ use meshloom::transform::pipeline::WeightPlan;
 
 /// Keys of `[model]` that are not every family's, and the families that read them.
 const OF_FAMILIES: [(&str, &[ModelFamily]); 12] = [
-    ("mlp", &[Llama, Gemma2]),
+    ("mlp", &[Llama]),
     ("experts", &[Mixtral, Deepseek]),
     ("experts_per_token", &[Mixtral, Deepseek]),
     ("moe_mlp", &[Mixtral, Deepseek]),
@@ -19,7 +19,7 @@ const OF_FAMILIES: [(&str, &[ModelFamily]); 12] = [
     ("kv_lora", &[Deepseek]),
     ("rope_head_dim", &[Deepseek]),
     ("v_head_dim", &[Deepseek]),
-    ("kv_heads", &[Llama, Gemma2, Mixtral]),
+    ("kv_heads", &[Llama, Mixtral]),
 ];
 
 /// Keys of `[diloco]` that only streaming reads.

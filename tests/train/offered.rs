@@ -1,0 +1,59 @@
+//! Every value that `meshloom config` offers is taken: the config with it gives a train step.
+
+use meshloom_train::config::RunConfig;
+
+/// What a section or a value needs of the rest of the config.
+const NEEDED: [(&str, &[&str]); 9] = [
+    (
+        "pipeline.",
+        &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
+    ),
+    ("pipeline.schedule=gpipe", &["pipeline.repeats=1", "pipeline.layers_per_stage=2"]),
+    ("pipeline.schedule=1f1b", &["pipeline.repeats=1", "pipeline.layers_per_stage=2"]),
+    ("diloco.", &["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"]),
+    ("remat.policy=save", &["remat.names=[\"mlp_hidden\"]"]),
+    ("remat.policy=offload", &["remat.names=[\"mlp_hidden\"]"]),
+    ("target.preallocate=", &["target.platform=cuda"]),
+    ("train.schedule=wsd", &["train.decay_steps=20"]),
+    ("model.batch_split=true", &["train.batch=32"]),
+];
+
+/// Asks for hardware: `platforms` opens it.
+const OF_HARDWARE: &str = "target.platform=auto";
+
+/// The config with one value that is offered, and what it needs.
+fn with(setting: &str) -> Vec<String> {
+    let needed = NEEDED.iter().filter(|(prefix, _)| setting.starts_with(prefix)).flat_map(|(_, needed)| *needed);
+    let small = ["model.layers=4", "model.embed=32", "model.seq=16", "model.mlp=32"];
+    small.iter().chain(needed).map(|text| text.to_string()).chain([setting.to_owned()]).collect()
+}
+
+#[test]
+fn every_offered_value_gives_a_train_step() {
+    let mut tried = 0;
+    let mut refused = Vec::new();
+    for section in RunConfig::default().describe() {
+        for key in section.keys {
+            let choices: Vec<&str> = match key.allowed.strip_prefix("one of ") {
+                Some(list) => list.split(", ").map(|name| name.trim_matches('"')).collect(),
+                None if key.allowed == "true or false" => vec!["true", "false"],
+                None => continue,
+            };
+            for choice in choices {
+                let setting = format!("{}.{}={choice}", section.name, key.name);
+                if setting == OF_HARDWARE {
+                    continue;
+                }
+                tried += 1;
+                let lowered = RunConfig::from_overrides(&with(&setting))
+                    .map_err(|error| error.to_string())
+                    .and_then(|config| config.lower_train_step().map_err(|error| error.to_string()));
+                if let Err(error) = lowered {
+                    refused.push(format!("{setting}: {error}"));
+                }
+            }
+        }
+    }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+    assert!(tried >= 60, "{tried}");
+}
