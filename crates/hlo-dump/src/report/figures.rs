@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use meshloom_hlo::Amount;
 use meshloom_hlo::analysis::ModuleCost;
-use meshloom_hlo::analysis::memory::MemoryForm;
+use meshloom_hlo::analysis::memory::{MemoryForm, upper};
 use meshloom_hlo::mesh::Mesh;
 
 use super::Report;
@@ -40,9 +40,14 @@ pub fn figures(report: &Report) -> Markup {
             ))
             (figure("moved", sent, format!("sent by one device in {runs}")))
             @if let Ok(memory) = &report.memory {
-                @let share = chip.device_memory().map(|bytes| 100.0 * memory.peak as f64 / bytes as f64);
+                @let most = upper(&loaded.module, memory, Some(chip.backend)).map(|upper| upper.peak);
+                @let share = chip.device_memory().map(|bytes| 100.0 * most.unwrap_or(memory.peak) as f64 / bytes as f64);
                 @let of = share.filter(|share| *share >= 0.1).map(|share| format!(", {share:.1} % of a {}", chip.name));
-                @let detail = format!("{}{}", plural(memory.peak, "byte"), of.unwrap_or_default());
+                @let detail = match most {
+                    Some(most) => format!("estimated; at most {}", human_bytes(most)),
+                    None => plural(memory.peak, "byte"),
+                };
+                @let detail = format!("{detail}{}", of.unwrap_or_default());
                 (figure("peak memory", human_bytes(memory.peak), detail))
             }
             @if let (Some(roofline), Some(step)) = (&cost.roofline, &report.step) {
