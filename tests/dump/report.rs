@@ -136,7 +136,7 @@ fn what_is_no_profile_is_said() {
     };
     let module = "tests/foreign/moe.optimized.pb";
     let text = refused(&[module, "--profile", "Cargo.toml"]);
-    assert!(text.contains("Cargo.toml: it cannot be decoded as a profile (XSpace)"), "{text}");
+    assert!(text.contains("Cargo.toml: it is no profile"), "{text}");
     let text = refused(&[PROFILE, "--module", "nothing"]);
     assert!(text.contains("--module nothing: the profile has no such program; it has jit_scan_remat(0)"), "{text}");
     let bytes = fs::read(support::path(PROFILE)).expect("the profile");
@@ -354,6 +354,34 @@ fn a_browser_shows_what_a_profile_measured() {
         r#"["all-reduce","fsdp",80,true]"#,
     ];
     assert_eq!(rows, expected);
+}
+
+/// Of a run on 8 virtual devices: a small one, or with `MESHLOOM_EVERY_CASE=1` one of 100 million parameters.
+#[test]
+fn a_browser_shows_the_steps_of_a_run() {
+    let Some(browser) = browser("a_browser_shows_the_steps_of_a_run") else { return };
+    let folder = TempDir::new().expect("a folder");
+    let small = ["model.layers=2", "model.embed=32", "model.heads=2", "model.kv_heads=2", "model.mlp=32"];
+    let small = [&small[..], &["model.head_dim=16", "model.seq=16", "train.batch=8"]].concat();
+    let mut arguments = vec!["train", "--steps", "20", "--sample", "0", "--profile-steps", "18..20", "--profile"];
+    arguments.push(folder.path().to_str().expect("a path"));
+    match support::every_case() {
+        true => arguments.extend(["--config", "examples/configs/100m.toml"]),
+        false => arguments.extend(small.into_iter().flat_map(|key| ["--set", key])),
+    }
+    let mut command = Command::new(support::program::meshloom());
+    let output = command.args(&arguments).current_dir(support::path("")).output().expect("meshloom runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let file = said.lines().find_map(|line| line.strip_prefix("profile: ")).expect("the profile's name");
+    let script = "return [...document.querySelectorAll('#measured-call-rows tbody tr')].map(row => \
+                  [row.cells[0].textContent, Number(row.cells[1].dataset.v) > 0]);";
+    let page = page(&[file, "--mesh", "data=2,fsdp=4"]);
+    assert!(page.contains("program of a profile, 8 devices, data=2,fsdp=4"));
+    let (document, console) = opened(&browser, &page, script);
+    assert_eq!(console, "");
+    let steps = [18, 19, 20].map(|step| serde_json::json!([format!("step {step}"), true]));
+    assert_eq!(found(&document), serde_json::json!(steps));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use insta::assert_snapshot;
 use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
-use meshloom_train::summary::Summary;
+use meshloom_train::summary::{MemoryUse, Summary};
 
 fn step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics { step, loss, grad_norm: 0.25, tokens_per_second: 12345.678, step_seconds: 1.0, data_seconds: 0.125 }
@@ -129,17 +129,26 @@ fn a_resumed_run_continues_its_file() {
 fn a_summary_counts_steps() {
     let mut summary = Summary::new(Some(4e9), Some(80e9));
     assert_eq!((summary.to_string().as_str(), summary.step_time(0.5)), ("no step", None));
+    (summary.lower_seconds, summary.compile_seconds) = (0.0241, 2.5);
     // Steps of 0.1 s to 2 s, of 100 tokens each.
     for step in 1..=20u64 {
         let step_seconds = step as f64 / 10.0;
         let tokens_per_second = 100.0 / step_seconds;
-        summary.add(&StepMetrics { step_seconds, tokens_per_second, ..self::step(step, 1.0) });
+        let data_seconds = step_seconds / 100.0;
+        summary.add(&StepMetrics { step_seconds, tokens_per_second, data_seconds, ..self::step(step, 1.0) });
     }
     assert_eq!(summary.step_time(0.5), Some(Duration::from_secs(1)));
     assert_eq!(summary.step_time(0.95), Some(Duration::from_secs_f64(1.9)));
     assert_eq!(summary.tokens_per_second().map(f64::round), Some(95.0));
     assert_eq!(summary.flops_per_second(), Some(4e9));
     assert_eq!(summary.utilization(), Some(0.05));
-    let text = "20 steps of 1.00 s (median; 95 % within 1.90 s), 95 tokens/s, 0.004 TFLOP/s of the model, MFU 5.0 %";
+    let text = "20 steps of 1.00 s (median; 95 % within 1.90 s), 95 tokens/s, 0.004 TFLOP/s of the model, MFU 5.0 %; \
+                1.0 % of the time waiting for data; lowered in 24.1 ms, compiled in 2.50 s";
     assert_eq!(summary.to_string(), text);
+    let memory = |is_counted| Some(MemoryUse { in_use: 35 << 20, peak: 1 << 30, is_counted });
+    for (is_counted, whose) in [(true, ""), (false, " by the compiled programs")] {
+        summary.memory = memory(is_counted);
+        let expected = format!("{text}; memory of a device{whose}: 35.0 MiB, 1.00 GiB at the peak");
+        assert_eq!(summary.to_string(), expected);
+    }
 }

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use meshloom::hlo::xplane::{XPlane, XSpace};
+use meshloom::hlo::read::{Limits, read};
+use meshloom::hlo::xplane::{CALLS_PLANE, XPlane, XSpace};
 use support::program::meshloom;
 
 /// Runs `meshloom train --profile` with a small model.
@@ -37,12 +38,17 @@ fn written(directory: &Path) -> PathBuf {
 /// Names of the steps in a profile; each took time, and began when the one before was over.
 fn steps(file: &Path) -> Vec<String> {
     let space = XSpace::read(&fs::read(file).expect("the profile")).expect("a profile");
-    let planes: Vec<&XPlane> =
-        space.planes.iter().filter(|plane| plane.name == meshloom_train::profile::PLANE).collect();
+    let planes: Vec<&XPlane> = space.planes.iter().filter(|plane| plane.name == CALLS_PLANE).collect();
     let [plane] = planes.as_slice() else { panic!("{planes:?}") };
     let events = &plane.lines[0].events;
     assert!(events.iter().all(|event| event.duration_ps > 0));
     assert!(events.windows(2).all(|two| two[0].offset_ps + two[0].duration_ps <= two[1].offset_ps));
+    // The program is there for `hlo-dump report`: one of eight for the step, or of all the steps of a call.
+    let programs = space.programs();
+    let [program] = programs.as_slice() else { panic!("{programs:?}") };
+    assert!(space.calls().all(|call| call.program == Some(program.id)));
+    let module = read(program.bytes, &Limits::default()).expect("a program").module;
+    assert_eq!(format!("{}({})", module.name, program.id), program.name);
     events.iter().map(|event| plane.event_metadata[&event.metadata_id].name.clone()).collect()
 }
 
@@ -66,7 +72,7 @@ fn the_steps_of_a_range_are_recorded() {
         assert_eq!(steps(&file), expected);
         assert!(said(&output).contains(&format!("profile: {}", file.display())), "{}", said(&output));
         // There is nothing of the devices, and the run says why.
-        assert!(said(&output).contains("it has no profiler extension"), "{}", said(&output));
+        assert!(said(&output).contains("the profile has the times of whole steps only: "), "{}", said(&output));
     }
 }
 

@@ -199,11 +199,18 @@ fn load_named(path: &Path, name: &str, reading: &Reading) -> Result<Loaded> {
     }
     let bytes = read_all(path)?;
     let waiting = busy(name, bytes.len());
-    if let Ok(space) = XSpace::read(&bytes) {
+    if XSpace::is_profile(&bytes) {
+        if reading.pass.is_some() {
+            bail!("--pass chooses a file of an XLA dump folder, and this is a profile");
+        }
+        let space = XSpace::read(&bytes).with_context(|| name.to_owned())?;
+        drop(waiting);
         return from_profile(space, name, reading);
     }
     if reading.module.is_some() || reading.pass.is_some() {
-        bail!("--module and --pass choose a file of an XLA dump folder, and this is a file");
+        bail!(
+            "--module chooses a program of an XLA dump folder or a profile, and --pass a file of a dump folder; this is a file of HLO or a config"
+        );
     }
     let found = read::read(&bytes, &read::Limits::default());
     drop(waiting);
@@ -221,15 +228,19 @@ fn from_profile(space: XSpace, name: &str, reading: &Reading) -> Result<Loaded> 
     let programs = space.programs();
     let names = || programs.iter().map(|program| program.name).collect::<Vec<_>>().join(", ");
     let base = |program: &ProfiledProgram<'_>| program.name.split('(').next().unwrap_or_default().to_owned();
+    let longest = || {
+        let (module, id) = longest_program(&space)?;
+        programs.iter().rfind(|it| id.map_or_else(|| base(it) == module, |id| it.id == id))
+    };
+    let last_called = || {
+        let called = space.calls().filter_map(|call| call.program).last()?;
+        programs.iter().find(|program| program.id == called)
+    };
     let program = match &reading.module {
         Some(wanted) => programs
             .iter()
             .rfind(|program| program.name == wanted || base(program) == *wanted || program.id.to_string() == *wanted),
-        None => longest_program(&space)
-            .and_then(|(module, id)| {
-                programs.iter().rfind(|it| id.map_or_else(|| base(it) == module, |id| it.id == id))
-            })
-            .or(programs.first().filter(|_| programs.len() == 1)),
+        None => longest().or_else(last_called).or(programs.first().filter(|_| programs.len() == 1)),
     };
     let program = match (program, &reading.module) {
         (Some(program), _) => program,

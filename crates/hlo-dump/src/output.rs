@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use anstream::ColorChoice;
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, Result};
-use meshloom_hlo::message::counted;
+pub use meshloom_hlo::message::human_bytes;
+use meshloom_hlo::message::{counted, three_digits};
 use meshloom_hlo::table::{Column, Kind, Table};
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -113,17 +114,6 @@ fn units() -> Units {
     *UNITS.get_or_init(|| Units::Both)
 }
 
-/// `4.20 MiB`.
-pub fn human_bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if count < 1024 {
-        return format!("{count} B");
-    }
-    let power = (count.ilog2() / 10).min(6);
-    let value = count as f64 / (1u64 << (10 * power)) as f64;
-    format!("{} {}", three_digits(value), UNITS[power as usize - 1])
-}
-
 /// `4.20 T`, for operations.
 pub fn human_count(count: f64) -> String {
     const UNITS: [(f64, &str); 6] = [(1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
@@ -152,14 +142,6 @@ pub fn seconds(value: f64) -> String {
         value if value >= 1e-6 => format!("{} us", three_digits(value * 1e6)),
         0.0 => "0 s".to_owned(),
         value => format!("{} ns", three_digits(value * 1e9)),
-    }
-}
-
-fn three_digits(value: f64) -> String {
-    match value {
-        value if value < 10.0 => format!("{value:.2}"),
-        value if value < 100.0 => format!("{value:.1}"),
-        value => format!("{value:.0}"),
     }
 }
 

@@ -22,6 +22,26 @@ pub fn listed(what: &str, items: &[String]) -> String {
     format!("{} {} and {last}", plural(what), first.join(", "))
 }
 
+/// `4.20 MiB`.
+pub fn human_bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let power = (count.ilog2() / 10).min(6);
+    let value = count as f64 / (1u64 << (10 * power)) as f64;
+    format!("{} {}", three_digits(value), UNITS[power as usize - 1])
+}
+
+/// A number without unit: `4.20`, `42.0`, `420`.
+pub fn three_digits(value: f64) -> String {
+    match value {
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    }
+}
+
 fn plural(what: &str) -> String {
     let endings = [("xis", "xes"), ("leaf", "leaves"), ("tch", "tches")];
     let changed = endings.iter().find_map(|(one, many)| Some(format!("{}{many}", what.strip_suffix(one)?)));

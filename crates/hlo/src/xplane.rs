@@ -8,6 +8,21 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
+use crate::wire::fields_of_start;
+
+/// The plane of a run's own events: one for each call of its train step. The prefix is that of XLA's `xplane_schema.h`
+/// for planes of programs.
+pub const CALLS_PLANE: &str = "/device:CUSTOM:meshloom";
+
+/// The plane that has the programs.
+pub const PROGRAMS_PLANE: &str = "/host:metadata";
+
+/// The stat of a program that is its serialized `HloProto`.
+pub const PROGRAM_STAT: &str = "Hlo Proto";
+
+/// The stat of a program or event that is the program's number.
+pub const PROGRAM_ID_STAT: &str = "program_id";
+
 /// A profile.
 #[derive(Clone, PartialEq, Message)]
 pub struct XSpace {
@@ -162,7 +177,28 @@ pub struct ProfiledProgram<'a> {
     pub bytes: &'a [u8],
 }
 
+/// A call of a run's train step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProfiledCall<'a> {
+    /// Such as `step 3`.
+    pub name: &'a str,
+    /// The number of its program in the profile.
+    pub program: Option<i64>,
+    /// From the beginning to the losses.
+    pub seconds: f64,
+}
+
 impl XSpace {
+    /// Whether bytes have a plane with a plane's name, as a profile has; they need not be all of it.
+    pub fn is_profile(bytes: &[u8]) -> bool {
+        fn all(bytes: &[u8], number: u64) -> impl Iterator<Item = &[u8]> {
+            let fields = fields_of_start(bytes).map_while(|field| field);
+            fields.filter(move |field| field.number == number).filter_map(|field| field.bytes)
+        }
+        let is_name = |name: &[u8]| name.starts_with(b"/host:") || name.starts_with(b"/device:");
+        all(bytes, 1).any(|plane| all(plane, 2).next().is_some_and(is_name))
+    }
+
     /// Reads a profile.
     ///
     /// Two bytes of it take at most some 130 of memory, which is [`Limits::decoded_ratio`](crate::read::Limits) again.
@@ -170,20 +206,33 @@ impl XSpace {
     /// # Errors
     /// It is something else, or cut off.
     pub fn read(bytes: &[u8]) -> Result<XSpace, ProfileError> {
-        let space = XSpace::decode(bytes).map_err(|error| ProfileError::Broken { reason: error.to_string() })?;
-        let is_plane = |plane: &XPlane| plane.name.starts_with("/host:") || plane.name.starts_with("/device:");
-        if space.planes.iter().any(is_plane) { Ok(space) } else { Err(ProfileError::Other) }
+        if !XSpace::is_profile(bytes) {
+            return Err(ProfileError::Other);
+        }
+        XSpace::decode(bytes).map_err(|error| ProfileError::Broken { reason: error.to_string() })
+    }
+
+    /// The calls of a train step that [`CALLS_PLANE`] has.
+    pub fn calls(&self) -> impl Iterator<Item = ProfiledCall<'_>> {
+        self.planes.iter().filter(|plane| plane.name == CALLS_PLANE).flat_map(|plane| {
+            let program = plane.stat_id(PROGRAM_ID_STAT);
+            plane.lines.iter().flat_map(|line| &line.events).map(move |event| ProfiledCall {
+                name: plane.event_metadata.get(&event.metadata_id).map_or("", |metadata| &metadata.name),
+                program: plane.stat(event, program).and_then(XStat::number),
+                seconds: event.duration_ps.max(0) as f64 * 1e-12,
+            })
+        })
     }
 
     /// The programs that ran, if they were recorded too.
     pub fn programs<'a>(&'a self) -> Vec<ProfiledProgram<'a>> {
-        let planes = self.planes.iter().filter(|plane| plane.name == "/host:metadata");
+        let planes = self.planes.iter().filter(|plane| plane.name == PROGRAMS_PLANE);
         let entries = planes.flat_map(|plane| plane.event_metadata.values().map(move |metadata| (plane, metadata)));
         let program = |(plane, metadata): (&'a XPlane, &'a XEventMetadata)| {
-            let stat = metadata.stats.iter().find(|stat| plane.stat_name(stat) == "Hlo Proto")?;
+            let stat = metadata.stats.iter().find(|stat| plane.stat_name(stat) == PROGRAM_STAT)?;
             let Some(Value::Bytes(bytes)) = &stat.value else { return None };
             // The key of the entry is a number of the profile's own, unlike this.
-            let id = metadata.stats.iter().find(|stat| plane.stat_name(stat) == "program_id")?.number()?;
+            let id = metadata.stats.iter().find(|stat| plane.stat_name(stat) == PROGRAM_ID_STAT)?.number()?;
             Some(ProfiledProgram { id, name: &metadata.name, bytes })
         };
         entries.filter_map(program).collect()
@@ -236,7 +285,7 @@ mod tests {
     #[test]
     fn what_is_no_profile_is_refused() {
         assert_eq!(XSpace::read(b""), Err(ProfileError::Other));
-        assert!(matches!(XSpace::read(b"HloModule m"), Err(ProfileError::Broken { .. })));
+        assert_eq!(XSpace::read(b"HloModule m"), Err(ProfileError::Other));
         let plane = XPlane { name: "/host:CPU".to_owned(), ..XPlane::default() };
         let space = XSpace { planes: vec![plane], hostnames: vec!["host".to_owned()] };
         let bytes = space.encode_to_vec();

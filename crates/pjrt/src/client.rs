@@ -6,7 +6,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::api::{Api, Arguments, Owned, slice, string};
-use super::device::DeviceDescription;
+use super::compiled::unimplemented;
+use super::device::{DeviceDescription, DeviceMemory};
 use super::error::PjrtError;
 use super::hardware;
 use super::platform::{Platform, PlatformKind};
@@ -228,6 +229,23 @@ impl Client {
     /// index.
     pub fn devices(&self) -> &[Device] {
         &self.0.devices
+    }
+
+    /// What the allocator of the device with this index counts.
+    ///
+    /// # Errors
+    /// [`PjrtError::Unimplemented`] when the plugin does not count (the CPU plugins do not).
+    pub fn device_memory(&self, index: usize) -> Result<DeviceMemory, PjrtError> {
+        let arguments = PJRT_Device_MemoryStats_Args { device: self.raw_device(index)?, ..Arguments::new() };
+        // SAFETY: the device is one of this client.
+        let stats = unsafe { self.api().call(arguments) }
+            .map_err(|error| unimplemented(self.plugin(), "memory statistics of a device", error))?;
+        let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+        Ok(DeviceMemory {
+            in_use: bytes(stats.bytes_in_use),
+            peak: stats.peak_bytes_in_use_is_set.then(|| bytes(stats.peak_bytes_in_use)),
+            limit: stats.bytes_limit_is_set.then(|| bytes(stats.bytes_limit)),
+        })
     }
 
     pub(super) fn api(&self) -> Api {

@@ -24,6 +24,17 @@ pub struct DeviceDescription {
     pub attributes: BTreeMap<String, NamedValue>,
 }
 
+/// What a device's allocator counts, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceMemory {
+    /// Allocated now.
+    pub in_use: u64,
+    /// The most that was allocated at any time since the client was created, if the plugin says.
+    pub peak: Option<u64>,
+    /// The most that can be allocated, if the plugin says.
+    pub limit: Option<u64>,
+}
+
 impl DeviceDescription {
     /// Place of its chip in the TPU's torus: x, y, z.
     pub fn coords(&self) -> Option<&[i64]> {

@@ -65,7 +65,7 @@ pub use cache::{CacheUse, CompileCache};
 pub use cached::user_cache_directory;
 pub use client::{Client, ClientOptions, Device};
 pub use compiled::{CostAnalysis, MemoryStats, OptimizedProgram};
-pub use device::DeviceDescription;
+pub use device::{DeviceDescription, DeviceMemory};
 pub use error::{Attempt, ErrorCode, PjrtError};
 pub use executable::{Executable, ExecuteOptions};
 pub use hardware::{CudaDevice, CudaDriver, FoundLibrary, check_present, libraries_of};

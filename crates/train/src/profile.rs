@@ -1,20 +1,22 @@
 //! A profile of some steps of a run, where TensorBoard's profile plugin and XProf look for it:
 //! `DIR/plugins/profile/RUN/meshloom.xplane.pb`.
 //!
-//! The file is what the plugin's profiler records, and a plane `/device:CUSTOM:meshloom` with an event for each call of
-//! the train step (the prefix is that of XLA's `xplane_schema.h`, for planes of programs). An `XSpace` is a list of
-//! planes, so the two are one after another.
+//! The file is what the plugin's profiler records, and a plane with an event for each call of the train step. A plugin
+//! without a profiler records nothing; then the compiled programs that were called are written in its place, so that
+//! `hlo-dump report` can open the file. An `XSpace` is a list of planes, so the parts are one after another.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use meshloom::hlo::xplane::{Value, XEvent, XEventMetadata, XLine, XPlane, XSpace, XStat, XStatMetadata};
+use meshloom::compile::Program;
+use meshloom::hlo::proto::HloProto;
+use meshloom::hlo::xplane::{
+    CALLS_PLANE, PROGRAM_ID_STAT, PROGRAM_STAT, PROGRAMS_PLANE, Value, XEvent, XEventMetadata, XLine, XPlane, XSpace,
+    XStat, XStatMetadata,
+};
 use meshloom::pjrt::{Client, PjrtError, Profile, Profiler, ProfilerOptions};
 use prost::Message;
-
-/// The plane of a run's own events.
-pub const PLANE: &str = "/device:CUSTOM:meshloom";
 
 /// Why a run cannot be profiled.
 #[derive(thiserror::Error)]
@@ -65,6 +67,8 @@ struct Recording {
     call: SystemTime,
     events: Vec<XEvent>,
     names: Vec<XEventMetadata>,
+    /// The programs that were called, if the plugin does not record them, by how many steps they do.
+    programs: Vec<(i64, XEventMetadata)>,
 }
 
 impl StepProfile {
@@ -111,18 +115,26 @@ impl StepProfile {
             Err(error) => return Err(error.into()),
         };
         let now = SystemTime::now();
-        self.recording = Some(Recording { profiler, started: now, call: now, events: Vec::new(), names: Vec::new() });
+        self.recording = Some(Recording {
+            profiler,
+            started: now,
+            call: now,
+            events: Vec::new(),
+            names: Vec::new(),
+            programs: Vec::new(),
+        });
         Ok(missing)
     }
 
-    /// After a call that is done, losses and all: from `before` steps to `done`. Writes the profile, and returns its
-    /// file, if these had the last step.
+    /// After a call of `program` that is done, losses and all: from `before` steps to `done`. Writes the profile, and
+    /// returns its file, if these had the last step.
     ///
     /// # Errors
     /// The plugin's profiler fails, or the file cannot be written.
-    pub fn after_call(&mut self, before: u64, done: u64) -> Result<Option<PathBuf>, ProfileError> {
+    pub fn after_call(&mut self, before: u64, done: u64, program: &Program) -> Result<Option<PathBuf>, ProfileError> {
         let Some(recording) = &mut self.recording else { return Ok(None) };
         recording.add(before + 1, done);
+        recording.keep(program, (done - before) as i64)?;
         if done < self.steps.1 {
             return Ok(None);
         }
@@ -135,6 +147,8 @@ impl StepProfile {
 
 impl Recording {
     fn add(&mut self, first: u64, last: u64) {
+        // The plugin's profiler numbers programs itself.
+        let program = self.profiler.is_none().then(|| stat(PROGRAM_ID, Value::Signed((last + 1 - first) as i64)));
         let name = if first == last { format!("step {first}") } else { format!("steps {first} to {last}") };
         let metadata_id = self.names.len() as i64 + 1;
         self.names.push(XEventMetadata { id: metadata_id, name, ..XEventMetadata::default() });
@@ -142,8 +156,21 @@ impl Recording {
             metadata_id,
             offset_ps: 1000 * nanoseconds(self.started, self.call),
             duration_ps: 1000 * nanoseconds(self.call, SystemTime::now()),
-            stats: vec![XStat { metadata_id: STEP_NUMBER, value: Some(Value::Signed(first as i64)) }],
+            stats: [Some(stat(STEP_NUMBER, Value::Signed(first as i64))), program].into_iter().flatten().collect(),
         });
+    }
+
+    /// Keeps the program of a call of so many steps.
+    fn keep(&mut self, program: &Program, steps: i64) -> Result<(), PjrtError> {
+        if self.profiler.is_some() || self.programs.iter().any(|(id, _)| *id == steps) {
+            return Ok(());
+        }
+        let module = program.executable().optimized_hlo()?.decode()?;
+        let name = format!("{}({steps})", module.name);
+        let bytes = HloProto { hlo_module: Some(module), ..HloProto::default() }.encode_to_vec();
+        let stats = vec![stat(PROGRAM, Value::Bytes(bytes)), stat(PROGRAM_ID, Value::Signed(steps))];
+        self.programs.push((steps, XEventMetadata { id: steps, name, stats, ..XEventMetadata::default() }));
+        Ok(())
     }
 
     fn finish(self) -> Result<Profile, PjrtError> {
@@ -153,21 +180,36 @@ impl Recording {
         };
         let started = nanoseconds(UNIX_EPOCH, self.started);
         let line = XLine { id: 1, name: "steps".to_owned(), timestamp_ns: started, events: self.events };
-        let step = XStatMetadata { id: STEP_NUMBER, name: "step_num".to_owned() };
-        let plane = XPlane {
-            name: PLANE.to_owned(),
+        let names = [(STEP_NUMBER, "step_num"), (PROGRAM_ID, PROGRAM_ID_STAT), (PROGRAM, PROGRAM_STAT)];
+        let stat_metadata = names.map(|(id, name)| (id, XStatMetadata { id, name: name.to_owned() }));
+        let calls = XPlane {
+            name: CALLS_PLANE.to_owned(),
             lines: vec![line],
             event_metadata: self.names.into_iter().map(|name| (name.id, name)).collect(),
-            stat_metadata: [(STEP_NUMBER, step)].into(),
+            stat_metadata: stat_metadata.clone().into(),
             stats: Vec::new(),
         };
-        bytes.extend(XSpace { planes: vec![plane], hostnames: Vec::new() }.encode_to_vec());
+        let programs = XPlane {
+            name: PROGRAMS_PLANE.to_owned(),
+            lines: Vec::new(),
+            event_metadata: self.programs.into_iter().collect(),
+            stat_metadata: stat_metadata.into(),
+            stats: Vec::new(),
+        };
+        let planes = [calls, programs].into_iter().filter(|plane| !plane.event_metadata.is_empty()).collect();
+        bytes.extend(XSpace { planes, hostnames: Vec::new() }.encode_to_vec());
         Ok(Profile { bytes })
     }
 }
 
-/// The key of `step_num`, the stat that numbers steps.
+/// Keys of the stats: what numbers a step, what numbers a program, and a program.
 const STEP_NUMBER: i64 = 1;
+const PROGRAM_ID: i64 = 2;
+const PROGRAM: i64 = 3;
+
+fn stat(metadata_id: i64, value: Value) -> XStat {
+    XStat { metadata_id, value: Some(value) }
+}
 
 /// From one time to another; 0 if the clock was set back.
 fn nanoseconds(from: SystemTime, to: SystemTime) -> i64 {

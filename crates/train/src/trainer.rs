@@ -17,7 +17,7 @@ use super::resolve::Run;
 use super::run::{Calls, RunStateOf};
 use super::sample::Sampler;
 use super::step::TrainStep;
-use super::summary::Summary;
+use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
 use crate::Error;
@@ -70,7 +70,7 @@ impl Trainer {
     /// Traces and compiles the train step, draws the first parameters, and reads the text.
     ///
     /// # Errors
-    /// The config asks for something that is not built yet; model, mesh and rules do not fit together; the text cannot
+    /// Model, mesh and rules do not fit together; the config is for a topology; the text cannot
     /// be read; or the plugin refuses the program.
     pub fn new(config: &RunConfig, client: &Client) -> Result<Trainer, Error> {
         config.check_runnable()?;
@@ -91,8 +91,9 @@ impl Trainer {
         &self.data.dataset
     }
 
-    /// A summary of the speed, to add steps to. What the devices can do is known of those of
-    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS).
+    /// A summary of the run, to add steps to. What the devices can do is known of those of
+    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking for
+    /// again after the last step.
     pub fn summary(&self) -> Summary {
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
         let tokens = self.run.config().train.batch * seq;
@@ -100,7 +101,11 @@ impl Trainer {
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
         let rate = chip.and_then(|chip| chip.matrix_rate(Arithmetic::of(model.compute_dtype)));
         let devices = self.run.mesh().device_count() as f64;
-        Summary::new(Some(model.flops_per_token(*seq) * tokens as f64), rate.map(|rate| rate * devices))
+        let flops = model.flops_per_token(*seq) * tokens as f64;
+        let mut summary = Summary::new(Some(flops), rate.map(|rate| rate * devices));
+        (summary.lower_seconds, summary.compile_seconds) = (self.lower_seconds, self.compile_seconds);
+        summary.memory = self.memory_use();
+        summary
     }
 
     /// What takes the text apart.
@@ -247,6 +252,33 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.compile_cache
     }
 
+    /// What the run needs of the memory of the device that has the most of it: as the plugin counts it since the client
+    /// was created, with all that is on the devices; or else by the compiled programs' own figures, the arguments of the
+    /// step and the most that one of the programs needs. None where the plugin says neither.
+    pub fn memory_use(&self) -> Option<MemoryUse> {
+        let executable = self.program.executable();
+        let counted = executable.devices().iter().map(|&device| {
+            let memory = executable.client().device_memory(device).ok()?;
+            Some(MemoryUse { in_use: memory.in_use, peak: memory.peak?, is_counted: true })
+        });
+        let most = |a: MemoryUse, b: MemoryUse| MemoryUse {
+            in_use: a.in_use.max(b.in_use),
+            peak: a.peak.max(b.peak),
+            is_counted: a.is_counted,
+        };
+        let counted = counted.collect::<Option<Vec<_>>>().and_then(|devices| devices.into_iter().reduce(most));
+        let estimated = || {
+            let programs = [Some(&self.program), self.several.as_ref().map(|(_, program)| program)];
+            let figures = programs.into_iter().flatten().map(|program| {
+                let stats = program.executable().memory_stats().ok()?;
+                let [in_use, peak] = [stats.arguments, stats.total()].map(|bytes| u64::try_from(bytes).unwrap_or(0));
+                Some(MemoryUse { in_use, peak, is_counted: false })
+            });
+            figures.collect::<Option<Vec<_>>>().and_then(|programs| programs.into_iter().reduce(most))
+        };
+        counted.or_else(estimated)
+    }
+
     /// The compiled step.
     pub fn program(&self) -> &Program {
         &self.program
@@ -352,8 +384,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
     }
 
-    /// The program of a call of so many steps.
-    fn program_of(&self, count: usize) -> &Program {
+    /// The compiled program of a call of so many steps: one, or `train.steps_per_call`.
+    pub fn program_of(&self, count: usize) -> &Program {
         match &self.several {
             Some((steps, program)) if *steps == count && count > 1 => program,
             _ => &self.program,

@@ -4,6 +4,7 @@ use indexmap::IndexMap;
 use maud::{Markup, html};
 use meshloom_hlo::analysis::source::scope;
 use meshloom_hlo::analysis::{Measured, MeasuredInstruction, ModuleCost};
+use meshloom_hlo::xplane::ProfiledCall;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
@@ -36,9 +37,17 @@ impl Times {
 /// The times of each instruction that has one.
 pub struct Comparison {
     measured: Measured,
+    calls: Vec<Call>,
     instructions: FxHashMap<String, Times>,
     /// By scope, those that took longest first.
     scopes: Vec<(String, Times)>,
+}
+
+/// A call of the program, as the run that was profiled saw it.
+#[derive(Clone, Serialize)]
+struct Call {
+    name: String,
+    seconds: f64,
 }
 
 /// What JSON says of a profile: seconds of one run of the program on one device.
@@ -51,6 +60,7 @@ pub struct Answer {
     unknown_share: f64,
     other_modules_share: f64,
     scopes: Vec<(String, Times)>,
+    calls: Vec<Call>,
 }
 
 impl Comparison {
@@ -74,7 +84,10 @@ impl Comparison {
         }
         let mut scopes: Vec<_> = scopes.into_iter().map(|(scope, times)| (scope.to_owned(), times)).collect();
         scopes.sort_by(|(_, a), (_, b)| b.measured.total_cmp(&a.measured));
-        Comparison { measured, instructions, scopes }
+        let is_own = |call: &ProfiledCall<'_>| call.program.is_none() || call.program == profile.program;
+        let calls = profile.space.calls().filter(is_own);
+        let calls = calls.map(|call| Call { name: call.name.to_owned(), seconds: call.seconds }).collect();
+        Comparison { measured, calls, instructions, scopes }
     }
 
     pub fn answer(&self) -> Answer {
@@ -86,6 +99,7 @@ impl Comparison {
             unknown_share: self.share(unknown_seconds),
             other_modules_share: self.share(other_seconds),
             scopes: self.scopes.clone(),
+            calls: self.calls.clone(),
         }
     }
 
@@ -105,16 +119,26 @@ impl Comparison {
     /// What was measured, and what of the profile belongs to no instruction of this module.
     fn sentences(&self) -> Vec<String> {
         let Measured { devices, runs, seconds: own, unknown_seconds, other_seconds, ref instructions } = self.measured;
-        if instructions.is_empty() {
-            let why = "it is of another program, or of the module before it was compiled";
-            return vec![format!("No event of the profile names an instruction of this module: {why}.")];
+        let mut said = Vec::new();
+        if !self.calls.is_empty() {
+            let mean = self.calls.iter().map(|call| call.seconds).sum::<f64>() / self.calls.len() as f64;
+            said.push(format!("{} took {} on average.", plural(self.calls.len() as u64, "call"), seconds(mean)));
         }
-        let mut said = vec![format!(
+        if instructions.is_empty() {
+            said.push(if self.calls.is_empty() {
+                let why = "it is of another program, or of the module before it was compiled";
+                format!("No event of the profile names an instruction of this module: {why}.")
+            } else {
+                "The profile has no events of instructions: the plugin has no profiler.".to_owned()
+            });
+            return said;
+        }
+        said.push(format!(
             "Measured: {} on {}; instructions took {} of a device in one run.",
             plural(runs, "run"),
             plural(devices, "device"),
             seconds(self.measured.per_run(own))
-        )];
+        ));
         let shares = [(unknown_seconds, "instructions that this module lacks"), (other_seconds, "other modules")];
         for (part, whose) in shares.into_iter().filter(|(part, _)| *part > 0.0) {
             said.push(format!("{:.1} % of all time of instructions is that of {whose}.", 100.0 * self.share(part)));
@@ -135,6 +159,10 @@ pub fn render(report: &Report) -> Option<Markup> {
             (collectives(report, comparison))
             h3 { "Scopes" }
             (scopes(comparison))
+        }
+        @if !comparison.calls.is_empty() {
+            h3 { "Calls" }
+            (calls(comparison))
         }
     };
     Some(section("measured", "Measured", lead, body))
@@ -191,6 +219,14 @@ fn collectives(report: &Report, comparison: &Comparison) -> Markup {
             Cell::code(&entry.name),
             Cell::code(&entry.op_name),
         ]
+    })
+}
+
+fn calls(comparison: &Comparison) -> Markup {
+    let longest = comparison.calls.iter().map(|call| call.seconds).fold(0.0, f64::max);
+    table("measured-call-rows", ["call", "measured"], &comparison.calls, |call| {
+        let bar = call.seconds / if longest > 0.0 { longest } else { 1.0 };
+        [Cell::text(&call.name), Cell::number(call.seconds, seconds(call.seconds)).with_bar(bar, "var(--bar)")]
     })
 }
 

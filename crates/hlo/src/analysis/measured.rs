@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::walk::Walk;
 use crate::Amount;
 use crate::proto::HloModuleProto;
-use crate::xplane::{XEvent, XEventMetadata, XLine, XPlane, XSpace};
+use crate::xplane::{PROGRAM_ID_STAT, XEvent, XEventMetadata, XLine, XPlane, XSpace};
 
 /// The time that an instruction took.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -138,7 +138,7 @@ fn most_common_runs(module: &HloModuleProto, measured: &[MeasuredInstruction], d
 /// The events of a profile that are of instructions, whatever module has them.
 fn op_events(profile: &XSpace) -> impl Iterator<Item = OpEvent<'_>> {
     profile.planes.iter().enumerate().flat_map(|(number, plane)| {
-        let ids = ["hlo_op", "hlo_module", "program_id", "device_ordinal", "run_id"].map(|name| plane.stat_id(name));
+        let ids = ["hlo_op", "hlo_module", PROGRAM_ID_STAT, "device_ordinal", "run_id"].map(|name| plane.stat_id(name));
         let [op, module, program, device, run] = ids;
         // The line repeats what other lines of its plane have.
         let has_ops = plane.name.starts_with("/device:") && plane.lines.iter().any(is_op_line);

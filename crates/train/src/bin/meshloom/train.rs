@@ -21,7 +21,6 @@ use crate::{ahead, sample};
 
 pub fn run(arguments: &Train) -> Result<()> {
     let config = arguments.config.load(arguments.overrides())?;
-    config.check_supported()?;
     let mut settings = Settings::default();
     settings.time_limit = arguments.time_limit.map_or(settings.time_limit, Duration::from_secs);
     if arguments.debug_sharding {
@@ -104,10 +103,10 @@ pub fn run(arguments: &Train) -> Result<()> {
     let mut last = None;
     while trainer.steps_done() < steps {
         let before = trainer.steps_done();
-        if let Some(warning) =
-            profile.as_mut().map(|profile| profile.before_call(before, &client)).transpose()?.flatten()
+        if let Some(profile) = &mut profile
+            && let Some(missing) = profile.before_call(before, &client)?
         {
-            progress.note(&format!("warning: {warning}"));
+            progress.note(&format!("warning: the profile has the times of whole steps only: {missing}"));
         }
         for metrics in trainer.steps(steps - trainer.steps_done())? {
             if let Some(file) = &mut metrics_file {
@@ -121,7 +120,9 @@ pub fn run(arguments: &Train) -> Result<()> {
             last = Some(metrics);
         }
         let done = trainer.steps_done();
-        if let Some(file) = profile.as_mut().map(|profile| profile.after_call(before, done)).transpose()?.flatten() {
+        if let Some(profile) = &mut profile
+            && let Some(file) = profile.after_call(before, done, trainer.program_of((done - before) as usize))?
+        {
             progress.note(&format!("profile: {}", file.display()));
         }
         // Before the checkpoint: a run that goes on from there has its line.
@@ -146,6 +147,7 @@ pub fn run(arguments: &Train) -> Result<()> {
         beside_entropy(last.loss, entropy, single),
         start.elapsed().as_secs_f64(),
     );
+    summary.memory = trainer.memory_use();
     eprintln!("{summary}");
     if let Some(file) = &arguments.save_parameters {
         trainer.save_parameters(file)?;
