@@ -6,6 +6,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, bail};
 
+/// The Python that `MESHLOOM_BENCH_PYTHON` names, with a script of benches/jax.
+pub fn python(script: &str) -> Command {
+    let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let mut command = Command::new(python);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("jax").join(script));
+    command
+}
+
 /// JAX's side, answering one line for each step.
 pub struct Jax {
     child: Child,
@@ -14,13 +22,9 @@ pub struct Jax {
 }
 
 impl Jax {
-    /// Starts a script with `--serve`; also returns what it says when it is ready. `MESHLOOM_BENCH_PYTHON` names the
-    /// Python.
+    /// Starts a script with `--serve`; also returns what it says when it is ready.
     pub fn start(script: &str, options: &[String]) -> anyhow::Result<(Jax, String)> {
-        let python = std::env::var("MESHLOOM_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("jax").join(script);
-        let mut child = Command::new(python)
-            .arg(script)
+        let mut child = python(script)
             .arg("--serve")
             .args(options)
             .stdin(Stdio::piped())
