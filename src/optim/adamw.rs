@@ -114,9 +114,7 @@ impl AdamW {
             let first = first * self.beta1 + gradient * (1.0 - self.beta1);
             let second = second * self.beta2 + gradient.square() * (1.0 - self.beta2);
             let direction = (first * first_correction) / ((second * second_correction).sqrt() + self.epsilon);
-            let wide = param.convert(DType::F32);
-            let change = if decays { direction + wide * self.weight_decay } else { direction };
-            new_params.push((wide - change * rate).convert(param.dtype()));
+            new_params.push(moved(param, direction, decays.then_some(self.weight_decay), rate));
             new_first.push(first);
             new_second.push(second);
         }
@@ -125,6 +123,17 @@ impl AdamW {
             AdamWState { first: refilled(&state.first, new_first), second: refilled(&state.second, new_second) };
         (refilled(params, new_params), state)
     }
+}
+
+/// A parameter after a step along a direction of `f32`, with this weight decay. The change is computed in `f32`, and
+/// taken from the parameter in its own type where that is wider.
+pub(super) fn moved(param: Tensor, direction: Tensor, weight_decay: Option<f64>, rate: impl Operand) -> Tensor {
+    let change = match weight_decay {
+        Some(decay) => direction + param.convert(DType::F32) * decay,
+        None => direction,
+    };
+    let wide = param.dtype().at_least_f32();
+    (param.convert(wide) - (change * rate).convert(wide)).convert(param.dtype())
 }
 
 /// What an optimizer keeps of a parameter: a mean over steps in `f32`, zero at first.

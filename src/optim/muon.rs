@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use super::adamw::{AdamW, AdamWState, moment};
+use super::adamw::{AdamW, AdamWState, moment, moved};
 use super::expect_one_for_each;
 use crate::ir::{DType, Name, Role};
 use crate::ops::WithAxes;
@@ -156,9 +156,7 @@ impl Muon {
         let orthogonal = scope("newton_schulz", || orthogonal(direction, matrix, place));
         let (_, rows, columns) = matrix.sizes();
         let direction = orthogonal * (self.rms * (rows.max(columns) as f64).sqrt());
-        let wide = param.convert(DType::F32);
-        let change = if matrix.decays { direction + wide * self.adamw.weight_decay } else { direction };
-        (wide - change * rate).convert(param.dtype())
+        moved(param, direction, matrix.decays.then_some(self.adamw.weight_decay), rate)
     }
 }
 

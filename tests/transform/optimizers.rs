@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use crate::train_steps::{self, By, assert_same, batch};
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType::{F32, S32};
+use meshloom::ir::DType::{F32, F64, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer, OptimizerState};
 use meshloom::partition::CollectiveKind;
 use meshloom::passes::CollectiveLimits;
 use meshloom::sharding::{Mesh, Role, RuleSets, Rules};
-use meshloom::trace::{Function, Init, MapTree, MatrixDims, Param, Specs, Tensor, Tree, arange, fori_loop, map};
+use meshloom::trace::{Function, Init, MapTree, MatrixDims, Param, Specs, Tensor, Tree, arange, fori_loop, map, zeros};
 use meshloom_train::config::RunConfig;
 use safetensors::SafeTensors;
 use support::eight_devices::{compile, relative_error};
@@ -29,6 +29,10 @@ meshloom::tree! {
     struct Layers<T> { up: T, wq: T, wo: T, experts: T }
 
     struct Inputs<T> { params: Problem<T>, optimizer: OptimizerState<T, Problem<T>>, curvature: Problem<T>, target: Problem<T> }
+
+    struct Wide<T> { w: T }
+
+    struct WideState<T> { params: Wide<T>, optimizer: OptimizerState<T, Wide<T>> }
 
     struct Outputs<T> { params: Problem<T>, optimizer: OptimizerState<T, Problem<T>>, rates: T }
 }
@@ -100,6 +104,33 @@ impl Golden {
         let of = |what: &str| problem().map(|path, _| self.literal(&format!("{what}.{path}")));
         let state = optimizer.state(&problem()).map(|_, param| Literal::from_fn(param.spec.ty.clone(), |_| 0.0));
         Inputs { params: of("start"), optimizer: state, curvature: of("curvature"), target: of("target") }
+    }
+}
+
+/// Without gradient and decay, a parameter of f64 keeps all its digits.
+#[test]
+fn parameters_of_f64_keep_their_digits() {
+    let declared = Wide { w: Param::new(F64, [4, 4], &["embed", "mlp"], Init::Constant(0.0)) };
+    let adamw = AdamW { weight_decay: 0.0, ..AdamW::default() };
+    for optimizer in [Optimizer::AdamW(adamw.clone()), Optimizer::Muon(Muon { adamw, ..Muon::default() })] {
+        let state = WideState { params: declared.clone(), optimizer: optimizer.state(&declared) };
+        let step = Function::trace("step", Specs(state.map(|_, param| param.spec.clone())), |state| {
+            let WideState { params, optimizer: state } = state;
+            let gradients = Wide { w: params.w.zeros_like() };
+            let (params, _) = optimizer.update(&declared, (&params, &gradients), &state, zeros(S32, []), 1.0);
+            params
+        });
+        let step = step.unwrap_or_else(|error| panic!("{error}"));
+        let program = compile(&lower(step.graph(), &LowerOptions::default()).expect("it lowers")).expect("it compiles");
+        let third = |index: usize| (index + 1) as f64 / 3.0;
+        let inputs = state.map(|path, param| {
+            let is_param = path.to_string().starts_with("params");
+            Literal::from_fn(param.spec.ty.clone(), |index| if is_param { third(index) } else { 0.0 })
+        });
+        let arguments = program.put(0, &inputs).expect("the inputs fit").leaves();
+        let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+        let found = outputs[0].get().expect("a result").to_f64_vec();
+        assert_eq!(found, (0..16).map(third).collect::<Vec<_>>());
     }
 }
 
