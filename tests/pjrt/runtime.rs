@@ -82,6 +82,7 @@ fn plugin_from_environment() {
     assert!(ok && text.contains(&format!("found {path}")), "{text}");
     let (ok, text) = run_alone("child_find", &[("MESHLOOM_CPU_PLUGIN", "/nowhere/plugin.so")]);
     assert!(ok && text.contains("/nowhere/plugin.so is not a PJRT plugin: No such file"), "{text}");
+    assert!(text.contains("; MESHLOOM_CPU_PLUGIN names it: give a plugin's file (.so), or unset it"), "{text}");
 }
 
 #[test]

@@ -50,7 +50,14 @@ pub(super) fn search<T>(
     if options.wheel.is_none()
         && let Some(path) = named_file(platform)
     {
-        return accept(&path);
+        return accept(&path).map_err(|error| match error {
+            PjrtError::NotAPlugin { path, reason } => {
+                let reason =
+                    format!("{reason}; {} names it: give a plugin's file (.so), or unset it", variable(platform));
+                PjrtError::NotAPlugin { path, reason }
+            }
+            error => error,
+        });
     }
     let variable = variable(platform);
     let mut search = Search { attempts: Vec::new(), accept };

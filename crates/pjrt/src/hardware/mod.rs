@@ -5,6 +5,7 @@ mod libraries;
 mod nvidia;
 
 use std::fs;
+use std::path::Path;
 
 pub use driver::{CudaDevice, CudaDriver};
 pub use libraries::{FoundLibrary, libraries_of};
@@ -56,7 +57,7 @@ pub fn check_present(platform: PlatformKind) -> Result<(), PjrtError> {
     let absent = match platform {
         PlatformKind::Cpu => None,
         PlatformKind::Cuda => driver::check().err(),
-        PlatformKind::Tpu => (!has_tpu()).then(|| "this machine has no TPU: no PCI device of Google's".to_owned()),
+        PlatformKind::Tpu => (!has_tpu()).then(|| "this machine has no TPU among its PCI devices".to_owned()),
     };
     match absent {
         None => Ok(()),
@@ -64,10 +65,54 @@ pub fn check_present(platform: PlatformKind) -> Result<(), PjrtError> {
     }
 }
 
-/// Whether a PCI device of this machine is Google's, as TPUs are.
+/// Google's number among the makers of PCI devices.
+const GOOGLE: &str = "0x1ae0";
+
+/// The numbers of Google's PCI devices that are TPUs, as JAX has them. Others are none, such as the network card gVNIC,
+/// 0x0042.
+const TPUS: [&str; 7] = [
+    "0x0027", // v2, v3
+    "0x0056", // without a public name
+    "0x005e", // v4
+    "0x0062", // v5p
+    "0x0063", // v5e
+    "0x006f", // v6e
+    "0x0076", // tpu7x
+];
+
+/// Whether a PCI device of this machine is a TPU.
 pub(super) fn has_tpu() -> bool {
-    const GOOGLE: &str = "0x1ae0";
-    let devices = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
-    let vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
-    vendors.into_iter().any(|vendor| vendor.trim() == GOOGLE)
+    has_tpu_below(Path::new("/sys/bus/pci/devices"))
+}
+
+fn has_tpu_below(devices: &Path) -> bool {
+    let devices = fs::read_dir(devices).into_iter().flatten().flatten();
+    let is_tpu = |device: &Path| {
+        let number = |file: &str| fs::read_to_string(device.join(file)).unwrap_or_default();
+        number("vendor").trim() == GOOGLE && TPUS.contains(&number("device").trim())
+    };
+    devices.into_iter().any(|device| is_tpu(&device.path()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_card_of_googles_is_no_tpu() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(!has_tpu_below(&folder.path().join("absent")));
+        let add = |place: &str, vendor: &str, device: &str| {
+            let place = folder.path().join(place);
+            fs::create_dir(&place).expect("create");
+            fs::write(place.join("vendor"), format!("{vendor}\n")).expect("write");
+            fs::write(place.join("device"), format!("{device}\n")).expect("write");
+        };
+        // gVNIC; a device of another maker with a TPU's number.
+        add("0000:00:04.0", "0x1ae0", "0x0042");
+        add("0000:00:05.0", "0x10de", "0x0063");
+        assert!(!has_tpu_below(folder.path()));
+        add("0000:00:06.0", "0x1ae0", "0x0063");
+        assert!(has_tpu_below(folder.path()));
+    }
 }
