@@ -48,7 +48,7 @@ fn check(base: &[&str], plain: &[&str], precisions: &[&[&str]], forms: &[&[&str]
 #[test]
 fn any_form_agrees_with_one_device() {
     check(
-        &[],
+        &["model.dropout=0.1"],
         ONE_DEVICE,
         &[COMPUTE, MASTERS],
         &[

@@ -68,9 +68,12 @@ fn check(settings: &[&str], by: By, expected: &[(String, Literal)]) {
 const MICROBATCHES: [&str; 4] =
     ["train.microbatches=1", "train.microbatches=2", "train.microbatches=4", "train.microbatches=8"];
 
+/// Activations drop by their place in the batch, so the same ones do in any form.
+const DROPOUT: &str = "model.dropout=0.2";
+
 #[test]
 fn equal_to_the_plain_step() {
-    let expected = plain(&[]);
+    let expected = plain(&[DROPOUT]);
     for microbatches in MICROBATCHES {
         for mesh in [
             "mesh.axes=replica=2,fsdp=4",
@@ -81,30 +84,30 @@ fn equal_to_the_plain_step() {
             "mesh.axes=replica=2,fsdp=2,context=2",
             "mesh.axes=fsdp=8",
         ] {
-            check(&[mesh, microbatches], By::Interpreter, &expected);
+            check(&[mesh, microbatches, DROPOUT], By::Interpreter, &expected);
         }
-        check(&["mesh.axes=data=1", "target.devices=1", microbatches], By::Interpreter, &expected);
+        check(&["mesh.axes=data=1", "target.devices=1", microbatches, DROPOUT], By::Interpreter, &expected);
     }
 }
 
 #[test]
 fn compiled() {
-    let expected = plain(&[]);
+    let expected = plain(&[DROPOUT]);
     for microbatches in [MICROBATCHES[0], MICROBATCHES[2]] {
-        check(&["mesh.axes=replica=2,fsdp=2,tensor=2", microbatches], By::Plugin, &expected);
+        check(&["mesh.axes=replica=2,fsdp=2,tensor=2", microbatches, DROPOUT], By::Plugin, &expected);
     }
 }
 
 #[test]
 fn around_a_pipeline() {
-    let expected = plain(&[]);
+    let expected = plain(&[DROPOUT]);
     for pipeline in [
         ["pipeline.repeats=1", "pipeline.schedule=gpipe", "pipeline.microbatches=2"],
         ["pipeline.repeats=1", "pipeline.schedule=1f1b", "pipeline.microbatches=4"],
         ["pipeline.repeats=1", "pipeline.weights=bsw", "pipeline.microbatches=2"],
     ] {
         for microbatches in &MICROBATCHES[..3] {
-            let mesh = ["mesh.axes=replica=2,stage=2,fsdp=2", microbatches];
+            let mesh = ["mesh.axes=replica=2,stage=2,fsdp=2", microbatches, DROPOUT];
             check(&[&mesh, &pipeline[..]].concat(), By::Interpreter, &expected);
         }
     }
@@ -113,7 +116,7 @@ fn around_a_pipeline() {
 /// The load-balance loss of routed experts is that of each microbatch.
 #[test]
 fn routed_experts() {
-    let family = ["model.family=mixtral", "train.batch=32"];
+    let family = ["model.family=mixtral", "train.batch=32", DROPOUT];
     for microbatches in [MICROBATCHES[0], MICROBATCHES[1]] {
         let settings = [&family[..], &[microbatches]].concat();
         let one = [&["mesh.axes=data=1", "target.devices=1"], &settings[..]].concat();
