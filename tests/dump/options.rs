@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use crate::command::{Ran, command, prints};
 
 const CONFIG: &str = "examples/configs/default.toml";
+const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";
 const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";
 /// It names its mesh: `data=2,fsdp=4`.
 const NAMED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
@@ -41,7 +42,7 @@ const READING: [(&str, &[&str]); 10] = [
 ];
 
 /// How to read an input: for each form of input, a value that does not apply to it.
-const READING_OPTIONS: [(&str, &str, &str, Told); 17] = [
+const READING_OPTIONS: [(&str, &str, &str, Told); 20] = [
     ("--mesh", TEXT, "data=3", Refused("has 3 devices, but there are 8")),
     ("--mesh", TEXT, "data", Refused("--mesh: mesh \"data\": \"data\" is not an axis")),
     ("--mesh", NAMED, "tensor=4,data=2", Refused("the module names its mesh, data=2,fsdp=4; leave --mesh out")),
@@ -57,6 +58,14 @@ const READING_OPTIONS: [(&str, &str, &str, Told); 17] = [
     ("--pass", TEXT, "spmd", Refused("--module chooses a program of an XLA dump folder or a profile")),
     ("--pass", FOLDER, "spmd", Refused("--pass spmd: module_0012.jit_f has no such dump")),
     ("--pass", CONFIG, "spmd", Refused("--module chooses a program of an XLA dump folder or a profile")),
+    ("--stage", PROFILE, "sharded", Refused("--stage sharded is for run configs and dump folders")),
+    (
+        "--module",
+        PROFILE,
+        "jit_g",
+        Refused("--module jit_g: the profile has no such program; it has jit_scan_remat(0)"),
+    ),
+    ("--pass", PROFILE, "spmd", Refused("--pass chooses a file of an XLA dump folder, and this is a profile")),
     ("--set", TEXT, "model.layers=1", Refused("--set is for run configs")),
     ("--set", CONFIG, "model.layrs=1", Refused("layers")),
 ];
@@ -183,6 +192,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         &[NAMED, "--allow-unpartitioned", "--max-collective-bytes", "1KiB"],
         Said("not partitioned yet: global shapes"),
     ),
+    ("report", "--profile", &[TEXT, "-o", "no/such/folder/page.html", "--profile", NAMED], Refused("it is no profile")),
     ("plan", "--set", &[CONFIG, "--set", "model.layrs=1"], Refused("layers")),
     (
         "plan",

@@ -185,8 +185,8 @@ fn what_is_no_text_is_refused() {
         let sources = format!("data.sources=[{:?}]", files.path(name));
         error(&files, &bytes(), &[&sources])
     };
-    assert_snapshot!(of("empty.txt"), @r#"the text "DIR/files/empty.txt" has 0 tokens, but at least 2 are needed to predict one from another; add to data.sources"#);
-    assert_snapshot!(of("blank.jsonl"), @r#"the text "DIR/files/blank.jsonl" has 0 tokens, but at least 2 are needed to predict one from another; add to data.sources"#);
+    assert_snapshot!(of("empty.txt"), @r#"the text "DIR/files/empty.txt" has 0 tokens in 0 documents, but a document of at least 2 is needed to predict one from another; add to data.sources"#);
+    assert_snapshot!(of("blank.jsonl"), @r#"the text "DIR/files/blank.jsonl" has 0 tokens in 0 documents, but a document of at least 2 is needed to predict one from another; add to data.sources"#);
     assert_snapshot!(of("missing.txt"), @r#"cannot read the text "DIR/files/missing.txt": No such file or directory (os error 2); data.sources names it"#);
     assert_snapshot!(of("*.gz"), @r#"data.sources has "DIR/files/*.gz", but no file matches it"#);
     assert_snapshot!(of("sub"), @r#"data.sources has "DIR/files/sub", but no file below it ends in one of .txt, .md, .jsonl, .ndjson, alone or with .gz or .zst"#);
@@ -198,6 +198,63 @@ fn what_is_no_text_is_refused() {
     );
     let cache = format!("data.cache={:?}", files.path("empty.txt"));
     assert_snapshot!(error(&files, &bytes(), &[&cache]), @r#"cannot create "DIR/files/empty.txt" in the token cache: File exists (os error 17); set data.cache to a folder that can be written"#);
+}
+
+/// Bytes of another format are tokens as well, so the first of them are looked at; also of what an older version has
+/// left in the cache.
+#[test]
+fn other_formats_are_refused() {
+    let text = b"text enough for a document";
+    let cases: [(&str, Vec<u8>, &str); 6] = [
+        ("a.txt", gzip(text), "a gzip file, but is read as text; rename it, so that it ends in .gz"),
+        ("a.md", zstd(text), "a zstd file, but is read as text; rename it, so that it ends in .zst"),
+        ("a.bz2", b"BZh91AY&SY".to_vec(), "a bzip2 file, but is read as text; unpack it"),
+        ("a.xz", b"\xfd7zXZ\0\0\x04".to_vec(), "an xz file, but is read as text; unpack it"),
+        ("a.zip", b"PK\x03\x04\x14\0".to_vec(), "a zip file, but is read as text; unpack it"),
+        (
+            "a.parquet",
+            b"PAR1\x15\x04".to_vec(),
+            "a Parquet file, but is read as text; write its text to a file that ends in .jsonl",
+        ),
+    ];
+    for (name, contents, what) in cases {
+        let files = TextFiles::new(&[(name, &contents)]);
+        let source = format!("data.sources=[{:?}]", files.path("*"));
+        assert_eq!(error(&files, &bytes(), &[&source]), format!("DIR/files/{name} is {what}; data.sources names it"));
+        let validation = format!("data.validation=[{:?}]", files.path(name));
+        let data = files.config(&[&[&validation]]).data;
+        let refused = TextDataset::open_validation(&data, &bytes(), 16, &|_| ()).map(drop).expect_err("refused");
+        assert!(refused.to_string().ends_with("; data.validation names it"), "{refused}");
+        assert!(!files.cache().exists() || fs::read_dir(files.cache()).unwrap().count() == 0);
+    }
+    // Text may begin with a part of them, or be shorter than they are.
+    for text in ["PAR", "PK is short for", "BZ"] {
+        assert_eq!(texts(&open(&TextFiles::new(&[("a.txt", text.as_bytes())]), &[])), [text]);
+    }
+}
+
+/// Only a token behind another of its document is a target, in rows of any form and length.
+#[test]
+fn text_without_targets_is_refused() {
+    let one = b"{\"text\": \"a\"}\n".repeat(100);
+    let files = TextFiles::new(&[("one.jsonl", &one), ("more.jsonl", b"{\"text\": \"abcde\"}\n{\"text\": \"ab\"}\n")]);
+    let sources =
+        |names: &[&str]| format!("data.sources={:?}", names.iter().map(|name| files.path(name)).collect::<Vec<_>>());
+    let (alone, both) = (sources(&["one.jsonl"]), sources(&["one.jsonl", "more.jsonl"]));
+    let message = "the text \"DIR/files/one.jsonl\" has 100 tokens in 100 documents, but a document of at least 2 is \
+                   needed to predict one from another; add to data.sources";
+    for rows in ["data.documents=packed", "data.documents=one-per-row"] {
+        assert_eq!(error(&files, &bytes(), &[&alone, rows]), message);
+        // Without weights they are one source.
+        for length in [1, 2, 3, 64] {
+            let dataset = files.open(&bytes(), length, &[&both, rows]).unwrap();
+            let batch = dataset.batch(0, 0, dataset.rows_per_epoch(0).unwrap() as usize).unwrap();
+            let targets: f64 = Literal::to_f64_vec(&batch.weights).iter().sum();
+            assert_eq!(targets, (dataset.token_count() - dataset.document_count()) as f64, "{rows}, {length}");
+            assert_eq!(targets, 5.0);
+        }
+        assert_eq!(error(&files, &bytes(), &[&both, rows, "data.weights=[1, 9]"]), message);
+    }
 }
 
 // The cache.

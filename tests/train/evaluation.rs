@@ -189,7 +189,7 @@ fn evaluations_need_a_set() {
     let refused = Trainer::new(&without, &client()).map(drop).expect_err("no set").to_string();
     assert_eq!(
         refused,
-        "train.eval_every is 5: there is nothing to evaluate on; set data.validation to files that are not trained on"
+        "--set train.eval_every=5: train.eval_every is 5: there is nothing to evaluate on; set data.validation to files that are not trained on"
     );
     let missing = config(&files, &[ONE_DEVICE, &["data.validation=[\"absent.txt\"]"]]);
     let refused = Trainer::new(&missing, &client()).map(drop).expect_err("no file").to_string();
@@ -197,6 +197,54 @@ fn evaluations_need_a_set() {
         refused,
         "cannot read the text \"absent.txt\": No such file or directory (os error 2); data.validation names it"
     );
+}
+
+/// As soon as the text is read, and not after the last step.
+#[test]
+fn a_set_without_targets_is_refused() {
+    let one = "{\"text\": \"a\"}\n";
+    let refused = |files: &TextFiles, settings: &[&str]| {
+        files.without_folder(Text::load(&config(files, &[settings])).map(drop).expect_err("no targets"))
+    };
+    let files = TextFiles::new(&[("validation.jsonl", one.repeat(100).as_bytes())]);
+    assert_eq!(
+        refused(&files, &[]),
+        "the text \"DIR/files/\" has 100 tokens in 100 documents, but a document of at least 2 is needed to predict one \
+         from another; add to data.validation"
+    );
+    // One row of 1001 has a target, and is not among the first.
+    let files = TextFiles::new(&[("validation.jsonl", (one.repeat(1000) + "{\"text\": \"ab\"}\n").as_bytes())]);
+    assert_eq!(
+        refused(&files, &["data.documents=one-per-row", "train.eval_batches=1"]),
+        "the validation set has no token to predict in its first 16 rows; give data.validation more text, or leave it \
+         empty"
+    );
+    Text::load(&config(&files, &[&["data.documents=one-per-row", "train.eval_batches=63"]])).expect("all rows");
+}
+
+#[test]
+fn text_in_both_sets_is_warned_of() {
+    let files = files();
+    files.write("empty.txt", b"");
+    let overlap = |sources: &[&std::path::Path]| {
+        let text = Text::load(&config(&files, &[&[&format!("data.sources={sources:?}")]])).expect("a text");
+        text.overlap().map(|warning| files.without_folder(warning))
+    };
+    let warning = |names: &str| {
+        format!(
+            "data.validation has text that data.sources has as well, in {names}: the validation loss is then of text \
+             that is trained on; leave it out of one of them"
+        )
+    };
+    let (book, validation) = (std::path::Path::new(BOOK), files.path("validation.jsonl"));
+    // Where there is no text, none is in both.
+    assert_eq!(overlap(&[book, &files.path("empty.txt")]), None);
+    assert_eq!(overlap(&[book, &validation]), Some(warning("file DIR/files/validation.jsonl")));
+    // A folder that has it; and what is the same under another name.
+    assert_eq!(overlap(&[&files.path("")]), Some(warning("file DIR/files/validation.jsonl")));
+    files.write("a/copy.jsonl", &std::fs::read(&validation).expect("a file"));
+    let both = warning("files DIR/files/a/copy.jsonl and DIR/files/validation.jsonl");
+    assert_eq!(overlap(&[book, &validation]), Some(both));
 }
 
 /// The lines of evaluations stand behind those of their steps, and a run that goes on writes the same file.
@@ -208,11 +256,11 @@ fn the_program_writes_evaluations() {
     let settings = [DECODER, ONE_DEVICE, &["train.eval_every=2", "train.eval_batches=1", UNOPTIMIZED]].concat();
     let run = |metrics: &str, arguments: &[&str]| {
         let mut command = std::process::Command::new(program::meshloom());
-        command.args(["train", "--sample", "0", "--metrics"]).arg(files.cache().join(metrics)).args(arguments);
+        command.args(["train", "--sample", "0", "--metrics"]).arg(files.cache().join(metrics));
         for setting in settings.iter().copied().chain([&*sources, &validation, &cache]) {
             command.args(["--set", setting]);
         }
-        let output = command.env_remove("RUST_LOG").output().expect("it runs");
+        let output = command.args(arguments).env_remove("RUST_LOG").output().expect("it runs");
         let messages = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{messages}");
         let lines = std::fs::read_to_string(files.cache().join(metrics)).expect("metrics");
@@ -234,6 +282,11 @@ fn the_program_writes_evaluations() {
     std::fs::remove_dir_all(files.cache().join("checkpoints/step-00000003")).expect("a checkpoint");
     let (resumed, _) = run("resumed", &["--steps", "5", "--resume", &folder]);
     assert_eq!(loss(&resumed), loss(&lines));
+    // Text in both sets is no error.
+    let both = format!("data.sources=[{:?}]", files.path("validation.jsonl"));
+    let (_, warned) = run("both", &["--steps", "1", "--set", &both]);
+    let warning = "data.validation has text that data.sources has as well, in file ";
+    assert!(warned.contains(warning) && !messages.contains(warning), "{warned}");
 }
 
 // Batches ahead of the steps.

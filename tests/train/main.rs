@@ -12,6 +12,7 @@ mod first_state;
 mod host_memory;
 mod metrics;
 mod offered;
+mod outputs;
 mod overlap;
 mod platforms;
 mod precision;

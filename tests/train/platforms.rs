@@ -102,8 +102,8 @@ fn options_are_sent_when_set() {
         }
     }
     for (key, expected) in [
-        ("target.memory_fraction=1.5", "expected more than 0 and at most 1"),
-        ("target.visible_devices=all", "it must be the numbers of GPUs"),
+        ("target.memory_fraction=1.5", "it must be a number from 0 to 1"),
+        ("target.visible_devices=all", "it must be integers with commas between them, as in \"0,1\", or one integer"),
         ("target.preallocate=maybe", "it must be one of \"plugin\", \"yes\", \"no\""),
     ] {
         let error = RunConfig::from_overrides(&["target.platform=cuda".to_owned(), key.to_owned()]);
@@ -146,7 +146,7 @@ fn auto_takes_the_first_platform_with_devices() {
 fn absent_hardware_is_one_error() {
     for (kind, expected) in [
         (PlatformKind::Cuda, "there are no devices of the platform cuda: this machine has no NVIDIA driver: "),
-        (PlatformKind::Tpu, "there are no devices of the platform tpu: this machine has no TPU: "),
+        (PlatformKind::Tpu, "there are no devices of the platform tpu: this machine has no TPU among "),
     ] {
         if check_present(kind).is_ok() {
             continue;

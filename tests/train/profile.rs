@@ -1,5 +1,5 @@
-//! Profiles of a run. The CPU plugins have no profiler, so these have the run's own events; `ahead` starts the profilers
-//! of other plugins.
+//! Profiles of a run. The CPU plugins have no profiler, so these have the run's own events; `ahead` starts the
+//! profilers of other plugins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,8 +55,9 @@ fn steps(file: &Path) -> Vec<String> {
 #[test]
 fn the_steps_of_a_range_are_recorded() {
     let folder = tempfile::tempdir().expect("a folder");
-    let cases: [(&[&str], &[&str]); 3] = [
+    let cases: [(&[&str], &[&str]); 4] = [
         (&["--steps", "6"], &["step 3", "step 4", "step 5"]),
+        (&["--steps", "2"], &["step 2"]),
         (&["--steps", "4", "--profile-steps", "4..4"], &["step 4"]),
         // Whole calls.
         (
@@ -84,7 +85,11 @@ fn a_profile_that_cannot_be_is_refused_before_the_first_step() {
     let absent = folder.path().join("absent");
     let cases: [(&Path, &[&str], &str); 4] = [
         (&file, &["--steps", "6"], "cannot be written"),
-        (&absent, &["--steps", "4"], "the steps 3..5 are to be profiled, but this run has 1..4"),
+        (
+            &absent,
+            &["--steps", "4", "--profile-steps", "3..5"],
+            "the steps 3..5 are to be profiled, but this run has 1..4",
+        ),
         (&absent, &["--steps", "4", "--profile-steps", "5..6"], "the steps 5..6 are to be profiled"),
         (&absent, &["--steps", "4", "--profile-steps", "3..2"], "write A..B, the first and the last step"),
     ];

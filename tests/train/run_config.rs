@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 use meshloom::ir::DType;
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
-use meshloom::pjrt::{DebugValue, Platform, PlatformKind};
+use meshloom::pjrt::{DebugValue, ErrorCode, PjrtError, Platform, PlatformKind};
 use meshloom::transform::pipeline::{PipelineOptions, Schedule, WeightPlan};
 use meshloom_train::config::{PartitionMode, PipelineConfig, RuleSource, RunConfig};
 
@@ -395,10 +395,92 @@ fn impossible_values() {
     assert_snapshot!(with(&["rules.params.list=[[\"embed\", [\"fsdp\", \"fsdp\"]]]"]), @r#"--set rules.params.list=[["embed", ["fsdp", "fsdp"]]]: rules.params.list is a list of one rule: rule embed -> (fsdp,fsdp) (rules.params.list[0]) names mesh axis "fsdp" twice; an axis can split a dimension once"#);
     assert_snapshot!(with(&["remat.policy=save"]), @r#"--set remat.policy=save: remat.policy is "save": it needs remat.names, the values to keep"#);
     assert_snapshot!(with(&["remat.names=[\"a\"]"]), @r#"--set remat.names=["a"]: remat.names is ["a"]: names are for remat.policy = "save" or "offload""#);
+    assert_snapshot!(with(&["train.batch=67108864", "model.seq=32"]), @"--set train.batch=67108864: train.batch is 67108864: times model.seq, which is 32, it must be at most 2147483647; lower one of them");
+    assert_snapshot!(with(&["model.seq=999999999999"]), @"--set model.seq=999999999999: train.batch is 16: times model.seq, which is 999999999999, it must be at most 2147483647; lower one of them");
+    assert_snapshot!(with(&["target.memory_fraction=1.5"]), @"--set target.memory_fraction=1.5: target.memory_fraction is 1.5: it must be a number from 0 to 1");
+    assert_snapshot!(with(&["target.preallocate=yes"]), @r#"--set target.preallocate=yes: target.preallocate is "yes": expected no value: cpu has no such option, only cuda"#);
+    assert_snapshot!(with(&["target.visible_devices=all"]), @r#"--set target.visible_devices=all: target.visible_devices is "all": it must be integers with commas between them, as in "0,1", or one integer"#);
+    assert_snapshot!(with(&["target.visible_devices=-1"]), @r#"--set target.visible_devices=-1: target.visible_devices is -1: it must be integers with commas between them, as in "0,1", or one integer"#);
     assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu", "auto""#);
     // The file says where.
     assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");
     assert_snapshot!(check("[rules]\npreset = \"decoder\"\nlist = []\n", &[]), @"run.toml:3:8: rules.list is []: rules.preset is given too; rules come from one of preset, file, list");
+}
+
+/// The program has its numbers as `f32`: one that becomes 0 or infinite there is refused where it is written.
+#[test]
+fn numbers_are_those_of_f32() {
+    for setting in [
+        "train.epsilon=1e-50",
+        "train.learning_rate=1e39",
+        "train.clip_norm=1e-60",
+        "train.weight_decay=1e39",
+        "train.z_loss=1e39",
+        "train.muon_rms=1e-50",
+        "train.floor=1e-50",
+        "model.norm_epsilon=1e39",
+    ] {
+        let (key, value) = setting.split_once('=').expect("a key");
+        let reason = "f32 cannot hold it; give a number from 1.1754944e-38 to 3.4028235e38";
+        assert_eq!(check("", &[setting]), format!("--set {setting}: {key} is {value}: {reason}"));
+    }
+    // Seconds are no part of the program.
+    read("", &["train.time_limit=1e39", "train.weight_decay=0", "train.learning_rate=1e-30"]);
+}
+
+/// One GPU is a number, several are a text.
+#[test]
+fn visible_devices_are_numbers() {
+    for (value, expected, written) in
+        [("1", &[1][..], "\"1\""), ("0,1", &[0, 1], "\"0,1\""), ("\"2, 3\"", &[2, 3], "\"2,3\""), ("\"\"", &[], "\"\"")]
+    {
+        let config = read("", &["target.platform=cuda", &format!("target.visible_devices={value}")]);
+        assert_eq!(config.target.visible_devices, expected);
+        let options = config.client_options(PlatformKind::Cuda).unwrap();
+        assert_eq!(options.visible_devices, (!expected.is_empty()).then(|| expected.to_vec()));
+        assert!(config.to_toml().contains(&format!("\nvisible_devices = {written}\n")), "{}", config.to_toml());
+        assert_eq!(read(&config.to_toml(), &[]), config);
+    }
+}
+
+/// Evaluations of the config's own text need `data.validation`; another model may have its own.
+#[test]
+fn evaluations_of_the_own_text_need_a_set() {
+    let error = read("[train]\neval_every = 5\n", &[]).check_validation().unwrap_err();
+    assert_snapshot!(error, @"run.toml:2:14: train.eval_every is 5: there is nothing to evaluate on; set data.validation to files that are not trained on");
+    read("", &["train.eval_every=5", "data.validation=[\"more.txt\"]"]).check_validation().unwrap();
+    read("", &[]).check_validation().unwrap();
+}
+
+/// What a plugin or the system says of a value of `[target]` is said with its key.
+#[test]
+fn errors_of_the_target_name_the_key() {
+    let options = "target.compiler_options=[\"foo=1\",\"xla_a=no\"]";
+    let config = read("", &[options]);
+    let refused = |message: &str| PjrtError::Plugin {
+        function: "PJRT_Client_Compile".into(),
+        code: ErrorCode::InvalidArgument,
+        message: message.to_owned(),
+    };
+    let reason = "the plugin's compiler refuses it";
+    for (message, option) in [
+        ("No such compile option: 'foo'", "foo=1"),
+        ("While setting option xla_a, 'no' is not a valid bool value.", "xla_a=no"),
+    ] {
+        let expected = format!("--set {options}: target.compiler_options is {option:?}: {reason}: {message}");
+        assert_eq!(config.compile_error(refused(message)).to_string(), expected);
+    }
+    for other in ["No such compile option: 'food'", "a shape of foo is wrong"] {
+        assert_eq!(config.compile_error(refused(other)).to_string(), refused(other).to_string());
+    }
+    let cache = "target.compile_cache=/proc/no/such";
+    let error = read("", &[cache]).compile_cache().map(drop).unwrap_err().to_string();
+    let expected = format!("--set {cache}: target.compile_cache is \"/proc/no/such\": cannot create /proc/no/such: ");
+    assert!(
+        error.starts_with(&expected)
+            && error.ends_with("give a folder that can be written, auto, or nothing for no cache"),
+        "{error}"
+    );
 }
 
 /// What `meshloom config` says of a number is what a config is held to: its bound is taken, and what is beyond it is
@@ -443,7 +525,62 @@ fn what_is_allowed_is_what_is_taken() {
 fn keys_without_effect() {
     let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.weights=per-iteration"];
-    let cases: [(&[&str], &[&str], &str); 8] = [
+    let cuda = ["target.platform=cuda", "mesh.axes=fsdp=8"];
+    let jsonl = "no name in data.sources and data.validation is one of JSON Lines";
+    let lines = [
+        format!("data.field = \"body\" has no effect, because {jsonl}"),
+        format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
+    ];
+    let tokenizer = ["data.tokenizer=tokenizer.json"];
+    let cases: [(&[&str], &[&str], &str); 29] = [
+        (
+            &["train.schedule=constant"],
+            &["train.floor=0.2"],
+            "train.floor = 0.2 has no effect, because train.schedule is \"constant\"",
+        ),
+        (&["train.schedule=linear"], &["train.floor=0.2"], ""),
+        (
+            &["train.weight_decay=0"],
+            &["train.no_decay=[\"*norm*\"]"],
+            "train.no_decay = [\"*norm*\"] has no effect, because train.weight_decay is 0",
+        ),
+        (&[], &["train.no_decay=[\"*norm*\"]"], ""),
+        (&[], &["train.eval_batches=3"], "train.eval_batches = 3 has no effect, because there is no validation set"),
+        (&["data.validation=[\"more.txt\"]"], &["train.eval_batches=3"], ""),
+        (&[], &["checkpoint.keep=5"], "checkpoint.keep = 5 has no effect, because checkpoint.dir is \"\""),
+        (&["checkpoint.dir=saved"], &["checkpoint.keep=5"], ""),
+        (&[], &["data.field=body"], &lines[0]),
+        (&[], &["data.bad_lines=skip"], &lines[1]),
+        // A folder may have anything.
+        (&["data.sources=[\"folder\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
+        (&["data.validation=[\"a.jsonl.gz\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
+        (&["data.sources=[\"*.TXT.gz\"]"], &["data.field=body"], &lines[0]),
+        (&tokenizer, &["data.bad_lines=skip"], ""),
+        (
+            &["partition.mode=gspmd"],
+            &["partition.replication=deny"],
+            "partition.replication = \"deny\" has no effect, because partition.mode is \"gspmd\"",
+        ),
+        (
+            &["partition.mode=shardy"],
+            &["partition.replication=deny"],
+            "partition.replication = \"deny\" has no effect, because partition.mode is \"shardy\"",
+        ),
+        (&cuda, &["target.devices=3"], "target.devices = 3 has no effect, because target.platform is \"cuda\""),
+        (&["target.platform=auto"], &["target.devices=3"], ""),
+        (
+            &["train.warmup=10"],
+            &["train.steps=10"],
+            "train.warmup is 10, but train.steps is 10: the learning rate rises until the last step, to 100 % of \
+             train.learning_rate",
+        ),
+        (
+            &[],
+            &["train.steps=5"],
+            "train.warmup is 20, but train.steps is 5: the learning rate rises until the last step, to 25 % of \
+             train.learning_rate",
+        ),
+        (&["train.warmup=4"], &["train.steps=5"], ""),
         (&[], &["model.experts=4"], "model.experts = 4 has no effect, because model.family is \"llama\""),
         (&[], &["model.q_lora=7"], "model.q_lora = 7 has no effect, because model.family is \"llama\""),
         (
@@ -466,6 +603,9 @@ fn keys_without_effect() {
         let found = read("", &[base, changed].concat()).warnings();
         assert_eq!(found.join("\n"), expected, "{base:?} {changed:?}");
     }
+    // What is written counts, not how many devices there turned out to be.
+    let settled = read("", &["target.platform=cuda", "mesh.axes=fsdp=4"]).on_devices(4).unwrap();
+    assert_eq!(settled.warnings(), Vec::<String>::new());
 }
 
 /// A name that no value of the model has would keep nothing.
@@ -626,5 +766,12 @@ fn constants_are_keys() {
     assert_eq!(step.optimizer, Optimizer::Muon(Muon { momentum: 0.9, rms: 0.3, adamw }));
     read("", &settings).resolve().unwrap();
     let error = read("", &[r#"train.no_decay=["embedding","layers.w?"]"#]).resolve().unwrap_err().to_string();
-    assert!(error.contains(r#"train.no_decay is "layers.w?": no parameter has a path like this"#), "{error}");
+    assert!(error.contains(r#": train.no_decay is "layers.w?": no parameter has a path like this"#), "{error}");
+    let near = |pattern: &str| {
+        let error = read(&format!("[train]\nno_decay = [{pattern:?}]\n"), &[]).resolve().map(drop).unwrap_err();
+        error.to_string()
+    };
+    assert_snapshot!(near("*nrm*"), @r#"run.toml:2:12: train.no_decay is "*nrm*": no parameter has a path like this (did you mean "*norm*"?)"#);
+    assert_snapshot!(near("embeding"), @r#"run.toml:2:12: train.no_decay is "embeding": no parameter has a path like this (did you mean "embedding"?)"#);
+    assert_snapshot!(near("zzz*"), @r#"run.toml:2:12: train.no_decay is "zzz*": no parameter has a path like this"#);
 }

@@ -2,7 +2,8 @@
 //!
 //! A profile has planes, of hosts and of devices; a plane has lines, as of threads or streams; a line has events. Names
 //! and constant attributes ("stats") stand once in a plane's tables. Only the fields that are needed are here. Source:
-//! `xla/tsl/profiler/protobuf/xplane.proto`; names of planes, lines and stats: `xla/tsl/profiler/utils/xplane_schema.cc`.
+//! `xla/tsl/profiler/protobuf/xplane.proto`; names of planes, lines and stats:
+//! `xla/tsl/profiler/utils/xplane_schema.cc`.
 
 use std::collections::BTreeMap;
 

@@ -46,7 +46,8 @@ impl StepAhead {
         let places: Vec<_> = devices.iter().map(DeviceDescription::place).collect();
         let debug_options = config.compiler_options(&platform)?;
         let options = CompileOptions { debug_options, ..lowered.options_on(&places)? };
-        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)?;
+        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, settings)
+            .map_err(|error| config.compile_error(error))?;
         Ok(StepAhead { devices, mesh, parameter_count, lowered, lower_time, compiled })
     }
 }

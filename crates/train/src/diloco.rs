@@ -85,6 +85,11 @@ impl RunConfig {
 
     /// What the config asks for that it does not get, and why.
     pub fn warnings(&self) -> Vec<String> {
+        self.warnings_with(!self.data.validation.is_empty())
+    }
+
+    /// As [`RunConfig::warnings`], of a run that has a validation set or none, whatever `data.validation` is.
+    pub(crate) fn warnings_with(&self, has_validation: bool) -> Vec<String> {
         let (calls, steps) = (self.train.steps_per_call, self.train.steps);
         let late = self.diloco_schedule().filter(|schedule| schedule.overlap() > 0);
         let problem = |schedule: Schedule| {
@@ -95,7 +100,8 @@ impl RunConfig {
             let overlap = counted(schedule.overlap(), "step");
             Some(format!("fragments are used {overlap} late, but no transfer overlaps with a step: {why}"))
         };
-        self.unused_keys().into_iter().chain(late.and_then(problem)).collect()
+        let unused = self.unused_keys(has_validation);
+        unused.into_iter().chain(self.endless_warmup()).chain(late.and_then(problem)).collect()
     }
 }
 

@@ -1,8 +1,12 @@
 //! The error type of training. Each variant says whose fault it is.
 
+use std::fmt;
+use std::time::Duration;
+
+use meshloom::compile::Program;
 use meshloom::hlo::mesh::MeshError;
 use meshloom::ir::{OpError, SpecError};
-use meshloom::pjrt::{ErrorCode, PjrtError};
+use meshloom::pjrt::{Array, ErrorCode, ExecuteOptions, PjrtError};
 use meshloom::sharding::ShardingError;
 
 /// Everything that can go wrong in a training run.
@@ -11,11 +15,11 @@ pub enum Error {
     /// The compiler's, the program's or the plugin's.
     #[error(transparent)]
     Compiler(#[from] meshloom::Error),
-    /// The plugin's, or the machine's: a step did not end well.
-    #[error("step {step}: {source}{}", advice(.source))]
-    Step {
-        /// The step, from 1.
-        step: u64,
+    /// The plugin's, or the machine's: a program did not end well.
+    #[error("{what}: {source}{}", advice(.source))]
+    Execution {
+        /// What it was for.
+        what: Execution,
         /// What went wrong.
         source: Box<meshloom::Error>,
     },
@@ -44,7 +48,43 @@ pub enum Error {
 
 meshloom::hlo::debug_is_message!(Error);
 
-/// What to do about a step that failed, where the config has keys for it.
+/// What a program of a run is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Execution {
+    /// It draws the state before the first step.
+    FirstState,
+    /// A call of the train step that begins with this step, from 1.
+    Step(u64),
+    /// The loss on the validation set after so many steps.
+    Evaluation(u64),
+    /// The next token of a sample.
+    Sample,
+}
+
+impl fmt::Display for Execution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Execution::FirstState => f.write_str("the state before the first step"),
+            Execution::Step(step) => write!(f, "step {step}"),
+            Execution::Evaluation(step) => write!(f, "the evaluation after step {step}"),
+            Execution::Sample => f.write_str("the sample"),
+        }
+    }
+}
+
+/// Runs a program of a run for at most `train.time_limit` seconds, or without limit for 0.
+pub(crate) fn execute(
+    what: Execution,
+    program: &Program,
+    arguments: &[&Array],
+    time_limit: f64,
+) -> Result<Vec<Array>, Error> {
+    let time_limit = (time_limit > 0.0).then(|| Duration::try_from_secs_f64(time_limit).unwrap_or(Duration::MAX));
+    let options = ExecuteOptions { time_limit, ..ExecuteOptions::default() };
+    program.run_with(arguments, &options).map_err(|source| Error::Execution { what, source: Box::new(source) })
+}
+
+/// What to do about a program that failed, where the config has keys for it.
 fn advice(error: &meshloom::Error) -> &'static str {
     let meshloom::Error::Pjrt(error) = error else { return "" };
     match &**error {

@@ -22,13 +22,19 @@ impl Evaluator {
         Evaluator { rows, program }
     }
 
+    /// The compiled forward pass.
+    pub(super) fn program(&self) -> &Program {
+        &self.program
+    }
+
     /// The mean loss over the first `rows` rows of the set, or all if there are fewer: each call's mean, weighted by
-    /// what its batch counts for.
+    /// what its batch counts for. `call` runs a program.
     pub(super) fn loss<M: Model, D: Dataset<M>>(
         &self,
         data: &D,
         params: &Params<M, Array>,
         rows: u64,
+        call: impl Fn(&Program, &[&Array]) -> Result<Vec<Array>, Error>,
     ) -> Result<f64, Error> {
         let params = laid_out_for(&self.program, params.leaves())?;
         let (mut sum, mut total) = (0.0, 0.0);
@@ -36,7 +42,7 @@ impl Evaluator {
             let Some(batch) = data.validation(first..first + self.rows as u64)? else { break };
             let weight = data.weight(&batch);
             let batch = self.program.put(params.len(), &batch)?.leaves();
-            let outputs = self.program.run(&params.iter().chain(&batch).collect::<Vec<_>>())?;
+            let outputs = call(&self.program, &params.iter().chain(&batch).collect::<Vec<_>>())?;
             let loss = outputs.first().map(Array::get).transpose()?.and_then(|loss| loss.to_f64_vec().first().copied());
             sum += weight * loss.ok_or_else(|| InternalError::new("a forward pass", "a loss for its output"))?;
             total += weight;

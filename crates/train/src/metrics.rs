@@ -44,8 +44,7 @@ impl StepMetrics {
     /// The metrics line, without its line end. Floats have ten significant digits, enough to read an f32 back exactly.
     /// A number that is not finite is `null`, because JSON has no other form for it.
     pub fn to_json(&self) -> String {
-        let numbers = self.named().map(|(name, number)| format!("\"{name}\": {}", json_float(number)));
-        format!("{{\"step\": {}, {}}}", self.step, numbers.join(", "))
+        json_line(self.step, &self.named())
     }
 }
 
@@ -71,12 +70,15 @@ impl Evaluation {
         self.loss.exp()
     }
 
+    /// The numbers by name.
+    pub fn named(&self) -> Vec<(&'static str, f64)> {
+        let bits = self.bits_per_byte.map(|bits| ("eval_bits_per_byte", bits));
+        [("eval_loss", self.loss), ("eval_perplexity", self.perplexity())].into_iter().chain(bits).collect()
+    }
+
     /// The metrics line, without its line end, in the form of [`StepMetrics::to_json`].
     pub fn to_json(&self) -> String {
-        let (loss, perplexity) = (json_float(self.loss), json_float(self.perplexity()));
-        let bits = self.bits_per_byte.map(|bits| format!(", \"eval_bits_per_byte\": {}", json_float(bits)));
-        let bits = bits.as_deref().unwrap_or("");
-        format!("{{\"step\": {}, \"eval_loss\": {loss}, \"eval_perplexity\": {perplexity}{bits}}}", self.step)
+        json_line(self.step, &self.named())
     }
 }
 
@@ -94,6 +96,11 @@ pub fn beside_entropy(loss: f64, entropy: f64, single: &str) -> String {
 }
 
 const SIGNIFICANT_DIGITS: i32 = 10;
+
+fn json_line(step: u64, numbers: &[(&str, f64)]) -> String {
+    let numbers = numbers.iter().map(|(name, number)| format!("\"{name}\": {}", json_float(*number)));
+    format!("{{\"step\": {step}, {}}}", numbers.collect::<Vec<_>>().join(", "))
+}
 
 fn json_float(value: f64) -> String {
     if !value.is_finite() {
@@ -132,6 +139,16 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
+    /// Checks that the file can be written, and leaves it as it is.
+    pub fn check(path: impl AsRef<Path>) -> Result<(), MetricsError> {
+        let path = path.as_ref();
+        let opened = match path.exists() {
+            true => File::options().append(true).open(path),
+            false => tempfile::tempfile_in(directory_of(path)),
+        };
+        opened.map(drop).map_err(|source| MetricsError { path: path.to_owned(), source })
+    }
+
     /// A new file; one that exists is emptied.
     pub fn create(path: impl AsRef<Path>) -> Result<MetricsWriter, MetricsError> {
         MetricsWriter::open(path.as_ref(), File::options().write(true).create(true).truncate(true))
@@ -156,8 +173,7 @@ impl MetricsWriter {
         };
         let kept = lines_until(&text, step).map_err(failed)?;
         if kept.len() < text.len() {
-            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            let mut file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+            let mut file = tempfile::NamedTempFile::new_in(directory_of(path)).map_err(failed)?;
             file.write_all(kept.as_bytes()).map_err(failed)?;
             file.as_file().sync_all().map_err(failed)?;
             file.persist(path).map_err(|error| failed(error.error))?;
@@ -187,6 +203,10 @@ impl MetricsWriter {
         let line = line + "\n";
         self.file.write_all(line.as_bytes()).map_err(|source| MetricsError { path: self.path.clone(), source })
     }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The lines of a metrics file up to a step.

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::Error;
+use crate::checkpoint::DataDigest;
 use meshloom::ir::Literal;
 use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch};
 use meshloom::pjrt::Array;
@@ -112,6 +113,16 @@ pub trait Dataset<M: Model>: Send + Sync + 'static {
     /// Bytes of the validation set for each of its tokens, if it is text.
     fn bytes_per_token(&self) -> Option<f64> {
         None
+    }
+
+    /// What it is read from. Checkpoints store it, and a run that goes on from one is warned of what has changed.
+    fn digests(&self) -> Vec<DataDigest> {
+        Vec::new()
+    }
+
+    /// What its user should know.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A run config, checked and resolved once: mesh, rules and train step, and the programs that follow from them.
 
-use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig, invalid};
+use super::config::{self, ConfigError, OptimizerKind, Placement, RateSchedule, RunConfig};
 use super::diloco::{DilocoStep, layout_of};
 use super::model::Model;
 use super::run::{Calls, RunFunction, RunState, RunStateOf, RunStep};
@@ -12,7 +12,7 @@ use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::Platform;
 use meshloom::sharding::{Mesh, Role, RuleSets, ShardingTable};
-use meshloom::trace::Param;
+use meshloom::trace::{Param, Tree};
 use meshloom::transform::diloco::Diloco;
 
 /// A run of a model: a config that has been checked, with everything that follows from it.
@@ -48,8 +48,9 @@ impl RunConfig {
         let dims = self.pipeline_of(placement.axis_size("stage"))?.map(|options| options.leading_dims());
         let Placement { mesh, rules } = placement;
         let step = TrainStep { batch: self.rows_of_replica(), ..self.train_step_of(model) };
-        if let Some(pattern) = step.optimizer.adamw().unmatched(&step.model.parameters()) {
-            return Err(invalid("train.no_decay", pattern, "no parameter has a path like this").into());
+        let declared = step.model.parameters();
+        if let Some(pattern) = step.optimizer.adamw().unmatched(&declared) {
+            return Err(self.no_such_path(pattern, &declared.paths()).into());
         }
         let step = match self.diloco_options() {
             None => RunStep::Single(Box::new(step)),

@@ -1,6 +1,6 @@
 //! Sampling text from a trained decoder.
 
-use crate::Error;
+use crate::error::{Error, Execution, execute};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::ir::{DType, InternalError, Literal, TensorType};
 use meshloom::nn::{Decoder, DecoderConfig};
@@ -22,6 +22,8 @@ pub struct Sampler {
     program: Program,
     params: Vec<Array>,
     seq: usize,
+    /// Seconds that one token may take, 0 for any.
+    pub(crate) time_limit: f64,
 }
 
 impl Sampler {
@@ -58,7 +60,7 @@ impl Sampler {
         };
         let named = Tree::paths(&declared).into_iter().zip(declared.leaves());
         let params = named.enumerate().map(put).collect::<Result<_, _>>()?;
-        Ok(Sampler { program, params, seq })
+        Ok(Sampler { program, params, seq, time_limit: 0.0 })
     }
 
     /// Continues `prompt` by `count` tokens, drawn from the model's distribution at a temperature (1 is the model's
@@ -79,7 +81,7 @@ impl Sampler {
             let inputs = [tokens, row(&|_| 1.0), row(&|place| place as f64), last];
             let inputs = self.program.put(self.params.len(), &inputs)?;
             let arguments: Vec<&Array> = self.params.iter().chain(&inputs).collect();
-            let outputs = self.program.run(&arguments)?;
+            let outputs = execute(Execution::Sample, &self.program, &arguments, self.time_limit)?;
             let logits = outputs.first().ok_or_else(|| InternalError::new("next_token", "logits for its output"))?;
             text.push(draw(&logits.get()?.to_f64_vec(), temperature, &mut state));
         }

@@ -82,7 +82,8 @@ impl Summary {
 }
 
 /// `20 steps of 0.83 s (median; 95 % within 1.02 s), 4,935 tokens/s, 0.093 TFLOP/s of the model, MFU 41.2 %; 0.1 % of
-/// the time waiting for data; lowered in 24.1 ms, compiled in 2.52 s; memory of a device: 36.1 MiB, 120 MiB at the peak`
+/// the time waiting for data; lowered in 24.1 ms, compiled in 2.52 s; memory of a device: 36.1 MiB, 120 MiB at the
+/// peak`
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some(median), Some(most)) = (self.step_time(0.5), self.step_time(0.95)) else {

@@ -11,8 +11,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
-use super::metrics::MetricsError;
-
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     #[prost(double, tag = "1")]
@@ -51,6 +49,18 @@ struct SessionLog {
 /// `SessionLog.START`: readers drop what an earlier file has of this step and of later ones.
 const START: i32 = 1;
 
+/// An event file cannot be written.
+#[derive(thiserror::Error)]
+#[error("cannot write events to {path:?}: {source}; give a directory that exists or can be made")]
+pub struct EventsError {
+    /// The directory or the file.
+    pub path: PathBuf,
+    /// Why not.
+    pub source: io::Error,
+}
+
+meshloom::hlo::debug_is_message!(EventsError);
+
 /// Writes scalars to a new event file. Each step is handed to the system at once, so a run that is stopped loses none.
 #[derive(Debug)]
 pub struct EventWriter {
@@ -64,9 +74,9 @@ impl EventWriter {
     ///
     /// # Errors
     /// The directory or the file cannot be made.
-    pub fn create(directory: impl AsRef<Path>, done: u64) -> Result<EventWriter, MetricsError> {
+    pub fn create(directory: impl AsRef<Path>, done: u64) -> Result<EventWriter, EventsError> {
         let directory = directory.as_ref();
-        let failed = |source| MetricsError { path: directory.to_owned(), source };
+        let failed = |source| EventsError { path: directory.to_owned(), source };
         std::fs::create_dir_all(directory).map_err(failed)?;
         let now = seconds(SystemTime::now());
         let name = format!("events.out.tfevents.{:010}.meshloom.{}", now as u64, std::process::id());
@@ -91,15 +101,15 @@ impl EventWriter {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), MetricsError> {
+    pub fn write(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), EventsError> {
         let value = |&(tag, number): &(&str, f64)| Value { tag: tag.to_owned(), simple_value: Some(number as f32) };
         let summary = Some(Values { value: values.iter().map(value).collect() });
         self.put(Event { wall_time: seconds(SystemTime::now()), step: step as i64, summary, ..Event::default() })
     }
 
-    fn put(&mut self, event: Event) -> Result<(), MetricsError> {
+    fn put(&mut self, event: Event) -> Result<(), EventsError> {
         let written = self.file.write_all(&record(&event.encode_to_vec()));
-        written.map_err(|source: io::Error| MetricsError { path: self.path.clone(), source })
+        written.map_err(|source: io::Error| EventsError { path: self.path.clone(), source })
     }
 }
 

@@ -1,7 +1,7 @@
 //! A training run on a plugin's devices.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::assign::{Source, with_parameters};
 use super::checkpoint::Checkpoint;
@@ -20,12 +20,12 @@ use super::step::TrainStep;
 use super::summary::{MemoryUse, Summary};
 use super::tokenizer::Tokenizer;
 use super::watch::{SlowStep, Watch};
-use crate::Error;
+use crate::error::{Error, Execution, execute};
 use meshloom::compile::{Lowered, Program};
 use meshloom::hlo::analysis::{Arithmetic, Chip};
 use meshloom::ir::{InternalError, Literal, TensorType};
 use meshloom::nn::DecoderConfig;
-use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions, ExecuteOptions};
+use meshloom::pjrt::{Array, ArraySpec, CacheUse, Client, CompileOptions};
 use meshloom::sharding::Mesh;
 use meshloom::trace::{Key, MapTree, Tree};
 
@@ -92,8 +92,8 @@ impl Trainer {
     }
 
     /// A summary of the run, to add steps to. What the devices can do is known of those of
-    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking for
-    /// again after the last step.
+    /// [`CHIPS`](meshloom::hlo::analysis::CHIPS). Its memory is [`Trainer::memory_use`] of now, which is worth asking
+    /// for again after the last step.
     pub fn summary(&self) -> Summary {
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
         let tokens = self.run.config().train.batch * seq;
@@ -121,10 +121,12 @@ impl Trainer {
         let params = self.state.params();
         let (leaves, paths) = (params.leaves(), Tree::paths(params));
         let TrainStep { model, seq, .. } = self.run.step.of_replica();
-        Sampler::new(self.program.executable().client(), model, *seq, |path, _| {
+        let mut sampler = Sampler::new(self.program.executable().client(), model, *seq, |path, _| {
             let leaf = paths.iter().zip(&leaves).find(|(own, _)| *own == path).map(|(_, leaf)| leaf);
             Ok(leaf.ok_or_else(|| InternalError::new("a state", "each parameter of its model"))?.get()?)
-        })
+        })?;
+        sampler.time_limit = self.run.config().train.time_limit;
+        Ok(sampler)
     }
 }
 
@@ -164,8 +166,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let mut compile = |lowered: &Lowered| -> Result<Program, Error> {
             let debug_options = debug_options.clone();
             let options = CompileOptions { debug_options, ..lowered.compile_options(client)? };
-            let Some(cache) = &cache else { return Ok(lowered.compile_with(client, &options)?) };
-            let (program, found) = lowered.compile_cached(client, &options, cache)?;
+            let refused = |error| config.compile_error(error);
+            let Some(cache) = &cache else { return lowered.compile_with(client, &options).map_err(refused) };
+            let (program, found) = lowered.compile_cached(client, &options, cache).map_err(refused)?;
             // The programs of one run are for the same devices, so all bypass the cache or none does.
             if found != CacheUse::Hit {
                 compile_cache = Some(found);
@@ -190,7 +193,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let leaves = match beginning {
             Beginning::Program(first) => {
                 let key = first.put(0, &Key::from_seed(config.train.seed))?;
-                let drawn = first.run(&[&key.into_data()])?;
+                let drawn = execute(Execution::FirstState, &first, &[&key.into_data()], config.train.time_limit)?;
                 laid_out_for(&program, drawn)?
             }
             Beginning::Checkpoint(checkpoint) => {
@@ -198,7 +201,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             }
         };
         let state = declared.fill(leaves)?;
-        let warnings = config.warnings().into_iter().chain(lowered.warnings()).collect();
+        let warnings = config.warnings_with(has_validation).into_iter().chain(data.warnings());
+        let warnings = warnings.chain(lowered.warnings()).collect();
         Ok(Trainer {
             run,
             program,
@@ -252,9 +256,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         self.compile_cache
     }
 
-    /// What the run needs of the memory of the device that has the most of it: as the plugin counts it since the client
-    /// was created, with all that is on the devices; or else by the compiled programs' own figures, the arguments of the
-    /// step and the most that one of the programs needs. None where the plugin says neither.
+    /// What the run needs of the memory of the device that has the most of it: as the plugin counts it since the
+    /// client was created, with all that is on the devices; or else by the compiled programs' own figures, the
+    /// arguments of the step and the most that it or an evaluation needs. None where the plugin says neither.
     pub fn memory_use(&self) -> Option<MemoryUse> {
         let executable = self.program.executable();
         let counted = executable.devices().iter().map(|&device| {
@@ -268,13 +272,19 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         };
         let counted = counted.collect::<Option<Vec<_>>>().and_then(|devices| devices.into_iter().reduce(most));
         let estimated = || {
-            let programs = [Some(&self.program), self.several.as_ref().map(|(_, program)| program)];
-            let figures = programs.into_iter().flatten().map(|program| {
-                let stats = program.executable().memory_stats().ok()?;
-                let [in_use, peak] = [stats.arguments, stats.total()].map(|bytes| u64::try_from(bytes).unwrap_or(0));
-                Some(MemoryUse { in_use, peak, is_counted: false })
-            });
-            figures.collect::<Option<Vec<_>>>().and_then(|programs| programs.into_iter().reduce(most))
+            let stats = |program: &Program| program.executable().memory_stats().ok();
+            let step = stats(&self.program)?;
+            let mut peak = step.total();
+            if let Some((_, several)) = &self.several {
+                peak = peak.max(stats(several)?.total());
+            }
+            if let Some(evaluator) = &self.evaluator {
+                // The optimizer's state stays where it is meanwhile.
+                let evaluation = stats(evaluator.program())?;
+                peak = peak.max(step.arguments + evaluation.outputs + evaluation.temporary);
+            }
+            let [in_use, peak] = [step.arguments, peak].map(|bytes| u64::try_from(bytes).unwrap_or(0));
+            Some(MemoryUse { in_use, peak, is_counted: false })
         };
         counted.or_else(estimated)
     }
@@ -341,26 +351,17 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     }
 
     fn call(&mut self, calls: Calls) -> Result<Vec<StepMetrics>, Error> {
-        let start = Instant::now();
         let count = match (&self.several, calls) {
             (Some((count, _)), Calls::Several(_)) => *count,
             _ => 1,
         };
         let calls = if count > 1 { calls } else { Calls::Single };
-        let batch = self.batches(calls, count)?;
-        let data_seconds = start.elapsed().as_secs_f64() / count as f64;
-        let mut watch = std::mem::take(&mut self.watch);
-        let (program, mut arguments) = (self.program_of(count), self.state.leaves());
-        let batch = program.put(arguments.len(), &batch)?;
-        arguments.extend(batch.leaves());
-        let time_limit = self.run.config().train.time_limit;
-        let time_limit = (time_limit > 0.0).then(|| Duration::try_from_secs_f64(time_limit).unwrap_or(Duration::MAX));
-        let options = ExecuteOptions { time_limit, ..ExecuteOptions::default() };
         let step = self.steps_done + 1;
-        let arguments: Vec<&Array> = arguments.iter().collect();
-        let run = watch.call(step, || program.run_with(&arguments, &options));
+        let mut watch = std::mem::take(&mut self.watch);
+        let start = Instant::now();
+        let called = watch.call(step, count, || self.execute_step(step, calls, count));
         self.watch = watch;
-        let outputs = run.map_err(|source| Error::Step { step, source: Box::new(source) })?;
+        let (outputs, data_seconds) = called?;
         let (state, metrics) = outputs.split_at(self.state.paths().len());
         self.state = self.state.fill(state.to_vec())?;
         let [losses, norms] = [means(&metrics[0], count)?, means(&metrics[1], count)?];
@@ -382,6 +383,18 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             data_seconds,
         };
         Ok(losses.into_iter().zip(norms).enumerate().map(metrics).collect())
+    }
+
+    /// Waits for the batches of a call, and runs it; also the seconds that each step waited.
+    fn execute_step(&mut self, step: u64, calls: Calls, count: usize) -> Result<(Vec<Array>, f64), Error> {
+        let start = Instant::now();
+        let batch = self.batches(calls, count)?;
+        let data_seconds = start.elapsed().as_secs_f64() / count as f64;
+        let (program, mut arguments) = (self.program_of(count), self.state.leaves());
+        arguments.extend(program.put(arguments.len(), &batch)?.leaves());
+        let arguments: Vec<&Array> = arguments.iter().collect();
+        let outputs = execute(Execution::Step(step), program, &arguments, self.run.config().train.time_limit)?;
+        Ok((outputs, data_seconds))
     }
 
     /// The compiled program of a call of so many steps: one, or `train.steps_per_call`.
@@ -428,8 +441,10 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     pub fn evaluate(&self) -> Result<Option<Evaluation>, Error> {
         let Some(evaluator) = &self.evaluator else { return Ok(None) };
         let train = &self.run.config().train;
-        let rows = (train.eval_batches * train.batch) as u64;
-        let loss = evaluator.loss::<M, D>(&self.data, self.state.params(), rows)?;
+        let rows = (train.eval_batches as u64).saturating_mul(train.batch as u64);
+        let what = Execution::Evaluation(self.steps_done);
+        let call = |program: &Program, arguments: &[&Array]| execute(what, program, arguments, train.time_limit);
+        let loss = evaluator.loss::<M, D>(&self.data, self.state.params(), rows, call)?;
         Ok(Some(Evaluation::new(self.steps_done, loss, self.data.bytes_per_token())))
     }
 

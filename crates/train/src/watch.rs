@@ -20,7 +20,7 @@ pub struct SlowStep {
     pub step: u64,
     /// The time so far.
     pub elapsed: Duration,
-    /// The median of the time that calls before took.
+    /// The median of the time that steps before took.
     pub median: Duration,
 }
 
@@ -53,15 +53,16 @@ impl Watch {
         self.listener = Some(Box::new(listener));
     }
 
-    /// Runs a call that begins with a step.
-    pub(super) fn call<R>(&mut self, step: u64, run: impl FnOnce() -> R) -> R {
+    /// Runs a call of so many steps that begins with a step.
+    pub(super) fn call<R>(&mut self, step: u64, count: usize, run: impl FnOnce() -> R) -> R {
+        let count = u32::try_from(count.max(1)).unwrap_or(u32::MAX);
         let (start, median) = (Instant::now(), self.median());
         let told = self.listener.as_ref().zip(median);
         let result = thread::scope(|scope| {
             // Dropped when the call ends, however it does.
             let (_ended, running) = channel::<()>();
             if let Some((listener, median)) = told {
-                let limit = median.mul_f64(FACTOR).max(self.patience);
+                let limit = median.mul_f64(FACTOR * f64::from(count)).max(self.patience);
                 scope.spawn(move || {
                     if running.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                         listener(SlowStep { step, elapsed: start.elapsed(), median });
@@ -70,7 +71,7 @@ impl Watch {
             }
             run()
         });
-        self.recent.push_back(start.elapsed());
+        self.recent.push_back(start.elapsed() / count);
         self.recent.drain(..self.recent.len().saturating_sub(MOST));
         result
     }
@@ -88,6 +89,18 @@ mod tests {
 
     use super::*;
 
+    /// Calls of several steps are compared with as many steps.
+    #[test]
+    fn calls_are_measured_by_their_steps() {
+        let told: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let mut watch = Watch { patience: Duration::ZERO, ..Watch::default() };
+        let seen = told.clone();
+        watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));
+        (1..6).for_each(|step| watch.call(step, 1, || thread::sleep(Duration::from_millis(10))));
+        watch.call(6, 100, || thread::sleep(Duration::from_millis(400)));
+        assert!(told.lock().expect("nobody panicked").is_empty());
+    }
+
     #[test]
     fn a_slow_call_is_told_of_once() {
         let told: Arc<Mutex<Vec<u64>>> = Arc::default();
@@ -95,12 +108,12 @@ mod tests {
         let seen = told.clone();
         watch.listen(move |slow| seen.lock().expect("nobody panicked").push(slow.step));
         // The first ones have nothing to be compared with.
-        watch.call(1, || thread::sleep(Duration::from_millis(100)));
-        (2..8).for_each(|step| watch.call(step, || ()));
+        watch.call(1, 1, || thread::sleep(Duration::from_millis(100)));
+        (2..8).for_each(|step| watch.call(step, 1, || ()));
         assert!(told.lock().expect("nobody panicked").is_empty());
-        watch.call(8, || thread::sleep(Duration::from_secs(1)));
+        watch.call(8, 1, || thread::sleep(Duration::from_secs(1)));
         assert_eq!(*told.lock().expect("nobody panicked"), [8]);
-        let failed: Result<(), ()> = watch.call(9, || Err(()));
+        let failed: Result<(), ()> = watch.call(9, 1, || Err(()));
         assert_eq!((failed, told.lock().expect("nobody panicked").len()), (Err(()), 1));
     }
 }

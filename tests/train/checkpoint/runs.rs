@@ -8,8 +8,9 @@ use meshloom_train::Trainer;
 use meshloom_train::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Fallback, Start, find};
 use meshloom_train::config::RunConfig;
 
-use support::configs::{self, BOOK, NARROW, UNOPTIMIZED};
+use support::configs::{self, BOOK, NARROW, TOKENIZER, UNOPTIMIZED};
 use support::eight_devices::{client, relative_error};
+use support::text_files::TextFiles;
 
 const SMALL: &[&str] = &["model.layers=4", "model.seq=16", "train.warmup=2", "train.steps=40", UNOPTIMIZED];
 const MIXED: &[&str] = &["mesh.axes=\"data=2,fsdp=4\""];
@@ -240,4 +241,50 @@ fn other_runs_are_refused_or_warned_of() {
             "train.steps is 50, but was 40"
         ]
     );
+}
+
+/// Other contents under the same names are other data, which no key of the config shows.
+#[test]
+fn changed_data_is_warned_of() {
+    let tokenizer = std::fs::read(TOKENIZER).expect("a tokenizer");
+    let files = TextFiles::new(&[
+        ("a.txt", b"once upon a time"),
+        ("b.txt", b"there was a text"),
+        ("tokenizer.json", &tokenizer),
+    ]);
+    let sources = format!("data.sources={:?}", ["b.txt", "a.txt", "*.txt"].map(|name| files.path(name)));
+    let tokenizer_key = format!("data.tokenizer={:?}", files.path("tokenizer.json"));
+    let config = files.config(&[NARROW, SMALL, ONE, &[&sources, &tokenizer_key, "model.vocab=1024"]]);
+    let directory = tempfile::tempdir().expect("a folder");
+    let folder = save(&trainer(&config), directory.path());
+    let warnings = || {
+        let resumed = resume(&config, &folder);
+        let about_data = resumed.warnings().iter().filter(|text| text.starts_with("data."));
+        about_data.map(|text| files.without_folder(text)).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(), Vec::<String>::new());
+    // A file, what else the glob matches, and the tokenizer.
+    files.write("a.txt", b"once upon another time");
+    files.write("c.txt", b"and one more");
+    files.write("tokenizer.json", &[&tokenizer[..], b"\n"].concat());
+    let changed = |what: &str| {
+        format!(
+            "{what}, but what it names has changed since the run that wrote the checkpoint: this run continues with what \
+             is there now"
+        )
+    };
+    let names = [
+        "data.sources has \"DIR/files/a.txt\"",
+        "data.sources has \"DIR/files/*.txt\"",
+        "data.tokenizer has \"DIR/files/tokenizer.json\"",
+    ];
+    assert_eq!(warnings(), names.map(changed));
+    // Older versions wrote no digests.
+    let path = folder.join("manifest.json");
+    let mut manifest: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&std::fs::read(&path).expect("a manifest")).expect("JSON");
+    assert_eq!(manifest.remove("data_digests").and_then(|digests| Some(digests.as_array()?.len())), Some(4));
+    std::fs::write(&path, serde_json::to_vec(&manifest).expect("JSON")).expect("written");
+    super::damage::seal(&folder);
+    assert_eq!(warnings(), Vec::<String>::new());
 }

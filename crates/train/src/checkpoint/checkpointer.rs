@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use super::folder::{self, Directory, Observer};
 use super::snapshot::Snapshot;
-use super::{About, Checkpoint, CheckpointError, form, write};
+use super::{About, Checkpoint, CheckpointError, DataDigest, form, write};
 use crate::config::CheckpointConfig;
 use meshloom::pjrt::Array;
 use meshloom::trace::{Param, Tree};
@@ -104,6 +104,17 @@ impl Checkpointer {
         declared: &impl Tree<Leaf = Param>,
         state: &impl Tree<Leaf = Array>,
     ) -> Result<(), CheckpointError> {
+        self.save_with(about, Vec::new(), declared, state)
+    }
+
+    /// As [`Checkpointer::save`], with what the run read.
+    pub(super) fn save_with(
+        &mut self,
+        about: About,
+        digests: Vec<DataDigest>,
+        declared: &impl Tree<Leaf = Param>,
+        state: &impl Tree<Leaf = Array>,
+    ) -> Result<(), CheckpointError> {
         self.wait()?;
         if self.last == about.step && self.last > 0 {
             return Ok(());
@@ -113,7 +124,7 @@ impl Checkpointer {
         let (directory, observer, keep) = (self.directory.clone(), self.observer.clone(), self.keep);
         let step = about.step;
         let write = move || {
-            let folder = write::write(&directory, about, snapshot, &observer)?;
+            let folder = write::write(&directory, (about, digests), snapshot, &observer)?;
             tracing::debug!("wrote the checkpoint {}", folder.display());
             directory.retain(keep, &observer)
         };

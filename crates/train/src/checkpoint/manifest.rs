@@ -35,6 +35,17 @@ pub struct DataPosition {
     pub seq: usize,
 }
 
+/// What a key of the config named, by its contents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataDigest {
+    /// The key.
+    pub key: String,
+    /// What it named: a source or a file.
+    pub name: String,
+    /// SHA-256 of the file; of a source, SHA-256 of those of its files in their order.
+    pub sha256: String,
+}
+
 /// What every version of the format has.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
@@ -51,6 +62,9 @@ pub(super) struct Manifest {
     pub meshloom: String,
     #[serde(flatten)]
     pub about: About,
+    /// What the run read. None of a run whose data is no text, or that an older version wrote.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data_digests: Vec<DataDigest>,
     pub files: Vec<StoredFile>,
     pub leaves: Vec<StoredLeaf>,
 }
@@ -138,9 +152,13 @@ fn bytes_of(dtype: DType, dims: &[usize]) -> Option<u64> {
 }
 
 impl Manifest {
-    pub(super) fn new(about: About, files: Vec<StoredFile>, leaves: Vec<StoredLeaf>) -> Manifest {
+    pub(super) fn new(
+        (about, data_digests): (About, Vec<DataDigest>),
+        files: Vec<StoredFile>,
+        leaves: Vec<StoredLeaf>,
+    ) -> Manifest {
         let (format, meshloom) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-        Manifest { format, version: VERSION, meshloom, about, files, leaves }
+        Manifest { format, version: VERSION, meshloom, about, data_digests, files, leaves }
     }
 
     /// Checks that it makes sense by itself: names, boxes and sizes.

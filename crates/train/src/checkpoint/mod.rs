@@ -36,7 +36,7 @@ mod write;
 pub use checkpointer::{Checkpointer, Start};
 pub use error::CheckpointError;
 pub use folder::{Observer, list};
-pub use manifest::{About, DataPosition};
+pub use manifest::{About, DataDigest, DataPosition};
 pub(crate) use read::ParameterLeaves;
 pub use read::{Checkpoint, Fallback, Found, find};
 pub(crate) use sums::hex;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::form::{self, Leaf, Segment};
-use super::manifest::{About, Header, Manifest, StoredLeaf, StoredPiece};
+use super::manifest::{About, DataDigest, Header, Manifest, StoredLeaf, StoredPiece};
 use super::{CheckpointError, FORMAT, MANIFEST, VERSION, folder, sums};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::{DType, Literal, TensorType};
@@ -106,6 +106,11 @@ impl Checkpoint {
     /// The run and the place in it.
     pub fn about(&self) -> &About {
         &self.manifest.about
+    }
+
+    /// What the run read, if that is known.
+    pub(super) fn data_digests(&self) -> &[DataDigest] {
+        &self.manifest.data_digests
     }
 
     /// The values: path and type, of all layers together.

@@ -1,6 +1,6 @@
 //! A training run's checkpoints.
 
-use super::{About, Checkpoint, CheckpointError, Checkpointer, DataPosition};
+use super::{About, Checkpoint, CheckpointError, Checkpointer, DataDigest, DataPosition};
 use crate::Error;
 use crate::assign::Source;
 use crate::config::RunConfig;
@@ -13,13 +13,14 @@ use meshloom::pjrt::{Array, Client};
 const SECTIONS: [&str; 4] = ["model", "data", "train", "diloco"];
 
 /// Their keys that say only how it is computed.
-const FREE_KEYS: [&str; 9] = [
+const FREE_KEYS: [&str; 10] = [
     "model.scan_layers",
     "model.batch_split",
     "data.validation",
     "data.cache",
     "train.microbatches",
     "train.steps_per_call",
+    "train.time_limit",
     "train.eval_every",
     "train.eval_batches",
     "diloco.check_replicas",
@@ -42,8 +43,8 @@ impl Trainer {
 
 impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     /// As [`Trainer::of`], but with the state of a checkpoint, to go on after its step. Mesh, devices, pipeline and
-    /// microbatches may be others than those of the run that wrote it. What else differs in the configs is among the
-    /// [warnings](Trainer::warnings).
+    /// microbatches may be others than those of the run that wrote it. What else differs in the configs, or in the
+    /// files of a text, is among the [warnings](Trainer::warnings).
     ///
     /// # Errors
     /// Those of [`Trainer::of`]; or the checkpoint's values are not those of the model: the error names the first.
@@ -56,6 +57,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         check_step(checkpoint, &trainer.state)?;
         trainer.steps_done = step;
         trainer.warnings.extend(differences);
+        trainer.warnings.extend(changed_data(checkpoint.data_digests(), &trainer.data().digests()));
         Ok(trainer)
     }
 
@@ -89,7 +91,7 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
             devices: self.program.executable().devices().len(),
             config: config.to_toml(),
         };
-        Ok(checkpointer.save(about, &self.run.state(), &self.state)?)
+        Ok(checkpointer.save_with(about, self.data().digests(), &self.run.state(), &self.state)?)
     }
 }
 
@@ -118,6 +120,22 @@ fn check_step<P>(checkpoint: &Checkpoint, state: &RunState<Array, P>) -> Result<
     }
     let reason = format!("it is of step {step}, but the value `step` is {found:?}");
     Err(CheckpointError::Damaged { path: checkpoint.folder().join(super::MANIFEST), reason }.into())
+}
+
+/// What has the name that it had in the run that wrote the checkpoint, but other contents, as warnings. Other names are
+/// [`differences`].
+fn changed_data(saved: &[DataDigest], own: &[DataDigest]) -> Vec<String> {
+    let changed = own.iter().filter(|own| {
+        let mut same_name = saved.iter().filter(|saved| (&saved.key, &saved.name) == (&own.key, &own.name));
+        same_name.any(|saved| saved.sha256 != own.sha256)
+    });
+    let warning = |DataDigest { key, name, .. }: &DataDigest| {
+        format!(
+            "{key} has {name:?}, but what it names has changed since the run that wrote the checkpoint: this run \
+             continues with what is there now"
+        )
+    };
+    changed.map(warning).collect()
 }
 
 /// What is computed otherwise than in the run that wrote the checkpoint, as warnings.

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
 use super::folder::{Directory, Observer, failed, sync_folder};
-use super::manifest::{About, Manifest, StoredFile};
+use super::manifest::{About, DataDigest, Manifest, StoredFile};
 use super::snapshot::{Piece, Snapshot};
 use super::sums::hex;
 use super::{CheckpointError, MANIFEST, Phase, SUMS};
@@ -21,14 +21,15 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Writes a checkpoint. It gets the name of a checkpoint only when all of it is on disk.
 pub(super) fn write(
     directory: &Directory,
-    about: About,
+    (about, digests): (About, Vec<DataDigest>),
     snapshot: Snapshot,
     tell: &Observer,
 ) -> Result<PathBuf, CheckpointError> {
     let step = about.step;
     let unfinished = directory.start(step)?;
     tell(Phase::FolderMade);
-    let written = fill(&unfinished, about, snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
+    let written =
+        fill(&unfinished, (about, digests), snapshot, tell).and_then(|()| directory.complete(&unfinished, step, tell));
     if written.is_err() {
         // What is wrong has been found already. What stays is deleted by the next run.
         let _ = std::fs::remove_dir_all(&unfinished);
@@ -37,7 +38,12 @@ pub(super) fn write(
 }
 
 /// Writes all files into a folder and waits until they are on the disk.
-fn fill(folder: &Path, about: About, snapshot: Snapshot, tell: &Observer) -> Result<(), CheckpointError> {
+fn fill(
+    folder: &Path,
+    about: (About, Vec<DataDigest>),
+    snapshot: Snapshot,
+    tell: &Observer,
+) -> Result<(), CheckpointError> {
     let Snapshot { mut leaves, files } = snapshot;
     let count = files.len();
     let (mut stored, mut sums) = (Vec::new(), String::new());

@@ -20,6 +20,7 @@ mod value;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use describe::{KeyInfo, SectionInfo};
 pub(crate) use error::invalid;
@@ -40,7 +41,11 @@ macro_rules! run_config {
     ($(#[$about:meta])* RunConfig { $($(#[$doc:meta])* $section:ident: $ty:ty,)* }) => {
         $(#[$about])*
         #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct RunConfig { $($(#[$doc])* pub $section: $ty,)* }
+        pub struct RunConfig {
+            $($(#[$doc])* pub $section: $ty,)*
+            /// What reading knew of it.
+            pub(crate) origin: Origin,
+        }
 
         /// Every section with its keys, in the order of the file.
         const SECTIONS: &[(&str, &[&str])] = &[$((stringify!($section), <$ty as Keys>::KEYS),)*];
@@ -109,6 +114,24 @@ run_config! {
     }
 }
 
+/// What reading knows of a config beside its values. No two differ: a config is what it says, wherever that was
+/// written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// What messages call the file; empty if there is none.
+    name: String,
+    /// Where each key was written.
+    places: Arc<HashMap<String, Place>>,
+    /// The section `[target]` before platform and devices were settled.
+    target: TargetConfig,
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, _: &Origin) -> bool {
+        true
+    }
+}
+
 impl RunConfig {
     /// Reads and checks a config file. Each override is `section.key=value` and wins over the file.
     pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<RunConfig, ConfigError> {
@@ -139,13 +162,18 @@ impl RunConfig {
         if !places.contains_key("train.steps_per_call") {
             config.train.steps_per_call = config.fitting_steps_per_call();
         }
-        config.validate().map_err(|error| {
-            // The key at fault may have its default, which another key contradicts: then that one is where to look.
-            let mut keys = error.key().into_iter().chain(error.because.iter().map(String::as_str));
-            let place = keys.find_map(|key| places.get(key)).cloned().unwrap_or_else(|| Place::file(origin));
-            ConfigError { place, ..error }
-        })?;
+        config.origin = Origin { name: origin.to_owned(), places: Arc::new(places), target: config.target.clone() };
+        config.validate().map_err(|error| config.placed(error))?;
         Ok(config)
+    }
+
+    /// An error of this config's values, with the place where the key at fault was written.
+    pub(crate) fn placed(&self, error: ConfigError) -> ConfigError {
+        let Origin { name, places, .. } = &self.origin;
+        // The key at fault may have its default, which another key contradicts: then that one is where to look.
+        let mut keys = error.key().into_iter().chain(error.because.iter().map(String::as_str));
+        let place = keys.find_map(|key| places.get(key)).cloned().unwrap_or_else(|| Place::file(name));
+        ConfigError { place, ..error }
     }
 
     /// The config as TOML, with every key. Reading it gives the same config.

@@ -369,11 +369,11 @@ section! {
         /// Number of virtual devices, on the CPU. Other platforms have the devices they have.
         devices: usize = 8 => AtLeast(1.0),
         /// On cuda, the part of each GPU's memory that the plugin may take; 0 for the plugin's own choice.
-        memory_fraction: f64 = 0.0,
+        memory_fraction: f64 = 0.0 => UpTo(0.0, 1.0),
         /// On cuda, whether the plugin takes that memory at once.
         preallocate: Preallocate = Preallocate::Plugin,
         /// On cuda, the numbers of the GPUs to use, as in `0,1`. Empty: all.
-        visible_devices: String = String::new(),
+        visible_devices: Vec<usize> = Vec::new(),
         /// For ahead-of-time compilation: `v5p:8x8x8`, `tpu7x:2x2x1:slices=2`, `h100:1x1x8`. Empty: the devices at
         /// hand.
         topology: String = String::new(),

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::error::{ConfigError, invalid, invalid_described};
+use super::value::Keys;
 use super::{CompilerPreset, Platform, Preallocate, RunConfig};
 use crate::Error;
 use meshloom::hlo::mesh::MeshError;
-use meshloom::pjrt::{self, ClientOptions, CompileCache, DebugValue, PjrtError, PlatformKind, Topology};
+use meshloom::pjrt::ahead_of_time::WorkerFailure;
+use meshloom::pjrt::{self, ClientOptions, CompileCache, DebugValue, ErrorCode, PjrtError, PlatformKind, Topology};
 use meshloom::sharding::Mesh;
 
 /// The most bytes that the programs in a compile cache take.
@@ -95,12 +97,6 @@ impl RunConfig {
     /// A key is set whose option the platform has not, or to what it cannot be.
     pub fn client_options(&self, platform: PlatformKind) -> Result<ClientOptions, ConfigError> {
         let target = &self.target;
-        let numbers = target.visible_devices.split(',').map(|number| number.trim().parse());
-        let numbers: Option<Result<Vec<usize>, _>> = (!target.visible_devices.is_empty()).then(|| numbers.collect());
-        let wrong = |_| {
-            let reason = "it must be the numbers of GPUs with commas between them, as in 0,1";
-            invalid("target.visible_devices", &target.visible_devices, reason)
-        };
         let options = ClientOptions {
             memory_fraction: Some(target.memory_fraction).filter(|&fraction| fraction != 0.0),
             preallocate: match target.preallocate {
@@ -108,7 +104,7 @@ impl RunConfig {
                 Preallocate::Yes => Some(true),
                 Preallocate::No => Some(false),
             },
-            visible_devices: numbers.transpose().map_err(wrong)?,
+            visible_devices: Some(target.visible_devices.clone()).filter(|numbers| !numbers.is_empty()),
             ..ClientOptions::of(platform)
         };
         match options.check() {
@@ -116,6 +112,9 @@ impl RunConfig {
             // The keys are named as the options are.
             Err(PjrtError::InvalidOption { option, value, expected }) => {
                 let key = format!("target.{option}");
+                // As it was written: an option may have another type than its key.
+                let written = target.write().into_iter().flatten().find(|(name, _)| *name == option);
+                let value = written.map_or(value, |(_, value)| value.to_string());
                 Err(invalid_described(&key, value, &format!("expected {expected}")).because(["target.platform"]))
             }
             Err(error) => Err(invalid("target.platform", target.platform.name(), &error.to_string())),
@@ -139,7 +138,13 @@ impl RunConfig {
                     Ok(None)
                 }
             },
-            folder => Ok(Some(limited(CompileCache::at(folder)?))),
+            folder => {
+                let cache = CompileCache::at(folder).map_err(|error| {
+                    let reason = format!("{error}; give a folder that can be written, auto, or nothing for no cache");
+                    self.placed(invalid("target.compile_cache", folder, &reason))
+                })?;
+                Ok(Some(limited(cache)))
+            }
         }
     }
 
@@ -159,6 +164,36 @@ impl RunConfig {
     /// One is not `name=value`.
     pub fn compiler_options(&self, platform: &pjrt::Platform) -> Result<BTreeMap<String, DebugValue>, ConfigError> {
         parsed(&self.compiler_option_list(platform))
+    }
+
+    /// An error of compiling, which names the key if the plugin refuses one of `target.compiler_options`.
+    pub fn compile_error(&self, error: impl Into<Error>) -> Error {
+        let error = error.into();
+        let Error::Compiler(meshloom::Error::Pjrt(source)) = &error else { return error };
+        let mut source: &PjrtError = source;
+        if let PjrtError::Worker { failure, .. } = source
+            && let WorkerFailure::Refused(refused) = &**failure
+        {
+            source = refused;
+        }
+        let is_refused = |name: &str| match source {
+            PjrtError::Plugin { code: ErrorCode::InvalidArgument, message, .. } => {
+                let mut words = message.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+                message.contains("option") && words.any(|word| word == name)
+            }
+            PjrtError::InvalidOption { option, .. } => option == name,
+            _ => false,
+        };
+        let options = &self.target.compiler_options;
+        let refused = options.iter().find(|option| option.split_once('=').is_some_and(|(name, _)| is_refused(name)));
+        let reason = match source {
+            PjrtError::Plugin { message, .. } => format!("the plugin's compiler refuses it: {message}"),
+            source => source.to_string(),
+        };
+        match refused {
+            Some(option) => self.placed(invalid("target.compiler_options", option, &reason)).into(),
+            None => error,
+        }
     }
 
     /// The same as the config's own list would have them.

@@ -1,7 +1,7 @@
 //! Keys that a config sets, but that nothing reads beside its other keys.
 
 use super::ModelFamily::{self, Deepseek, Llama, Mixtral};
-use super::{DilocoConfig, OptimizerKind, PipelineConfig, RunConfig};
+use super::{DilocoConfig, OptimizerKind, PartitionMode, PipelineConfig, Platform, RateSchedule, RunConfig};
 use meshloom::ir::DType;
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::WeightPlan;
@@ -27,8 +27,9 @@ const OF_STREAMING: [&str; 5] =
     ["fragments", "sequential_layers", "overlap_steps", "overlap_alpha", "uneven_fragments"];
 
 impl RunConfig {
-    /// A line for each key that is not as by default and has no effect.
-    pub(crate) fn unused_keys(&self) -> Vec<String> {
+    /// A line for each key that is not as by default and has no effect. `has_validation` says of another model's own
+    /// dataset what `data.validation` does not.
+    pub(crate) fn unused_keys(&self, has_validation: bool) -> Vec<String> {
         let is = |key: &str, value: &str| format!("{key} is {value:?}");
         let families = OF_FAMILIES.iter().filter(|(_, families)| !families.contains(&self.model.family));
         let mut unused: Vec<(&str, &str, String)> =
@@ -53,7 +54,40 @@ impl RunConfig {
         if let Some(PipelineConfig { weights: WeightPlan::PerIteration, .. }) = &self.pipeline {
             unused.push(("pipeline", "keep_gathered", is("pipeline.weights", WeightPlan::PerIteration.name())));
         }
-        let sections = self.describe();
+        if self.train.schedule == RateSchedule::Constant {
+            unused.push(("train", "floor", is("train.schedule", RateSchedule::Constant.name())));
+        }
+        if self.train.weight_decay == 0.0 {
+            unused.push(("train", "no_decay", "train.weight_decay is 0".to_owned()));
+        }
+        if !has_validation {
+            unused.push(("train", "eval_batches", "there is no validation set".to_owned()));
+        }
+        if self.checkpoint.dir.is_empty() {
+            unused.push(("checkpoint", "keep", is("checkpoint.dir", "")));
+        }
+        let data = &self.data;
+        if data.sources.iter().chain(&data.validation).all(|source| is_plain_text(source)) {
+            let why = "no name in data.sources and data.validation is one of JSON Lines";
+            unused.push(("data", "field", why.to_owned()));
+            // Bytes may be any; a tokenizer's text must be UTF-8.
+            if data.tokenizer == "bytes" {
+                unused.push(("data", "bad_lines", format!("{why} and {}", is("data.tokenizer", "bytes"))));
+            }
+        }
+        if self.partition.mode != PartitionMode::Explicit {
+            unused.push(("partition", "replication", is("partition.mode", self.partition.mode.name())));
+        }
+        let platform = self.target.platform;
+        // With `auto`, they are for the case that it is the CPU.
+        if matches!(platform, Platform::Cuda | Platform::Tpu)
+            && platform == self.origin.target.platform
+            && self.target.topology.is_empty()
+        {
+            unused.push(("target", "devices", is("target.platform", platform.name())));
+        }
+        // As it was written, not as the devices have settled it since.
+        let sections = RunConfig { target: self.origin.target.clone(), ..self.clone() }.describe();
         let changed = |section: &str, name: &str| {
             let key = sections.iter().find(|info| info.name == section)?.keys.iter().find(|key| key.name == name)?;
             key.value.clone().filter(|value| key.default.as_ref() != Some(value))
@@ -63,4 +97,23 @@ impl RunConfig {
         };
         unused.into_iter().filter_map(line).collect()
     }
+
+    /// What is wrong with a warm-up that leaves no step after it.
+    pub(crate) fn endless_warmup(&self) -> Option<String> {
+        let (warmup, steps) = (self.train.warmup, self.train.steps);
+        let percent = 100.0 * steps as f64 / warmup as f64;
+        (warmup >= steps).then(|| {
+            format!(
+                "train.warmup is {warmup}, but train.steps is {steps}: the learning rate rises until the last step, to \
+                 {percent:.0} % of train.learning_rate"
+            )
+        })
+    }
+}
+
+/// Whether files of this name, or that match it as a glob, are text and not JSON Lines. Of a folder nobody knows.
+fn is_plain_text(source: &str) -> bool {
+    let name = source.to_ascii_lowercase();
+    let name = [".gz", ".zst"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
+    name.ends_with(".txt") || name.ends_with(".md")
 }

@@ -17,6 +17,7 @@ impl RunConfig {
     /// configs that were changed since.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check_bounds()?;
+        self.validate_range()?;
         self.validate_model()?;
         self.validate_data()?;
         self.validate_train()?;
@@ -45,6 +46,23 @@ impl RunConfig {
         self.validate_experts(&placement)?;
         self.validate_pipeline(placement.axis_size("stage"))?;
         self.validate_rows_of_layer(&placement)
+    }
+
+    /// Checks that numbers stay numbers in the program, which has them as `f32`.
+    fn validate_range(&self) -> Checked {
+        // These are no part of the program, but seconds.
+        const WIDE: &str = "time_limit";
+        for (section, keys) in self.write_sections() {
+            for (key, value) in keys {
+                let Some(number) = value.as_float().filter(|&number| number != 0.0 && key != WIDE) else { continue };
+                if !(number as f32).is_normal() {
+                    let (least, most) = (f32::MIN_POSITIVE, f32::MAX);
+                    let reason = format!("f32 cannot hold it; give a number from {least:e} to {most:e}");
+                    return Err(invalid(&format!("{section}.{key}"), number, &reason));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn validate_model(&self) -> Checked {
@@ -80,6 +98,11 @@ impl RunConfig {
     fn validate_train(&self) -> Checked {
         let train = &self.train;
         divides("train.batch", train.batch, "train.microbatches", train.microbatches)?;
+        let (seq, most) = (self.model.seq, i32::MAX as usize);
+        if train.batch.checked_mul(seq).is_none_or(|tokens| tokens > most) {
+            let reason = format!("times model.seq, which is {seq}, it must be at most {most}; lower one of them");
+            return Err(invalid("train.batch", train.batch, &reason).because(["model.seq"]));
+        }
         self.validate_schedule()
     }
 

@@ -420,6 +420,27 @@ impl Value for Vec<f64> {
     }
 }
 
+impl Value for Vec<usize> {
+    fn expected() -> String {
+        "integers with commas between them, as in \"0,1\", or one integer".to_owned()
+    }
+
+    fn read(value: &toml::Value) -> Result<Vec<usize>, Refusal> {
+        let text = match value {
+            // A list of one looks like a number: `--set target.visible_devices=1`.
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::String(text) => text.clone(),
+            _ => return Err(Refusal::Type),
+        };
+        let numbers = text.split(',').map(|number| number.trim().parse());
+        if text.is_empty() { Ok(Vec::new()) } else { numbers.collect::<Result<_, _>>().map_err(|_| Refusal::Number) }
+    }
+
+    fn write(&self) -> toml::Value {
+        toml::Value::String(self.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+    }
+}
+
 /// The policies that have no list, or one of the names in `remat.names`, which the value is without.
 fn policies() -> impl Iterator<Item = RematPolicy> + Clone {
     use RematPolicy::{Dots, Full, None, Offload, Save};

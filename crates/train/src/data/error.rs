@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::tokenizer::TokenizerError;
+use meshloom::hlo::message::counted;
 use meshloom::ir::TensorType;
 
 /// An error in the data.
@@ -28,6 +29,18 @@ pub enum DataError {
         pattern: String,
         /// Why it gives none.
         reason: String,
+    },
+    /// A file that is read as text is none, by its first bytes.
+    #[error("{} is {form}, but is read as text; {advice}; {key} names it", path.display())]
+    NotText {
+        /// The key of the config.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        form: &'static str,
+        /// What to do.
+        advice: &'static str,
     },
     /// The validation set has nothing to judge a model by.
     #[error(
@@ -58,17 +71,21 @@ pub enum DataError {
         /// What is wrong.
         source: io::Error,
     },
-    /// Too little text to predict anything.
+    /// Text without anything to predict: only a document of two tokens has a target.
     #[error(
-        "the text {origin:?} has {tokens} tokens, but at least 2 are needed to predict one from another; add to {key}"
+        "the text {origin:?} has {} in {}, but a document of at least 2 is needed to predict one from another; add to {key}",
+        counted(tokens, "token"),
+        counted(documents, "document")
     )]
     TooShort {
         /// The key of the config.
         key: &'static str,
         /// Its sources.
         origin: String,
-        /// What they have.
+        /// Their tokens.
         tokens: u64,
+        /// Their documents.
+        documents: u64,
     },
     /// The weights of the sources cannot be followed.
     #[error("the weights of the sources are {weights:?}: {reason}")]

@@ -16,6 +16,16 @@ const ENDINGS: [&str; 4] = ["txt", "md", "jsonl", "ndjson"];
 /// The largest window of a zstd frame that is read, as a power of two: what `zstd --long=31` writes.
 const ZSTD_WINDOW: u32 = 31;
 
+/// First bytes of what is no text, its name, and what makes text of it.
+const NOT_TEXT: [(&[u8], &str, &str); 6] = [
+    (b"\x1f\x8b", "a gzip file", "rename it, so that it ends in .gz"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file", "rename it, so that it ends in .zst"),
+    (b"BZh", "a bzip2 file", "unpack it"),
+    (b"\xfd7zXZ\0", "an xz file", "unpack it"),
+    (b"PK\x03\x04", "a zip file", "unpack it"),
+    (b"PAR1", "a Parquet file", "write its text to a file that ends in .jsonl"),
+];
+
 /// How a file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Format {
@@ -72,6 +82,22 @@ impl SourceFile {
     /// Its bytes, as they are.
     pub(super) fn byte_count(&self) -> Result<u64, DataError> {
         Ok(fs::metadata(&self.path).map_err(self.read_error())?.len())
+    }
+
+    /// Refuses what is read as text and is another format: bytes are tokens as well, so nothing else would notice.
+    pub(super) fn check_is_text(&self) -> Result<(), DataError> {
+        if self.format != (Format { is_json_lines: false, compression: Compression::None }) {
+            return Ok(());
+        }
+        let mut start = Vec::new();
+        let file = File::open(&self.path).map_err(self.read_error())?;
+        file.take(8).read_to_end(&mut start).map_err(self.read_error())?;
+        match NOT_TEXT.iter().find(|(bytes, ..)| start.starts_with(bytes)) {
+            Some(&(_, form, advice)) => {
+                Err(DataError::NotText { key: self.key, path: self.path.clone(), form, advice })
+            }
+            None => Ok(()),
+        }
     }
 
     /// SHA-256 of the file as it is.

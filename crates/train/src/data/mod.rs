@@ -23,6 +23,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 pub use error::DataError;
 pub(crate) use mixture::Mixture;
@@ -30,10 +31,12 @@ pub use prepare::{SkippedLines, Tokenized};
 pub use text::Text;
 
 use super::tokenizer::Tokenizer;
+use crate::checkpoint::{DataDigest, hex};
 use crate::config::DataConfig;
 use meshloom::ir::{Literal, LiteralError};
 use order::{Layout, Segment, Source};
 use prepare::{Prepared, Settings};
+use sha2::{Digest, Sha256};
 
 /// One training batch. Segments are counted from 1 in every row. Weights are 1 where there is a target, else 0; in
 /// padding everything is 0.
@@ -46,6 +49,9 @@ pub struct TextDataset {
     mixture: Mixture,
     /// Tokens of a row.
     length: usize,
+    /// Of all sources.
+    paths: Vec<PathBuf>,
+    digests: Vec<DataDigest>,
     skipped: Vec<SkippedLines>,
     tokenized: usize,
 }
@@ -104,31 +110,59 @@ impl TextDataset {
         }
         let refused = |reason| DataError::Weights { weights: weights.to_vec(), reason };
         let mixture = Mixture::new(weights, patterns.len()).map_err(refused)?;
-        // Without weights, all sources are one.
-        let parts: Vec<&[String]> = patterns.chunks(patterns.len().div_ceil(mixture.source_count()).max(1)).collect();
-        let (mut files, mut counts) = (Vec::new(), Vec::new());
-        for part in &parts {
-            let found = part.iter().map(|pattern| files::find(key, pattern)).collect::<Result<Vec<_>, _>>()?.concat();
-            counts.push(found.len());
-            files.extend(found);
-        }
-        let Prepared { entries, skipped, tokenized } = settings.prepare(&files)?;
+        let found = patterns.iter().map(|pattern| files::find(key, pattern)).collect::<Result<Vec<_>, _>>()?;
+        let files = found.concat();
+        let Prepared { entries, digests, skipped, tokenized } = settings.prepare(&files)?;
+        let mut of_files = digests.into_iter();
+        let digest = |(pattern, files): (&String, &Vec<_>)| {
+            let hash = of_files.by_ref().take(files.len()).fold(Sha256::new(), Sha256::chain_update);
+            DataDigest { key: key.to_owned(), name: pattern.clone(), sha256: hex(&hash.finalize()) }
+        };
+        let digests = patterns.iter().zip(&found).map(digest).collect();
         let layout = Layout { documents: settings.data.documents, length };
-        let too_short = |origin: &[String], tokens| DataError::TooShort { key, origin: origin.join(", "), tokens };
-        if parts.is_empty() {
-            return Err(too_short(&[], 0));
+        let too_short = |origin: &[String], tokens, documents| DataError::TooShort {
+            key,
+            origin: origin.join(", "),
+            tokens,
+            documents,
+        };
+        if patterns.is_empty() {
+            return Err(too_short(&[], 0, 0));
         }
+        // Without weights, all sources are one.
+        let part = patterns.len().div_ceil(mixture.source_count()).max(1);
         let mut entries = entries.into_iter();
         let mut sources = Vec::new();
-        for (part, count) in parts.iter().zip(counts) {
-            let own: Vec<_> = entries.by_ref().take(count).collect();
+        for (part, found) in patterns.chunks(part).zip(found.chunks(part)) {
+            let own: Vec<_> = entries.by_ref().take(found.iter().map(Vec::len).sum()).collect();
             let tokens = own.iter().map(|entry| entry.about.tokens).sum();
-            if tokens < 2 {
-                return Err(too_short(part, tokens));
+            let documents = own.iter().map(|entry| entry.about.documents).sum();
+            // In rows of any form, each token but the last of its document has a target.
+            if tokens <= documents {
+                return Err(too_short(part, tokens, documents));
             }
             sources.push(Source::new(own, layout, settings.data.shuffle_window)?);
         }
-        Ok(TextDataset { sources, mixture, length, skipped, tokenized })
+        let paths = files.into_iter().map(|file| file.path).collect();
+        Ok(TextDataset { sources, mixture, length, paths, digests, skipped, tokenized })
+    }
+
+    /// Each file that has tokens, and the place of these in the cache.
+    fn files(&self) -> impl Iterator<Item = (&Path, &Path)> {
+        let entries = self.sources.iter().flat_map(Source::entries);
+        let with_tokens = self.paths.iter().zip(entries).filter(|(_, entry)| entry.about.tokens > 0);
+        with_tokens.map(|(path, entry)| (path.as_path(), entry.path.as_path()))
+    }
+
+    /// Whether there is anything to predict in the first rows of [`TextDataset::fixed_rows`].
+    fn has_target(&self, rows: u64) -> Result<bool, DataError> {
+        let rows = rows.min(self.rows_per_epoch(0).unwrap_or(0));
+        for row in 0..rows {
+            if weight_of(&self.fixed_rows(row..row + 1)?) > 0.0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Lines that were left out, of each file that has such.
@@ -286,6 +320,11 @@ impl Rows {
             weights: Literal::from_slice(dims, &self.weights)?,
         })
     }
+}
+
+/// The number of targets.
+fn weight_of(batch: &Batch) -> f64 {
+    Literal::to_f64_vec(&batch.weights).iter().sum()
 }
 
 /// Byte tokens back as text. What is not UTF-8, or no byte, becomes a replacement character.

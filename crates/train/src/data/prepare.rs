@@ -45,6 +45,8 @@ pub struct SkippedLines {
 pub(super) struct Prepared {
     /// Of each file.
     pub(super) entries: Vec<Entry>,
+    /// SHA-256 of each file.
+    pub(super) digests: Vec<[u8; 32]>,
     pub(super) skipped: Vec<SkippedLines>,
     /// How many files were not in the cache.
     pub(super) tokenized: usize,
@@ -62,8 +64,13 @@ impl Settings<'_> {
     pub(super) fn prepare(&self, files: &[SourceFile]) -> Result<Prepared, DataError> {
         let folder = cache_folder(&self.data.cache)?;
         fs::create_dir_all(&folder).map_err(cache_error("create", &folder))?;
-        let place = |file: &SourceFile| Ok(folder.join(format!("{}.tokens", self.key(file)?)));
-        let places = files.par_iter().map(place).collect::<Result<Vec<PathBuf>, DataError>>()?;
+        let place = |file: &SourceFile| {
+            file.check_is_text()?;
+            let digest = file.digest()?;
+            Ok((folder.join(format!("{}.tokens", self.key(file, &digest))), digest))
+        };
+        let places = files.par_iter().map(place).collect::<Result<Vec<_>, DataError>>()?;
+        let (places, digests): (Vec<PathBuf>, Vec<[u8; 32]>) = places.into_iter().unzip();
         let found: Vec<Option<Entry>> = places.par_iter().map(|place| self.find(place)).collect();
         let absent: Vec<_> = files.iter().zip(&places).zip(&found).filter(|(_, found)| found.is_none()).collect();
         let sizes = absent.iter().map(|((file, _), _)| file.byte_count());
@@ -82,15 +89,15 @@ impl Settings<'_> {
             let BadLine { line, reason } = entry.about.first_skipped.clone()?;
             Some(SkippedLines { path: file.path.clone(), count: entry.about.skipped, line, reason })
         });
-        Ok(Prepared { skipped: skipped.collect(), entries, tokenized })
+        Ok(Prepared { skipped: skipped.collect(), entries, digests, tokenized })
     }
 
-    /// Everything that the tokens of a file depend on.
-    fn key(&self, file: &SourceFile) -> Result<String, DataError> {
+    /// Everything that the tokens of a file depend on. `digest` is that of the file.
+    fn key(&self, file: &SourceFile, digest: &[u8; 32]) -> String {
         let mut hash = Sha256::new();
         for part in [
             FORM.as_bytes(),
-            &file.digest()?,
+            digest,
             &self.tokenizer.digest(),
             format!("{:?}", file.format).as_bytes(),
             // Only lines of JSON have fields.
@@ -99,7 +106,7 @@ impl Settings<'_> {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        Ok(hex(&hash.finalize()))
+        hex(&hash.finalize())
     }
 
     /// An entry that can be used: where bad lines are errors, not one that leaves out some.

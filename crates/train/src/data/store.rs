@@ -151,7 +151,8 @@ impl EntryWriter {
 /// An entry that has been checked.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    path: PathBuf,
+    /// Its place in the cache, which is the same for the same tokens.
+    pub(super) path: PathBuf,
     pub(super) about: About,
 }
 

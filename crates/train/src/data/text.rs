@@ -1,12 +1,15 @@
 //! Text and what takes it apart.
 
+use std::collections::HashSet;
 use std::ops::Range;
+use std::path::Path;
 
-use super::{Batch, TextDataset, Tokenized};
+use super::{Batch, DataError, TextDataset, Tokenized, weight_of};
+use crate::checkpoint::{DataDigest, hex};
 use crate::config::RunConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Dataset, Error};
-use meshloom::ir::Literal;
+use meshloom::hlo::message::listed;
 use meshloom::nn::DecoderConfig;
 
 /// A text, and what takes it apart: what decoders are trained on.
@@ -24,7 +27,8 @@ impl Text {
     /// The text of a config.
     ///
     /// # Errors
-    /// The text or its tokenizer cannot be read.
+    /// The text or its tokenizer cannot be read; or there is nothing to predict in it, or in the rows of the validation
+    /// text that a run is judged by.
     pub fn load(config: &RunConfig) -> Result<Text, Error> {
         Text::load_with(config, &|_| ())
     }
@@ -36,9 +40,33 @@ impl Text {
     pub fn load_with(config: &RunConfig, on_progress: &(dyn Fn(Tokenized) + Sync)) -> Result<Text, Error> {
         let tokenizer = config.load_tokenizer()?;
         let (data, length) = (&config.data, config.model.seq);
-        let dataset = TextDataset::open_with(data, &tokenizer, length, on_progress)?;
+        let mut dataset = TextDataset::open_with(data, &tokenizer, length, on_progress)?;
+        let (key, name, sha256) = ("data.tokenizer".to_owned(), data.tokenizer.clone(), hex(&tokenizer.digest()));
+        dataset.digests.push(DataDigest { key, name, sha256 });
         let validation = TextDataset::open_validation(data, &tokenizer, length, on_progress)?;
-        Ok(Text { dataset, validation, tokenizer })
+        let text = Text { dataset, validation, tokenizer };
+        let rows = (config.train.eval_batches as u64).saturating_mul(config.train.batch as u64);
+        if let Some(validation) = &text.validation
+            && !validation.has_target(rows)?
+        {
+            return Err(DataError::NoTargets { rows }.into());
+        }
+        Ok(text)
+    }
+
+    /// A warning, if files of the validation text are trained on as well: they are the same by their contents.
+    pub fn overlap(&self) -> Option<String> {
+        let trained: HashSet<&Path> = self.dataset.files().map(|(_, entry)| entry).collect();
+        let files = self.validation.iter().flat_map(TextDataset::files);
+        let both: Vec<String> =
+            files.filter(|(_, entry)| trained.contains(entry)).map(|(path, _)| path.display().to_string()).collect();
+        (!both.is_empty()).then(|| {
+            format!(
+                "data.validation has text that data.sources has as well, in {}: the validation loss is then of text \
+                 that is trained on; leave it out of one of them",
+                listed("file", &both)
+            )
+        })
     }
 
     /// The training and the validation text.
@@ -59,10 +87,18 @@ impl Dataset<DecoderConfig> for Text {
     }
 
     fn weight(&self, batch: &Batch) -> f64 {
-        Literal::to_f64_vec(&batch.weights).iter().sum()
+        weight_of(batch)
     }
 
     fn bytes_per_token(&self) -> Option<f64> {
         self.validation.as_ref().map(|set| set.byte_count() as f64 / set.token_count() as f64)
+    }
+
+    fn digests(&self) -> Vec<DataDigest> {
+        self.dataset.digests.clone()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.overlap().into_iter().collect()
     }
 }

@@ -83,17 +83,17 @@ pub struct Train {
     /// Writes the numbers of each step to an event file in this directory, for TensorBoard
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
-    /// Writes a profile of some steps under this directory, for TensorBoard, XProf and `hlo-dump report`: of the devices
-    /// where the plugin has a profiler, of the steps alone elsewhere
+    /// Writes a profile of some steps under this directory, for TensorBoard, XProf and `hlo-dump report`: of the
+    /// devices where the plugin has a profiler, of the steps alone elsewhere
     #[arg(long, value_name = "DIR")]
     pub profile: Option<PathBuf>,
     /// With --profile: the first and the last step to record, both included; calls of several steps are recorded whole.
-    /// By default the third to the fifth step of this run
+    /// By default the third to the fifth step of this run, as far as it has them
     #[arg(long, value_name = "A..B", requires = "profile", value_parser = parse_range)]
     pub profile_steps: Option<(u64, u64)>,
-    /// Tokens to sample at the end
-    #[arg(long, value_name = "N", default_value_t = 160)]
-    pub sample: usize,
+    /// Tokens to sample at the end [default: 160]
+    #[arg(long, value_name = "N")]
+    pub sample: Option<usize>,
     /// Compiles the train step for this hardware and prints what it needs, instead of running it; short for --set
     /// target.topology=TOPOLOGY
     #[arg(long, value_name = "TOPOLOGY")]
@@ -145,6 +145,11 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
     range.ok_or_else(|| "write A..B, the first and the last step, as 3..5; steps count from 1".to_owned())
 }
 
+/// The first flag that is given.
+fn given<const N: usize>(flags: [(bool, &'static str); N]) -> Option<&'static str> {
+    flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
+}
+
 fn parse_temperature(text: &str) -> Result<f64, String> {
     let temperature = text.parse().ok().filter(|&number: &f64| number.is_finite() && number >= 0.0);
     temperature.ok_or_else(|| "it must be a number of at least 0".to_owned())
@@ -153,8 +158,23 @@ fn parse_temperature(text: &str) -> Result<f64, String> {
 impl Train {
     /// A flag that only compiling for a target reads.
     pub fn flag_of_target(&self) -> Option<&'static str> {
-        let flags = [(self.write_hlo.is_some(), "--write-hlo"), (self.time_limit.is_some(), "--time-limit")];
-        flags.into_iter().find_map(|(is_given, flag)| is_given.then_some(flag))
+        given([(self.write_hlo.is_some(), "--write-hlo"), (self.time_limit.is_some(), "--time-limit")])
+    }
+
+    /// A flag that only a run reads.
+    pub fn flag_of_run(&self) -> Option<&'static str> {
+        given([
+            (self.steps.is_some(), "--steps"),
+            (self.metrics.is_some(), "--metrics"),
+            (self.tensorboard.is_some(), "--tensorboard"),
+            (self.profile.is_some(), "--profile"),
+            (self.sample.is_some(), "--sample"),
+            (self.load_parameters.is_some(), "--load-parameters"),
+            (self.save_parameters.is_some(), "--save-parameters"),
+            (self.checkpoint.is_some(), "--checkpoint"),
+            (self.checkpoint_every.is_some(), "--checkpoint-every"),
+            (self.resume.is_some(), "--resume"),
+        ])
     }
 
     /// The overrides that flags are short for.

@@ -10,6 +10,7 @@ use crate::arguments::{Config, Format};
 
 pub fn run(arguments: &Config) -> Result<()> {
     let config = if arguments.defaults { RunConfig::default() } else { arguments.config.load([])? };
+    config.check_validation()?;
     let config = if arguments.resolved { resolved(&config)? } else { config };
     let sections = config.describe();
     match arguments.format {

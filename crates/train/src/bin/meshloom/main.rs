@@ -3,6 +3,7 @@
 mod ahead;
 mod arguments;
 mod config;
+mod outputs;
 mod sample;
 mod train;
 

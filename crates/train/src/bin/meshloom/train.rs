@@ -7,26 +7,31 @@ use indicatif::{ProgressBar, ProgressStyle};
 use meshloom::hlo::message::counted;
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CacheUse, Topology};
-use meshloom_train::checkpoint::{self, Checkpoint, Checkpointer, Fallback, Found, Start};
+use meshloom_train::checkpoint::{self, Checkpoint, Fallback, Found};
 use meshloom_train::config::RunConfig;
 use meshloom_train::data::{SkippedLines, TextDataset, Tokenized};
-use meshloom_train::metrics::{MetricsWriter, Progress, beside_entropy};
+use meshloom_train::metrics::{MetricsWriter, Progress, StepMetrics, beside_entropy};
 use meshloom_train::parameters::{self, LoadOptions};
 use meshloom_train::profile::StepProfile;
-use meshloom_train::tensorboard::EventWriter;
 use meshloom_train::{Devices, Text, Trainer};
 
 use crate::arguments::Train;
+use crate::outputs::Outputs;
 use crate::{ahead, sample};
 
 pub fn run(arguments: &Train) -> Result<()> {
     let config = arguments.config.load(arguments.overrides())?;
     let mut settings = Settings::default();
     settings.time_limit = arguments.time_limit.map_or(settings.time_limit, Duration::from_secs);
+    let topology = &config.target.topology;
+    if let Some(flag) = arguments.flag_of_run().filter(|_| arguments.debug_sharding || !topology.is_empty()) {
+        let instead = if topology.is_empty() { "--debug-sharding" } else { "target.topology, which --target sets" };
+        bail!("{flag} is for a run, and nothing is run with {instead}: leave out one of them");
+    }
     if arguments.debug_sharding {
         return print_sharding(&config, &settings);
     }
-    if !config.target.topology.is_empty() {
+    if !topology.is_empty() {
         return ahead::run(&config, &settings, arguments.write_hlo.as_deref());
     }
     if let Some(flag) = arguments.flag_of_target() {
@@ -34,36 +39,31 @@ pub fn run(arguments: &Train) -> Result<()> {
     }
     let steps = arguments.steps.unwrap_or(config.train.steps as u64);
     let checkpoint = find_checkpoint(arguments)?;
-    if let Some(done) = checkpoint.as_ref().map(|checkpoint| checkpoint.about().step).filter(|&done| done >= steps) {
+    let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.about().step);
+    if done >= steps {
         eprintln!("the run has done {}; give more with --steps", counted(done as usize, "step"));
         return Ok(());
     }
+    config.check_validation()?;
+    arguments.metrics.as_ref().map(MetricsWriter::check).transpose()?;
     arguments.save_parameters.as_ref().map(parameters::check_writable).transpose()?;
     // Before anything is written: without devices, nothing is half done.
     let Devices { config, client, notes } = config.open()?;
-    let mut profile = match &arguments.profile {
-        Some(directory) => {
-            let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.about().step);
-            let range = arguments.profile_steps.unwrap_or((done + 3, done + 5));
-            Some(StepProfile::create(directory, range, done..steps, config.train.steps_per_call as u64)?)
-        }
-        None => None,
-    };
-    let mut checkpointer = open_checkpointer(&config, checkpoint.as_ref())?;
-    let mut metrics_file = match (&arguments.metrics, &checkpoint) {
-        (None, _) => None,
-        (Some(path), None) => Some(MetricsWriter::create(path)?),
-        (Some(path), Some(checkpoint)) => Some(MetricsWriter::resume(path, checkpoint.about().step)?),
-    };
+    let text = load_text(&config)?;
+    let profile = arguments.profile.as_ref().map(|directory| {
+        let range = arguments.profile_steps.unwrap_or(((done + 3).min(steps), (done + 5).min(steps)));
+        StepProfile::create(directory, range, done..steps, config.train.steps_per_call as u64)
+    });
+    let profile = profile.transpose()?;
 
     let run = config.resolve()?;
     let mut trainer = match &checkpoint {
         Some(checkpoint) => {
-            let trainer = Trainer::resume_run(run, load_text(&config)?, &client, checkpoint)?;
+            let trainer = Trainer::resume_run(run, text, &client, checkpoint)?;
             eprintln!("resumed after step {} from {}", trainer.steps_done(), checkpoint.folder().display());
             trainer
         }
-        None => Trainer::of(run, load_text(&config)?, &client)?,
+        None => Trainer::of(run, text, &client)?,
     };
     for warning in notes.iter().chain(trainer.warnings()) {
         eprintln!("warning: {warning}");
@@ -87,58 +87,51 @@ pub fn run(arguments: &Train) -> Result<()> {
         match trainer.compile_cache() {
             Some(CacheUse::Hit) => ", compile cache hit",
             Some(CacheUse::Miss) => ", compile cache miss",
-            Some(CacheUse::Bypassed) | None => "",
+            Some(CacheUse::Bypassed) => ", not cached (several CPU devices)",
+            None => "",
         },
     );
     let count = trainer.dataset().token_count();
     eprintln!("{count} {token}s of text, {entropy:.4} nats per {token} as single {single}s");
 
-    let mut events = match &arguments.tensorboard {
-        Some(directory) => Some(EventWriter::create(directory, trainer.steps_done())?),
-        None => None,
-    };
+    // Last, so that a run that does not begin leaves what an earlier one wrote.
+    let mut outputs = Outputs::open(arguments, &config, checkpoint.as_ref(), profile)?;
     let mut summary = trainer.summary();
     let mut progress = Progress::new(steps);
     let start = Instant::now();
     let mut last = None;
     while trainer.steps_done() < steps {
         let before = trainer.steps_done();
-        if let Some(profile) = &mut profile
-            && let Some(missing) = profile.before_call(before, &client)?
-        {
-            progress.note(&format!("warning: the profile has the times of whole steps only: {missing}"));
-        }
-        for metrics in trainer.steps(steps - trainer.steps_done())? {
-            if let Some(file) = &mut metrics_file {
-                file.write(&metrics)?;
-            }
-            if let Some(events) = &mut events {
-                events.write(metrics.step, &metrics.named())?;
+        outputs.before_call(before, &client, &mut progress)?;
+        for metrics in trainer.steps(steps - before)? {
+            outputs.step(&metrics)?;
+            if !metrics.loss.is_finite() && last.is_none_or(|last: StepMetrics| last.loss.is_finite()) {
+                let advice = "lower train.learning_rate or train.clip_norm, or look at the data of that step";
+                progress.note(&format!("warning: the loss of step {} is {}; {advice}", metrics.step, metrics.loss));
             }
             summary.add(&metrics);
             progress.update(&metrics);
             last = Some(metrics);
         }
-        let done = trainer.steps_done();
-        if let Some(profile) = &mut profile
-            && let Some(file) = profile.after_call(before, done, trainer.program_of((done - before) as usize))?
-        {
-            progress.note(&format!("profile: {}", file.display()));
-        }
+        outputs.after_call(before, &trainer, &mut progress)?;
+        let evaluated = match trainer.evaluation_is_due(before, steps) {
+            true => trainer.evaluate(),
+            false => Ok(None),
+        };
         // Before the checkpoint: a run that goes on from there has its line.
-        let is_due = trainer.evaluation_is_due(before, steps);
-        if let Some(evaluation) = is_due.then(|| trainer.evaluate()).transpose()?.flatten() {
-            if let Some(file) = &mut metrics_file {
-                file.write_evaluation(&evaluation)?;
-            }
+        if let Ok(Some(evaluation)) = &evaluated {
+            outputs.evaluation(evaluation)?;
             progress.note(&evaluation.to_string());
         }
-        if let Some(checkpointer) = checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
-            trainer.save_checkpoint(checkpointer)?;
+        outputs.save(&trainer, steps)?;
+        // After it: a run whose evaluation fails has its state.
+        if let Err(error) = evaluated {
+            outputs.finish()?;
+            return Err(error.into());
         }
     }
     progress.finish();
-    checkpointer.map(Checkpointer::finish).transpose()?;
+    outputs.finish()?;
     let Some(last) = last else { return Ok(()) };
     println!(
         "step {}: loss {:.4} nats per {token}, {}, after {:.0} s",
@@ -149,21 +142,18 @@ pub fn run(arguments: &Train) -> Result<()> {
     );
     summary.memory = trainer.memory_use();
     eprintln!("{summary}");
-    if let Some(file) = &arguments.save_parameters {
-        trainer.save_parameters(file)?;
-    }
-    if arguments.sample > 0 {
+    let length = arguments.sample.unwrap_or(SAMPLE);
+    if length > 0 {
         let sampler = trainer.sampler()?;
-        let text = sample::Text {
-            prompt: sample::PROMPT,
-            length: arguments.sample,
-            temperature: sample::TEMPERATURE,
-            seed: config.train.seed,
-        };
+        let text =
+            sample::Text { prompt: sample::PROMPT, length, temperature: sample::TEMPERATURE, seed: config.train.seed };
         println!("\n{}", text.continued(&sampler, trainer.tokenizer())?);
     }
     Ok(())
 }
+
+/// Tokens that are sampled at the end, unless the user says how many.
+const SAMPLE: usize = 160;
 
 /// The text of a config, with a bar while it is taken apart, and a warning for each file that lacks lines.
 fn load_text(config: &RunConfig) -> Result<Text> {
@@ -182,18 +172,6 @@ fn load_text(config: &RunConfig) -> Result<Text> {
         eprintln!("warning: {}: {lines} left out, the first of them line {line}: {reason}", path.display());
     }
     Ok(text)
-}
-
-/// Where the config wants checkpoints, if it does.
-fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Result<Option<Checkpointer>> {
-    if config.checkpoint.dir.is_empty() {
-        return Ok(None);
-    }
-    let checkpointer = Checkpointer::new(&config.checkpoint, checkpoint.map_or(Start::Fresh, Start::After))?;
-    for folder in checkpointer.set_aside() {
-        eprintln!("warning: a checkpoint of a later step is now {}", folder.display());
-    }
-    Ok(Some(checkpointer))
 }
 
 /// Prints what the rules make of the train step.

@@ -1,0 +1,120 @@
+//! The files that a run writes while it trains.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use meshloom::pjrt::Client;
+use meshloom_train::Trainer;
+use meshloom_train::checkpoint::{Checkpoint, Checkpointer, Start};
+use meshloom_train::config::RunConfig;
+use meshloom_train::metrics::{Evaluation, MetricsWriter, Progress, StepMetrics};
+use meshloom_train::profile::StepProfile;
+use meshloom_train::tensorboard::EventWriter;
+
+use crate::arguments::Train;
+
+/// What the user asks for: metrics, TensorBoard's events, a profile, checkpoints, the last parameters.
+pub struct Outputs {
+    metrics: Option<MetricsWriter>,
+    events: Option<EventWriter>,
+    profile: Option<StepProfile>,
+    checkpointer: Option<Checkpointer>,
+    parameters: Option<PathBuf>,
+}
+
+impl Outputs {
+    /// Of a run that begins, or goes on from a checkpoint.
+    pub fn open(
+        arguments: &Train,
+        config: &RunConfig,
+        checkpoint: Option<&Checkpoint>,
+        profile: Option<StepProfile>,
+    ) -> Result<Outputs> {
+        let done = checkpoint.map_or(0, |checkpoint| checkpoint.about().step);
+        let events = arguments.tensorboard.as_ref().map(|directory| EventWriter::create(directory, done));
+        let metrics = arguments.metrics.as_ref().map(|path| match checkpoint {
+            None => MetricsWriter::create(path),
+            Some(_) => MetricsWriter::resume(path, done),
+        });
+        Ok(Outputs {
+            checkpointer: open_checkpointer(config, checkpoint)?,
+            events: events.transpose()?,
+            metrics: metrics.transpose()?,
+            profile,
+            parameters: arguments.save_parameters.clone(),
+        })
+    }
+
+    /// Before a call, after so many steps.
+    pub fn before_call(&mut self, done: u64, client: &Client, progress: &mut Progress) -> Result<()> {
+        if let Some(profile) = &mut self.profile
+            && let Some(missing) = profile.before_call(done, client)?
+        {
+            progress.note(&format!("warning: the profile has the times of whole steps only: {missing}"));
+        }
+        Ok(())
+    }
+
+    /// After a call that began after `before` steps.
+    pub fn after_call(&mut self, before: u64, trainer: &Trainer, progress: &mut Progress) -> Result<()> {
+        let done = trainer.steps_done();
+        if let Some(profile) = &mut self.profile
+            && let Some(file) = profile.after_call(before, done, trainer.program_of((done - before) as usize))?
+        {
+            progress.note(&format!("profile: {}", file.display()));
+        }
+        Ok(())
+    }
+
+    /// The numbers of a step.
+    pub fn step(&mut self, metrics: &StepMetrics) -> Result<()> {
+        if let Some(file) = &mut self.metrics {
+            file.write(metrics)?;
+        }
+        if let Some(events) = &mut self.events {
+            events.write(metrics.step, &metrics.named())?;
+        }
+        Ok(())
+    }
+
+    /// The numbers of an evaluation.
+    pub fn evaluation(&mut self, evaluation: &Evaluation) -> Result<()> {
+        if let Some(file) = &mut self.metrics {
+            file.write_evaluation(evaluation)?;
+        }
+        if let Some(events) = &mut self.events {
+            events.write(evaluation.step, &evaluation.named())?;
+        }
+        Ok(())
+    }
+
+    /// A checkpoint, if one is due; and the parameters after the last step.
+    pub fn save(&mut self, trainer: &Trainer, steps: u64) -> Result<()> {
+        let done = trainer.steps_done();
+        if let Some(checkpointer) = self.checkpointer.as_mut().filter(|each| each.is_due(done) || done == steps) {
+            trainer.save_checkpoint(checkpointer)?;
+        }
+        if let Some(file) = self.parameters.as_ref().filter(|_| done == steps) {
+            trainer.save_parameters(file)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is written.
+    pub fn finish(self) -> Result<()> {
+        self.checkpointer.map(Checkpointer::finish).transpose()?;
+        Ok(())
+    }
+}
+
+/// Where the config wants checkpoints, if it does.
+fn open_checkpointer(config: &RunConfig, checkpoint: Option<&Checkpoint>) -> Result<Option<Checkpointer>> {
+    if config.checkpoint.dir.is_empty() {
+        return Ok(None);
+    }
+    let checkpointer = Checkpointer::new(&config.checkpoint, checkpoint.map_or(Start::Fresh, Start::After))?;
+    for folder in checkpointer.set_aside() {
+        eprintln!("warning: a checkpoint of a later step is now {}", folder.display());
+    }
+    Ok(Some(checkpointer))
+}
