@@ -1,6 +1,7 @@
 //! The compiler before anything is sharded: tracing, control flow, gradients, batching, passes.
 
 mod autodiff;
+mod blockwise;
 mod control_flow;
 mod errors;
 mod filetests;
