@@ -69,7 +69,14 @@ fn check(graph: &Graph, bound: f64, name: &str) {
     let outputs = run(graph, &inputs(graph));
     let (found, expected) = outputs.split_at(outputs.len() / 2);
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let error = relative_error(&found.to_f64_vec(), &expected.to_f64_vec());
+        let (found, expected) = (found.to_f64_vec(), expected.to_f64_vec());
+        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero but for rounding.
+        let is_zero = expected.iter().all(|number| number.abs() <= 1e-5);
+        let error = if is_zero {
+            found.iter().copied().map(f64::abs).fold(0.0, f64::max)
+        } else {
+            relative_error(&found, &expected)
+        };
         assert!(error <= bound, "{name}: result {index} is off by {error:.1e}");
     }
 }
