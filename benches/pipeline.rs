@@ -22,7 +22,7 @@ use meshloom::hlo::parse::parse;
 use meshloom::hlo::table::Table;
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{AxisNames, Literal};
-use meshloom::nn::{AttentionMask, DecoderConfig, DecoderLayer, Layers, Rotary, RowInputs, initialize};
+use meshloom::nn::{DecoderConfig, DecoderLayer, Layers, Rotary, RowInputs, TokenPlaces, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::pjrt::{Array, Client};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -144,7 +144,7 @@ impl Case {
                 let input = PipelineInput { x, names: STREAM.to_vec(), rows: (positions, segments) };
                 let (y, ()) = pipeline(&options, stacked, input, |x, layer, (positions, segments), _| {
                     let rotary = Rotary::new(positions, model.head_dim, model.rope_theta);
-                    let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(segments) };
+                    let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(segments) };
                     (model.layer(x, &layer, rows, None).0, ())
                 });
                 y.with_axes(BATCH_AXES).square().mean(..)

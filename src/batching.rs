@@ -309,12 +309,10 @@ impl BatchContext<'_> {
         &mut self,
         definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Value, OpError>,
     ) -> Result<(), OpError> {
-        let mut example = GraphBuilder::new("definition");
-        example.set_origin(self.builder.origin());
-        let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.example_type(index)).collect();
-        let inputs: Vec<Value> = types.into_iter().map(|ty| example.input(ty, PortInfo::default())).collect();
-        let result = definition(&mut example, &inputs)?;
-        let graph = example.finish_body(vec![result]);
+        let types = (0..self.operands.len()).map(|index| self.example_type(index));
+        let define =
+            |builder: &mut GraphBuilder, inputs: &[Value]| Ok(std::iter::once(definition(builder, inputs)?).collect());
+        let graph = GraphBuilder::definition(self.builder.origin(), types, define)?;
         self.results.extend(walk(self.builder, &graph, self.operands, self.mapping)?);
         Ok(())
     }

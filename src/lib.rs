@@ -77,6 +77,7 @@ pub mod nn;
 pub mod sharding;
 pub mod partition;
 pub mod emit;
+pub mod kernels;
 pub mod compile;
 
 /// What most programs use: `use meshloom::prelude::*;`.

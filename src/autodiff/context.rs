@@ -2,7 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::ir::{GraphBuilder, InternalError, OpError, TensorType, TypeError, Value};
+use super::forward::jvp;
+use super::tape::Tape;
+use crate::ir::{GraphBuilder, InternalError, OpError, TensorType, TypeError, Value, Values};
 use crate::ops::{Linear, Op, Primitive};
 
 /// What the rules of both modes see of a node.
@@ -108,8 +110,42 @@ pub struct JvpContext<'a> {
     pub(super) found: &'a mut [Option<Value>],
 }
 
+impl VjpContext<'_> {
+    /// The rule of an op that other ops can express: `definition` makes its results, and is differentiated.
+    ///
+    /// # Errors
+    /// An op of the definition refuses its operands, or is not differentiable.
+    pub fn by_definition(
+        &mut self,
+        definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
+    ) -> Result<(), OpError> {
+        let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
+        let wanted: SmallVec<[bool; 4]> = self.cotangents.iter().map(Option::is_some).collect();
+        let tape = Tape::record(self.builder, &graph, self.operands, self.needs, &wanted)?;
+        let gradients = tape.pullback(self.builder, self.cotangents)?;
+        self.gradients.iter_mut().zip(gradients).for_each(|(slot, gradient)| *slot = gradient);
+        Ok(())
+    }
+}
+
 impl JvpContext<'_> {
     node_values!();
+
+    /// The rule of an op that other ops can express: `definition` makes its results, and is differentiated.
+    ///
+    /// # Errors
+    /// An op of the definition refuses its operands, or is not differentiable.
+    pub fn by_definition(
+        &mut self,
+        definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
+    ) -> Result<(), OpError> {
+        let types: Vec<TensorType> = (0..self.operands.len()).map(|index| self.operand_type(index).clone()).collect();
+        let graph = GraphBuilder::definition(self.builder.origin(), types, definition)?;
+        let (_, tangents) = jvp(self.builder, &graph, self.operands, self.tangents)?;
+        self.found.copy_from_slice(&tangents);
+        Ok(())
+    }
 
     /// The tangent of an operand; `None` for zero.
     pub fn tangent(&self, index: usize) -> Option<Value> {

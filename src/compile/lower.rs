@@ -9,6 +9,7 @@ use super::stages::{LoweredProgram, PassTiming, Ports};
 use super::{AliasProblem, ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
 use crate::emit::{EmitOptions, emit};
 use crate::ir::{Graph, verify};
+use crate::kernels::expand;
 use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 
@@ -23,7 +24,7 @@ pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error
     let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
     let graph = lowering.passes(graph, PASSES)?;
     let program = match options.sharding {
-        None => LoweredProgram::OneDevice(graph),
+        None => LoweredProgram::OneDevice(lowering.kernels(graph)?),
         Some((mesh, rules)) => {
             let sharded = Box::new(lowering.shard(graph, mesh, rules)?);
             match options.partition {
@@ -128,7 +129,24 @@ impl Lowering<'_> {
         }
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;
+        let graph = self.kernels(graph)?;
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
+    }
+
+    /// Puts implementations in the place of ops that have several, in the program of one device.
+    fn kernels(&mut self, graph: Graph) -> Result<Graph, Error> {
+        let limits = &self.options.limits;
+        let steps = schedule(PASSES, self.options.without, limits);
+        let tidy = |graph: &Graph| match run_passes(graph, &steps, limits, |_, _| Ok(())) {
+            Ok(tidied) => tidied.into_owned(),
+            Err(_) => graph.clone(),
+        };
+        let expanded = expand(&graph, &self.options.kernels, &tidy)?;
+        if !self.options.skip_verifier {
+            verify(&expanded).map_err(|source| Error::Verify { pass: "kernels", source })?;
+        }
+        self.done("kernels", &expanded);
+        Ok(expanded)
     }
 
     fn emit(mut self, program: LoweredProgram) -> Result<Lowered, Error> {

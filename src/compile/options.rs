@@ -3,6 +3,7 @@
 use meshloom_hlo::mesh::Mesh;
 
 use crate::emit::{Annotation, GroupFormat};
+use crate::kernels::Kernels;
 use crate::passes::CollectiveLimits;
 use crate::pjrt::Platform;
 use crate::sharding::RuleSets;
@@ -46,6 +47,8 @@ pub struct LowerOptions<'a> {
     /// Lets the plugin run independent collectives in any order, or at once, which is best for GPU and TPU. The CPU
     /// plugins' virtual devices could then wait for each other forever, so by default collectives run in program order.
     pub overlap_collectives: bool,
+    /// What computes ops that have several implementations. A module that XLA partitions has their plain forms.
+    pub kernels: Kernels,
     /// Leaves out the verifier.
     pub skip_verifier: bool,
     /// Leaves source lines and scope paths out of the module.
@@ -57,13 +60,14 @@ pub struct LowerOptions<'a> {
 
 impl<'a> LowerOptions<'a> {
     /// These options with what a platform's plugin reads, and with what its devices can do: the form of device groups,
-    /// overlapping collectives, and the host's memory.
+    /// overlapping collectives, the host's memory, and kernels.
     #[must_use]
     pub fn on(self, platform: &Platform) -> LowerOptions<'a> {
         LowerOptions {
             groups: platform.group_format(),
             overlap_collectives: platform.overlaps_collectives(),
             host_memory: platform.has_host_memory(),
+            kernels: Kernels::on(platform),
             ..self
         }
     }

@@ -32,7 +32,8 @@ use meshloom_hlo::{literal_proto, tuple_shape};
 use self::sharding::{manual, result_attribute};
 use self::writer::{Metadata, ModuleWriter};
 use crate::ir::{
-    DType, Graph, InternalError, Literal, NodeRef, Origin, Phase, PortInfo, Scope, Spec, TensorType, Values,
+    DType, Graph, GraphBuilder, InternalError, Literal, NodeRef, OpError, Origin, Phase, PortInfo, Scope, Spec,
+    TensorType, Value, Values,
 };
 use crate::ops::{ArgReduceKind, Memory, RegionKind};
 
@@ -530,6 +531,18 @@ impl EmitContext<'_> {
     /// States what a result became.
     pub fn set_result(&mut self, index: usize, id: InstructionId) {
         self.results[index] = id;
+    }
+
+    /// The rule of an op that other ops can express: `definition` makes its results, whose instructions are written in
+    /// its place.
+    pub fn by_definition(&mut self, definition: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>) {
+        let types: Vec<TensorType> = self.node.operands().iter().map(|&value| self.graph.ty(value).clone()).collect();
+        match GraphBuilder::definition(self.node.origin(), types, definition) {
+            Ok(graph) => self.results = self.emitter.body(&graph, self.operands),
+            Err(error) => {
+                self.fail(&error.to_string());
+            }
+        }
     }
 
     /// One instruction with all operands and no attributes.

@@ -182,6 +182,19 @@ impl GraphBuilder {
         source.outputs().iter().map(|&value| map.get(value)).collect()
     }
 
+    /// The graph of a function of values of these types, made at one place.
+    pub(crate) fn definition(
+        origin: Origin,
+        types: impl IntoIterator<Item = TensorType>,
+        define: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<Values, OpError>,
+    ) -> Result<Graph, OpError> {
+        let mut builder = GraphBuilder::new("definition");
+        builder.set_origin(origin);
+        let inputs: Values = types.into_iter().map(|ty| builder.input(ty, PortInfo::default())).collect();
+        let results = define(&mut builder, &inputs)?;
+        Ok(builder.finish_body(results.to_vec()))
+    }
+
     /// Ends construction. Each output has a description: the [verifier](super::verify()) refuses a graph where that is
     /// not so.
     pub fn finish(mut self, outputs: Vec<Value>, output_info: Vec<PortInfo>) -> Graph {

@@ -118,6 +118,18 @@ impl Graph {
         &self.name
     }
 
+    /// The same graph, all of whose nodes, those of bodies included, come from one place.
+    pub(crate) fn relocated(&self, origin: Origin) -> Graph {
+        let mut graph = self.clone();
+        for node in &mut graph.nodes {
+            node.origin = origin;
+            if let Some(op) = node.op.map_regions(|body| Arc::new(body.relocated(origin))) {
+                node.op = op;
+            }
+        }
+        graph
+    }
+
     /// The same graph under another name.
     pub(crate) fn renamed(self, name: impl Into<Arc<str>>) -> Graph {
         Graph { name: name.into(), ..self }

@@ -22,14 +22,14 @@ use super::layer::{DecoderLayer, FeedForward, LayerLoss, RowInputs};
 use super::moe::{Moe, add_shared, combine, dispatch, route, run_experts};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
-use super::{AttentionMask, DecoderConfig, Dropout};
+use super::{DecoderConfig, Dropout, TokenPlaces};
 use crate::trace::{Tensor, full, scope, stack};
 
 /// One half of what a layer reads.
 struct Half {
     x: Tensor,
     rotary: Rotary,
-    mask: AttentionMask,
+    tokens: TokenPlaces,
     /// For each block what the elements that it adds are multiplied by.
     kept: Option<[Tensor; 2]>,
 }
@@ -83,7 +83,7 @@ fn routed_layer(
 
 impl Half {
     fn attention(&self, config: &DecoderConfig, params: &DecoderLayer<Tensor>) -> Tensor {
-        let rows = RowInputs { rotary: &self.rotary, mask: self.mask };
+        let rows = RowInputs { rotary: &self.rotary, tokens: self.tokens };
         config.attention_block(self.x, params, rows, &|block, added| self.drop(block, added))
     }
 
@@ -99,7 +99,7 @@ fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
     [0, 1].map(|half| Half {
         x: every_second(x, half),
         rotary: rows.rotary.map(|angles| every_second(angles, half)),
-        mask: AttentionMask(every_second(rows.mask.0, half)),
+        tokens: rows.tokens.map(|x| every_second(x, half)),
         kept: kept.map(|kept| kept.map(|kept| every_second(kept, half))),
     })
 }

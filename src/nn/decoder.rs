@@ -1,6 +1,6 @@
 //! The decoder: embedding, a stack of [layers](super::DecoderLayer) of one family, head and loss.
 
-use super::attention::AttentionMask;
+use super::attention::TokenPlaces;
 use super::dropout::Dropout;
 use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
 use super::layout::{Rows, whole_rows};
@@ -230,8 +230,8 @@ impl DecoderConfig {
             Some(found) => found,
             None => {
                 let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-                let mask = scope("mask", || AttentionMask::causal(segment_ids));
-                self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, mask }, dropout)
+                let tokens = scope("places", || TokenPlaces::of_rows(segment_ids));
+                self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
             }
         };
         (self.head(&Head::of(params), x, self.rows()), layer_loss)

@@ -1,6 +1,6 @@
 //! Multi-head latent attention: keys and values of all heads are made of one narrow vector for each token.
 
-use super::attention::{AttentionMask, attend};
+use super::attention::{TokenPlaces, attend};
 use super::layout::{ALL_LATENTS, LATENT, QUERY};
 use super::norm::rms_norm;
 use super::rotary::{Rotary, rotate};
@@ -60,7 +60,7 @@ pub fn latent_attention(
     x: Tensor,
     params: &LatentAttention<Tensor>,
     rotary: &Rotary,
-    mask: AttentionMask,
+    tokens: TokenPlaces,
     epsilon: f64,
 ) -> Tensor {
     let dtype = x.dtype();
@@ -84,8 +84,8 @@ pub fn latent_attention(
     let value = made.slice(-1, nope..);
 
     // Every query head has its own keys: groups of one.
-    let mixed = attend(query.expand(2), key, value, mask, ((nope + rope) as f64).powf(-0.5));
-    let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY).named("attention_mixed");
+    let mixed = attend(query.expand(2), key, value, tokens, ((nope + rope) as f64).powf(-0.5));
+    let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
 

@@ -1,6 +1,6 @@
 //! One decoder layer of any family: an attention block and a feed-forward block, each added to the residual stream.
 
-use super::attention::{Attention, AttentionMask, attention};
+use super::attention::{Attention, TokenPlaces, attention};
 use super::dropout::Dropout;
 use super::latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 use super::layout::{enter_block, leave_block};
@@ -62,8 +62,8 @@ crate::tree! {
 pub struct RowInputs<'r> {
     /// Rotation angles, of the width that [`DecoderConfig::rotary_dim`] says.
     pub rotary: &'r Rotary,
-    /// Which positions see which.
-    pub mask: AttentionMask,
+    /// Where tokens stand, which decides what sees what.
+    pub tokens: TokenPlaces,
 }
 
 /// The part of the loss that a layer adds by itself: of routed experts the load-balance loss, before its weight. A
@@ -206,9 +206,9 @@ impl DecoderConfig {
         scope("attention", || {
             let normal = enter_block(rms_norm(x, params.attention_norm, self.norm_epsilon));
             let mixed = match &params.attention {
-                AttentionBlock::Grouped(params) => attention(normal, params, rows.rotary, rows.mask),
+                AttentionBlock::Grouped(params) => attention(normal, params, rows.rotary, rows.tokens),
                 AttentionBlock::Latent(params) => {
-                    latent_attention(normal, params, rows.rotary, rows.mask, self.norm_epsilon)
+                    latent_attention(normal, params, rows.rotary, rows.tokens, self.norm_epsilon)
                 }
             };
             x + drop(0, leave_block(mixed))

@@ -19,7 +19,6 @@
 
 mod attention;
 mod batch_split;
-mod blockwise;
 mod decoder;
 mod dropout;
 mod flops;
@@ -35,8 +34,7 @@ mod norm;
 mod pipelined;
 mod rotary;
 
-pub use attention::{Attention, AttentionMask, attention, causal_attention, masked_softmax};
-pub use blockwise::{Blocks, Causal, blockwise_attention};
+pub use attention::{Attention, TokenPlaces, attention, causal_attention};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
 pub use init::{first_values, initialize, layer_of};

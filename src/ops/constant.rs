@@ -34,13 +34,45 @@ impl Primitive for Constant {
     }
 }
 
+/// A number that an op has as an attribute. Two are equal if their bits are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Number(u64);
+
+impl Number {
+    /// This number.
+    pub fn new(number: f64) -> Number {
+        Number(number.to_bits())
+    }
+
+    /// Its value.
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl crate::ir::Attribute for Number {
+    fn write(&self, out: &mut crate::ir::Printer<'_>) {
+        self.get().write(out);
+    }
+
+    fn read(reader: &mut crate::ir::Reader<'_>) -> Result<Number, crate::ir::GraphTextError> {
+        f64::read(reader).map(Number::new)
+    }
+}
+
 /// A tensor whose elements are all one number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Splat {
     /// Type of the result.
     pub ty: TensorType,
-    /// Bits of the number, as `f64`: 0.0 and -0.0 are different constants.
-    bits: u64,
+    /// The number: 0.0 and -0.0 are different constants.
+    number: Number,
 }
 
 impl crate::ir::Attributes for Splat {
@@ -58,12 +90,12 @@ crate::ir::op_text!(Splat = "splat");
 impl Splat {
     /// A splat of `number`, which is rounded to the element type on emission.
     pub fn new(ty: TensorType, number: f64) -> Splat {
-        Splat { ty, bits: number.to_bits() }
+        Splat { ty, number: Number::new(number) }
     }
 
     /// The number.
     pub fn number(&self) -> f64 {
-        f64::from_bits(self.bits)
+        self.number.get()
     }
 
     /// The number as bytes of the element type; out-of-range integers saturate.

@@ -17,8 +17,8 @@ pub enum FactorKind {
     /// Each device computes its part of the results, from its part of the operands, by the same op. Tensors without the
     /// factor are whole on every device.
     Parallel,
-    /// Each device computes a partial result from its part of the operands; the parts are combined like this. An
-    /// [initial](FactorRule::initial) operand enters one part only.
+    /// Each device computes a partial result from its part of the operands; the parts are combined like this. A result
+    /// with the factor is split as the operands are. An [initial](FactorRule::initial) operand enters one part only.
     Reduction(ReduceKind),
     /// Every device needs the whole extent, and computes it.
     Replicated,

@@ -5,6 +5,7 @@
 //! [`RegionOp`]s: they have [data-flow edges](Edge) instead of rules, which is all that most passes need to know of
 //! them.
 
+mod attention;
 mod build;
 mod collective;
 mod clamp;
@@ -38,9 +39,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use attention::{
+    Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
+};
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};
-pub use constant::{Constant, Iota, Splat};
+pub use constant::{Constant, Iota, Number, Splat};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
 pub use custom_call::{CustomCall, CustomCallApi};
@@ -262,6 +266,10 @@ op_table! {
         AllReduce,
         /// Exchanges parts within a group of devices.
         AllToAll,
+        /// Values mixed by the softmax of scaled products of queries and keys.
+        Attention,
+        /// The cotangents of an attention's operands.
+        AttentionGradient,
         /// Position of the largest or smallest element along an axis.
         ArgReduce,
         /// This device's rank in its group.

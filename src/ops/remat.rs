@@ -117,7 +117,7 @@ impl RematPolicy {
         let (kept, memory) = match self {
             RematPolicy::None => (true, Memory::Device),
             RematPolicy::Full => (false, Memory::Device),
-            RematPolicy::Dots => (matches!(op, Op::DotGeneral(_)), Memory::Device),
+            RematPolicy::Dots => (matches!(op, Op::DotGeneral(_) | Op::Attention(_)), Memory::Device),
             RematPolicy::DotsWithoutBatch => {
                 (matches!(op, Op::DotGeneral(dot) if dot.dims.lhs_batch.is_empty()), Memory::Device)
             }

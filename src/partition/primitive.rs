@@ -35,7 +35,6 @@ impl Walk<'_, '_> {
         };
         let carried = self.carried(node, &operands).filter(|carried| !self.is_scattered(node, carried));
         let axes = self.factor_axes(node, rule, &operands, &results, carried.as_ref());
-        let sums = sums(rule, &axes);
         let mut specs: SmallVec<[Spec; 4]> = rule.operands.iter().map(|dims| spec_of(dims, &axes)).collect();
         if let Some(carried) = &carried {
             for &index in &carried.operands {
@@ -48,9 +47,10 @@ impl Walk<'_, '_> {
             locals.push(self.get(value, spec)?);
         }
         self.set_origin(node.origin());
-        for (kind, over) in sums.iter().filter(|_| rule.initial.is_some()) {
-            if let Some(initial) = rule.initial {
-                locals[initial] = self.in_one_part(locals[initial], *kind, over)?;
+        if let Some(initial) = rule.initial {
+            // An op with such an operand has one result.
+            for (kind, over) in sums(rule, &axes, 0) {
+                locals[initial] = self.in_one_part(locals[initial], kind, &over)?;
             }
         }
         let mut result_specs: SmallVec<[Spec; 2]> = rule.results.iter().map(|dims| spec_of(dims, &axes)).collect();
@@ -67,17 +67,14 @@ impl Walk<'_, '_> {
             result_dims: &result_dims,
         };
         let mut made = PartitionContext::results(self.builder, self.mesh, primitive, ports)?;
-        let mut unreduced: Axes = carried.map(|carried| carried.axes).unwrap_or_default();
-        for (kind, over) in sums {
-            if kind == ReduceKind::Sum {
-                unreduced.extend(over);
-                continue;
+        for (index, (value, spec)) in made.iter_mut().zip(&mut result_specs).enumerate() {
+            let mut unreduced: Axes = carried.as_ref().map(|carried| carried.axes.clone()).unwrap_or_default();
+            for (kind, over) in sums(rule, &axes, index) {
+                match kind {
+                    ReduceKind::Sum => unreduced.extend(over),
+                    kind => *value = self.all_reduce(kind, &over, *value)?,
+                }
             }
-            for value in &mut made {
-                *value = self.all_reduce(kind, &over, *value)?;
-            }
-        }
-        for spec in &mut result_specs {
             *spec = std::mem::take(spec).with_unreduced(unreduced.iter().copied());
         }
         self.set_results(node, made, result_specs);
@@ -266,14 +263,14 @@ impl Walk<'_, '_> {
     }
 }
 
-/// For each way of combining, the axes over which results have to be combined.
-fn sums(rule: &FactorRule, axes: &FactorAxes) -> SmallVec<[(ReduceKind, Axes); 1]> {
+/// For each way of combining, the axes over which a result has to be combined: it lacks the factor that they split.
+fn sums(rule: &FactorRule, axes: &FactorAxes, result: usize) -> SmallVec<[(ReduceKind, Axes); 1]> {
     let mut found: SmallVec<[(ReduceKind, Axes); 1]> = SmallVec::new();
     for (index, (factor, axes)) in rule.factors.iter().zip(axes).enumerate() {
-        let in_results = || rule.results.iter().flatten().flatten().any(|&own| own as usize == index);
+        let has_factor = || rule.results[result].iter().flatten().any(|&own| own as usize == index);
         let kind = match factor.kind {
-            FactorKind::Reduction(kind) => kind,
-            FactorKind::Indexed if !in_results() => ReduceKind::Sum,
+            FactorKind::Reduction(kind) if !has_factor() => kind,
+            FactorKind::Indexed if !has_factor() => ReduceKind::Sum,
             _ => continue,
         };
         match found.iter_mut().find(|(other, _)| *other == kind) {

@@ -5,7 +5,9 @@ use std::panic::Location;
 use super::Tensor;
 use super::context::{Place, apply, apply_many};
 use crate::ir::DType;
-use crate::ops::{Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedMode, Sort, TopK, Window};
+use crate::ops::{
+    Attention, AttentionForm, Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedMode, Sort, TopK, Window,
+};
 
 /// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic
 /// order. Stable. Of floating-point keys, -0 equals 0 and NaN is the largest.
@@ -79,6 +81,20 @@ pub fn ragged_dot_with(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtyp
 fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType, place: Place) -> Tensor {
     let op = RaggedDot { mode: RaggedMode::Rows, batch_count: 0, block_count: 0, dtype, precision: Precision::Default };
     apply(op, &[rows, matrices, group_sizes], place)
+}
+
+/// Attention by its op: `[query, key, value]`, and of queries and keys segments and places, as
+/// [`Attention`](crate::ops::Attention) says. Returns the mixed values, and the logarithm of each query's sum.
+#[track_caller]
+pub fn attention_over(
+    form: AttentionForm,
+    [query, key, value]: [Tensor; 3],
+    segments: [Tensor; 2],
+    places: [Tensor; 2],
+) -> (Tensor, Tensor) {
+    let operands = [query, key, value, segments[0], segments[1], places[0], places[1]];
+    let results = apply_many(Attention(form).into(), &operands, 2, Location::caller());
+    (results[0], results[1])
 }
 
 /// A convolution: input `[batch, features, space..]`, kernel `[out_features, features / groups, space..]`, result

@@ -52,7 +52,9 @@ pub use error::{InitError, TraceError, TraceErrorKind, TransformError};
 pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
-pub use library::{causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together};
+pub use library::{
+    attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
+};
 pub use operators::{Broadcast, KeepDims, Operand};
 pub(crate) use random::counter_in_layer;
 pub use random::{Fold, Key};

@@ -5,7 +5,7 @@ use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, PartitionMode, lower};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::{DType, Graph};
-use meshloom::nn::{AttentionMask, Batch, DecoderConfig, Layers, Rotary, RowInputs};
+use meshloom::nn::{Batch, DecoderConfig, Layers, Rotary, RowInputs, TokenPlaces};
 use meshloom::ops::RematPolicy;
 use meshloom::optim::{AdamW, Decay, LearningRate, Optimizer};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
@@ -65,7 +65,7 @@ fn layer_input(model: &DecoderConfig) -> LayerInput<TensorSpec> {
 
 fn run_layers(model: &DecoderConfig, layers: &Layers<Tensor>, input: &LayerInput<Tensor>) -> Tensor {
     let rotary = Rotary::new(input.positions, model.head_dim, model.rope_theta);
-    let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(input.segment_ids) };
+    let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(input.segment_ids) };
     model.layer_stack(input.x, layers, rows, None).0
 }
 

@@ -152,6 +152,19 @@ impl Attribute for String {
     }
 }
 
+/// What may be left out: [`Printer::optional`] with the default `None` writes what is there.
+impl<T: Attribute> Attribute for Option<T> {
+    fn write(&self, out: &mut Printer<'_>) {
+        if let Some(value) = self {
+            value.write(out);
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Option<T>> {
+        T::read(reader).map(Some)
+    }
+}
+
 impl<T: Attribute> Attribute for (T, T) {
     fn write(&self, out: &mut Printer<'_>) {
         self.0.write(out);

@@ -2,7 +2,7 @@
 
 use meshloom::ir::TensorType;
 use meshloom::nn::{
-    AttentionMask, LatentAttention, LatentQuery, Mlp, Moe, MoeConfig, Rotary, Scoring, latent_attention, moe,
+    LatentAttention, LatentQuery, Mlp, Moe, MoeConfig, Rotary, Scoring, TokenPlaces, latent_attention, moe,
 };
 use meshloom::trace::{Function, Tensor, arange, value_and_grad, zeros};
 use safetensors::SafeTensors;
@@ -45,9 +45,9 @@ fn computation(case: &str, x: Tensor, weights: &[Tensor]) -> (Tensor, Tensor) {
             let [batch, length, _] = x.shape();
             let positions = arange(DType::S32, length).broadcast_to([batch, length]);
             let rotary = Rotary::new(positions, 2, 1e4);
-            let mask = AttentionMask::causal(zeros(DType::S32, [batch, length]));
+            let tokens = TokenPlaces::of_rows(zeros(DType::S32, [batch, length]));
             let params = latent_of(weights, case == "latent");
-            (latent_attention(x, &params, &rotary, mask, 1e-5), zeros(DType::F32, []))
+            (latent_attention(x, &params, &rotary, tokens, 1e-5), zeros(DType::F32, []))
         }
     }
 }

@@ -3,7 +3,7 @@
 use meshloom::compile::Partitioned;
 use std::sync::Arc;
 
-use meshloom::nn::{AttentionMask, DecoderLayer, Rotary, RowInputs};
+use meshloom::nn::{DecoderLayer, Rotary, RowInputs, TokenPlaces};
 use meshloom::ops::Op;
 use meshloom::partition::{CollectiveKind, collective_of};
 use meshloom::trace::{Function, MapTree, Tensor, value_and_grad};
@@ -29,7 +29,7 @@ fn layer(model: &[&str], mesh: &str, gradients: bool) -> Arc<Graph> {
     let specs = (x, params.map(|_, param| param.spec.clone()), (positions.clone(), positions));
     let run = |x: Tensor, params: &DecoderLayer<Tensor>, positions: Tensor, segments: Tensor| {
         let rotary = Rotary::new(positions, config.rotary_dim(), 1e4);
-        let rows = RowInputs { rotary: &rotary, mask: AttentionMask::causal(segments) };
+        let rows = RowInputs { rotary: &rotary, tokens: TokenPlaces::of_rows(segments) };
         config.layer(x, params, rows, None)
     };
     let function = Function::trace("layer", specs, |(x, params, (positions, segments))| {

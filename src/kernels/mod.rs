@@ -1,0 +1,20 @@
+//! Kernels: which implementation computes an op that has several, and what it is made of.
+//!
+//! [`Attention`](crate::ops::Attention), its gradient and [`RaggedDot`](crate::ops::RaggedDot) stay single nodes until
+//! a program is partitioned, so that every pass sees an op with rules. Then [`expand`] puts the implementation in their
+//! place, for the shapes of one device: a loop over blocks, or a call of a kernel that the plugin compiles. An op that
+//! is left is emitted in its plain form.
+//!
+//! | op | implementation | on | what it holds |
+//! |---|---|---|---|
+//! | attention | [`AttentionKernel::Plain`] | every platform | all scores, `[queries, keys]` |
+//! | attention | [`AttentionKernel::Blockwise`] | every platform | the scores of a block |
+//! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
+//! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
+
+mod blockwise;
+mod expand;
+mod table;
+
+pub use expand::expand;
+pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels};

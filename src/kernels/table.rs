@@ -1,0 +1,101 @@
+//! Which implementation an op gets where.
+
+use crate::ops::AttentionSizes;
+use crate::pjrt::{Platform, PlatformKind};
+
+meshloom_hlo::words! {
+    /// What computes attention.
+    pub enum AttentionKernel {
+        /// Dots and a softmax over all scores.
+        Plain = "plain",
+        /// A loop over blocks of queries and keys, with a softmax that is corrected as blocks come.
+        Blockwise = "blockwise",
+    }
+}
+
+meshloom_hlo::words! {
+    /// What computes the grouped products of routed experts.
+    pub enum ExpertsKernel {
+        /// One dot over rows masked by group: as many times the products as there are groups.
+        Plain = "plain",
+        /// A loop over blocks of rows, each with the matrix of its group.
+        Blockwise = "blockwise",
+    }
+}
+
+/// How many queries and keys a block of attention has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocks {
+    /// Queries.
+    pub queries: usize,
+    /// Keys.
+    pub keys: usize,
+}
+
+/// The implementation of each op that has several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    /// Of attention.
+    pub attention: AttentionKernel,
+    /// Of grouped products.
+    pub experts: ExpertsKernel,
+    /// What the program is compiled for, by which blocks are chosen.
+    pub platform: PlatformKind,
+    /// The blocks of blockwise attention, if not those that suit the platform.
+    pub blocks: Option<Blocks>,
+}
+
+/// Those that every plugin takes, for a CPU.
+impl Default for Kernels {
+    fn default() -> Kernels {
+        Kernels::portable(PlatformKind::Cpu)
+    }
+}
+
+impl Kernels {
+    /// Those that every plugin takes, with blocks for one platform.
+    pub const fn portable(platform: PlatformKind) -> Kernels {
+        Kernels { attention: AttentionKernel::Blockwise, experts: ExpertsKernel::Blockwise, platform, blocks: None }
+    }
+
+    /// Those that a platform computes fastest with.
+    pub fn on(platform: &Platform) -> Kernels {
+        Kernels::portable(platform.kind())
+    }
+
+    /// The forms that hold everything at once: what other implementations are compared with, and what XLA can
+    /// partition.
+    pub const fn plain() -> Kernels {
+        Kernels {
+            attention: AttentionKernel::Plain,
+            experts: ExpertsKernel::Plain,
+            ..Kernels::portable(PlatformKind::Cpu)
+        }
+    }
+
+    /// The blocks of an attention: those asked for, or square ones, a power of two.
+    ///
+    /// A block's scores are the greatest value that a loop holds. On a CPU they should stay in its cache, and small
+    /// blocks compute less beyond the diagonal; elsewhere large blocks fill the matrix units.
+    pub fn blocks_of(&self, sizes: &AttentionSizes) -> Blocks {
+        let blocks = self.blocks.unwrap_or_else(|| {
+            let size = self.block_size(sizes);
+            Blocks { queries: size, keys: size }
+        });
+        Blocks { queries: blocks.queries.clamp(1, sizes.queries.max(1)), keys: blocks.keys.clamp(1, sizes.keys.max(1)) }
+    }
+
+    fn block_size(&self, sizes: &AttentionSizes) -> usize {
+        let heads = sizes.batch.iter().product::<usize>() * sizes.kv_heads * sizes.groups;
+        let longest = sizes.queries.max(sizes.keys);
+        let (most, score_bytes) = match self.platform {
+            PlatformKind::Cpu => ((longest / 16).next_power_of_two().clamp(128, 512), 8 << 20),
+            PlatformKind::Cuda | PlatformKind::Tpu => (512, 64 << 20),
+        };
+        let mut size = most;
+        while size > 128 && heads * size * size * 4 > score_bytes {
+            size /= 2;
+        }
+        size
+    }
+}
