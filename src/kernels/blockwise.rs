@@ -180,7 +180,8 @@ impl Cut {
         }
     }
 
-    /// Scores `[batch, kv_heads, groups, queries, keys]`, unseen ones masked; and the slope of the cap, if there is one.
+    /// Scores `[batch, kv_heads, groups, queries, keys]`, unseen ones masked; and the slope of the cap, where there is
+    /// one.
     fn scores(&self, pair: &Pair) -> (Tensor, Option<Tensor>) {
         let scaled = einsum_with("bkgtd,bksd->bkgts", &[pair.query, pair.key], self.wide) * self.form.scale.get();
         let (scores, slope) = match self.form.softcap {

@@ -30,26 +30,29 @@ crate::tree! {
 pub struct TokenPlaces {
     /// Which segment a token belongs to: `s32` `[batch, length]`.
     segments: Tensor,
-    /// At which place of the row it stands: the same.
-    places: Tensor,
 }
 
 impl TokenPlaces {
     /// Those of whole rows. `segment_ids` is `s32` `[batch, length]`.
     pub fn of_rows(segment_ids: Tensor) -> TokenPlaces {
-        let places = iota(DType::S32, segment_ids.dims(), 1).with_axes(["activation_batch", "activation_length"]);
-        TokenPlaces { segments: segment_ids, places }
+        TokenPlaces { segments: segment_ids }
     }
 
     /// The same of some rows, which `f` takes out of all.
     #[must_use]
     pub(super) fn map(self, f: impl Fn(Tensor) -> Tensor) -> TokenPlaces {
-        TokenPlaces { segments: f(self.segments), places: f(self.places) }
+        TokenPlaces { segments: f(self.segments) }
     }
 
-    /// Of the keys that a device's queries see: all of the row.
-    fn of_keys(self) -> TokenPlaces {
-        self.map(|x| x.with_axes(["activation_batch", "activation_kv_length"]))
+    /// Segments and places of queries, then of the keys that a device's queries see: all of the row.
+    fn of_queries_and_keys(self) -> [[Tensor; 2]; 2] {
+        let named = |axis| {
+            let axes = ["activation_batch", axis];
+            // Each device makes its own places, so only segments are ever gathered.
+            let places = iota(DType::S32, self.segments.dims(), 1).with_axes(axes);
+            [self.segments.with_axes(axes), places]
+        };
+        [named("activation_length"), named("activation_kv_length")]
     }
 }
 
@@ -89,9 +92,8 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
         }
         let by_head = |x: Tensor| x.transpose([0, 2, 1, 3]);
         let query = by_head(query).reshape([batch, kv_heads, heads / kv_heads, length, head_dim]);
-        let rows = [batch, length];
-        let tokens = TokenPlaces { segments: zeros(DType::S32, rows), places: iota(DType::S32, rows, 1) };
-        let mixed = mixed_values(query, by_head(key), by_head(value), tokens, (head_dim as f64).powf(-0.5));
+        let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
+        let mixed = mixed_values([query, by_head(key), by_head(value)], [rows; 2], (head_dim as f64).powf(-0.5));
         by_head(mixed.reshape([batch, heads, length, head_dim]))
     })
 }
@@ -101,10 +103,11 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
 pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, scale: f64) -> Tensor {
-    mixed_values(query, key, value, tokens, scale)
+    mixed_values([query, key, value], tokens.of_queries_and_keys(), scale)
 }
 
-fn mixed_values(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, scale: f64) -> Tensor {
+/// As [`attend`], from segments and places of queries and of keys.
+fn mixed_values(operands: [Tensor; 3], [of_queries, of_keys]: [[Tensor; 2]; 2], scale: f64) -> Tensor {
     let form = AttentionForm {
         scale: Number::new(scale),
         softcap: None,
@@ -112,9 +115,10 @@ fn mixed_values(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, 
         window: None,
         order: PlaceOrder::Index,
     };
-    let keys = tokens.of_keys();
-    let (mixed, log_total) =
-        attention_over(form, [query, key, value], [tokens.segments, keys.segments], [tokens.places, keys.places]);
+    let segments = [of_queries[0], of_keys[0]];
+    let places = [of_queries[1], of_keys[1]];
+    let (mixed, log_total) = attention_over(form, operands, segments, places);
+    // A name is one for what made the value, which is then kept in its stead.
     log_total.named("attention_log_total");
     mixed.named("attention_mixed")
 }

@@ -54,7 +54,7 @@ fn every_chain_ends_where_something_is_stated() {
 
 #[test]
 fn a_chain_crosses_into_loops() {
-    let found = explain(&["mesh.axes=data=2,fsdp=4"], "layers/attention/dot");
+    let found = explain(&["mesh.axes=data=2,fsdp=4"], "layers/attention");
     let through_loop = |it: &Explanation| it.steps.iter().any(|step| step.because.contains("through layers/scan"));
     assert!(found.iter().any(through_loop));
     let axes = |spec: &str| -> bool { spec.contains("data") || spec.contains("fsdp") };

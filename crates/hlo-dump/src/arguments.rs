@@ -83,7 +83,8 @@ pub struct Show {
     /// left out
     #[arg(long)]
     pub full: bool,
-    /// What computes each op that has several implementations, of a run config's program: attention, products of experts
+    /// What computes each op of a run config's program that has several implementations: attention, products of
+    /// experts
     #[arg(long, conflicts_with_all = ["emit", "full", "computation", "depth"])]
     pub kernels: bool,
     /// Only this computation

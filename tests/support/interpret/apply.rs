@@ -1,6 +1,6 @@
 //! Ops without regions, on host values.
 
-use meshloom::ir::{DType, Literal, TensorType};
+use meshloom::ir::{DType, GraphBuilder, Literal, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
     ArgReduce, ArgReduceKind, BinaryKind, Cumulative, DotGeneral, Op, Reduce, ReduceKind, Scatter, Threefry,
 };
@@ -16,6 +16,8 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             operands.iter().map(|&literal| literal.clone()).collect()
         }
         Op::Threefry(_) => threefry(operands, types),
+        Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
+        Op::AttentionGradient(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         op => {
             let ty = types[0];
             let found =
@@ -23,6 +25,20 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             vec![found.unwrap_or_else(|| panic!("{} is not interpreted", op.name()))]
         }
     }
+}
+
+/// What an op's definition in other ops makes of its operands.
+fn defined<R: IntoIterator<Item = Value>>(
+    operands: &[&Literal],
+    define: impl FnOnce(&mut GraphBuilder, &[Value]) -> Result<R, OpError>,
+) -> Vec<Literal> {
+    let mut builder = GraphBuilder::new("definition");
+    let inputs: Vec<Value> =
+        operands.iter().map(|literal| builder.input(literal.ty().clone(), PortInfo::default())).collect();
+    let outputs: Vec<Value> = define(&mut builder, &inputs).expect("operands of the op").into_iter().collect();
+    let info = vec![PortInfo::default(); outputs.len()];
+    let inputs: Vec<Literal> = operands.iter().map(|&literal| literal.clone()).collect();
+    super::interpret(&builder.finish(outputs, info), &inputs)
 }
 
 /// Ops that move elements.

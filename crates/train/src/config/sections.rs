@@ -263,8 +263,8 @@ section! {
     KernelsConfig {
         /// Of attention. `auto` goes by the platform; `plain` holds all scores.
         attention: AttentionChoice = AttentionChoice::Auto,
-        /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device for
-        /// every row.
+        /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
+        /// for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
     }
 }
