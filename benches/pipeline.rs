@@ -100,6 +100,7 @@ impl Case {
             scan_layers: true,
             remat: RematPolicy::Full,
             pipeline: Some(pipeline),
+            exchange: meshloom::ops::KeyExchange::Gather,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

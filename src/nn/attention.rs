@@ -7,7 +7,7 @@ use meshloom_hlo::message::counted;
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use crate::ir::DType;
-use crate::ops::{AttentionForm, Number, PlaceOrder};
+use crate::ops::{AttentionForm, KeyExchange, Number, PlaceOrder};
 use crate::trace::{Tensor, attention_over, composite, einsum, iota, zeros};
 
 crate::tree! {
@@ -30,21 +30,37 @@ crate::tree! {
 pub struct TokenPlaces {
     /// Which segment a token belongs to: `s32` `[batch, length]`.
     segments: Tensor,
+    /// How queries meet keys of other devices, where rows are split.
+    exchange: KeyExchange,
 }
 
 impl TokenPlaces {
     /// Those of whole rows. `segment_ids` is `s32` `[batch, length]`.
     pub fn of_rows(segment_ids: Tensor) -> TokenPlaces {
-        TokenPlaces { segments: segment_ids }
+        TokenPlaces { segments: segment_ids, exchange: KeyExchange::Gather }
+    }
+
+    /// The same with another way in which queries meet keys of other devices. By default keys are gathered.
+    #[must_use]
+    pub fn with_exchange(self, exchange: KeyExchange) -> TokenPlaces {
+        TokenPlaces { exchange, ..self }
     }
 
     /// The same of some rows, which `f` takes out of all.
     #[must_use]
     pub(super) fn map(self, f: impl Fn(Tensor) -> Tensor) -> TokenPlaces {
-        TokenPlaces { segments: f(self.segments) }
+        TokenPlaces { segments: f(self.segments), ..self }
     }
 
-    /// Segments and places of queries, then of the keys that a device's queries see: all of the row.
+    /// Keys or values as queries meet them.
+    fn meet(self, x: Tensor) -> Tensor {
+        match self.exchange {
+            KeyExchange::Gather => gather_keys(x),
+            KeyExchange::Ring => x,
+        }
+    }
+
+    /// Segments and places of queries, then of keys.
     fn of_queries_and_keys(self) -> [[Tensor; 2]; 2] {
         let named = |axis| {
             let axes = ["activation_batch", axis];
@@ -52,7 +68,11 @@ impl TokenPlaces {
             let places = iota(DType::S32, self.segments.dims(), 1).with_axes(axes);
             [self.segments.with_axes(axes), places]
         };
-        [named("activation_length"), named("activation_kv_length")]
+        let keys = match self.exchange {
+            KeyExchange::Gather => "activation_kv_length",
+            KeyExchange::Ring => "activation_length",
+        };
+        [named("activation_length"), named(keys)]
     }
 }
 
@@ -67,8 +87,8 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, tokens:
     let [batch, length, _] = x.shape();
     let project = |weight: Tensor, axes| einsum("bte,ehd->bhtd", &[x, weight.convert(dtype)]).with_axes(axes);
     let query = rotate(project(params.wq, QUERY), rotary);
-    let key = gather_keys(rotate(project(params.wk, KEY), rotary));
-    let value = gather_keys(project(params.wv, KEY));
+    let key = tokens.meet(rotate(project(params.wk, KEY), rotary));
+    let value = tokens.meet(project(params.wv, KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
     let mixed = attend(query, key, value, tokens, (head_dim as f64).powf(-0.5));
@@ -92,8 +112,9 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
         }
         let by_head = |x: Tensor| x.transpose([0, 2, 1, 3]);
         let query = by_head(query).reshape([batch, kv_heads, heads / kv_heads, length, head_dim]);
+        let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
-        let mixed = mixed_values([query, by_head(key), by_head(value)], [rows; 2], (head_dim as f64).powf(-0.5));
+        let mixed = mixed_values([query, by_head(key), by_head(value)], [rows; 2], KeyExchange::Gather, scale);
         by_head(mixed.reshape([batch, heads, length, head_dim]))
     })
 }
@@ -103,17 +124,23 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
 pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, scale: f64) -> Tensor {
-    mixed_values([query, key, value], tokens.of_queries_and_keys(), scale)
+    mixed_values([query, key, value], tokens.of_queries_and_keys(), tokens.exchange, scale)
 }
 
 /// As [`attend`], from segments and places of queries and of keys.
-fn mixed_values(operands: [Tensor; 3], [of_queries, of_keys]: [[Tensor; 2]; 2], scale: f64) -> Tensor {
+fn mixed_values(
+    operands: [Tensor; 3],
+    [of_queries, of_keys]: [[Tensor; 2]; 2],
+    exchange: KeyExchange,
+    scale: f64,
+) -> Tensor {
     let form = AttentionForm {
         scale: Number::new(scale),
         softcap: None,
         causal: true,
         window: None,
         order: PlaceOrder::Index,
+        exchange,
     };
     let segments = [of_queries[0], of_keys[0]];
     let places = [of_queries[1], of_keys[1]];

@@ -8,7 +8,7 @@ use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use crate::ir::DType;
-use crate::ops::RematPolicy;
+use crate::ops::{KeyExchange, RematPolicy};
 use crate::trace::{MapTree, Param, Tensor, TensorSpec, checkpoint, einsum_with, scan, scope};
 use crate::transform::pipeline::PipelineOptions;
 
@@ -41,6 +41,8 @@ pub struct DecoderConfig {
     pub remat: RematPolicy,
     /// How the layers are spread over stages; one after the other on all devices if they are not.
     pub pipeline: Option<PipelineOptions>,
+    /// How queries meet keys of other devices, where sequences are split. Latent attention gathers them always.
+    pub exchange: KeyExchange,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean square in norms.
@@ -230,7 +232,7 @@ impl DecoderConfig {
             Some(found) => found,
             None => {
                 let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-                let tokens = scope("places", || TokenPlaces::of_rows(segment_ids));
+                let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
                 self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
             }
         };

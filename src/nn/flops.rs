@@ -51,6 +51,7 @@ mod tests {
             scan_layers: true,
             remat: RematPolicy::None,
             pipeline: None,
+            exchange: crate::ops::KeyExchange::Gather,
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

@@ -4,6 +4,7 @@ use super::attention::{TokenPlaces, attend};
 use super::layout::{ALL_LATENTS, LATENT, QUERY};
 use super::norm::rms_norm;
 use super::rotary::{Rotary, rotate};
+use crate::ops::KeyExchange;
 use crate::trace::{Tensor, concatenate, einsum};
 
 crate::tree! {
@@ -84,6 +85,8 @@ pub fn latent_attention(
     let value = made.slice(-1, nope..);
 
     // Every query head has its own keys: groups of one.
+    // What is gathered is narrow: keys never travel.
+    let tokens = tokens.with_exchange(KeyExchange::Gather);
     let mixed = attend(query.expand(2), key, value, tokens, ((nope + rope) as f64).powf(-0.5));
     let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])

@@ -116,7 +116,7 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-        let tokens = scope("places", || TokenPlaces::of_rows(segment_ids));
+        let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
         let dropout = dropout.zip(numbers).map(|(dropout, rows)| Dropout { rows, ..dropout }.at(place.layer));
         self.layer(x, layer, RowInputs { rotary: &rotary, tokens }, dropout)
     }

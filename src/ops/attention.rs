@@ -24,7 +24,9 @@
 use smallvec::SmallVec;
 
 use super::rules::*;
-use super::{BinaryKind, Direction, DotDims, DotGeneral, Number, Precision, ReduceKind, Select, UnaryKind};
+use super::{
+    BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, UnaryKind, ring,
+};
 
 /// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.
 pub const UNSEEN: f64 = -1e30;
@@ -44,6 +46,20 @@ pub enum PlaceOrder {
 
 crate::ir::word_attribute!(PlaceOrder { Index = "index", Any = "any" });
 
+meshloom_hlo::words! {
+    /// How queries meet keys of other devices, where the sequence is split.
+    #[derive(Default)]
+    pub enum KeyExchange {
+        /// Each device gathers all keys and values.
+        #[default]
+        Gather = "gather",
+        /// Keys and values travel around a ring of the devices.
+        Ring = "ring",
+    }
+}
+
+crate::ir::word_attribute!(KeyExchange, KeyExchange::ALL, |exchange| exchange.name());
+
 /// What scores are made of, and which keys a query sees beside those of other segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionForm {
@@ -57,6 +73,8 @@ pub struct AttentionForm {
     pub window: Option<usize>,
     /// Whether places are what their index says.
     pub order: PlaceOrder,
+    /// How queries meet keys of other devices.
+    pub exchange: KeyExchange,
 }
 
 crate::ir::attributes!(AttentionForm {
@@ -65,6 +83,7 @@ crate::ir::attributes!(AttentionForm {
     causal: flag("causal"),
     window: optional("window", None),
     order: optional("places", PlaceOrder::Index),
+    exchange: optional("exchange", KeyExchange::Gather),
 });
 
 /// `attention(query, key, value, segments, places)`, operands as above: for each query the values of the keys that it
@@ -166,14 +185,18 @@ impl AttentionForm {
             self.order == PlaceOrder::Index && queries != keys,
             "{queries} queries and {keys} keys cannot stand at the places that their index says"
         );
+        refuse_if!(
+            self.exchange == KeyExchange::Ring && queries != keys,
+            "{queries} queries and {keys} keys cannot be split alike for a ring"
+        );
         refuse_if!(self.window == Some(0), "a window of 0 shows no key; 1 shows a query its own place");
         Ok(sizes)
     }
 
-    /// The same over parts of the sequence.
+    /// The same over parts of the sequence, whose keys are at hand.
     #[must_use]
     pub fn of_parts(self) -> AttentionForm {
-        AttentionForm { order: PlaceOrder::Any, ..self }
+        AttentionForm { order: PlaceOrder::Any, exchange: KeyExchange::Gather, ..self }
     }
 }
 
@@ -388,9 +411,9 @@ impl Primitive for Attention {
         context.by_definition(|builder, operands| self.define(builder, operands))
     }
 
-    /// Keys are whole: each device has all that its queries see.
+    /// Keys are whole, since each device needs all that its queries see; or they are split as queries are, and travel.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Replicated};
+        use FactorKind::{Gathered, Parallel, Permutation, Replicated};
         let mut rule = FactorRule::empty(operands, results);
         let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
@@ -401,8 +424,18 @@ impl Primitive for Attention {
         }
         rule.add(kv_heads, Parallel, &[(0, b), (1, b), (2, b)], &[(0, b), (1, b)]);
         rule.add(groups, Parallel, &[(0, b + 1)], &[(0, b + 1), (1, b + 1)]);
-        rule.add(queries, Parallel, &[(0, b + 2), (3, b), (5, b)], &[(0, b + 2), (1, b + 2)]);
-        rule.add(keys, Gathered, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[]);
+        let of_queries = [(0, b + 2), (3, b), (5, b)];
+        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
+        match self.0.exchange {
+            KeyExchange::Gather => {
+                rule.add(queries, Parallel, &of_queries, &[(0, b + 2), (1, b + 2)]);
+                rule.add(keys, Gathered, &of_keys, &[]);
+            }
+            KeyExchange::Ring => {
+                let both = [&of_queries[..], &of_keys].concat();
+                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 2)]);
+            }
+        }
         rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[]);
         rule.add(value_width, Parallel, &[(2, b + 2)], &[(0, b + 3)]);
         rule
@@ -411,7 +444,10 @@ impl Primitive for Attention {
     rules!(batch: unchanged);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(Attention(localized(self.0, context)))
+        match key_axes(self.0, context) {
+            Some(axes) => ring::attention(self.0, context, axes),
+            None => context.apply(Attention(localized(self.0, context))),
+        }
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
@@ -445,7 +481,7 @@ impl Primitive for AttentionGradient {
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Gathered, Parallel, Reduction, Replicated};
+        use FactorKind::{Gathered, Parallel, Permutation, Reduction, Replicated};
         let mut rule = FactorRule::empty(operands, results);
         let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
@@ -459,8 +495,17 @@ impl Primitive for AttentionGradient {
         rule.add(kv_heads, Parallel, &heads, &[(0, b), (1, b), (2, b)]);
         rule.add(groups, sum, &[(0, b + 1), (7, b + 1), (8, b + 1), (9, b + 1)], &[(0, b + 1)]);
         let of_queries = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
-        rule.add(queries, sum, &of_queries, &[(0, b + 2)]);
-        rule.add(keys, Gathered, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[(1, b + 1), (2, b + 1)]);
+        let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
+        match self.0.exchange {
+            KeyExchange::Gather => {
+                rule.add(queries, sum, &of_queries, &[(0, b + 2)]);
+                rule.add(keys, Gathered, &of_keys, &[(1, b + 1), (2, b + 1)]);
+            }
+            KeyExchange::Ring => {
+                let both = [&of_queries[..], &of_keys].concat();
+                rule.add(queries, Permutation, &both, &[(0, b + 2), (1, b + 1), (2, b + 1)]);
+            }
+        }
         rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
         rule.add(value_width, Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
         rule
@@ -469,12 +514,21 @@ impl Primitive for AttentionGradient {
     rules!(batch: unchanged);
 
     fn partition(&self, context: &mut PartitionContext<'_>) -> Result<(), OpError> {
-        context.apply(AttentionGradient(localized(self.0, context)))
+        match key_axes(self.0, context) {
+            Some(axes) => ring::gradient(self.0, context, axes),
+            None => context.apply(AttentionGradient(localized(self.0, context))),
+        }
     }
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.by_definition(|builder, operands| self.define(builder, operands));
     }
+}
+
+/// The devices among which keys travel; none where all keys are at hand.
+fn key_axes(form: AttentionForm, context: &PartitionContext<'_>) -> Option<Group> {
+    let axes = context.operand_axes(1, context.operand_type(1).rank() - 2);
+    (form.exchange == KeyExchange::Ring && !axes.is_empty()).then(|| context.group(&axes))
 }
 
 /// The form for a device's part of the queries.

@@ -28,6 +28,7 @@ mod random;
 mod reduce;
 mod reduce_window;
 mod region;
+mod ring;
 mod remat;
 mod roll;
 mod rules;
@@ -40,7 +41,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use attention::{
-    Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
+    Attention, AttentionForm, AttentionGradient, AttentionSizes, KeyExchange, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 pub use clamp::Clamp;
 pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermute, Group, ReduceScatter};

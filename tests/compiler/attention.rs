@@ -6,7 +6,8 @@ use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{Blocks, Kernels};
-use meshloom::ops::{AttentionForm, Number, Op, PlaceOrder};
+use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
+use meshloom::partition::CollectiveKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, attention_over, iota, value_and_grad_aux};
 use support::eight_devices::{compile, relative_error};
@@ -17,8 +18,14 @@ type Shape = [usize; 6];
 /// A form, and into how many segments rows are cut.
 type Case = (AttentionForm, usize);
 
-const CAUSAL: AttentionForm =
-    AttentionForm { scale: Number::new(0.6), softcap: None, causal: true, window: None, order: PlaceOrder::Index };
+const CAUSAL: AttentionForm = AttentionForm {
+    scale: Number::new(0.6),
+    softcap: None,
+    causal: true,
+    window: None,
+    order: PlaceOrder::Index,
+    exchange: KeyExchange::Gather,
+};
 
 fn window(window: usize) -> AttentionForm {
     AttentionForm { window: Some(window), ..CAUSAL }
@@ -152,6 +159,36 @@ fn sharded() {
         let count = compiled.collectives().count().expect("a ledger");
         assert_eq!(count, collectives, "{axes:?}: {}", compiled.collectives());
         check(&results(&graph, &options), &plain, 1e-5, &format!("{axes:?}"));
+    }
+}
+
+/// Keys and values travel, with their segments and places; in the backward pass with their cotangents. Nothing is
+/// gathered, and what a device sends in all is what it would send for gathering: its part, to all others.
+#[test]
+fn keys_travel_around_a_ring() {
+    let [batch, heads, groups, length, width, value_width] = [2, 2, 2, 24, 8, 6];
+    let cases = [(CAUSAL, 2), (window(9), 1), (AttentionForm { causal: false, ..CAUSAL }, 3)];
+    let ring = cases.map(|(form, segments)| (AttentionForm { exchange: KeyExchange::Ring, ..form }, segments));
+    let graph = program([batch, heads, groups, length, width, value_width], F32, &ring);
+    let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
+    let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("length", &["context"]), ("keys", &["context"])];
+    let rules = RuleSets::uniform(Rules::from_pairs(&rules).expect("rules"));
+    for (data, tensor, context) in [(1, 1, 8), (1, 2, 4), (2, 2, 2), (1, 1, 3)] {
+        let mesh = Mesh::new([("data", data), ("tensor", tensor), ("context", context)]).expect("a mesh");
+        for kernels in [blockwise(2, 3), Kernels::plain()] {
+            let options =
+                LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, kernels, ..Default::default() };
+            let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+            let ledger = lowered.collectives();
+            let permutes = ledger.kind(CollectiveKind::CollectivePermute);
+            assert_eq!(ledger.kind(CollectiveKind::AllGather).count().expect("no filter"), 0, "{ledger}");
+            let rows = (batch / data * length / context) as u64;
+            let keys = 4 * rows * (heads / tensor * (width + value_width)) as u64;
+            let once = (context as u64 - 1) * (keys + 8 * rows);
+            let each = 2 * once + context as u64 * keys;
+            assert_eq!(permutes.moved_bytes().expect("no filter"), cases.len() as u64 * each, "{ledger}");
+            check(&results(&graph, &options), &plain, 1e-5, &format!("{data}, {tensor}, {context}"));
+        }
     }
 }
 

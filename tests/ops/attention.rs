@@ -5,11 +5,17 @@ use meshloom::ops::*;
 
 use crate::harness::*;
 
-const PLAIN: AttentionForm =
-    AttentionForm { scale: Number::new(0.5), softcap: None, causal: true, window: None, order: PlaceOrder::Index };
+const PLAIN: AttentionForm = AttentionForm {
+    scale: Number::new(0.5),
+    softcap: None,
+    causal: true,
+    window: None,
+    order: PlaceOrder::Index,
+    exchange: KeyExchange::Gather,
+};
 
 /// Forms, each with as many segments as rows are cut into.
-fn forms() -> [(AttentionForm, usize); 6] {
+fn forms() -> [(AttentionForm, usize); 7] {
     [
         (PLAIN, 1),
         (PLAIN, 2),
@@ -17,6 +23,7 @@ fn forms() -> [(AttentionForm, usize); 6] {
         (AttentionForm { causal: false, order: PlaceOrder::Any, ..PLAIN }, 2),
         (AttentionForm { softcap: Some(Number::new(0.7)), ..PLAIN }, 1),
         (AttentionForm { window: Some(3), order: PlaceOrder::Any, ..PLAIN }, 2),
+        (AttentionForm { exchange: KeyExchange::Ring, ..PLAIN }, 2),
     ]
 }
 

@@ -106,6 +106,7 @@ impl Variant {
             scan_layers: self.scanned,
             remat: self.remat.clone(),
             pipeline: None,
+            exchange: meshloom::ops::KeyExchange::Gather,
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

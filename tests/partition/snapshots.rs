@@ -31,6 +31,7 @@ fn model() -> DecoderConfig {
         scan_layers: true,
         remat: RematPolicy::None,
         pipeline: None,
+        exchange: meshloom::ops::KeyExchange::Gather,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
         z_loss: 0.0,

@@ -42,6 +42,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         scan_layers,
         remat,
         pipeline: None,
+        exchange: meshloom::ops::KeyExchange::Gather,
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
         z_loss: 0.0,

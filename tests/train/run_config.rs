@@ -175,6 +175,7 @@ fn round_trip() {
     [kernels]
     attention = "auto"
     experts = "auto"
+    context = "gather"
 
     [partition]
     mode = "explicit"
@@ -241,6 +242,7 @@ fn round_trip() {
     [kernels]
     attention = "auto"
     experts = "auto"
+    context = "gather"
 
     [pipeline]
     microbatches = 4

@@ -90,6 +90,7 @@ impl RunConfig {
             scan_layers: model.scan_layers,
             remat: self.remat_policy(),
             pipeline: self.pipeline_of(placement.axis_size("stage"))?,
+            exchange: self.kernels.context,
             rope_theta: model.rope_theta,
             norm_epsilon: model.norm_epsilon,
             z_loss: self.train.z_loss,

@@ -3,7 +3,7 @@
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
 use super::value::{choice, section};
 use meshloom::ir::DType;
-use meshloom::ops::RematPolicy;
+use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -266,6 +266,9 @@ section! {
         /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
         /// for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
+        /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel around
+        /// a ring while they are used (`ring`).
+        context: KeyExchange = KeyExchange::Gather,
     }
 }
 

@@ -84,6 +84,9 @@ impl RunConfig {
         } else if self.model.family == Llama {
             unused.push(("kernels", "experts", is("model.family", self.model.family.name())));
         }
+        if self.model.family == Deepseek {
+            unused.push(("kernels", "context", is("model.family", self.model.family.name())));
+        }
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
         if matches!(platform, Platform::Cuda | Platform::Tpu)

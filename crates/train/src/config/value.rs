@@ -7,7 +7,7 @@ use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
-use meshloom::ops::RematPolicy;
+use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
 
@@ -299,6 +299,7 @@ pub(super) use {bound, choice, named, section};
 
 named! {
     DType: float_types(),
+    KeyExchange: KeyExchange::ALL.into_iter(),
     RematPolicy: policies(),
     Schedule: Schedule::ALL.into_iter(),
     Transport: Transport::ALL.into_iter(),
