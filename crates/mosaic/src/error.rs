@@ -1,7 +1,7 @@
 //! Why a kernel cannot be written.
 
 /// Why a kernel cannot be written.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// Kernels have no elements of that type.
     #[error("kernels for TPUs have no elements of type {element} there, only bf16 and f32")]
@@ -86,3 +86,5 @@ pub enum KernelError {
         problem: String,
     },
 }
+
+meshloom_hlo::debug_is_message!(KernelError);

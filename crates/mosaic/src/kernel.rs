@@ -52,7 +52,8 @@ impl Kernel {
         let Cost { flops, transcendentals, bytes } = self.cost;
         format!(
             "{{\"custom_call_config\":{{\"body\":\"{}\",\"serialization_format\":1,\"needs_layout_passes\":true,\
-             \"cost_estimate\":{{\"flops\":{flops},\"transcendentals\":{transcendentals},\"bytes_accessed\":{bytes}}}}}}}",
+             \"cost_estimate\":{{\"flops\":{flops},\"transcendentals\":{transcendentals},\
+             \"bytes_accessed\":{bytes}}}}}}}",
             base64(self.text.as_bytes())
         )
     }
@@ -72,7 +73,8 @@ impl Kernel {
         let names: Vec<&str> = self.operands.iter().map(|operand| operand.name).collect();
         let _ = writeln!(
             text,
-            "  ROOT kernel = {result} custom-call({}), custom_call_target=\"{CALL_TARGET}\", operand_layout_constraints={{{}}}, backend_config={}\n}}",
+            "  ROOT kernel = {result} custom-call({}), custom_call_target=\"{CALL_TARGET}\", \
+             operand_layout_constraints={{{}}}, backend_config={}\n}}",
             names.join(", "),
             shapes.join(", "),
             self.config()

@@ -10,11 +10,12 @@
 //!
 //! Each pair has flags: [`FIRST`] and [`LAST`] of the pairs of the block that the list is sorted by, [`COMPUTE`] if
 //! there is something to see, [`EDGE`] if places hide something. Every block that the list is sorted by must occur,
-//! else its result is never written. Pairs without flags that repeat the blocks of the pair before cost next to nothing.
+//! else its result is never written. Pairs without flags that repeat the blocks of the pair before cost next to
+//! nothing.
 //!
 //! # Operands and results
-//! All are row-major. `T` queries and `S` keys are whole blocks; keys that only fill a block get a segment that no query
-//! has. The kernels of one call take these, in this order:
+//! All are row-major. `T` queries and `S` keys are whole blocks; keys that only fill a block get a segment that no
+//! query has. The kernels of one call take these, in this order:
 //!
 //! | operand | type | of |
 //! |---|---|---|
@@ -36,13 +37,15 @@
 //! | [`Attention::backward_queries`] | queries | the cotangent of `query` |
 //! | [`Attention::backward_keys`] | keys | the cotangents of `key` and `value` |
 //!
-//! `log_total` is the logarithm of the sum of the exponentials of the scores, and of the sink. A query that sees nothing
-//! gets zeros, and a `log_total` of about [`LOWEST`] (with sinks, the sink). `flow` is the sum of `mixed * cotangent` over
-//! the width, less the cotangent of `log_total`. The cotangent of a sink is `-sum(exp(sink - log_total) * flow)`.
+//! `log_total` is the logarithm of the sum of the exponentials of the scores, and of the sink. A query that sees
+//! nothing gets zeros, and a `log_total` of about [`LOWEST`] (with sinks, the sink). `flow` is the sum of `mixed *
+//! cotangent` over the width, less the cotangent of `log_total`. The cotangent of a sink is `-sum(exp(sink - log_total)
+//! * flow)`.
 //!
 //! # How
 //! Scores are computed transposed, keys by queries. So what belongs to a query, such as its highest score, lies along
-//! lanes: as `[1, T]` it fills memory, where `[T, 1]` would be padded to 128 lanes; and it meets all keys without moving.
+//! lanes: as `[1, T]` it fills memory, where `[T, 1]` would be padded to 128 lanes; and it meets all keys without
+//! moving.
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691; the
 //! sinks: Xiao et al., arXiv 2309.17453, as gpt-oss has them.

@@ -1,12 +1,12 @@
 //! Products of matrices over groups of rows: what routed experts need.
 //!
-//! Rows lie sorted by group: group `g` has the rows from `bounds[g]` to `bounds[g + 1]`. Groups may be empty, and need not
-//! be made of whole blocks. Rows before `bounds[0]` and from `bounds[groups]` on are in no group.
+//! Rows lie sorted by group: group `g` has the rows from `bounds[g]` to `bounds[g + 1]`. Groups may be empty, and need
+//! not be made of whole blocks. Rows before `bounds[0]` and from `bounds[groups]` on are in no group.
 //!
 //! # Which blocks are computed
-//! A kernel goes through a list of visits, in scalar memory: a block of rows and a group that has rows in it. The list is
-//! an operand, so it may be computed on the device from the sizes of the groups; its length [`Grouped::visit_count`] is
-//! enough for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host.
+//! A kernel goes through a list of visits, in scalar memory: a block of rows and a group that has rows in it. The list
+//! is an operand, so it may be computed on the device from the sizes of the groups; its length [`Grouped::visit_count`]
+//! is enough for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host.
 //!
 //! | flag | [`Grouped::by_rows`] | [`Grouped::by_groups`] |
 //! |---|---|---|
@@ -15,9 +15,9 @@
 //! | [`LAST`] | | the last visit of a group: its result is written |
 //!
 //! Visits of [`Grouped::by_rows`] are sorted by block. Every block must be visited: one without rows of any group has a
-//! visit with [`FIRST`] alone, so that **rows of no group are zero**. Visits of [`Grouped::by_groups`] are sorted by group. Every
-//! group must be visited: an empty one has a visit with [`FIRST`] and [`LAST`], so that its matrix is zero. Visits
-//! without flags that repeat the block and group before fill the list.
+//! visit with [`FIRST`] alone, so that **rows of no group are zero**. Visits of [`Grouped::by_groups`] are sorted by
+//! group. Every group must be visited: an empty one has a visit with [`FIRST`] and [`LAST`], so that its matrix is
+//! zero. Visits without flags that repeat the block and group before fill the list.
 //!
 //! # Operands and results
 //! All are row-major.
@@ -159,8 +159,8 @@ impl Grouped {
         }
     }
 
-    /// The kernel of `[rows, inner] x [groups, inner, columns] -> [rows, columns]`: each row times the matrix of its group.
-    /// With `transposed`, matrices are `[groups, columns, inner]`. `visits` is the length of the list.
+    /// The kernel of `[rows, inner] x [groups, inner, columns] -> [rows, columns]`: each row times the matrix of its
+    /// group. With `transposed`, matrices are `[groups, columns, inner]`. `visits` is the length of the list.
     ///
     /// # Errors
     /// [`KernelError`] where shapes and blocks do not fit.

@@ -41,8 +41,8 @@ impl Visits {
 impl Grouped {
     /// A length of lists that is enough for groups of any sizes.
     pub fn visit_count(&self) -> usize {
-        // Ranges that follow each other meet a block more than the rows have for each boundary between them; there may be
-        // one of no group at either end.
+        // Ranges that follow each other meet a block more than the rows have for each boundary between them; there may
+        // be one of no group at either end.
         self.rows / self.blocks.rows.max(1) + self.groups + 1
     }
 

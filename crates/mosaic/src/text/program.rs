@@ -201,8 +201,9 @@ impl Program {
     /// Writes the module.
     ///
     /// # Errors
-    /// [`KernelError::Blocks`] and [`KernelError::Tiles`] where blocks do not fit arrays or the chip, [`KernelError::Scalars`] if
-    /// scalar memory is too small, [`KernelError::Empty`] for a grid without steps, and [`KernelError::Body`] for a mistake in a body.
+    /// [`KernelError::Blocks`] and [`KernelError::Tiles`] where blocks do not fit arrays or the chip,
+    /// [`KernelError::Scalars`] if scalar memory is too small, [`KernelError::Empty`] for a grid without steps, and
+    /// [`KernelError::Body`] for a mistake in a body.
     pub fn write(&self, body: impl FnOnce(&mut Body, &Refs)) -> Result<Written, KernelError> {
         self.check()?;
         let mut types = BTreeMap::new();
@@ -286,7 +287,8 @@ impl Program {
         let (scalars, scratch) = (self.scalars.len(), self.scratch.len());
         format!(
             ",\n    iteration_bounds = array<i64: {bounds}>,\n    dimension_semantics = [{semantics}],\n    \
-             scalar_prefetch = {scalars} : i64, scratch_operands = {scratch} : i64, tpu.core_type = #tpu.core_type<tc>,\n    \
+             scalar_prefetch = {scalars} : i64, scratch_operands = {scratch} : i64,\n    \
+             tpu.core_type = #tpu.core_type<tc>,\n    \
              window_params = [\n      {windows}]"
         )
     }
@@ -326,7 +328,8 @@ impl Program {
         // Arguments are the first values of a body.
         let named: Vec<String> = argument_types.iter().enumerate().map(|(id, ty)| format!("%{id}: {ty}")).collect();
         Ok(format!(
-            "  \"stable_mosaic.func.func\"() ({{\n  ^bb0({}):\n{}  }}) {{sym_name = \"{name}\", function_type = ({}) -> ({}){attributes}}} : () -> ()\n",
+            "  \"stable_mosaic.func.func\"() ({{\n  ^bb0({}):\n{}  }}) {{sym_name = \"{name}\", \
+             function_type = ({}) -> ({}){attributes}}} : () -> ()\n",
             named.join(", "),
             body.into_text(),
             argument_types.join(", "),
