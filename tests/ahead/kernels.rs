@@ -9,11 +9,13 @@ use meshloom_mosaic::grouped::{self, Grouped};
 use meshloom_mosaic::{CALL_TARGET, Kernel};
 use prost::Message;
 use support::ahead_of_time::topology;
+use support::some_of;
 
 fn compiles(target: &str, what: &str, kernel: &Kernel) {
-    let module = parse(&kernel.module("kernel")).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let options = CompileOptions::default();
-    let compiled = ahead_of_time::compile(&topology(target), &module.encode_to_vec(), &options, &Settings::default());
+    let parsed = parse(&kernel.module("kernel")).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let module = parsed.hlo_module.expect("a module").encode_to_vec();
+    let settings = Settings::default();
+    let compiled = ahead_of_time::compile(&topology(target), &module, &CompileOptions::default(), &settings);
     let compiled = compiled.unwrap_or_else(|error| panic!("{what}: {error}"));
     let optimized = compiled.optimized_hlo().and_then(OptimizedProgram::decode);
     let optimized = optimized.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -53,21 +55,26 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
     }
 }
 
-/// Attention for the widths that models have: with all options; and the products of groups.
+/// Attention for the widths that models have, with all options, and the products of groups; a share of them, or with
+/// `MESHLOOM_EVERY_CASE=1` all.
 pub fn compile(target: &str) {
     attention(target, "attention without options", &of_widths(DType::BF16, 128, 128, false));
-    for (dtype, width, value_width) in [
+    let widths = [
+        (DType::BF16, 192, 128),
         (DType::BF16, 64, 64),
         (DType::BF16, 128, 128),
-        (DType::BF16, 192, 128),
-        (DType::BF16, 256, 256),
-        (DType::F32, 128, 128),
+        (DType::BF16, 512, 512),
         (DType::F32, 256, 256),
-    ] {
+        (DType::F32, 128, 128),
+        (DType::BF16, 256, 256),
+        (DType::F32, 512, 512),
+    ];
+    for (dtype, width, value_width) in some_of(widths, 4) {
         let what = format!("attention of {dtype:?}, {width} and {value_width} wide");
         attention(target, &what, &of_widths(dtype, width, value_width, true));
     }
-    for (dtype, inner, columns) in [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)] {
+    let sizes = [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)];
+    for (dtype, inner, columns) in some_of(sizes, 2) {
         let blocks = grouped::Blocks::new(dtype, 4096, inner, columns, 8);
         let of = Grouped { dtype, rows: 4096, inner, columns, groups: 8, blocks };
         let count = of.visit_count();

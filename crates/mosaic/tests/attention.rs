@@ -398,7 +398,7 @@ fn the_reference_has_the_right_slopes() {
     let slopes = reference(&of, &input).cotangents;
     for (index, slopes) in slopes.iter().enumerate() {
         let direction = Random::new(23).array(DType::F32, &[slopes.len()]);
-        // Steps of a power of two, and few digits, so that `f32` holds every sum.
+        // In `f64`, which holds small steps.
         let moved = |step: f64| {
             let mut input = Input::new(&of, 11);
             let operand =
@@ -414,6 +414,30 @@ fn the_reference_has_the_right_slopes() {
             (measured - expected).abs() <= 1e-6 * expected.abs().max(1.0),
             "operand {index}: {measured} against {expected}"
         );
+    }
+}
+
+/// The gradient of sinks is what the documentation says: `-sum(exp(sink - log_total) * flow)`.
+#[test]
+fn the_gradient_of_sinks_is_as_documented() {
+    let of = Attention { causal: true, sinks: true, ..plain(DType::F32, 16, 16) };
+    let input = || Input::new(&of, 11);
+    let Output { mixed, log_total, .. } = reference(&of, &input());
+    let given = input().cotangent;
+    for head in 0..of.heads {
+        let sink = input().sinks[head];
+        let flow =
+            |row: usize| dot(&mixed[row * of.value_width..][..of.value_width], &given.data()[row * of.value_width..]);
+        let rows = head * of.queries..(head + 1) * of.queries;
+        let expected: f64 = rows.map(|row| -(sink - log_total[row]).exp() * flow(row)).sum();
+        let moved = |step: f64| {
+            let mut input = input();
+            input.sinks[head] += step;
+            dot(&reference(&of, &input).mixed, given.data())
+        };
+        let measured = (moved(1e-4) - moved(-1e-4)) / 2e-4;
+        let near = 1e-6 * expected.abs().max(1.0);
+        assert!((measured - expected).abs() <= near, "head {head}: {measured} against {expected}");
     }
 }
 

@@ -38,9 +38,9 @@
 //! | [`Attention::backward_keys`] | keys | the cotangents of `key` and `value` |
 //!
 //! `log_total` is the logarithm of the sum of the exponentials of the scores, and of the sink. A query that sees
-//! nothing gets zeros, and a `log_total` of about [`LOWEST`] (with sinks, the sink). `flow` is the sum of `mixed *
-//! cotangent` over the width, less the cotangent of `log_total`. The cotangent of a sink is `-sum(exp(sink - log_total)
-//! * flow)`.
+//! nothing gets zeros, and a `log_total` of about [`LOWEST`] (with sinks, the sink). `flow` is the sum of
+//! `mixed * cotangent` over the width, less the cotangent of `log_total`. The cotangent of a head's sink is
+//! `-sum(exp(sink - log_total) * flow)` over its queries.
 //!
 //! # How
 //! Scores are computed transposed, keys by queries. So what belongs to a query, such as its highest score, lies along

@@ -41,8 +41,7 @@ impl Visits {
 impl Grouped {
     /// A length of lists that is enough for groups of any sizes.
     pub fn visit_count(&self) -> usize {
-        // Ranges that follow each other meet a block more than the rows have for each boundary between them; there may
-        // be one of no group at either end.
+        // Each end of a group inside a block makes that block one more visit; rows of no group may stand at both ends.
         self.rows / self.blocks.rows.max(1) + self.groups + 1
     }
 
