@@ -6,6 +6,7 @@
 //! The harness is not libtest, which cannot tell at run time that a test is ignored.
 
 mod figures;
+mod kernels;
 mod platforms;
 mod profilers;
 mod programs;
@@ -63,6 +64,10 @@ fn trials() -> Vec<Trial> {
         let platform = kind.name();
         trials.push(on(platform, "memory_figures_are_written", move || figures::written(kind)).with_ignored_flag(true));
         trials.push(on(platform, "memory_figures_are_kept", move || figures::kept(kind)));
+    }
+    for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"] {
+        let kind = target.split(':').next().unwrap_or(target);
+        trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || kernels::compile(target)));
     }
     for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {
         trials.extend([

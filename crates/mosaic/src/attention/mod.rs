@@ -1,0 +1,436 @@
+//! Attention over blocks of queries and keys, with grouped heads: the forward pass and its gradient.
+//!
+//! Query head `h` uses key head `h / (heads / kv_heads)`. A query sees the keys of its own segment, at places that
+//! [`Attention::causal`] and [`Attention::window`] admit. Scores, weights and sums are `f32`.
+//!
+//! # Which blocks are computed
+//! A kernel goes through a list of pairs of blocks, in scalar memory: nothing is fetched or computed for other pairs.
+//! The list is an operand, so devices may have different ones of the same length. [`Attention::pairs`] makes it on the
+//! host from the places of the first token of each block. Within a block, places go up by one.
+//!
+//! Each pair has flags: [`FIRST`] and [`LAST`] of the pairs of the block that the list is sorted by, [`COMPUTE`] if
+//! there is something to see, [`EDGE`] if places hide something. Every block that the list is sorted by must occur,
+//! else its result is never written. Pairs without flags that repeat the blocks of the pair before cost next to
+//! nothing.
+//!
+//! # Operands and results
+//! All are row-major. `T` queries and `S` keys are whole blocks; keys that only fill a block get a segment that no
+//! query has. The kernels of one call take these, in this order:
+//!
+//! | operand | type | of |
+//! |---|---|---|
+//! | `query_block`, `key_block`, `flags` | `s32[pairs]` | all |
+//! | `query_start` | `s32[T / query block]` | all |
+//! | `key_start` | `s32[S / key block]` | all |
+//! | `query` | `[batch, heads, T, width]` | all |
+//! | `key` | `[batch, kv_heads, S, width]` | all |
+//! | `value` | `[batch, kv_heads, S, value_width]` | all |
+//! | `query_segments` | `s32[batch, 1, T]` | all, with [`Attention::segments`] |
+//! | `key_segments` | `s32[batch, S, 1]` | all, with [`Attention::segments`] |
+//! | `sinks` | `f32[heads, 1, 1]` | forward, with [`Attention::sinks`] |
+//! | `cotangent` | that of `mixed` | backward |
+//! | `log_total`, `flow` | `f32[batch, heads, 1, T]` | backward |
+//!
+//! | kernel | pairs sorted by | results |
+//! |---|---|---|
+//! | [`Attention::forward`] | queries | `mixed [batch, heads, T, value_width]`, `log_total f32[batch, heads, 1, T]` |
+//! | [`Attention::backward_queries`] | queries | the cotangent of `query` |
+//! | [`Attention::backward_keys`] | keys | the cotangents of `key` and `value` |
+//!
+//! `log_total` is the logarithm of the sum of the exponentials of the scores, and of the sink. A query that sees
+//! nothing gets zeros, and a `log_total` of about [`LOWEST`] (with sinks, the sink). `flow` is the sum of
+//! `mixed * cotangent` over the width, less the cotangent of `log_total`. The cotangent of a head's sink is
+//! `-sum(exp(sink - log_total) * flow)` over its queries.
+//!
+//! # How
+//! Scores are computed transposed, keys by queries. So what belongs to a query, such as its highest score, lies along
+//! lanes: as `[1, T]` it fills memory, where `[T, 1]` would be padded to 128 lanes; and it meets all keys without
+//! moving.
+//!
+//! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691; the
+//! sinks: Xiao et al., arXiv 2309.17453, as gpt-oss has them.
+
+mod backward;
+mod forward;
+mod pairs;
+
+use meshloom_hlo::DType;
+
+use crate::text::{Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, Value, Window};
+use crate::{Cost, KernelError};
+
+pub use pairs::{COMPUTE, EDGE, FIRST, LAST, Order, Pairs};
+
+/// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.
+pub const UNSEEN: f32 = -1e30;
+
+/// The highest score of a query counts as this at least. It is so far above [`UNSEEN`] that the exponential of what is
+/// not seen is zero, also for a query that sees nothing.
+pub const LOWEST: f32 = -1e25;
+
+/// How many queries and keys a block has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocks {
+    /// Queries: a multiple of 128, or all.
+    pub query: usize,
+    /// Keys: a multiple of 16 (8 for `f32`), or all.
+    pub key: usize,
+}
+
+impl Blocks {
+    /// Blocks that all kernels compile with for every TPU from v4 on, for these widths of heads. `queries` and `keys`
+    /// are the lengths before padding: blocks are chosen so that little padding is needed.
+    pub fn new(dtype: DType, width: usize, value_width: usize, queries: usize, keys: usize) -> Blocks {
+        let limit = match (dtype, width.max(value_width)) {
+            (DType::BF16, ..=256) => 512,
+            (DType::BF16, _) | (_, ..=128) => 256,
+            _ => 128,
+        };
+        Blocks { query: block(limit, queries), key: block(limit, keys) }
+    }
+
+    /// A number of queries rounded up to whole blocks.
+    pub const fn padded_queries(&self, queries: usize) -> usize {
+        queries.next_multiple_of(self.query)
+    }
+
+    /// A number of keys rounded up to whole blocks.
+    pub const fn padded_keys(&self, keys: usize) -> usize {
+        keys.next_multiple_of(self.key)
+    }
+}
+
+/// The size up to a limit that pads a length least; of several, the largest. Small blocks cost more than padding, so
+/// half the limit is the least.
+fn block(limit: usize, length: usize) -> usize {
+    let whole = length.max(1).next_multiple_of(128);
+    let sizes = (limit / 2..=limit).rev().filter(|size| size % 128 == 0);
+    if whole <= limit { whole } else { sizes.min_by_key(|size| length.next_multiple_of(*size)).unwrap_or(128) }
+}
+
+/// An attention whose kernels can be written. See the [module](self) for operands and results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// The type of queries, keys, values and results but `log_total`: `bf16` or `f32`.
+    pub dtype: DType,
+    /// Number of independent attentions.
+    pub batch: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
+    /// Queries `T`, a multiple of the block's.
+    pub queries: usize,
+    /// Keys `S`, a multiple of the block's.
+    pub keys: usize,
+    /// Width of a query and of a key.
+    pub width: usize,
+    /// Width of a value.
+    pub value_width: usize,
+    /// The sizes of blocks.
+    pub blocks: Blocks,
+    /// Factor of the products of queries and keys.
+    pub scale: f32,
+    /// Whether a query sees no key at a later place.
+    pub causal: bool,
+    /// How far back a query sees: less than so many places.
+    pub window: Option<usize>,
+    /// Scaled scores `s` become `cap * tanh(s / cap)`.
+    pub softcap: Option<f32>,
+    /// Whether there are segments.
+    pub segments: bool,
+    /// Whether each head has one more score, which weighs no value.
+    pub sinks: bool,
+}
+
+impl Attention {
+    /// Query heads that share a key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads.max(1)
+    }
+
+    fn element(&self) -> Result<Element, KernelError> {
+        match self.dtype {
+            DType::BF16 => Ok(Element::Bf16),
+            DType::F32 => Ok(Element::F32),
+            other => Err(KernelError::Element { element: other.name() }),
+        }
+    }
+
+    fn check(&self) -> Result<(), KernelError> {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(KernelError::Heads { heads: self.heads, kv_heads: self.kv_heads });
+        }
+        let range =
+            |what, actual: f32, expected| Err(KernelError::Range { what, actual: actual.to_string(), expected });
+        match self.softcap {
+            Some(cap) if !(cap > 0.0 && cap.is_finite()) => return range("the softcap", cap, "greater than 0"),
+            _ if !self.scale.is_finite() => return range("the scale", self.scale, "finite"),
+            _ => {}
+        }
+        if self.window.is_some_and(|window| window == 0 || i32::try_from(window).is_err()) {
+            let actual = self.window.unwrap_or_default().to_string();
+            return Err(KernelError::Range { what: "the window", actual, expected: "from 1 to 2^31 - 1" });
+        }
+        if self.blocks.query == 0 || self.blocks.key == 0 {
+            return Err(KernelError::Range { what: "a block", actual: "0".into(), expected: "at least 1" });
+        }
+        Ok(())
+    }
+
+    /// Whether places hide anything.
+    const fn has_places(&self) -> bool {
+        self.causal || self.window.is_some()
+    }
+
+    /// The cost of a kernel that computes `products` numbers for each score, and fetches `fetched` bytes for each pair.
+    fn cost(&self, pairs: usize, products: usize, fetched: usize, resident: usize) -> Cost {
+        let steps = (self.batch * self.heads * pairs) as u64;
+        let scores = steps * (self.blocks.query * self.blocks.key) as u64;
+        Cost {
+            flops: 2 * scores * products as u64,
+            transcendentals: scores * (1 + u64::from(self.softcap.is_some())),
+            bytes: steps * fetched as u64 + resident as u64,
+        }
+    }
+}
+
+/// The grid's axes of heads and pairs.
+#[derive(Clone, Copy)]
+struct Axes {
+    group: usize,
+    pair: usize,
+    group_size: usize,
+}
+
+impl Axes {
+    /// The query head of a step.
+    fn head(self, b: &mut Body, grid: &Grid) -> Value {
+        let size = b.int(self.group_size as i32);
+        let first = b.mul(&grid.axes[1], &size);
+        b.add(&first, &grid.axes[self.group])
+    }
+
+    /// The block of a step, by its list.
+    fn block(self, b: &mut Body, grid: &Grid, list: Argument) -> Value {
+        b.scalar(&grid[list], &grid.axes[self.pair])
+    }
+}
+
+/// A kernel of attention while it is put together: what all of them have.
+struct Call<'a> {
+    of: &'a Attention,
+    element: Element,
+    axes: Axes,
+    program: Program,
+    lists: Lists,
+    query: Argument,
+    key: Argument,
+    value: Argument,
+    segments: Option<[Argument; 2]>,
+}
+
+/// The prefetched scalars.
+#[derive(Clone, Copy)]
+struct Lists {
+    query_block: Argument,
+    key_block: Argument,
+    flags: Argument,
+    query_start: Argument,
+    key_start: Argument,
+}
+
+/// What is computed of a pair of blocks, `[keys, queries]`.
+struct Scores {
+    /// The scores, [`UNSEEN`] where nothing is seen.
+    masked: Value,
+    /// The hyperbolic tangents of the softcap.
+    bent: Option<Value>,
+}
+
+impl<'a> Call<'a> {
+    /// The kernel with the operands that all have.
+    fn new(of: &'a Attention, name: &'static str, order: Order, pairs: usize) -> Result<Call<'a>, KernelError> {
+        of.check()?;
+        let element = of.element()?;
+        let group_size = of.group();
+        let (parallel, sequential) = (Axis::Parallel, Axis::Sequential);
+        let (grid, axes) = match order {
+            Order::Queries => {
+                let grid = [parallel(of.batch), parallel(of.kv_heads), parallel(group_size), sequential(pairs)];
+                (grid, Axes { group: 2, pair: 3, group_size })
+            }
+            // A block of keys adds up all queries of all heads that share it.
+            Order::Keys => {
+                let grid = [parallel(of.batch), parallel(of.kv_heads), sequential(pairs), sequential(group_size)];
+                (grid, Axes { group: 3, pair: 2, group_size })
+            }
+        };
+        let mut program = Program::new(name, &grid);
+        let lists = Lists {
+            query_block: program.scalars("query_block", pairs),
+            key_block: program.scalars("key_block", pairs),
+            flags: program.scalars("flags", pairs),
+            query_start: program.scalars("query_start", of.queries / of.blocks.query),
+            key_start: program.scalars("key_start", of.keys / of.blocks.key),
+        };
+        let query = program.input(by_query(of, axes, lists, "query", element, of.width));
+        let key = program.input(by_key(of, axes, lists, "key", element, of.width));
+        let value = program.input(by_key(of, axes, lists, "value", element, of.value_width));
+        let segments = of.segments.then(|| segment_windows(of, axes, lists).map(|window| program.input(window)));
+        Ok(Call { of, element, axes, program, lists, query, key, value, segments })
+    }
+
+    /// A window on an array of queries.
+    fn by_query(&self, name: &'static str, width: usize) -> Window {
+        by_query(self.of, self.axes, self.lists, name, self.element, width)
+    }
+
+    /// A window on an array of keys.
+    fn by_key(&self, name: &'static str, width: usize) -> Window {
+        by_key(self.of, self.axes, self.lists, name, self.element, width)
+    }
+
+    /// A window on a number for each query of each head, `f32[batch, heads, 1, queries]`.
+    fn of_query(&self, name: &'static str) -> Window {
+        let (of, axes, list) = (self.of, self.axes, self.lists.query_block);
+        let (dims, block) = ([of.batch, of.heads, 1, of.queries], [1, 1, 1, of.blocks.query]);
+        Window::new(name, Element::F32, &dims, &block, move |b, grid| {
+            let (head, block, zero) = (axes.head(b, grid), axes.block(b, grid, list), b.int(0));
+            vec![grid.axes[0].clone(), head, zero, block]
+        })
+    }
+
+    /// Runs `step` for a pair that there is something to see in, with the places compared only where they matter.
+    fn compute(of: &Attention, b: &mut Body, flags: &Value, step: impl Fn(&mut Body, bool)) {
+        let is_seen = b.has_bits(flags, COMPUTE);
+        b.when(&is_seen, |b| {
+            if !of.has_places() {
+                return step(b, false);
+            }
+            let (bits, none) = (b.int(EDGE), b.int(0));
+            let edge = b.and(flags, &bits);
+            let is_edge = b.compare(Comparison::Unequal, &edge, &none);
+            b.when(&is_edge, |b| step(b, true));
+            let is_inner = b.compare(Comparison::Equal, &edge, &none);
+            b.when(&is_inner, |b| step(b, false));
+        });
+    }
+}
+
+/// The parts of a call that a body needs, when the program is being written.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    of: &'a Attention,
+    axes: Axes,
+    lists: Lists,
+    operands: [Argument; 3],
+    segments: Option<[Argument; 2]>,
+}
+
+impl<'a> Step<'a> {
+    fn new(call: &Call<'a>) -> Step<'a> {
+        let operands = [call.query, call.key, call.value];
+        Step { of: call.of, axes: call.axes, lists: call.lists, operands, segments: call.segments }
+    }
+
+    fn dims(&self) -> [usize; 2] {
+        [self.of.blocks.key, self.of.blocks.query]
+    }
+
+    fn flags(&self, b: &mut Body, refs: &Refs) -> Value {
+        b.scalar(&refs[self.lists.flags], &refs.grid.axes[self.axes.pair])
+    }
+
+    /// The scores of a pair.
+    fn scores(&self, b: &mut Body, refs: &Refs, is_edge: bool) -> Scores {
+        let [query, key] = [0, 1].map(|index| b.load(&refs[self.operands[index]]));
+        let start = b.full(0.0, &self.dims());
+        let products = b.product(Product::RightTransposed, &key, &query, &start);
+        let scale = b.float(self.of.scale);
+        let scaled = b.mul(&products, &scale);
+        let (scores, bent) = match self.of.softcap {
+            Some(cap) => {
+                let (factor, inverse) = (b.float(cap), b.float(cap.recip()));
+                let small = b.mul(&scaled, &inverse);
+                let bent = b.tanh(&small);
+                (b.mul(&bent, &factor), Some(bent))
+            }
+            None => (scaled, None),
+        };
+        let masked = match self.seen(b, refs, is_edge) {
+            Some(seen) => {
+                let unseen = b.float(UNSEEN);
+                b.select(&seen, &scores, &unseen)
+            }
+            None => scores,
+        };
+        Scores { masked, bent }
+    }
+
+    /// Which keys are seen by which queries; `None` if all are.
+    fn seen(&self, b: &mut Body, refs: &Refs, is_edge: bool) -> Option<Value> {
+        let mut tests = Vec::new();
+        if let Some(segments) = self.segments {
+            let [query, key] = segments.map(|segments| b.load(&refs[segments]));
+            tests.push(b.compare(Comparison::Equal, &key, &query));
+        }
+        if is_edge {
+            let distance = self.distance(b, refs);
+            if self.of.causal {
+                let zero = b.int(0);
+                tests.push(b.compare(Comparison::AtLeast, &distance, &zero));
+            }
+            if let Some(window) = self.of.window {
+                let window = b.int(i32::try_from(window).unwrap_or(i32::MAX));
+                tests.push(b.compare(Comparison::Less, &distance, &window));
+            }
+        }
+        tests.into_iter().reduce(|a, c| b.and(&a, &c))
+    }
+
+    /// How many places each query stands behind each key, `i32`.
+    fn distance(&self, b: &mut Body, refs: &Refs) -> Value {
+        let Lists { query_block, key_block, query_start, key_start, .. } = self.lists;
+        let start = |b: &mut Body, list, starts| {
+            let block = self.axes.block(b, &refs.grid, list);
+            b.scalar(&refs[starts], &block)
+        };
+        let (query, key) = (start(b, query_block, query_start), start(b, key_block, key_start));
+        let apart = b.sub(&query, &key);
+        let [key, query] = [0, 1].map(|dimension| b.iota(&self.dims(), dimension));
+        let within = b.sub(&query, &key);
+        b.add(&within, &apart)
+    }
+}
+
+fn by_query(of: &Attention, axes: Axes, lists: Lists, name: &'static str, element: Element, width: usize) -> Window {
+    let (dims, block) = ([of.batch, of.heads, of.queries, width], [1, 1, of.blocks.query, width]);
+    Window::new(name, element, &dims, &block, move |b, grid| {
+        let (head, block, zero) = (axes.head(b, grid), axes.block(b, grid, lists.query_block), b.int(0));
+        vec![grid.axes[0].clone(), head, block, zero]
+    })
+}
+
+fn by_key(of: &Attention, axes: Axes, lists: Lists, name: &'static str, element: Element, width: usize) -> Window {
+    let (dims, block) = ([of.batch, of.kv_heads, of.keys, width], [1, 1, of.blocks.key, width]);
+    Window::new(name, element, &dims, &block, move |b, grid| {
+        let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
+        vec![grid.axes[0].clone(), grid.axes[1].clone(), block, zero]
+    })
+}
+
+/// Windows on the segments of queries, a row, and of keys, a column: so they meet as the scores do.
+fn segment_windows(of: &Attention, axes: Axes, lists: Lists) -> [Window; 2] {
+    let (query, key) = (of.blocks.query, of.blocks.key);
+    [
+        Window::new("query_segments", Element::I32, &[of.batch, 1, of.queries], &[1, 1, query], move |b, grid| {
+            let (block, zero) = (axes.block(b, grid, lists.query_block), b.int(0));
+            vec![grid.axes[0].clone(), zero, block]
+        }),
+        Window::new("key_segments", Element::I32, &[of.batch, of.keys, 1], &[1, key, 1], move |b, grid| {
+            let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
+            vec![grid.axes[0].clone(), block, zero]
+        }),
+    ]
+}

@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+// A library neither panics nor prints. Its unit tests may.
+#![cfg_attr(
+    not(test),
+    warn(clippy::panic, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)
+)]
+
+pub mod text;
+pub mod attention;
+pub mod grouped;
+pub mod interpret;
+mod error;
+mod kernel;
+
+pub use error::KernelError;
+pub use kernel::{CALL_TARGET, Cost, Kernel, Operand};
