@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Kernels, blockwise};
+use super::{Kernels, blockwise, mosaic};
 use crate::ir::{Graph, GraphCopy, NodeRef, TensorType};
 use crate::ops::Op;
 use crate::trace::TraceError;
@@ -105,8 +105,14 @@ impl Expansion<'_> {
             return Ok(found.clone());
         }
         let found = match &call {
-            (Op::Attention(op), types) => blockwise::attention(op, types, self.kernels)?,
-            (Op::AttentionGradient(op), types) => blockwise::attention_gradient(op, types, self.kernels)?,
+            (Op::Attention(op), types) => match mosaic::attention(op, types, self.kernels)? {
+                None => blockwise::attention(op, types, self.kernels)?,
+                found => found,
+            },
+            (Op::AttentionGradient(op), types) => match mosaic::attention_gradient(op, types, self.kernels)? {
+                None => blockwise::attention_gradient(op, types, self.kernels)?,
+                found => found,
+            },
             _ => None,
         };
         let (implementation, how) = match &found {

@@ -11,11 +11,13 @@
 //! |---|---|---|---|
 //! | attention | [`AttentionKernel::Plain`] | every platform | all scores, `[queries, keys]` |
 //! | attention | [`AttentionKernel::Blockwise`] | every platform | the scores of a block |
+//! | attention | [`AttentionKernel::Mosaic`] | TPU | nothing beside its operands and results |
 //! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
 //! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
 
 mod blockwise;
 mod expand;
+mod mosaic;
 mod table;
 
 pub use expand::{KernelUse, expand};

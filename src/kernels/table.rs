@@ -10,6 +10,8 @@ meshloom_hlo::words! {
         Plain = "plain",
         /// A loop over blocks of queries and keys, with a softmax that is corrected as blocks come.
         Blockwise = "blockwise",
+        /// Kernels of ours for TPU, as Mosaic text. Attention that they do not compute is computed blockwise.
+        Mosaic = "mosaic",
     }
 }
 
@@ -60,7 +62,11 @@ impl Kernels {
 
     /// Those that a platform computes fastest with.
     pub fn on(platform: &Platform) -> Kernels {
-        Kernels::portable(platform.kind())
+        let portable = Kernels::portable(platform.kind());
+        match platform.kind() {
+            PlatformKind::Tpu => Kernels { attention: AttentionKernel::Mosaic, ..portable },
+            PlatformKind::Cpu | PlatformKind::Cuda => portable,
+        }
     }
 
     /// The forms that hold everything at once: what other implementations are compared with, and what XLA can

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::ir::DType::{self, BF16, F32, S32};
 use meshloom::ir::{Graph, Literal};
-use meshloom::kernels::{Blocks, Kernels};
+use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
 use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
 use meshloom::partition::CollectiveKind;
+use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, Tensor, TensorSpec, attention_over, iota, value_and_grad_aux};
 use support::eight_devices::{compile, relative_error};
+use support::interpret::interpret;
 
 /// Batch, heads of keys, query heads for each, length, width of queries and of values.
 type Shape = [usize; 6];
@@ -124,6 +126,24 @@ fn equal_to_the_plain_form() {
             let options = LowerOptions { kernels: blockwise(queries, keys), ..LowerOptions::default() };
             check(&results(&graph, &options), &expected, 1e-5, &format!("{shape:?} in blocks of {queries} x {keys}"));
         }
+    }
+}
+
+/// Kernels for TPU, with all that stands around them: their text is interpreted.
+#[test]
+fn mosaic_is_equal_to_the_plain_form() {
+    let kernels = Kernels { attention: AttentionKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
+    let options = LowerOptions { kernels, ..LowerOptions::default() };
+    let plain = LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() };
+    let shapes: [(Shape, DType, f64); 3] =
+        [([2, 1, 2, 40, 8, 8], F32, 1e-5), ([1, 2, 1, 300, 8, 4], F32, 1e-5), ([1, 1, 2, 64, 16, 16], BF16, 2e-2)];
+    for (shape, dtype, bound) in shapes {
+        let graph = program(shape, dtype, &[(CAUSAL, 2), (window(30), 1)]);
+        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+        assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
+        let found: Vec<Vec<f64>> =
+            interpret(lowered.emitted(), &inputs(&graph)).iter().map(Literal::to_f64_vec).collect();
+        check(&found, &results(&graph, &plain), bound, &format!("{shape:?}"));
     }
 }
 

@@ -230,6 +230,7 @@ impl RunConfig {
                 config::AttentionChoice::Auto => auto.attention,
                 config::AttentionChoice::Plain => AttentionKernel::Plain,
                 config::AttentionChoice::Blockwise => AttentionKernel::Blockwise,
+                config::AttentionChoice::Mosaic => AttentionKernel::Mosaic,
             },
             experts: match self.kernels.experts {
                 config::ExpertsChoice::Auto => auto.experts,

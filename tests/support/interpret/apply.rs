@@ -1,10 +1,12 @@
 //! Ops without regions, on host values.
 
-use meshloom::ir::{DType, GraphBuilder, Literal, OpError, PortInfo, TensorType, Value};
+use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
-    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, DotGeneral, Op, Reduce, ReduceKind, Scatter, Threefry,
+    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, Reduce, ReduceKind, Scatter, Threefry,
 };
 use meshloom::passes::evaluate;
+use meshloom_mosaic::CALL_TARGET;
+use meshloom_mosaic::interpret::{self, Array};
 
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, packed, round, unary};
@@ -16,6 +18,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             operands.iter().map(|&literal| literal.clone()).collect()
         }
         Op::Threefry(_) => threefry(operands, types),
+        Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => mosaic(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::AttentionGradient(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         op => {
@@ -39,6 +42,32 @@ fn defined<R: IntoIterator<Item = Value>>(
     let info = vec![PortInfo::default(); outputs.len()];
     let inputs: Vec<Literal> = operands.iter().map(|&literal| literal.clone()).collect();
     super::interpret(&builder.finish(outputs, info), &inputs)
+}
+
+/// What a kernel for TPUs makes of its operands: its text is interpreted.
+fn mosaic(call: &CustomCall, operands: &[&Literal]) -> Vec<Literal> {
+    let config: serde_json::Value = serde_json::from_str(&call.config).expect("a configuration");
+    let body = config["custom_call_config"]["body"].as_str().expect("the kernel");
+    let text = String::from_utf8(from_base64(body)).expect("text");
+    let array = |literal: &&Literal| {
+        let ty = literal.ty();
+        Array::new(ty.dtype, &ty.dims, &literal.to_f64_vec()).expect("an operand")
+    };
+    let operands: Vec<Array> = operands.iter().map(array).collect();
+    let results = interpret::run(&text, &operands, &call.results).unwrap_or_else(|error| panic!("{error}"));
+    let literal = |(array, ty): (&Array, &TensorType)| Literal::from_fn(ty.clone(), |index| array.data()[index]);
+    results.iter().zip(&*call.results).map(literal).collect()
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    const DIGITS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits: Vec<usize> = text.chars().filter_map(|digit| DIGITS.find(digit)).collect();
+    let bits = |four: &[usize]| (0..4).fold(0, |bits, at| bits << 6 | four.get(at).copied().unwrap_or(0));
+    let bytes = |four: &[usize]| {
+        let bits = bits(four);
+        (0..four.len() - 1).map(|at| (bits >> (16 - 8 * at)) as u8).collect::<Vec<_>>()
+    };
+    digits.chunks(4).flat_map(bytes).collect()
 }
 
 /// Ops that move elements.

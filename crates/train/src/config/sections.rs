@@ -243,6 +243,8 @@ choice! {
         Plain = "plain",
         /// A loop over blocks of queries and keys.
         Blockwise = "blockwise",
+        /// Kernels of ours, on TPU.
+        Mosaic = "mosaic",
     }
 }
 

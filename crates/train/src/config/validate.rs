@@ -2,12 +2,13 @@
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
-use super::{CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
+use super::{AttentionChoice, CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
 use crate::data::Mixture;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
 use meshloom::nn::Batch;
 use meshloom::ops::RematPolicy;
+use meshloom::pjrt::PlatformKind;
 use meshloom::trace::TensorSpec;
 
 pub(super) type Checked = Result<(), ConfigError>;
@@ -24,6 +25,7 @@ impl RunConfig {
         self.validate_checkpoint()?;
         self.validate_rules_and_remat()?;
         self.validate_target()?;
+        self.validate_kernels()?;
         // Otherwise a plugin knows the devices; `on_devices` then checks the rest.
         if self.knows_devices() { self.validate_on_mesh() } else { Ok(()) }
     }
@@ -37,6 +39,19 @@ impl RunConfig {
         config.target.devices = count;
         config.validate_on_mesh()?;
         Ok(config)
+    }
+
+    fn validate_kernels(&self) -> Checked {
+        let attention = self.kernels.attention;
+        match self.platform_kind() {
+            Ok(PlatformKind::Tpu) => Ok(()),
+            Ok(kind) if attention == AttentionChoice::Mosaic => {
+                let reason = format!("its kernels are for TPUs, but the platform is {kind}");
+                Err(invalid("kernels.attention", attention.name(), &reason).because(["target.platform"]))
+            }
+            // Which platform has devices shows when the program runs.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     fn validate_on_mesh(&self) -> Checked {
