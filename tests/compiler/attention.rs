@@ -182,14 +182,15 @@ fn sharded() {
     }
 }
 
-/// Keys and values travel, with their segments and places; in the backward pass with their cotangents. Nothing is
-/// gathered, and what a device sends in all is what it would send for gathering: its part, to all others.
+/// Keys and values travel, with their segments and places; in the backward pass with their cotangents, which go one step
+/// further. The first step of the backward pass is that of the forward pass. Nothing is gathered.
 #[test]
 fn keys_travel_around_a_ring() {
     let [batch, heads, groups, length, width, value_width] = [2, 2, 2, 24, 8, 6];
-    let cases = [(CAUSAL, 2), (window(9), 1), (AttentionForm { causal: false, ..CAUSAL }, 3)];
-    let ring = cases.map(|(form, segments)| (AttentionForm { exchange: KeyExchange::Ring, ..form }, segments));
-    let graph = program([batch, heads, groups, length, width, value_width], F32, &ring);
+    let shape = [batch, heads, groups, length, width, value_width];
+    let in_ring = |(form, segments): Case| (AttentionForm { exchange: KeyExchange::Ring, ..form }, segments);
+    let cases = [(CAUSAL, 2), (window(9), 1), (AttentionForm { causal: false, ..CAUSAL }, 3)].map(in_ring);
+    let (graph, one) = (program(shape, F32, &cases), program(shape, F32, &cases[..1]));
     let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
     let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("length", &["context"]), ("keys", &["context"])];
     let rules = RuleSets::uniform(Rules::from_pairs(&rules).expect("rules"));
@@ -198,15 +199,14 @@ fn keys_travel_around_a_ring() {
         for kernels in [blockwise(2, 3), Kernels::plain()] {
             let options =
                 LowerOptions { sharding: Some((&mesh, &rules)), deny_replication: true, kernels, ..Default::default() };
-            let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
-            let ledger = lowered.collectives();
-            let permutes = ledger.kind(CollectiveKind::CollectivePermute);
+            let ledger = lower(&one, &options).unwrap_or_else(|error| panic!("{error}")).collectives();
             assert_eq!(ledger.kind(CollectiveKind::AllGather).count().expect("no filter"), 0, "{ledger}");
             let rows = (batch / data * length / context) as u64;
             let keys = 4 * rows * (heads / tensor * (width + value_width)) as u64;
-            let once = (context as u64 - 1) * (keys + 8 * rows);
-            let each = 2 * once + context as u64 * keys;
-            assert_eq!(permutes.moved_bytes().expect("no filter"), cases.len() as u64 * each, "{ledger}");
+            let step = keys + 8 * rows;
+            let expected = (2 * (context as u64 - 1) - 1) * step + context as u64 * keys;
+            let moved = ledger.kind(CollectiveKind::CollectivePermute).moved_bytes().expect("no filter");
+            assert_eq!(moved, expected, "{ledger}");
             check(&results(&graph, &options), &plain, 1e-5, &format!("{data}, {tensor}, {context}"));
         }
     }
