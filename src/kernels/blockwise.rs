@@ -43,7 +43,8 @@ pub(super) fn attention_gradient(
     })
 }
 
-fn trace(
+/// The graph of an implementation, for operands of these types.
+pub(super) fn trace(
     name: &str,
     types: &[TensorType],
     f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{AttentionKernel, Kernels, blockwise};
+use super::{AttentionKernel, ExpertsKernel, Kernels, blockwise, grouped};
 use crate::ir::{Graph, GraphCopy, NodeRef, TensorType};
 use crate::ops::Op;
 use crate::trace::TraceError;
@@ -74,6 +74,7 @@ impl Expansion<'_> {
         let found = match &call {
             (Op::Attention(op), types) => blockwise::attention(op, types, self.kernels)?,
             (Op::AttentionGradient(op), types) => blockwise::attention_gradient(op, types, self.kernels)?,
+            (Op::RaggedDot(op), types) => grouped::ragged_dot(op, types, self.kernels)?,
             _ => None,
         };
         let Some(found) = found else { return Ok(None) };
@@ -87,6 +88,7 @@ impl Expansion<'_> {
 fn is_replaced(op: &Op, kernels: &Kernels) -> bool {
     match op {
         Op::Attention(_) | Op::AttentionGradient(_) => kernels.attention != AttentionKernel::Plain,
+        Op::RaggedDot(_) => kernels.experts != ExpertsKernel::Plain,
         _ => false,
     }
 }

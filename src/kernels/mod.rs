@@ -14,6 +14,7 @@
 
 mod blockwise;
 mod expand;
+mod grouped;
 mod table;
 
 pub use expand::expand;

@@ -1,6 +1,6 @@
 //! Which implementation an op gets where.
 
-use crate::ops::AttentionSizes;
+use crate::ops::{AttentionSizes, RaggedSizes};
 use crate::pjrt::{Platform, PlatformKind};
 
 meshloom_hlo::words! {
@@ -43,6 +43,8 @@ pub struct Kernels {
     pub platform: PlatformKind,
     /// The blocks of blockwise attention, if not those that suit the platform.
     pub blocks: Option<Blocks>,
+    /// The rows of a block of blockwise grouped products, if not as many as suit the platform.
+    pub rows: Option<usize>,
 }
 
 /// Those that every plugin takes, for a CPU.
@@ -55,7 +57,8 @@ impl Default for Kernels {
 impl Kernels {
     /// Those that every plugin takes, with blocks for one platform.
     pub const fn portable(platform: PlatformKind) -> Kernels {
-        Kernels { attention: AttentionKernel::Blockwise, experts: ExpertsKernel::Blockwise, platform, blocks: None }
+        let (attention, experts) = (AttentionKernel::Blockwise, ExpertsKernel::Blockwise);
+        Kernels { attention, experts, platform, blocks: None, rows: None }
     }
 
     /// Those that a platform computes fastest with.
@@ -97,5 +100,20 @@ impl Kernels {
             size /= 2;
         }
         size
+    }
+
+    /// How many rows a block of a grouped product has: those asked for, or a power of two by the platform and the rows
+    /// of a group. None where the plain form is faster.
+    pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
+        let most = sizes.rows.max(1);
+        if let Some(rows) = self.rows {
+            return Some(rows.clamp(1, most));
+        }
+        let of_group = (sizes.rows / sizes.groups.max(1)).next_power_of_two();
+        let rows = match self.platform {
+            PlatformKind::Cpu => of_group.clamp(32, 128),
+            PlatformKind::Cuda | PlatformKind::Tpu => of_group.clamp(128, 512),
+        };
+        Some(rows.min(most))
     }
 }

@@ -42,7 +42,7 @@ pub fn every_dialect(target: &str) {
 
 /// A block of experts and its gradients.
 pub fn experts_and_gradients(target: &str) {
-    let config = MoeConfig { expert_groups: 2, ..experts(8, 2) };
+    let config = MoeConfig { expert_groups: 2, batch_parts: 4, ..experts(8, 2) };
     let graph = with_gradients(&config, Rows { batch: 16, length: 16, embed: 16 }, moe);
     let lowered = partitioned(&graph, "data=2,fsdp=2,expert=2", &rules(&[]));
     compile(target, &lowered.module.bytes, &CompileOptions::partitioned(8));

@@ -46,6 +46,11 @@ fn layer(model: &[&str], mesh: &str, gradients: bool) -> Arc<Graph> {
     function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
 }
 
+/// A dot, or a loop that computes a grouped one.
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::DotGeneral(_) | Op::RaggedDot(_) | Op::While(_))
+}
+
 /// The nodes of a program, in its order.
 struct Program<'g> {
     graph: &'g Graph,
@@ -89,11 +94,7 @@ impl<'g> Program<'g> {
 
     /// Matrix products that neither need a node nor are needed by it.
     fn beside(&self, node: usize) -> Vec<usize> {
-        let products = self
-            .graph
-            .nodes()
-            .enumerate()
-            .filter(|(_, other)| matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_)));
+        let products = self.graph.nodes().enumerate().filter(|(_, other)| is_product(other.op()));
         products
             .map(|(place, _)| place)
             .filter(|&place| !self.depends(place, node) && !self.depends(node, place))
@@ -102,11 +103,7 @@ impl<'g> Program<'g> {
 
     /// The first product after a node in the program that needs it.
     fn first_use(&self, node: usize) -> usize {
-        let products = self
-            .graph
-            .nodes()
-            .enumerate()
-            .filter(|(_, other)| matches!(other.op(), Op::DotGeneral(_) | Op::RaggedDot(_)));
+        let products = self.graph.nodes().enumerate().filter(|(_, other)| is_product(other.op()));
         products.map(|(place, _)| place).find(|&place| self.depends(place, node)).unwrap_or(usize::MAX)
     }
 }

@@ -1,0 +1,196 @@
+//! Grouped products that multiply each row once: a loop over blocks of rows, each with the matrix of its group.
+//!
+//! Rows are sorted by group and stay where they are: no group is padded. A visit is one block of rows with one group
+//! that has rows in it; rows of the block that belong to others are masked. Which visits there are follows from the
+//! group sizes, when the program runs, so empty groups and rows of no group cost nothing. `rows / block + groups - 1`
+//! visits are the most there can be, rounded up.
+//!
+//! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
+
+use super::{Kernels, blockwise};
+use crate::ir::{DType, Graph, TensorType};
+use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
+use crate::pjrt::PlatformKind;
+use crate::trace::{
+    DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, sort_together, while_loop, zeros,
+};
+
+/// What computes a grouped product: none if the plain form is faster.
+pub(super) fn ragged_dot(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Result<Option<Graph>, TraceError> {
+    let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
+    blockwise::trace("ragged_dot", types, |operands| {
+        let groups = cut.groups(operands[2]);
+        vec![match op.mode {
+            RaggedMode::Rows => cut.rows_product(operands[0], operands[1], &groups),
+            RaggedMode::Contracted => cut.contracted_product(operands[0], operands[1], &groups),
+        }]
+    })
+}
+
+/// The groups that have rows, in the order of their matrices. Entries beyond `count` are those that have none.
+struct Groups {
+    /// Place in `[batch, group, part]`: `s32` `[groups of all parts]`.
+    place: Tensor,
+    /// First row: `s32` `[groups of all parts]`.
+    start: Tensor,
+    /// Behind the last row: `s32` `[groups of all parts]`.
+    end: Tensor,
+    /// How many have rows: a scalar `s32`.
+    count: Tensor,
+}
+
+/// One block of rows with one group.
+struct Visit {
+    /// Which rows are its own, if they are in parts: a scalar `s32`.
+    part: Tensor,
+    /// Which matrix: a scalar `s32`.
+    matrix: Tensor,
+    /// First row of the block: a scalar `s32`.
+    at: Tensor,
+    /// Which rows of the block are the group's: `pred` `[block]`.
+    is_own: Tensor,
+}
+
+/// How a grouped product is cut into blocks. Rows that share matrices are called parts here: a block is what a loop
+/// works on.
+struct Cut {
+    sizes: RaggedSizes,
+    /// Product of the leading dimensions that matrices have.
+    batch: usize,
+    /// Product of those that they do not have.
+    parts: usize,
+    /// Rows of a block.
+    block: usize,
+    /// Whether blocks start at multiples of their size. Else a group's first block starts at its first row: that is one
+    /// visit less for most groups, but rows are not read by whole tiles.
+    is_aligned: bool,
+    dtype: DType,
+    options: DotOptions,
+}
+
+impl Cut {
+    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
+        let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
+        if types.iter().any(|ty| ty.element_count() == 0) {
+            return None;
+        }
+        let block = kernels.rows_of(&sizes)?;
+        Some(Cut {
+            batch: sizes.batch.iter().product(),
+            parts: sizes.blocks.iter().product(),
+            sizes,
+            block,
+            is_aligned: kernels.platform != PlatformKind::Cpu,
+            dtype: op.dtype,
+            options: DotOptions { dtype: Some(op.dtype), precision: op.precision },
+        })
+    }
+
+    /// All rows, `[batch * parts, rows, width]`.
+    fn rows(&self, x: Tensor) -> Tensor {
+        x.reshape([self.batch * self.parts, self.sizes.rows, x.dim(-1)])
+    }
+
+    /// All matrices, `[batch * groups, inner, columns]`.
+    fn matrices(&self) -> [usize; 3] {
+        [self.batch * self.sizes.groups, self.sizes.inner, self.sizes.columns]
+    }
+
+    fn groups(&self, sizes: Tensor) -> Groups {
+        let (count, rows) = (self.sizes.groups, self.sizes.rows as f64);
+        let sizes = sizes.convert(DType::S32).reshape([self.batch, self.parts, count]);
+        let reach = sizes.cumsum(-1);
+        let all = self.batch * self.parts * count;
+        let [start, end] = [reach - sizes, reach].map(|x| x.minimum(rows).transpose([0, 2, 1]).reshape([all]));
+        let is_empty = end.less_equal(start).convert(DType::S32);
+        let sorted = sort_together(&[is_empty, arange(DType::S32, all), start, end], 0, 1);
+        Groups { place: sorted[1], start: sorted[2], end: sorted[3], count: (1.0 - is_empty).sum(..) }
+    }
+
+    /// Runs `step` for each visit, in the order of matrices.
+    fn run<C: TensorTree>(&self, groups: &Groups, carry: C, step: impl FnOnce(C, Visit) -> C) -> C {
+        let zero = zeros(DType::S32, []);
+        let (_, _, carry) = while_loop(
+            (zero, zero, carry),
+            |(index, _, _)| index.less(groups.count),
+            |(index, turn, carry)| {
+                let [place, start, end] = [groups.place, groups.start, groups.end].map(|x| x.dynamic_index(0, index));
+                let size = self.block as f64;
+                let first = if self.is_aligned { (start / size + turn) * size } else { start + turn * size };
+                let behind = first + size;
+                let is_last = behind.greater_equal(end);
+                let next = is_last.select(index + 1.0, index);
+                let next_turn = is_last.select(zero, turn + 1.0);
+                let visit = self.visit(place, [first.maximum(start), behind.minimum(end)], first);
+                (next, next_turn, step(carry, visit))
+            },
+        );
+        carry
+    }
+
+    /// The visit of a block from row `first` on, of which the rows from `own[0]` to `own[1]` are the group's.
+    fn visit(&self, place: Tensor, own: [Tensor; 2], first: Tensor) -> Visit {
+        // A block that reaches beyond the last row is moved back; what was there already is masked.
+        let fits = self.is_aligned && self.sizes.rows.is_multiple_of(self.block);
+        let at = if fits { first } else { first.minimum((self.sizes.rows - self.block) as f64) };
+        let row = arange(DType::S32, self.block) + at.broadcast_to([self.block]);
+        let [from, to] = own.map(|x| x.broadcast_to([self.block]));
+        let matrix = place / self.parts as f64;
+        let part = (matrix / self.sizes.groups as f64) * self.parts as f64 + place % self.parts as f64;
+        Visit { part, matrix, at, is_own: row.greater_equal(from) & row.less(to) }
+    }
+
+    /// A visit's block of rows `[.., rows, width]`: `[block, width]`.
+    fn block_of(&self, rows: Tensor, visit: &Visit) -> Tensor {
+        let starts = [visit.part, visit.at, zeros(DType::S32, [])];
+        let width = rows.dim(2);
+        rows.dynamic_slice(&starts, [1, self.block, width]).reshape([self.block, width])
+    }
+
+    /// Rows times the matrix of their group.
+    fn rows_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
+        let (rows, matrices) = (self.rows(lhs), rhs.reshape(self.matrices()));
+        let columns = self.sizes.columns;
+        let start = zeros(self.dtype, [self.batch * self.parts, self.sizes.rows, columns]);
+        let result = self.run(groups, start, |result, visit| {
+            let matrix = matrices.dynamic_index(0, visit.matrix);
+            let product = einsum_with("mk,kn->mn", &[self.block_of(rows, &visit), matrix], self.options);
+            let is_own = visit.is_own.broadcast_like(product, [0]);
+            let block = is_own.select(product, self.block_of(result, &visit)).expand(0);
+            result.dynamic_update_slice(block, &[visit.part, visit.at, zeros(DType::S32, [])])
+        });
+        result.reshape([&lhs.dims()[..lhs.rank() - 1], &[columns]].concat())
+    }
+
+    /// For each group the sum of its rows' outer products, in at least `f32`.
+    fn contracted_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
+        let (left, right) = (self.rows(lhs), self.rows(rhs));
+        let wide = score_dtype(self.dtype);
+        let options = DotOptions { dtype: Some(wide), ..self.options };
+        let outer = |visit: &Visit| {
+            let left = self.block_of(left, visit);
+            let own = visit.is_own.broadcast_like(left, [0]).select(left, 0.0);
+            einsum_with("mk,mn->kn", &[own, self.block_of(right, visit)], options)
+        };
+        let [_, inner, columns] = self.matrices();
+        let start = zeros(self.dtype, self.matrices());
+        let result = if wide == self.dtype {
+            self.run(groups, start, |result, visit| {
+                let sum = result.dynamic_index(0, visit.matrix) + outer(&visit);
+                result.dynamic_update_along(0, sum.expand(0), visit.matrix)
+            })
+        } else {
+            // The sum of one group is kept in the wider type, and rounded after each visit, of which the last counts.
+            let start = (full(DType::S32, [], -1.0), zeros(wide, [inner, columns]), start);
+            let (_, _, result) = self.run(groups, start, |(before, sum, result), visit| {
+                let is_same = before.equal(visit.matrix).broadcast_to([inner, columns]);
+                let sum = is_same.select(sum, 0.0) + outer(&visit);
+                let rounded = sum.convert(self.dtype).expand(0);
+                (visit.matrix, sum, result.dynamic_update_along(0, rounded, visit.matrix))
+            });
+            result
+        };
+        let own = [self.sizes.groups, inner, columns];
+        result.reshape([&self.sizes.batch[..], &own].concat())
+    }
+}
