@@ -208,7 +208,7 @@ impl Product {
             for platform in [PlatformKind::Cpu, PlatformKind::Tpu] {
                 for block in [16, 32, 64, 128, 256] {
                     let kernels = Kernels { rows: Some(block), ..Kernels::portable(platform) };
-                    let start = if platform == PlatformKind::Cpu { "" } else { " aligned" };
+                    let start = if platform == PlatformKind::Cpu { "" } else { " by tiles" };
                     all.push((format!("{block}{start}"), Timed::new(client, &graph, kernels, &inputs)?));
                 }
             }
@@ -245,7 +245,7 @@ impl Product {
         let of_group = |size: i32| {
             let start = end;
             end += size as usize;
-            let first = if platform == PlatformKind::Cpu { start } else { start / block * block };
+            let first = if platform == PlatformKind::Cpu { start } else { start / 16 * 16 };
             if size == 0 { 0 } else { (end - first).div_ceil(block) as u64 }
         };
         self.sizes().into_iter().map(of_group).sum()

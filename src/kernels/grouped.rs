@@ -1,16 +1,17 @@
 //! Grouped products that multiply each row once: a loop over blocks of rows, each with the matrix of its group.
 //!
-//! Rows are sorted by group and stay where they are: no group is padded. A visit is one block of rows with one group
-//! that has rows in it; rows of the block that belong to others are masked. Which visits there are follows from the
-//! group sizes, when the program runs, so empty groups and rows of no group cost nothing. `rows / block + groups - 1`
-//! visits are the most there can be, rounded up.
+//! Rows are sorted by group and stay where they are: no group is padded. A group's blocks begin with the tile of rows
+//! that its first row is in, and follow each other to its last row; rows of a block that belong to others are masked. How
+//! many blocks there are follows from the group sizes, when the program runs, so empty groups and rows of no group cost
+//! nothing.
+//!
+//! With tiles of one row, at most `rows / block + groups - 1` blocks are visited, rounded up.
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
 use super::{Kernels, blockwise};
 use crate::ir::{DType, Graph, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
-use crate::pjrt::PlatformKind;
 use crate::trace::{
     DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, sort_together, while_loop, zeros,
 };
@@ -45,8 +46,9 @@ struct Visit {
     part: Tensor,
     /// Which matrix: a scalar `s32`.
     matrix: Tensor,
-    /// First row of the block: a scalar `s32`.
-    at: Tensor,
+    /// First row of the block, which reading and writing moves back if the block reaches beyond the last row: a scalar
+    /// `s32`.
+    first: Tensor,
     /// Which rows of the block are the group's: `pred` `[block]`.
     is_own: Tensor,
 }
@@ -61,9 +63,8 @@ struct Cut {
     parts: usize,
     /// Rows of a block.
     block: usize,
-    /// Whether blocks start at multiples of their size. Else a group's first block starts at its first row: that is one
-    /// visit less for most groups, but rows are not read by whole tiles.
-    is_aligned: bool,
+    /// Blocks start at multiples of this, a divisor of their size.
+    tile: usize,
     dtype: DType,
     options: DotOptions,
 }
@@ -80,7 +81,7 @@ impl Cut {
             parts: sizes.blocks.iter().product(),
             sizes,
             block,
-            is_aligned: kernels.platform != PlatformKind::Cpu,
+            tile: kernels.tile_of(block),
             dtype: op.dtype,
             options: DotOptions { dtype: Some(op.dtype), precision: op.precision },
         })
@@ -115,9 +116,10 @@ impl Cut {
             |(index, _, _)| index.less(groups.count),
             |(index, turn, carry)| {
                 let [place, start, end] = [groups.place, groups.start, groups.end].map(|x| x.dynamic_index(0, index));
-                let size = self.block as f64;
-                let first = if self.is_aligned { (start / size + turn) * size } else { start + turn * size };
-                let behind = first + size;
+                // In this order, so that a compiler sees that it is a multiple.
+                let tiles = start / self.tile as f64 + turn * (self.block / self.tile) as f64;
+                let first = tiles * self.tile as f64;
+                let behind = first + self.block as f64;
                 let is_last = behind.greater_equal(end);
                 let next = is_last.select(index + 1.0, index);
                 let next_turn = is_last.select(zero, turn + 1.0);
@@ -130,19 +132,18 @@ impl Cut {
 
     /// The visit of a block from row `first` on, of which the rows from `own[0]` to `own[1]` are the group's.
     fn visit(&self, place: Tensor, own: [Tensor; 2], first: Tensor) -> Visit {
-        // A block that reaches beyond the last row is moved back; what was there already is masked.
-        let fits = self.is_aligned && self.sizes.rows.is_multiple_of(self.block);
-        let at = if fits { first } else { first.minimum((self.sizes.rows - self.block) as f64) };
+        // Of a block that is moved back, rows that another visit has are masked.
+        let at = first.minimum((self.sizes.rows - self.block) as f64);
         let row = arange(DType::S32, self.block) + at.broadcast_to([self.block]);
         let [from, to] = own.map(|x| x.broadcast_to([self.block]));
         let matrix = place / self.parts as f64;
         let part = (matrix / self.sizes.groups as f64) * self.parts as f64 + place % self.parts as f64;
-        Visit { part, matrix, at, is_own: row.greater_equal(from) & row.less(to) }
+        Visit { part, matrix, first, is_own: row.greater_equal(from) & row.less(to) }
     }
 
     /// A visit's block of rows `[.., rows, width]`: `[block, width]`.
     fn block_of(&self, rows: Tensor, visit: &Visit) -> Tensor {
-        let starts = [visit.part, visit.at, zeros(DType::S32, [])];
+        let starts = [visit.part, visit.first, zeros(DType::S32, [])];
         let width = rows.dim(2);
         rows.dynamic_slice(&starts, [1, self.block, width]).reshape([self.block, width])
     }
@@ -157,7 +158,7 @@ impl Cut {
             let product = einsum_with("mk,kn->mn", &[self.block_of(rows, &visit), matrix], self.options);
             let is_own = visit.is_own.broadcast_like(product, [0]);
             let block = is_own.select(product, self.block_of(result, &visit)).expand(0);
-            result.dynamic_update_slice(block, &[visit.part, visit.at, zeros(DType::S32, [])])
+            result.dynamic_update_slice(block, &[visit.part, visit.first, zeros(DType::S32, [])])
         });
         result.reshape([&lhs.dims()[..lhs.rank() - 1], &[columns]].concat())
     }

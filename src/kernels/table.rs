@@ -103,17 +103,33 @@ impl Kernels {
     }
 
     /// How many rows a block of a grouped product has: those asked for, or a power of two by the platform and the rows
-    /// of a group. None where the plain form is faster.
+    /// of a group. None if one block holds all rows: each group would be a product of that block, and the plain form is
+    /// that in one dot.
+    ///
+    /// On a CPU a block of about a group's rows is best, up to 128. Elsewhere more of them fill the matrix units and
+    /// read a matrix less often.
     pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
-        let most = sizes.rows.max(1);
         if let Some(rows) = self.rows {
-            return Some(rows.clamp(1, most));
+            return Some(rows.clamp(1, sizes.rows.max(1)));
         }
-        let of_group = (sizes.rows / sizes.groups.max(1)).next_power_of_two();
+        let of_group = sizes.rows / sizes.groups.max(1);
         let rows = match self.platform {
-            PlatformKind::Cpu => of_group.clamp(32, 128),
-            PlatformKind::Cuda | PlatformKind::Tpu => of_group.clamp(128, 512),
+            PlatformKind::Cpu => of_group.next_power_of_two().clamp(16, 128),
+            PlatformKind::Cuda | PlatformKind::Tpu => (of_group / 4).next_power_of_two().clamp(128, 512),
         };
-        Some(rows.min(most))
+        (rows < sizes.rows).then_some(rows)
+    }
+
+    /// What a block's first row is a multiple of: any row on a CPU, whole tiles of memory elsewhere. A TPU does slices,
+    /// product and update as one then.
+    pub(super) fn tile_of(&self, block: usize) -> usize {
+        match self.platform {
+            PlatformKind::Cpu => 1,
+            PlatformKind::Cuda | PlatformKind::Tpu if block.is_multiple_of(TILE) => TILE,
+            PlatformKind::Cuda | PlatformKind::Tpu => block,
+        }
     }
 }
+
+/// Rows of a tile in a TPU's memory, of any type: (8, 128) or (16, 128) elements.
+const TILE: usize = 16;
