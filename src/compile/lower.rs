@@ -9,7 +9,7 @@ use super::stages::{LoweredProgram, PassTiming, Ports};
 use super::{AliasProblem, ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
 use crate::emit::{EmitOptions, emit};
 use crate::ir::{Graph, verify};
-use crate::kernels::expand;
+use crate::kernels::{KernelUse, expand};
 use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 
@@ -21,10 +21,10 @@ use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 pub fn lower(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowered, Error> {
     check_pass_names(options.without)?;
     check_aliases(graph, &options.aliases)?;
-    let mut lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
+    let mut lowering = Lowering { options, timings: Vec::new(), kernels: Vec::new(), start: Instant::now() };
     let graph = lowering.passes(graph, PASSES)?;
     let program = match options.sharding {
-        None => LoweredProgram::OneDevice(lowering.kernels(graph)?),
+        None => LoweredProgram::OneDevice(lowering.kernels(&graph)?),
         Some((mesh, rules)) => {
             let sharded = Box::new(lowering.shard(graph, mesh, rules)?);
             match options.partition {
@@ -70,7 +70,7 @@ pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowe
     }
     check_pass_names(options.without)?;
     check_aliases(graph, &options.aliases)?;
-    let lowering = Lowering { options, timings: Vec::new(), start: Instant::now() };
+    let lowering = Lowering { options, timings: Vec::new(), kernels: Vec::new(), start: Instant::now() };
     lowering.emit(LoweredProgram::OneDevice(graph.clone()))
 }
 
@@ -78,6 +78,7 @@ pub fn lower_as_traced(graph: &Graph, options: &LowerOptions<'_>) -> Result<Lowe
 struct Lowering<'a> {
     options: &'a LowerOptions<'a>,
     timings: Vec<PassTiming>,
+    kernels: Vec<KernelUse>,
     start: Instant,
 }
 
@@ -129,19 +130,20 @@ impl Lowering<'_> {
         }
         self.done("partition", &graph);
         let graph = self.passes(&graph, LOCAL_PASSES)?;
-        let graph = self.kernels(graph)?;
+        let graph = self.kernels(&graph)?;
         Ok(Partitioned { graph, mesh: propagated.mesh, fallbacks })
     }
 
     /// Puts implementations in the place of ops that have several, in the program of one device.
-    fn kernels(&mut self, graph: Graph) -> Result<Graph, Error> {
+    fn kernels(&mut self, graph: &Graph) -> Result<Graph, Error> {
         let limits = &self.options.limits;
         let steps = schedule(PASSES, self.options.without, limits);
         let tidy = |graph: &Graph| match run_passes(graph, &steps, limits, |_, _| Ok(())) {
             Ok(tidied) => tidied.into_owned(),
             Err(_) => graph.clone(),
         };
-        let expanded = expand(&graph, &self.options.kernels, &tidy)?;
+        let (expanded, uses) = expand(graph, &self.options.kernels, &tidy)?;
+        self.kernels = uses;
         if !self.options.skip_verifier {
             verify(&expanded).map_err(|source| Error::Verify { pass: "kernels", source })?;
         }
@@ -168,6 +170,6 @@ impl Lowering<'_> {
             time: self.start.elapsed(),
             node_count: graph.total_node_count(),
         });
-        Ok(Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings })
+        Ok(Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings, kernels: self.kernels })
     }
 }

@@ -7,6 +7,7 @@ use meshloom_hlo::mesh::Mesh;
 
 use crate::emit::{Annotation, EmittedModule};
 use crate::ir::{Graph, TensorType};
+use crate::kernels::KernelUse;
 use crate::partition::Fallback;
 use crate::sharding::{Diagnostic, ShardingTable};
 
@@ -151,6 +152,8 @@ pub struct Lowered {
     pub aliases: Vec<(usize, usize)>,
     /// Time of each pass, in order.
     pub timings: Vec<PassTiming>,
+    /// What computes the ops that have several implementations; none where XLA partitions, which gets plain forms.
+    pub kernels: Vec<KernelUse>,
 }
 
 /// What can be asked of the program can be asked of it with its module.

@@ -7,23 +7,27 @@
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
-use super::{Blocks, Kernels};
-use crate::ir::{DType, Graph, Literal, TensorType};
+use super::expand::Implementation;
+use super::{AttentionKernel, Blocks, Kernels};
+use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 use crate::trace::{
-    Function, Tensor, TensorSpec, TensorTree, TraceError, arange, constant, einsum_with, full, scan, sort_together,
-    while_loop, zeros,
+    Function, Tensor, TensorSpec, TensorTree, TraceError, arange, constant, einsum_with, full, scan, while_loop, zeros,
 };
 
 /// The segment of keys and queries that only fill a block: no token is of it.
 const NO_SEGMENT: f64 = i32::MIN as f64;
 
 /// What computes an attention: none if one block holds it all, for which the plain form is best.
-pub(super) fn attention(op: &Attention, types: &[TensorType], kernels: &Kernels) -> Result<Option<Graph>, TraceError> {
+pub(super) fn attention(
+    op: &Attention,
+    types: &[TensorType],
+    kernels: &Kernels,
+) -> Result<Option<Implementation>, TraceError> {
     let Some(cut) = Cut::new(op.0, types, kernels) else { return Ok(None) };
-    trace("attention", types, |operands| {
+    cut.trace("attention", types, |operands| {
         let (mixed, log_total) = cut.forward(&cut.rows(operands));
         vec![cut.whole_batch(mixed), cut.whole_batch(log_total)]
     })
@@ -34,24 +38,13 @@ pub(super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Graph>, TraceError> {
+) -> Result<Option<Implementation>, TraceError> {
     let Some(cut) = Cut::new(op.0, types, kernels) else { return Ok(None) };
-    trace("attention_gradient", types, |operands| {
+    cut.trace("attention_gradient", types, |operands| {
         let [log_total, flow, ct] = [7, 8, 9].map(|index| cut.one_batch(operands[index]));
         let cotangents = cut.backward(&cut.rows(operands), log_total, flow, ct);
         cotangents.map(|x| cut.whole_batch(x)).to_vec()
     })
-}
-
-/// The graph of an implementation, for operands of these types.
-pub(super) fn trace(
-    name: &str,
-    types: &[TensorType],
-    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-) -> Result<Option<Graph>, TraceError> {
-    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-    let function = Function::trace(name, specs, |operands: Vec<Tensor>| f(&operands))?;
-    Ok(Some((**function.graph()).clone()))
 }
 
 /// Queries, keys and values of rows, padded to whole blocks; the batch is one dimension.
@@ -104,13 +97,36 @@ struct Cut {
 }
 
 impl Cut {
-    /// None if there is one block.
+    /// None if one block holds it all, or the plain form is asked for.
     fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
         let blocks = kernels.blocks_of(&sizes);
+        if kernels.attention == AttentionKernel::Plain {
+            return None;
+        }
         let is_one = sizes.queries <= blocks.queries && sizes.keys <= blocks.keys;
         let dtype = types[0].dtype;
         (!is_one).then(|| Cut { form, sizes, blocks, dtype, wide: score_dtype(dtype) })
+    }
+
+    fn trace(
+        &self,
+        name: &str,
+        types: &[TensorType],
+        f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+    ) -> Result<Option<Implementation>, TraceError> {
+        let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
+        let function = Function::trace(name, specs, |operands: Vec<Tensor>| f(&operands))?;
+        let Blocks { queries, keys } = self.blocks;
+        let [query_blocks, key_blocks] = self.counts();
+        let all = query_blocks * key_blocks;
+        let pairs = match self.form.order {
+            PlaceOrder::Index => format!("{} of {all} pairs", self.known_pairs(Outer::Queries).len()),
+            PlaceOrder::Any => format!("those of {all} pairs that data say"),
+        };
+        let implementation = AttentionKernel::Blockwise.name();
+        let how = format!("blocks of {queries} queries and {keys} keys, {pairs}");
+        Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
     }
 
     fn batch(&self) -> usize {
@@ -285,10 +301,14 @@ impl Cut {
             seen = seen & distance.less(window as f64);
         }
         let seen = if outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
-        let unseen = (!seen).convert(DType::S32).reshape([counts[0] * counts[1]]);
-        let numbers = arange(DType::S32, counts[0] * counts[1]);
-        let count = (1.0 - unseen).sum(..);
-        (sort_together(&[unseen, numbers], 0, 1)[1], count)
+        let all = counts[0] * counts[1];
+        let seen = seen.reshape([all]);
+        // Each that is seen has the place that those before it leave; the others have none. (A sort would do as well,
+        // but XLA's partitioner ends the process over one of several operands in a manual region.)
+        let before = seen.convert(DType::S32).cumsum(0);
+        let place = seen.select(before - 1.0, all as f64);
+        let numbers = zeros(DType::S32, [all]).at(&[place]).set(arange(DType::S32, all));
+        (numbers, before.max(..))
     }
 
     /// The result, and the logarithm of each query's sum of exponentials.

@@ -4,21 +4,51 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{AttentionKernel, ExpertsKernel, Kernels, blockwise, grouped};
+use super::{Kernels, blockwise, grouped};
 use crate::ir::{Graph, GraphCopy, NodeRef, TensorType};
 use crate::ops::Op;
 use crate::trace::TraceError;
 
-/// The graph, the program of one device, with implementations in the place of ops that have several. `tidy` cleans up
-/// what an implementation is made of.
+/// An implementation for operands of some types.
+pub(super) struct Implementation {
+    pub(super) implementation: &'static str,
+    /// How it works on them, for people.
+    pub(super) how: String,
+    pub(super) graph: Graph,
+}
+
+/// What computes an op of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelUse {
+    /// The name of the op.
+    pub op: &'static str,
+    /// The types of its operands, on one device.
+    pub operands: Vec<TensorType>,
+    /// The implementation, as in run configs.
+    pub implementation: &'static str,
+    /// How it works on these operands.
+    pub how: String,
+    /// How often it stands in the program; a loop counts once.
+    pub count: usize,
+}
+
+/// The graph, the program of one device, with implementations in the place of ops that have several, and what computes
+/// each of them. `tidy` cleans up what an implementation is made of.
 ///
 /// # Errors
 /// An implementation refuses its own operands, which is a defect.
-pub fn expand(graph: &Graph, kernels: &Kernels, tidy: &dyn Fn(&Graph) -> Graph) -> Result<Graph, TraceError> {
-    if !has_any(graph, kernels) {
-        return Ok(graph.clone());
+pub fn expand(
+    graph: &Graph,
+    kernels: &Kernels,
+    tidy: &dyn Fn(&Graph) -> Graph,
+) -> Result<(Graph, Vec<KernelUse>), TraceError> {
+    if !has_any(graph) {
+        return Ok((graph.clone(), Vec::new()));
     }
-    Expansion { kernels, tidy, made: FxHashMap::default(), bodies: FxHashMap::default() }.graph(graph)
+    let mut expansion =
+        Expansion { kernels, tidy, made: FxHashMap::default(), bodies: FxHashMap::default(), uses: Vec::new() };
+    let expanded = expansion.graph(graph)?;
+    Ok((expanded, expansion.uses))
 }
 
 /// An op on operands of these types.
@@ -27,10 +57,11 @@ type Call = (Op, Vec<TensorType>);
 struct Expansion<'a> {
     kernels: &'a Kernels,
     tidy: &'a dyn Fn(&Graph) -> Graph,
-    /// What calls alike are computed by.
-    made: FxHashMap<Call, Arc<Graph>>,
+    /// What calls alike are computed by: their place among the uses, and a graph where it is not the op's plain form.
+    made: FxHashMap<Call, (usize, Option<Arc<Graph>>)>,
     /// What became of bodies; the originals are held so that their addresses stay their own.
     bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
+    uses: Vec<KernelUse>,
 }
 
 impl Expansion<'_> {
@@ -52,7 +83,7 @@ impl Expansion<'_> {
     }
 
     fn body(&mut self, body: &Arc<Graph>) -> Result<Arc<Graph>, TraceError> {
-        if !has_any(body, self.kernels) {
+        if !has_any(body) {
             return Ok(body.clone());
         }
         if let Some((_, done)) = self.bodies.get(&Arc::as_ptr(body)) {
@@ -63,13 +94,15 @@ impl Expansion<'_> {
         Ok(done)
     }
 
+    /// What computes a node, if it is an op that has several implementations and not in its plain form.
     fn implementation(&mut self, graph: &Graph, node: NodeRef<'_>) -> Result<Option<Arc<Graph>>, TraceError> {
-        if !is_replaced(node.op(), self.kernels) {
+        if !has_implementations(node.op()) {
             return Ok(None);
         }
         let call = (node.op().clone(), node.operands().iter().map(|&value| graph.ty(value).clone()).collect());
-        if let Some(found) = self.made.get(&call) {
-            return Ok(Some(found.clone()));
+        if let Some((number, found)) = self.made.get(&call) {
+            self.uses[*number].count += 1;
+            return Ok(found.clone());
         }
         let found = match &call {
             (Op::Attention(op), types) => blockwise::attention(op, types, self.kernels)?,
@@ -77,22 +110,23 @@ impl Expansion<'_> {
             (Op::RaggedDot(op), types) => grouped::ragged_dot(op, types, self.kernels)?,
             _ => None,
         };
-        let Some(found) = found else { return Ok(None) };
-        let found = Arc::new((self.tidy)(&found));
-        self.made.insert(call, found.clone());
-        Ok(Some(found))
+        let (implementation, how) = match &found {
+            Some(found) => (found.implementation, found.how.clone()),
+            None => ("plain", String::new()),
+        };
+        let (op, operands) = (node.op().name(), call.1.clone());
+        self.uses.push(KernelUse { op, operands, implementation, how, count: 1 });
+        let found = found.map(|found| Arc::new((self.tidy)(&found.graph)));
+        self.made.insert(call, (self.uses.len() - 1, found.clone()));
+        Ok(found)
     }
 }
 
-/// Whether an op has an implementation other than what is emitted for it.
-fn is_replaced(op: &Op, kernels: &Kernels) -> bool {
-    match op {
-        Op::Attention(_) | Op::AttentionGradient(_) => kernels.attention != AttentionKernel::Plain,
-        Op::RaggedDot(_) => kernels.experts != ExpertsKernel::Plain,
-        _ => false,
-    }
+/// Whether an op has implementations to choose from.
+fn has_implementations(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_))
 }
 
-fn has_any(graph: &Graph, kernels: &Kernels) -> bool {
-    graph.nodes().any(|node| is_replaced(node.op(), kernels) || node.op().regions().any(|body| has_any(body, kernels)))
+fn has_any(graph: &Graph) -> bool {
+    graph.nodes().any(|node| has_implementations(node.op()) || node.op().regions().any(|body| has_any(body)))
 }

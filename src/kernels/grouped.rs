@@ -9,23 +9,33 @@
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
-use super::{Kernels, blockwise};
-use crate::ir::{DType, Graph, TensorType};
+use super::expand::Implementation;
+use super::{ExpertsKernel, Kernels};
+use crate::ir::{DType, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
 use crate::trace::{
-    DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, sort_together, while_loop, zeros,
+    DotOptions, Function, Tensor, TensorSpec, TensorTree, TraceError, arange, einsum_with, full, sort_together,
+    while_loop, zeros,
 };
 
-/// What computes a grouped product: none if the plain form is faster.
-pub(super) fn ragged_dot(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Result<Option<Graph>, TraceError> {
+/// What computes a grouped product: none if the plain form is asked for, or faster.
+pub(super) fn ragged_dot(
+    op: &RaggedDot,
+    types: &[TensorType],
+    kernels: &Kernels,
+) -> Result<Option<Implementation>, TraceError> {
     let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
-    blockwise::trace("ragged_dot", types, |operands| {
+    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
+    let function = Function::trace("ragged_dot", specs, |operands: Vec<Tensor>| {
         let groups = cut.groups(operands[2]);
-        vec![match op.mode {
+        match op.mode {
             RaggedMode::Rows => cut.rows_product(operands[0], operands[1], &groups),
             RaggedMode::Contracted => cut.contracted_product(operands[0], operands[1], &groups),
-        }]
-    })
+        }
+    })?;
+    let how = format!("blocks of {} rows, as many as the groups have", cut.block);
+    let implementation = ExpertsKernel::Blockwise.name();
+    Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
 }
 
 /// The groups that have rows, in the order of their matrices. Entries beyond `count` are those that have none.
@@ -72,7 +82,7 @@ struct Cut {
 impl Cut {
     fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
         let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
-        if types.iter().any(|ty| ty.element_count() == 0) {
+        if kernels.experts == ExpertsKernel::Plain || types.iter().any(|ty| ty.element_count() == 0) {
             return None;
         }
         let block = kernels.rows_of(&sizes)?;

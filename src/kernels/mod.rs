@@ -5,6 +5,8 @@
 //! place, for the shapes of one device: a loop over blocks, or a call of a kernel that the plugin compiles. An op that
 //! is left is emitted in its plain form.
 //!
+//! A call whose operands fit in one block is computed in the plain form, whatever is chosen.
+//!
 //! | op | implementation | on | what it holds |
 //! |---|---|---|---|
 //! | attention | [`AttentionKernel::Plain`] | every platform | all scores, `[queries, keys]` |
@@ -17,5 +19,5 @@ mod expand;
 mod grouped;
 mod table;
 
-pub use expand::expand;
+pub use expand::{KernelUse, expand};
 pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels};

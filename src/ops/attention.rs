@@ -289,7 +289,7 @@ impl Definition<'_> {
         let share = self.by_score(share, weights)?;
         let weights = self.builder.mul(weights, share)?;
         let weights = self.builder.convert(weights, self.dtype)?;
-        let mixed = self.dot(weights, operands[2], (&[2], &[1]), self.dtype)?;
+        let mixed = self.dot(weights, operands[2], (&[2], &[0]), self.dtype)?;
         Ok([mixed, log_total])
     }
 
@@ -302,7 +302,7 @@ impl Definition<'_> {
         let log_total = self.by_score(log_total, scores)?;
         let weights = self.builder.sub(masked, log_total)?;
         let weights = self.builder.unary(UnaryKind::Exponential, weights)?;
-        let weights_ct = self.dot(ct, operands[2], (&[2], &[2]), wide)?;
+        let weights_ct = self.dot(ct, operands[2], (&[2], &[1]), wide)?;
         let flow = self.by_score(flow, scores)?;
         let excess = self.builder.sub(weights_ct, flow)?;
         let mut scores_ct = self.builder.mul(weights, excess)?;
@@ -390,7 +390,7 @@ impl Primitive for Attention {
 
     /// Keys are whole: each device has all that its queries see.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Parallel, Replicated};
+        use FactorKind::{Gathered, Parallel, Replicated};
         let mut rule = FactorRule::empty(operands, results);
         let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
@@ -402,7 +402,7 @@ impl Primitive for Attention {
         rule.add(kv_heads, Parallel, &[(0, b), (1, b), (2, b)], &[(0, b), (1, b)]);
         rule.add(groups, Parallel, &[(0, b + 1)], &[(0, b + 1), (1, b + 1)]);
         rule.add(queries, Parallel, &[(0, b + 2), (3, b), (5, b)], &[(0, b + 2), (1, b + 2)]);
-        rule.add(keys, Replicated, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[]);
+        rule.add(keys, Gathered, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[]);
         rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[]);
         rule.add(value_width, Parallel, &[(2, b + 2)], &[(0, b + 3)]);
         rule
@@ -445,7 +445,7 @@ impl Primitive for AttentionGradient {
 
     /// Cotangents of keys and values are sums over the queries that see them, and over the heads that share them.
     fn factors(&self, operands: &[&TensorType], results: &[&TensorType]) -> FactorRule {
-        use FactorKind::{Parallel, Reduction, Replicated};
+        use FactorKind::{Gathered, Parallel, Reduction, Replicated};
         let mut rule = FactorRule::empty(operands, results);
         let AttentionSizes { batch, kv_heads, groups, queries, keys, width, value_width } =
             AttentionSizes::of(operands[0], operands[1], operands[2]);
@@ -460,7 +460,7 @@ impl Primitive for AttentionGradient {
         rule.add(groups, sum, &[(0, b + 1), (7, b + 1), (8, b + 1), (9, b + 1)], &[(0, b + 1)]);
         let of_queries = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
         rule.add(queries, sum, &of_queries, &[(0, b + 2)]);
-        rule.add(keys, Replicated, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[(1, b + 1), (2, b + 1)]);
+        rule.add(keys, Gathered, &[(1, b + 1), (2, b + 1), (4, b), (6, b)], &[(1, b + 1), (2, b + 1)]);
         rule.add(width, Replicated, &[(0, b + 3), (1, b + 2)], &[(0, b + 3), (1, b + 2)]);
         rule.add(value_width, Replicated, &[(2, b + 2), (9, b + 3)], &[(2, b + 2)]);
         rule

@@ -40,7 +40,7 @@ pub struct Number(u64);
 
 impl Number {
     /// This number.
-    pub fn new(number: f64) -> Number {
+    pub const fn new(number: f64) -> Number {
         Number(number.to_bits())
     }
 

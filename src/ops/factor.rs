@@ -22,6 +22,9 @@ pub enum FactorKind {
     Reduction(ReduceKind),
     /// Every device needs the whole extent, and computes it.
     Replicated,
+    /// Every device needs the whole extent, because of what the op computes: as a query needs all keys. So it is no
+    /// fallback that parts are joined for it.
+    Gathered,
     /// Parts of the result come from other devices' parts of the operands: collective-permutes do it. The dimensions
     /// that run over the factor may differ in size; the factor's own divides all of them.
     Permutation,
@@ -232,6 +235,7 @@ impl fmt::Display for FactorKind {
             FactorKind::Parallel => f.write_str("parallel"),
             FactorKind::Reduction(kind) => f.write_str(&format!("{kind:?}").to_lowercase()),
             FactorKind::Replicated => f.write_str("replicated"),
+            FactorKind::Gathered => f.write_str("gathered"),
             FactorKind::Permutation => f.write_str("permutation"),
             FactorKind::Indexed => f.write_str("indexed"),
         }

@@ -192,7 +192,7 @@ fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl
 fn can_grow(rule: &FactorRule, factor: usize) -> bool {
     let kind = rule.factors[factor].kind;
     let shares = |dims: &DimFactorsOf<'_>| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
-    !matches!(kind, FactorKind::Replicated | FactorKind::Permutation)
+    !matches!(kind, FactorKind::Replicated | FactorKind::Gathered | FactorKind::Permutation)
         && !rule.operands.iter().chain(&rule.results).any(|dims| shares(&dims))
 }
 

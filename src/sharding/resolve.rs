@@ -35,7 +35,7 @@ pub(crate) fn resolve(mesh: &Mesh, rule: &FactorRule, specs: &[Option<&Spec>], b
     }
     let mut chosen: FactorAxes = claims.iter().map(|claims| strongest(claims)).collect();
     for (factor, axes) in rule.factors.iter().zip(&mut chosen) {
-        if factor.kind == FactorKind::Replicated {
+        if matches!(factor.kind, FactorKind::Replicated | FactorKind::Gathered) {
             axes.clear();
         }
     }

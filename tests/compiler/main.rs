@@ -1,7 +1,7 @@
 //! The compiler before anything is sharded: tracing, control flow, gradients, batching, passes.
 
 mod autodiff;
-mod blockwise;
+mod attention;
 mod control_flow;
 mod errors;
 mod filetests;

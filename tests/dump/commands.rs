@@ -44,6 +44,28 @@ fn memory_as_specified() {
     assert!(!json["live_at_peak"].as_array().expect("a list").is_empty());
 }
 
+/// What computes attention follows from the platform and the length, or from the key.
+#[test]
+fn kernels_of_a_config() {
+    let implementations = |settings: &[&str]| {
+        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+        let json = run(&[&["show", CONFIG, "--kernels", "--json"], &settings[..]].concat()).json();
+        let rows = json["kernels"].as_array().expect("a list").clone();
+        rows.iter().map(|row| (row["implementation"].to_string(), row["how"].to_string())).collect::<Vec<_>>()
+    };
+    let long = "model.seq=1024";
+    let blocks = "blocks of 128 queries and 128 keys, 36 of 64 pairs";
+    let blockwise = ("\"blockwise\"".to_owned(), format!("\"{blocks}\""));
+    assert_eq!(implementations(&[long]), [blockwise.clone(), blockwise]);
+    let plain = ("\"plain\"".to_owned(), "\"\"".to_owned());
+    assert_eq!(implementations(&[long, "kernels.attention=plain"]), [plain.clone(), plain]);
+    let text = run(&["show", CONFIG, "--kernels", "--set", long]).out;
+    assert!(
+        text.contains(&format!("attention-gradient (1): blockwise: {blocks}; operands of a device: f32[")),
+        "{text}"
+    );
+}
+
 /// What is not compiled has an upper figure, by the platform of the config or of `--chip`; a limit is held to that one.
 #[test]
 fn uncompiled_memory_has_an_upper_figure() {

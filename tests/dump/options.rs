@@ -79,6 +79,8 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
     ("show", "--computation", &[TEXT, "--computation", "man", "--json"], Refused("there is no computation \"man\"")),
     ("show", "--computation", &[TEXT, "--computation", "x", "--emit", "proto"], Refused("--computation is for --emit")),
     ("show", "--depth", &[TEXT, "--depth", "2"], Refused("--depth is for --emit dot and svg")),
+    ("show", "--kernels", &[TEXT, "--kernels"], Refused("--kernels is for run configs")),
+    ("show", "--kernels", &[CONFIG, "--kernels", "--stage", "sharded"], Refused("take --stage partitioned")),
     ("show", "--output", &[TEXT, "--output", "no/such/folder/file"], Refused("cannot write no/such/folder/file")),
     ("collectives", "--over", &[TEXT, "--mesh", "data=2,fsdp=4", "--over", "fsd"], Refused("did you mean \"fsdp\"?")),
     ("collectives", "--over", &[TEXT, "--over", "fsdp"], Refused("add --mesh")),

@@ -28,7 +28,7 @@ const HEAD: &str = "\
 ";
 
 /// What each kind of loop takes to be split, in the words of the table.
-const SPLITTING: [(&str, &str); 5] = [
+const SPLITTING: [(&str, &str); 6] = [
     ("sum", "Each device adds up its part. The result is unreduced until something needs the sum."),
     (
         "reduction",
@@ -38,6 +38,7 @@ const SPLITTING: [(&str, &str); 5] = [
         "permutation",
         "Each device computes its part of the result. It receives pieces of other parts by collective-permutes, or by an all-gather if that sends less.",
     ),
+    ("gathered", "Parts are joined on every device: the op is about the whole, as a query sees all keys."),
     (
         "indexed",
         "Positions are shifted into the device's own part. What lies elsewhere is zero or dropped. If the loop is absent from the result, the result is unreduced; otherwise it is split like the operand.",
@@ -71,6 +72,7 @@ fn splitting(kind: FactorKind) -> Option<&'static str> {
         FactorKind::Permutation => Some("permutation"),
         FactorKind::Indexed => Some("indexed"),
         FactorKind::Replicated => Some("replicated"),
+        FactorKind::Gathered => Some("gathered"),
     }
 }
 

@@ -117,10 +117,17 @@ fn half_of(
     (sizes, positions)
 }
 
+/// Whether queries are cut: their places are then no longer their indices.
+fn parts_of_queries(parts: &[Tensor], operands: &[Tensor]) -> bool {
+    parts[5].dims().last() != operands[5].dims().last()
+}
+
 /// The op as it must be to take and give parts: attributes that carry sizes are those of the parts.
 fn localized(op: &Op, operands: &[Tensor], parts: &[Tensor], results: &[Vec<usize>]) -> Op {
     let resized = |dim: usize| operands[0].dims()[dim] != parts[0].dims()[dim];
     match op.clone() {
+        Op::Attention(op) if parts_of_queries(parts, operands) => Attention(op.0.of_parts()).into(),
+        Op::AttentionGradient(op) if parts_of_queries(parts, operands) => AttentionGradient(op.0.of_parts()).into(),
         Op::BroadcastInDim(op) => BroadcastInDim { dims: results[0][..].into(), ..op }.into(),
         Op::Convolution(mut op) => {
             op.feature_groups = parts[0].dims()[1] / parts[1].dims()[1].max(1);

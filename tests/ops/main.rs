@@ -2,6 +2,7 @@
 //! what each takes, gives and must compute; `check.rs`, `batching.rs`, `factors.rs` and `partition.rs` have the checks,
 //! which are the same for all.
 
+mod attention;
 mod batching;
 mod check;
 mod control;

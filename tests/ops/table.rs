@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use meshloom::ops::*;
 
 use crate::harness::Entry;
-use crate::{control, elementwise, gathers, library, moves, reductions, regions, sources, windows};
+use crate::{attention, control, elementwise, gathers, library, moves, reductions, regions, sources, windows};
 
 /// A line for each op: the entries of its kind of op, in order of names.
 macro_rules! table {
@@ -30,6 +30,8 @@ macro_rules! table {
 table! {
     tested {
         ArgReduce => ArgReduceKind::ALL.map(reductions::arg_reduce),
+        Attention => [attention::attention()],
+        AttentionGradient => [attention::gradient()],
         ArgReduceWindow => ArgReduceKind::ALL.map(windows::arg_reduce_window),
         Barrier => [sources::barrier()],
         Binary => BinaryKind::ALL.iter().copied().map(elementwise::binary).collect::<Vec<_>>(),

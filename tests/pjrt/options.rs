@@ -5,6 +5,7 @@
 use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
 use meshloom::emit::GroupFormat;
 use meshloom::ir::{DType, Graph};
+use meshloom::kernels::Kernels;
 use meshloom::pjrt::{Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind};
 use meshloom::sharding::{Mesh, RuleSets, Rules};
 use meshloom::trace::{Function, TensorSpec};
@@ -37,6 +38,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         skip_verifier: _,
         omit_metadata: _,
         host_memory: _,
+        kernels: _,
     } = default();
     let aliases = |aliases: &[(usize, usize)]| LowerOptions { aliases: aliases.to_vec(), ..default() };
     let over_mesh = |options: LowerOptions<'a>| LowerOptions { sharding: Some(sharding), ..options };
@@ -49,6 +51,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         (aliases(&[(0, 0), (0, 0)]), Some("(0, 0) is given already")),
         (aliases(&[(0, 0), (1, 0)]), Some("(0, 0) is given already")),
         (aliases(&[(0, 0), (0, 1)]), Some("(0, 0) is given already")),
+        (LowerOptions { kernels: Kernels::plain(), ..default() }, None),
         (LowerOptions { without: &["algebra"], ..default() }, None),
         (
             LowerOptions { without: &["algebr"], ..default() },

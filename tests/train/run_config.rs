@@ -172,6 +172,10 @@ fn round_trip() {
     policy = "none"
     names = []
 
+    [kernels]
+    attention = "auto"
+    experts = "auto"
+
     [partition]
     mode = "explicit"
     replication = "warn"
@@ -233,6 +237,10 @@ fn round_trip() {
     [remat]
     policy = "save"
     names = ['a"quoted" name', "b"]
+
+    [kernels]
+    attention = "auto"
+    experts = "auto"
 
     [pipeline]
     microbatches = 4
@@ -319,8 +327,8 @@ fn overrides() {
 #[test]
 fn unknown_keys() {
     assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
-    assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
-    assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
+    assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);

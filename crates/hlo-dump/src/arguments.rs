@@ -83,6 +83,9 @@ pub struct Show {
     /// left out
     #[arg(long)]
     pub full: bool,
+    /// What computes each op that has several implementations, of a run config's program: attention, products of experts
+    #[arg(long, conflicts_with_all = ["emit", "full", "computation", "depth"])]
+    pub kernels: bool,
     /// Only this computation
     #[arg(long, value_name = "NAME")]
     pub computation: Option<String>,

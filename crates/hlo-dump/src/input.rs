@@ -73,6 +73,9 @@ pub trait Run {
     /// meshloom's own graph, as text.
     fn graph_text(&self) -> String;
 
+    /// What computes the ops that have several implementations.
+    fn kernels(&self) -> Vec<KernelRow>;
+
     /// Values that our partitioner had to gather for an op, each as a sentence.
     fn gathered_for_ops(&self) -> Vec<String>;
 
@@ -81,6 +84,17 @@ pub trait Run {
 
     /// The schedule of the config's pipeline, as a section of the report's page.
     fn pipeline_section(&self) -> Result<Option<Markup>>;
+}
+
+/// What computes an op, with its operands on one device.
+#[derive(Serialize)]
+pub struct KernelRow {
+    pub op: &'static str,
+    pub operands: String,
+    pub implementation: &'static str,
+    pub how: String,
+    /// How often it stands in the program.
+    pub count: usize,
 }
 
 /// JSON of an input: what it is, and what a command found.

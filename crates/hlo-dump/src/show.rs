@@ -17,13 +17,16 @@ use prost::Message;
 use serde::Serialize;
 
 use crate::arguments::{Emit, Show};
-use crate::input::{Loaded, load};
+use crate::input::{KernelRow, Loaded, load};
 use crate::output;
 
 pub fn run(arguments: &Show, json: bool) -> Result<()> {
     let emit = form(arguments, json)?;
     let loaded = load(&arguments.input)?;
     let file = arguments.output.as_deref();
+    if arguments.kernels {
+        return kernels(&loaded, file, json);
+    }
     match emit {
         Emit::Text => write(file, one_computation(text(&loaded, arguments.full), arguments)?.as_bytes()),
         Emit::Proto if file.is_none() && std::io::stdout().is_terminal() => {
@@ -109,6 +112,35 @@ fn graph(loaded: &Loaded) -> Result<String> {
         bail!("what a plugin compiled has no meshloom graph; take --stage partitioned");
     }
     Ok(run.graph_text())
+}
+
+#[derive(Serialize)]
+struct KernelsAnswer {
+    kernels: Vec<KernelRow>,
+}
+
+/// What computes the ops that have several implementations.
+fn kernels(loaded: &Loaded, file: Option<&Path>, json: bool) -> Result<()> {
+    let Some(run) = &loaded.run else { bail!("--kernels is for run configs: in HLO an op is what computes it") };
+    if !matches!(loaded.stage, Some(Stage::Partitioned | Stage::Compiled)) {
+        bail!("kernels are chosen for the program of one device; take --stage partitioned");
+    }
+    let kernels = run.kernels();
+    if json {
+        let answer = KernelsAnswer { kernels };
+        return match file {
+            None => output::json("show", &loaded.found(&answer)),
+            Some(_) => write(file, serde_json::to_string_pretty(&loaded.found(&answer))?.as_bytes()),
+        };
+    }
+    let lines = kernels.iter().map(|row| {
+        let KernelRow { op, operands, implementation, how, count } = row;
+        let how = if how.is_empty() { String::new() } else { format!(": {how}") };
+        format!("{op} ({count}): {implementation}{how}; operands of a device: {operands}\n")
+    });
+    let none = "the program has no op with several implementations\n".to_owned();
+    let text = if kernels.is_empty() { none } else { lines.collect() };
+    write(file, text.as_bytes())
 }
 
 fn write(file: Option<&Path>, bytes: &[u8]) -> Result<()> {

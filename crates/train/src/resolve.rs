@@ -8,6 +8,7 @@ use super::step::{DropoutConfig, TrainStep, aliases};
 use crate::Error;
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, lower, lower_as_traced};
 use meshloom::hlo::Stage;
+use meshloom::kernels::{AttentionKernel, ExpertsKernel, Kernels};
 use meshloom::nn::DecoderConfig;
 use meshloom::optim::{AdamW, Decay, LearningRate, Muon, Optimizer};
 use meshloom::pjrt::Platform;
@@ -208,7 +209,7 @@ impl RunConfig {
 
     /// What config and platform say of lowering, but for the mesh and the program's own aliases.
     fn lower_options<'a>(&self, platform: &Platform) -> LowerOptions<'a> {
-        LowerOptions {
+        let options = LowerOptions {
             partition: match self.partition.mode {
                 config::PartitionMode::Explicit => PartitionMode::Explicit,
                 config::PartitionMode::Gspmd => PartitionMode::GSPMD,
@@ -217,7 +218,25 @@ impl RunConfig {
             deny_replication: self.partition.replication == config::Replication::Deny,
             ..LowerOptions::default()
         }
-        .on(platform)
+        .on(platform);
+        LowerOptions { kernels: self.chosen_kernels(options.kernels), ..options }
+    }
+
+    /// What `[kernels]` says, where `auto` is what suits the platform.
+    fn chosen_kernels(&self, auto: Kernels) -> Kernels {
+        Kernels {
+            attention: match self.kernels.attention {
+                config::AttentionChoice::Auto => auto.attention,
+                config::AttentionChoice::Plain => AttentionKernel::Plain,
+                config::AttentionChoice::Blockwise => AttentionKernel::Blockwise,
+            },
+            experts: match self.kernels.experts {
+                config::ExpertsChoice::Auto => auto.experts,
+                config::ExpertsChoice::Plain => ExpertsKernel::Plain,
+                config::ExpertsChoice::Blockwise => ExpertsKernel::Blockwise,
+            },
+            ..auto
+        }
     }
 }
 

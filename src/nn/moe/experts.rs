@@ -10,10 +10,11 @@
 use std::panic::Location;
 
 use super::{Moe, MoeConfig, Routing};
-use crate::ir::DType;
+use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
 use crate::nn::mlp::swiglu;
-use crate::trace::{Tensor, VmapOptions, arange, ragged_dot, sort_together, vmap_with, zeros};
+use crate::ops::WithAxes;
+use crate::trace::{Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
 /// Tokens where the experts are: whole along the axes that experts are split over.
 #[derive(Clone, Copy, Debug)]
@@ -82,8 +83,9 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
     if let Some((expected, found)) = wrong {
         return dispatched.tokens.mismatch("run_experts", expected, found, Location::caller());
     }
-    let [tokens, experts, weights] =
-        [dispatched.tokens, dispatched.experts, dispatched.weights].map(|x| in_parts(x, parts));
+    let tokens = in_parts(lying_as(dispatched.tokens, GATHERED_TOKENS), parts);
+    let experts = in_parts(dispatched.experts, parts);
+    let weights = in_parts(lying_as(dispatched.weights, GATHERED_CHOICES), parts);
     let run = |group: Group, parts: (Tensor, Tensor, Tensor)| {
         let by_batch = VmapOptions::default().named(GATHERED_TOKENS[0]);
         vmap_with(by_batch, parts, |parts| {
@@ -115,7 +117,17 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
     };
     let [rows, positions] = [batch / parts[0], length / parts[1]];
     let results = results.reshape([parts[0], parts[1], rows, positions, embed]);
-    results.transpose([0, 2, 1, 3, 4]).reshape([batch, length, embed])
+    let results = results.transpose([0, 2, 1, 3, 4]).reshape([batch, length, embed]);
+    lying_as(results, GATHERED_TOKENS)
+}
+
+/// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums. Between
+/// the parts and the residual stream: how sums are scattered into the stream must not reach into the parts, which would
+/// then have to be exchanged before they are added up.
+#[track_caller]
+fn lying_as(x: Tensor, names: [&'static str; 3]) -> Tensor {
+    let names = names.iter().map(|name| Name::new(name)).collect();
+    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, Location::caller())
 }
 
 /// Tokens `[batch, length, width]` by parts of the batch and of the length, `[parts, parts, tokens of a part, width]`.

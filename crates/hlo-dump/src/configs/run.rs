@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use maud::Markup;
 use meshloom::compile::Lowered;
 use meshloom::ir::GraphTextOptions;
+use meshloom::kernels::KernelUse;
 use meshloom::sharding::{self, ExplainedStep};
 use meshloom::transform::diloco::Fragment;
 use meshloom::transform::pipeline::Timeline;
@@ -15,7 +16,7 @@ use meshloom_train::config::RunConfig;
 use serde::Serialize;
 
 use super::{ahead, timeline};
-use crate::input::Run;
+use crate::input::{KernelRow, Run};
 use crate::output::{BOLD, DIM, WARN, line, paint};
 use crate::report::shardings::ShardingRow;
 use crate::traffic::Diloco;
@@ -102,6 +103,17 @@ impl Run for Lowering {
 
     fn graph_text(&self) -> String {
         self.lowered.emitted().to_text(GraphTextOptions { origins: true, ..GraphTextOptions::default() })
+    }
+
+    fn kernels(&self) -> Vec<KernelRow> {
+        let row = |used: &KernelUse| KernelRow {
+            op: used.op,
+            operands: used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" "),
+            implementation: used.implementation,
+            how: used.how.clone(),
+            count: used.count,
+        };
+        self.lowered.kernels.iter().map(row).collect()
     }
 
     fn gathered_for_ops(&self) -> Vec<String> {

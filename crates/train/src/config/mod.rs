@@ -28,9 +28,9 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, MeshConfig, ModelConfig,
-    ModelFamily, OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig, Platform, Preallocate, RateSchedule,
-    RematConfig, Replication, TargetConfig, TrainConfig,
+    AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExpertsChoice,
+    KernelsConfig, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig,
+    Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;
@@ -103,6 +103,8 @@ run_config! {
         rules: RulesConfig,
         /// `[remat]`
         remat: RematConfig,
+        /// `[kernels]`
+        kernels: KernelsConfig,
         /// `[pipeline]`, when there is one
         pipeline: Option<PipelineConfig>,
         /// `[diloco]`, when there is one

@@ -234,6 +234,41 @@ section! {
     }
 }
 
+choice! {
+    /// What computes attention.
+    AttentionChoice {
+        /// What is fastest on the platform.
+        Auto = "auto",
+        /// Dots and a softmax over all scores.
+        Plain = "plain",
+        /// A loop over blocks of queries and keys.
+        Blockwise = "blockwise",
+    }
+}
+
+choice! {
+    /// What computes the grouped products of routed experts.
+    ExpertsChoice {
+        /// What is fastest on the platform.
+        Auto = "auto",
+        /// A dot over rows masked by expert.
+        Plain = "plain",
+        /// A loop over blocks of rows.
+        Blockwise = "blockwise",
+    }
+}
+
+section! {
+    /// `[kernels]`: what computes ops that have several implementations.
+    KernelsConfig {
+        /// Of attention. `auto` goes by the platform; `plain` holds all scores.
+        attention: AttentionChoice = AttentionChoice::Auto,
+        /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device for
+        /// every row.
+        experts: ExpertsChoice = ExpertsChoice::Auto,
+    }
+}
+
 section! {
     /// `[pipeline]`: present only when the mesh has a `stage` axis of more than one device, or `repeats` is more
     /// than 1.

@@ -78,6 +78,12 @@ impl RunConfig {
         if self.partition.mode != PartitionMode::Explicit {
             unused.push(("partition", "replication", is("partition.mode", self.partition.mode.name())));
         }
+        if self.partition.mode != PartitionMode::Explicit {
+            let why = || format!("{}: XLA partitions plain forms", is("partition.mode", self.partition.mode.name()));
+            unused.extend(["attention", "experts"].map(|key| ("kernels", key, why())));
+        } else if self.model.family == Llama {
+            unused.push(("kernels", "experts", is("model.family", self.model.family.name())));
+        }
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
         if matches!(platform, Platform::Cuda | Platform::Tpu)

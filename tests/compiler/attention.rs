@@ -1,0 +1,176 @@
+//! Blockwise attention against the plain form: values and gradients, on one device and sharded; and what is counted.
+
+use std::sync::Arc;
+
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::ir::DType::{self, BF16, F32, S32};
+use meshloom::ir::{Graph, Literal};
+use meshloom::kernels::{Blocks, Kernels};
+use meshloom::ops::{AttentionForm, Number, Op, PlaceOrder};
+use meshloom::sharding::{Mesh, RuleSets, Rules};
+use meshloom::trace::{Function, Tensor, TensorSpec, attention_over, iota, value_and_grad_aux};
+use support::eight_devices::{compile, relative_error};
+
+/// Batch, heads of keys, query heads for each, length, width of queries and of values.
+type Shape = [usize; 6];
+
+/// A form, and into how many segments rows are cut.
+type Case = (AttentionForm, usize);
+
+const CAUSAL: AttentionForm =
+    AttentionForm { scale: Number::new(0.6), softcap: None, causal: true, window: None, order: PlaceOrder::Index };
+
+fn window(window: usize) -> AttentionForm {
+    AttentionForm { window: Some(window), ..CAUSAL }
+}
+
+fn cases() -> Vec<Case> {
+    let softcap = AttentionForm { softcap: Some(Number::new(0.8)), ..window(9) };
+    let both_ways = AttentionForm { causal: false, ..window(4) };
+    vec![(CAUSAL, 1), (CAUSAL, 3), (window(1), 1), (window(6), 2), (window(100), 1), (softcap, 3), (both_ways, 2)]
+}
+
+/// For each case: values, logarithms, and the gradients of queries, keys and values.
+fn program(shape: Shape, dtype: DType, cases: &[Case]) -> Arc<Graph> {
+    let [batch, heads, groups, length, width, value_width] = shape;
+    let axes = ["batch", "heads", "", "length", ""];
+    let of_keys = ["batch", "heads", "", ""];
+    let specs = (
+        TensorSpec::new(dtype, [batch, heads, groups, length, width]).with_axes(&axes),
+        TensorSpec::new(dtype, [batch, heads, length, width]).with_axes(&of_keys),
+        TensorSpec::new(dtype, [batch, heads, length, value_width]).with_axes(&of_keys),
+        TensorSpec::new(dtype, [batch, heads, groups, length, value_width]).with_axes(&axes),
+    );
+    let function = Function::trace("attention", specs, |(query, key, value, weights)| {
+        let results = cases.iter().map(|&(form, segments)| {
+            // Segments of odd lengths. Where places are data, they run in two halves, the second first.
+            let index = iota(S32, [batch, length], 1);
+            let places = match form.order {
+                PlaceOrder::Index => index,
+                PlaceOrder::Any => (index + (length / 2) as f64) % length as f64,
+            };
+            let ids = places / length.div_ceil(segments) as f64;
+            let of_keys = |x: Tensor| x.with_axes(["batch", "keys"]);
+            let loss = |(query, key, value): (Tensor, Tensor, Tensor)| {
+                let (mixed, log_total) =
+                    attention_over(form, [query, key, value], [ids, of_keys(ids)], [places, of_keys(places)]);
+                let wide = mixed.convert(F32);
+                // The logarithms flow into the loss as well.
+                let loss = (wide * weights.convert(F32)).sum(..) + (log_total * weights.convert(F32).sum(-1)).sum(..);
+                (loss, (wide, log_total))
+            };
+            value_and_grad_aux((query, key, value), loss)
+        });
+        results.collect::<Vec<_>>()
+    });
+    function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
+}
+
+fn inputs(graph: &Graph) -> Vec<Literal> {
+    let wave = |position: usize, index: usize| ((index * (7 + position) % 97) as f64 / 48.5 - 1.0) * 1.7;
+    let types = graph.input_types().cloned();
+    types.enumerate().map(|(position, ty)| Literal::from_fn(ty, |index| wave(position, index))).collect()
+}
+
+fn results(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
+    let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
+    let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
+    let arguments = program.put(0, &inputs(graph)).expect("the inputs fit");
+    let outputs = program.run(&arguments.iter().collect::<Vec<_>>()).expect("it runs");
+    outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect()
+}
+
+fn blockwise(queries: usize, keys: usize) -> Kernels {
+    Kernels { blocks: Some(Blocks { queries, keys }), ..Kernels::default() }
+}
+
+#[track_caller]
+fn check(found: &[Vec<f64>], expected: &[Vec<f64>], bound: f64, name: &str) {
+    assert_eq!(found.len(), expected.len());
+    for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+        // A query that sees one key has weight one for it, whatever its score: its cotangent is zero but for rounding.
+        let is_zero = expected.iter().all(|number| number.abs() <= 1e-5);
+        let error = if is_zero {
+            found.iter().copied().map(f64::abs).fold(0.0, f64::max)
+        } else {
+            relative_error(found, expected)
+        };
+        assert!(error <= bound, "{name}: result {index} is off by {error:.1e}");
+    }
+}
+
+#[test]
+fn equal_to_the_plain_form() {
+    let of_any_order = |(form, segments): Case| (AttentionForm { order: PlaceOrder::Any, ..form }, segments);
+    let all: Vec<Case> = cases().into_iter().chain(cases().into_iter().map(of_any_order)).collect();
+    let plain = LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() };
+    let shapes: [(Shape, &[(usize, usize)]); 4] = [
+        ([2, 2, 2, 13, 4, 4], &[(4, 4), (3, 5), (8, 2)]),
+        ([1, 1, 1, 1, 2, 2], &[(64, 64)]),
+        ([1, 2, 1, 32, 6, 3], &[(8, 16), (5, 5)]),
+        ([2, 1, 3, 20, 8, 4], &[(7, 3), (1, 20)]),
+    ];
+    for (shape, blocks) in shapes {
+        let graph = program(shape, F32, &all);
+        let expected = results(&graph, &plain);
+        for &(queries, keys) in blocks {
+            let options = LowerOptions { kernels: blockwise(queries, keys), ..LowerOptions::default() };
+            check(&results(&graph, &options), &expected, 1e-5, &format!("{shape:?} in blocks of {queries} x {keys}"));
+        }
+    }
+}
+
+/// Products of bf16 have 8 bits: weights are rounded in both forms, in each relative to another sum.
+#[test]
+fn bf16() {
+    let graph = program([2, 2, 2, 40, 16, 16], BF16, &[(window(17), 2), (CAUSAL, 1)]);
+    let expected = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
+    let options = LowerOptions { kernels: blockwise(8, 8), ..LowerOptions::default() };
+    check(&results(&graph, &options), &expected, 2e-2, "bf16");
+}
+
+/// Blocks lie within a device: over batch and heads nothing moves but the sums of the loss. A device that has a part of
+/// the queries has partial sums of the cotangents of keys and values.
+#[test]
+fn sharded() {
+    let graph = program([2, 4, 2, 24, 8, 8], F32, &[(CAUSAL, 2), (window(9), 1)]);
+    let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
+    let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("length", &["context"]), ("keys", &[])];
+    let rules = RuleSets::uniform(Rules::from_pairs(&rules).expect("rules"));
+    for (axes, collectives) in
+        [([("data", 2), ("tensor", 4), ("context", 1)], 1), ([("data", 1), ("tensor", 2), ("context", 4)], 2)]
+    {
+        let mesh = Mesh::new(axes).expect("a mesh");
+        let options = LowerOptions {
+            sharding: Some((&mesh, &rules)),
+            deny_replication: true,
+            kernels: blockwise(4, 8),
+            ..LowerOptions::default()
+        };
+        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+        let compiled = compile(&lowered).expect("it compiles");
+        let count = compiled.collectives().count().expect("a ledger");
+        assert_eq!(count, collectives, "{axes:?}: {}", compiled.collectives());
+        check(&results(&graph, &options), &plain, 1e-5, &format!("{axes:?}"));
+    }
+}
+
+/// Pairs of blocks that no query sees are not computed: the loops' trip counts.
+#[test]
+fn blocks_that_nobody_sees_are_skipped() {
+    let trips = |form: AttentionForm| {
+        let graph = program([1, 1, 1, 64, 4, 4], F32, &[(form, 1)]);
+        let options = LowerOptions { kernels: blockwise(8, 8), ..LowerOptions::default() };
+        let lowered = lower(&graph, &options).expect("it lowers");
+        let lengths = lowered.emitted().nodes().filter_map(|node| match node.op() {
+            Op::Scan(scan) => Some(scan.length),
+            _ => None,
+        });
+        lengths.collect::<Vec<_>>()
+    };
+    assert_eq!(trips(CAUSAL), [36, 36]);
+    // A window of 9 reaches into the block before, one of 1 into none.
+    assert_eq!(trips(window(9)), [15, 15]);
+    assert_eq!(trips(window(1)), [8, 8]);
+    assert_eq!(trips(AttentionForm { causal: false, ..CAUSAL }), [64, 64]);
+}
