@@ -14,8 +14,7 @@ use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
 use crate::trace::{
-    DotOptions, Function, Tensor, TensorSpec, TensorTree, TraceError, arange, einsum_with, full, sort_together,
-    while_loop, zeros,
+    DotOptions, Function, Tensor, TensorSpec, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros,
 };
 
 /// What computes a grouped product: none if the plain form is asked for, or faster.
@@ -38,14 +37,14 @@ pub(super) fn ragged_dot(
     Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
 }
 
-/// The groups that have rows, in the order of their matrices. Entries beyond `count` are those that have none.
+/// The groups of all parts, in the order of their matrices: `[batch, group, part]` as one dimension.
 struct Groups {
-    /// Place in `[batch, group, part]`: `s32` `[groups of all parts]`.
-    place: Tensor,
-    /// First row: `s32` `[groups of all parts]`.
+    /// First row of each: `s32` `[groups]`.
     start: Tensor,
-    /// Behind the last row: `s32` `[groups of all parts]`.
+    /// Behind the last row of each: `s32` `[groups]`.
     end: Tensor,
+    /// The places of groups that have rows, in order, and then numbers beyond all places: `s32` `[groups]`.
+    filled: Tensor,
     /// How many have rows: a scalar `s32`.
     count: Tensor,
 }
@@ -113,9 +112,10 @@ impl Cut {
         let reach = sizes.cumsum(-1);
         let all = self.batch * self.parts * count;
         let [start, end] = [reach - sizes, reach].map(|x| x.minimum(rows).transpose([0, 2, 1]).reshape([all]));
-        let is_empty = end.less_equal(start).convert(DType::S32);
-        let sorted = sort_together(&[is_empty, arange(DType::S32, all), start, end], 0, 1);
-        Groups { place: sorted[1], start: sorted[2], end: sorted[3], count: (1.0 - is_empty).sum(..) }
+        let has_rows = start.less(end);
+        // Of one operand: XLA's partitioner ends the process over a sort of several in a manual region.
+        let filled = has_rows.select(arange(DType::S32, all), all as f64).sort(0);
+        Groups { start, end, filled, count: has_rows.convert(DType::S32).sum(..) }
     }
 
     /// Runs `step` for each visit, in the order of matrices.
@@ -125,7 +125,8 @@ impl Cut {
             (zero, zero, carry),
             |(index, _, _)| index.less(groups.count),
             |(index, turn, carry)| {
-                let [place, start, end] = [groups.place, groups.start, groups.end].map(|x| x.dynamic_index(0, index));
+                let place = groups.filled.dynamic_index(0, index);
+                let [start, end] = [groups.start, groups.end].map(|x| x.dynamic_index(0, place));
                 // In this order, so that a compiler sees that it is a multiple.
                 let tiles = start / self.tile as f64 + turn * (self.block / self.tile) as f64;
                 let first = tiles * self.tile as f64;
