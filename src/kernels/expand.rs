@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Kernels, blockwise, mosaic};
+use super::{Kernels, blockwise, grouped, mosaic};
 use crate::ir::{Graph, GraphCopy, NodeRef, TensorType};
 use crate::ops::Op;
 use crate::trace::TraceError;
@@ -113,6 +113,7 @@ impl Expansion<'_> {
                 None => blockwise::attention_gradient(op, types, self.kernels)?,
                 found => found,
             },
+            (Op::RaggedDot(op), types) => grouped::ragged_dot(op, types, self.kernels)?,
             _ => None,
         };
         let (implementation, how) = match &found {

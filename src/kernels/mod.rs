@@ -17,6 +17,7 @@
 
 mod blockwise;
 mod expand;
+mod grouped;
 mod mosaic;
 mod table;
 

@@ -1,6 +1,6 @@
 //! Which implementation an op gets where.
 
-use crate::ops::AttentionSizes;
+use crate::ops::{AttentionSizes, RaggedSizes};
 use crate::pjrt::{Platform, PlatformKind};
 
 meshloom_hlo::words! {
@@ -45,6 +45,8 @@ pub struct Kernels {
     pub platform: PlatformKind,
     /// The blocks of blockwise attention, if not those that suit the platform.
     pub blocks: Option<Blocks>,
+    /// The rows of a block of blockwise grouped products, if not as many as suit the platform.
+    pub rows: Option<usize>,
 }
 
 /// Those that every plugin takes, for a CPU.
@@ -57,7 +59,8 @@ impl Default for Kernels {
 impl Kernels {
     /// Those that every plugin takes, with blocks for one platform.
     pub const fn portable(platform: PlatformKind) -> Kernels {
-        Kernels { attention: AttentionKernel::Blockwise, experts: ExpertsKernel::Blockwise, platform, blocks: None }
+        let (attention, experts) = (AttentionKernel::Blockwise, ExpertsKernel::Blockwise);
+        Kernels { attention, experts, platform, blocks: None, rows: None }
     }
 
     /// Those that a platform computes fastest with.
@@ -104,4 +107,35 @@ impl Kernels {
         }
         size
     }
+
+    /// How many rows a block of a grouped product has: those asked for, or a power of two by the platform and the rows
+    /// of a group. None if one block holds all rows: each group would be a product of that block, and the plain form is
+    /// that in one dot.
+    ///
+    /// On a CPU a block of about a group's rows is best, up to 128. Elsewhere more of them fill the matrix units and
+    /// read a matrix less often.
+    pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
+        if let Some(rows) = self.rows {
+            return Some(rows.clamp(1, sizes.rows.max(1)));
+        }
+        let of_group = sizes.rows / sizes.groups.max(1);
+        let rows = match self.platform {
+            PlatformKind::Cpu => of_group.next_power_of_two().clamp(16, 128),
+            PlatformKind::Cuda | PlatformKind::Tpu => (of_group / 4).next_power_of_two().clamp(128, 512),
+        };
+        (rows < sizes.rows).then_some(rows)
+    }
+
+    /// What a block's first row is a multiple of: any row on a CPU, whole tiles of memory elsewhere. A TPU does slices,
+    /// product and update as one then.
+    pub(super) fn tile_of(&self, block: usize) -> usize {
+        match self.platform {
+            PlatformKind::Cpu => 1,
+            PlatformKind::Cuda | PlatformKind::Tpu if block.is_multiple_of(TILE) => TILE,
+            PlatformKind::Cuda | PlatformKind::Tpu => block,
+        }
+    }
 }
+
+/// Rows of a tile in a TPU's memory, of any type: (8, 128) or (16, 128) elements.
+const TILE: usize = 16;

@@ -60,17 +60,24 @@ crate::ir::op_text!(RaggedDot = "ragged-dot" {
     precision: optional("precision", Precision::Default),
 });
 
-/// The sizes of the dimensions of a ragged dot.
-struct Sizes {
-    batch: Dims,
-    blocks: Dims,
-    rows: usize,
-    inner: usize,
-    columns: usize,
-    groups: usize,
+/// The sizes of the dimensions of a [`RaggedDot`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RaggedSizes {
+    /// Leading dimensions of everything.
+    pub batch: Dims,
+    /// Those that matrices do not have.
+    pub blocks: Dims,
+    /// `m`, of each block.
+    pub rows: usize,
+    /// `k`.
+    pub inner: usize,
+    /// `n`.
+    pub columns: usize,
+    /// `g`.
+    pub groups: usize,
 }
 
-impl Sizes {
+impl RaggedSizes {
     /// Of matrices.
     fn of_batch(&self, own: &[usize]) -> Dims {
         self.batch.iter().chain(own).copied().collect()
@@ -83,10 +90,11 @@ impl Sizes {
 }
 
 impl RaggedDot {
-    fn sizes(&self, operands: &[&TensorType]) -> Sizes {
+    /// The sizes of its dimensions, by the types of operands that it takes.
+    pub fn sizes(&self, operands: &[&TensorType]) -> RaggedSizes {
         let (b, r) = (self.batch_count, self.leading_count());
         let last = operands[1].rank() - 1;
-        Sizes {
+        RaggedSizes {
             batch: Dims::from_slice(&operands[0].dims[..b]),
             blocks: Dims::from_slice(&operands[0].dims[b..r]),
             rows: operands[0].dims[r],
@@ -189,7 +197,7 @@ impl Primitive for RaggedDot {
                 }
             };
         }
-        let Sizes { rows, inner, columns, groups, .. } = self.sizes(operands);
+        let RaggedSizes { rows, inner, columns, groups, .. } = self.sizes(operands);
         match self.mode {
             RaggedMode::Rows => {
                 rule.add(rows, Replicated, &[(0, r)], &[(0, r)]);
@@ -225,8 +233,9 @@ impl Primitive for RaggedDot {
 
     rules!(partition: unchanged);
 
-    /// A dot over rows masked by group: the form that every plugin takes. The mask costs `g` copies of the left operand
-    /// where the backend does not fuse it, and `g` times the products.
+    /// A dot over rows masked by group: the plain form. The mask costs `g` copies of the left operand where the backend
+    /// does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks of rows in its place
+    /// where that is faster.
     ///
     /// XLA's own instruction `ragged-dot` would cost neither, but of the plugins at hand the CPU ones do not run it.
     fn emit(&self, context: &mut EmitContext<'_>) {

@@ -48,6 +48,13 @@ fn trials() -> Vec<Trial> {
         on("tpu", "the_explicit_step_for_512_devices", platforms::the_explicit_step_compiles_for_512_tpus),
         on("tpu", "the_train_step_on_slices", || platforms::train_step("tpu7x:2x2x1:slices=2", "data=4,fsdp=4")),
         on("tpu", "experts_and_gradients", || programs::experts_and_gradients("v5e:2x4")),
+        Trial::test("grouped_products_copy_one_matrix", || {
+            programs::grouped_products("cpu:1", PlatformKind::Cpu);
+            Ok(())
+        })
+        .with_kind("cpu"),
+        on("tpu", "grouped_products_copy_one_matrix", || programs::grouped_products("v5p:1x1x1", PlatformKind::Tpu)),
+        on("cuda", "grouped_products_copy_one_matrix", || programs::grouped_products("h100:1x1x1", PlatformKind::Cuda)),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
         on(
             "tpu",

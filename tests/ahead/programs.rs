@@ -1,10 +1,15 @@
 //! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
 
+use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit};
+use meshloom::hlo::proto::HloComputationProto;
+use meshloom::ir::DType::{BF16, F32, S32};
+use meshloom::kernels::Kernels;
 use meshloom::nn::{MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
-use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, Topology};
+use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
+use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad};
 use meshloom_train::StepAhead;
 use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;
@@ -42,10 +47,43 @@ pub fn every_dialect(target: &str) {
 
 /// A block of experts and its gradients.
 pub fn experts_and_gradients(target: &str) {
-    let config = MoeConfig { expert_groups: 2, ..experts(8, 2) };
+    let config = MoeConfig { expert_groups: 2, batch_parts: 4, ..experts(8, 2) };
     let graph = with_gradients(&config, Rows { batch: 16, length: 16, embed: 16 }, moe);
     let lowered = partitioned(&graph, "data=2,fsdp=2,expert=2", &rules(&[]));
     compile(target, &lowered.module.bytes, &CompileOptions::partitioned(8));
+}
+
+/// A grouped product and its gradients, in loops that copy no more of the matrices than the one of a turn.
+pub fn grouped_products(target: &str, kind: PlatformKind) {
+    const GROUPS: usize = 16;
+    let spec = |dims: &[usize]| TensorSpec::new(BF16, dims);
+    let specs = (spec(&[8192, 512]), spec(&[GROUPS, 512, 256]), TensorSpec::new(S32, [GROUPS]));
+    let function = Function::trace("grouped", specs, |(rows, matrices, sizes)| {
+        value_and_grad((rows, matrices), |(rows, matrices)| {
+            ragged_dot(rows, matrices, sizes).convert(F32).square().sum(..)
+        })
+    });
+    let options = LowerOptions { kernels: Kernels::portable(kind), ..LowerOptions::default() };
+    let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
+    let topology = Topology::parse(target).expect("a topology");
+    let options = CompileOptions::partitioned(1);
+    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
+    let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
+    let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let bodies: Vec<&HloComputationProto> = module
+        .computations
+        .iter()
+        .flat_map(|computation| &computation.instructions)
+        .filter(|instruction| instruction.opcode == "while")
+        .flat_map(|instruction| &instruction.called_computation_ids)
+        .filter_map(|id| module.computations.iter().find(|computation| computation.id == *id))
+        .collect();
+    assert!(bodies.len() >= 6, "three loops, each of a condition and a body: {}", bodies.len());
+    for instruction in bodies.iter().flat_map(|body| &body.instructions) {
+        let dims = instruction.shape.as_ref().map(|shape| &shape.dimensions[..]).unwrap_or_default();
+        let is_copy = instruction.opcode.starts_with("copy") || instruction.opcode == "transpose";
+        assert!(!is_copy || dims.first() != Some(&(GROUPS as i64)), "{target}: {}: {dims:?}", instruction.name);
+    }
 }
 
 /// The order of devices goes into the device assignment of what is compiled.

@@ -1,17 +1,20 @@
 //! Dispatches tokens to experts, runs the experts, and returns their results.
 //!
-//! Tokens keep their rows: choices are sorted by expert within a row, so rows may lie on different devices. Experts are
-//! divided into groups, which are one more dimension. Each group looks at all tokens, sorts those that chose one of its
-//! experts to the front, and works on as many as there could be at most. A partitioner that splits this dimension only
-//! has to gather tokens before and sum results after.
+//! Tokens are cut into parts by rows and by positions: a part has some positions of some rows, and its choices are sorted
+//! by expert together. So parts may lie on different devices, and a device that has one part sorts all its tokens at
+//! once, which gives each expert as many neighbouring rows as there can be. Experts are divided into groups, which are
+//! one more dimension. Each group looks at all tokens, sorts those that chose one of its experts to the front, and works
+//! on as many as there could be at most. A partitioner that splits these dimensions only has to gather tokens before and
+//! sum results after.
 
 use std::panic::Location;
 
 use super::{Moe, MoeConfig, Routing};
-use crate::ir::DType;
+use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
 use crate::nn::mlp::swiglu;
-use crate::trace::{Tensor, VmapOptions, arange, ragged_dot, sort_together, vmap_with, zeros};
+use crate::ops::WithAxes;
+use crate::trace::{Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
 /// Tokens where the experts are: whole along the axes that experts are split over.
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +54,10 @@ struct Group {
     down: Tensor,
 }
 
-/// One row's tokens, or a part of them.
+/// Some positions of some rows.
 #[derive(Clone, Copy)]
-struct Row {
-    /// `[length, embed]`.
+struct Part {
+    /// `[tokens, embed]`.
     tokens: Tensor,
     /// Which expert of the group each choice is, in the order of tokens; out of range for those of other groups. `s32`
     /// `[choices]`.
@@ -66,26 +69,31 @@ struct Row {
 /// The weighted sum over the experts of each token: `[batch, length, embed]`, a sum over the groups of experts.
 ///
 /// # Errors
-/// The groups do not divide the experts, or the parts the length.
+/// The groups do not divide the experts, or the parts the batch or the length.
 #[track_caller]
 pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let dtype = dispatched.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
     let [batch, length, embed] = dispatched.tokens.shape();
-    let (groups, parts) = (config.expert_groups.max(1), config.sequence_parts.max(1));
-    if let Some(wrong) = misfit(config.experts, "experts", groups).or_else(|| misfit(length, "tokens", parts)) {
-        let (expected, found) = wrong;
+    let groups = config.expert_groups.max(1);
+    let parts = [config.batch_parts.max(1), config.sequence_parts.max(1)];
+    let wrong = misfit(config.experts, "experts", groups)
+        .or_else(|| misfit(batch, "rows", parts[0]))
+        .or_else(|| misfit(length, "tokens", parts[1]));
+    if let Some((expected, found)) = wrong {
         return dispatched.tokens.mismatch("run_experts", expected, found, Location::caller());
     }
-    let part = length / parts;
-    let choices = part * config.experts_per_token;
-    let tokens = dispatched.tokens.reshape([batch, parts, part, embed]);
-    let [experts, weights] = [dispatched.experts, dispatched.weights].map(|x| x.reshape([batch, parts, choices]));
-    let run = |group: Group, rows: (Tensor, Tensor, Tensor)| {
+    let tokens = in_parts(lying_as(dispatched.tokens, GATHERED_TOKENS), parts);
+    let experts = in_parts(dispatched.experts, parts);
+    let weights = in_parts(lying_as(dispatched.weights, GATHERED_CHOICES), parts);
+    let run = |group: Group, parts: (Tensor, Tensor, Tensor)| {
         let by_batch = VmapOptions::default().named(GATHERED_TOKENS[0]);
-        vmap_with(by_batch, rows, |rows| {
-            let by_part = VmapOptions::default().named(GATHERED_TOKENS[1]);
-            vmap_with(by_part, rows, |(tokens, experts, weights)| run_group(group, Row { tokens, experts, weights }))
+        vmap_with(by_batch, parts, |parts| {
+            let by_length = VmapOptions::default().named(GATHERED_TOKENS[1]);
+            vmap_with(by_length, parts, |(tokens, experts, weights)| {
+                let [experts, weights] = [experts, weights].map(|x| x.reshape([x.dim(0) * x.dim(1)]));
+                run_group(group, Part { tokens, experts, weights })
+            })
         })
     };
     let results = if groups == 1 {
@@ -107,7 +115,27 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
         });
         results.sum(0)
     };
-    results.reshape([batch, length, embed])
+    let [rows, positions] = [batch / parts[0], length / parts[1]];
+    let results = results.reshape([parts[0], parts[1], rows, positions, embed]);
+    let results = results.transpose([0, 2, 1, 3, 4]).reshape([batch, length, embed]);
+    lying_as(results, GATHERED_TOKENS)
+}
+
+/// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums. Between
+/// the parts and the residual stream: how sums are scattered into the stream must not reach into the parts, which would
+/// then have to be exchanged before they are added up.
+#[track_caller]
+fn lying_as(x: Tensor, names: [&'static str; 3]) -> Tensor {
+    let names = names.iter().map(|name| Name::new(name)).collect();
+    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, Location::caller())
+}
+
+/// Tokens `[batch, length, width]` by parts of the batch and of the length, `[parts, parts, tokens of a part, width]`.
+fn in_parts(x: Tensor, [batch_parts, sequence_parts]: [usize; 2]) -> Tensor {
+    let [batch, length, width] = x.shape();
+    let [rows, positions] = [batch / batch_parts, length / sequence_parts];
+    let cut = x.reshape([batch_parts, rows, sequence_parts, positions, width]).transpose([0, 2, 1, 3, 4]);
+    cut.reshape([batch_parts, sequence_parts, rows * positions, width])
 }
 
 /// What is expected and found, if a number of things cannot be cut into equal parts.
@@ -116,27 +144,27 @@ fn misfit(count: usize, what: &str, parts: usize) -> Option<(String, String)> {
     (!count.is_multiple_of(parts)).then_some(wrong)
 }
 
-/// What a group of experts makes of a row: `[length, embed]`, zero for tokens that chose none of them.
-fn run_group(group: Group, row: Row) -> Tensor {
-    let [length, embed] = row.tokens.shape();
+/// What a group of experts makes of a part: `[tokens, embed]`, zero for tokens that chose none of them.
+fn run_group(group: Group, part: Part) -> Tensor {
+    let [token_count, embed] = part.tokens.shape();
     let [count, _, _] = group.gate.shape();
-    let [choices] = row.experts.shape();
-    let per_token = choices / length.max(1);
-    let own = row.experts.greater_equal(0.0) & row.experts.less(count as f64);
-    let key = own.select(row.experts, count as f64);
+    let [choices] = part.experts.shape();
+    let per_token = choices / token_count.max(1);
+    let own = part.experts.greater_equal(0.0) & part.experts.less(count as f64);
+    let key = own.select(part.experts, count as f64);
     let sizes = key.one_hot(count, DType::S32).sum(0);
     // A token chooses different experts, so no more of its choices than there are experts in the group can be of the
     // group.
-    let most = length * per_token.min(count);
+    let most = token_count * per_token.min(count);
     let sorted = sort_together(&[key, arange(DType::S32, choices)], 0, 1);
     let choice = sorted[1].slice(0, ..most);
     let token = choice / per_token.max(1) as f64;
-    let tokens = row.tokens.at(&[token]).in_bounds().get();
-    let weights = row.weights.at(&[choice]).in_bounds().unique().get().convert(tokens.dtype());
+    let tokens = part.tokens.at(&[token]).in_bounds().get();
+    let weights = part.weights.at(&[choice]).in_bounds().unique().get().convert(tokens.dtype());
     let hidden = swiglu(ragged_dot(tokens, group.gate, sizes), ragged_dot(tokens, group.up, sizes)).named("mlp_hidden");
     // Weighted before the last product, which is linear: so its result is not needed again for the gradient of the
     // weights.
     let weighted = hidden * weights.broadcast_like(hidden, [0]);
     let results = ragged_dot(weighted, group.down, sizes);
-    zeros(results.dtype(), [length, embed]).at(&[token]).in_bounds().add(results)
+    zeros(results.dtype(), [token_count, embed]).at(&[token]).in_bounds().add(results)
 }

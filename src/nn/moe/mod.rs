@@ -1,7 +1,7 @@
 //! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and through all
 //! shared ones.
 //!
-//! No token is dropped, and no expert has a capacity: the choices of a row's tokens are sorted by expert, and grouped
+//! No token is dropped, and no expert has a capacity: the choices of a device's tokens are sorted by expert, and grouped
 //! products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps, so a
 //! layer can put other work between them ([`batch_split`](super::DecoderConfig)):
 //!
@@ -62,9 +62,11 @@ pub struct MoeConfig {
     /// Groups into which experts are cut; a divisor of `experts`. The result does not depend on it. It is the dimension
     /// by which experts are spread over devices: the size of the mesh axes of `activation_exp`, or a multiple.
     pub expert_groups: usize,
-    /// Parts into which a row's tokens are cut, each sorted for itself; a divisor of the length. The result does not
-    /// depend on it. It is the dimension by which a sequence is spread over devices: the size of the mesh axes of
-    /// `activation_norm_length_moe`, or a multiple.
+    /// Parts into which rows are cut, each sorted for itself; a divisor of the batch. The result does not depend on it.
+    /// It is the dimension by which a batch is spread over devices: the size of the mesh axes of
+    /// `activation_batch_no_exp_moe`, or a multiple. The fewer parts, the more rows are neighbours in a product.
+    pub batch_parts: usize,
+    /// The same of a row's tokens: a divisor of the length, by the mesh axes of `activation_norm_length_moe`.
     pub sequence_parts: usize,
 }
 
@@ -80,6 +82,7 @@ impl Default for MoeConfig {
             weight_scale: 1.0,
             load_balance_weight: 0.01,
             expert_groups: 1,
+            batch_parts: 1,
             sequence_parts: 1,
         }
     }

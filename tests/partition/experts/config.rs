@@ -43,10 +43,13 @@ fn a_dense_family_has_no_experts() {
 #[test]
 fn groups_are_those_of_the_mesh() {
     let parts = |mesh: &str| config(mesh, &["model.family=mixtral"]).layer_parts().unwrap().routed;
-    let cut = |mesh: &str| (parts(mesh).expert_groups, parts(mesh).sequence_parts);
-    assert_eq!(cut("data=2,fsdp=2,expert=2"), (2, 1));
-    assert_eq!(cut("expert=4,context=2"), (4, 2));
-    assert_eq!(cut("data=8"), (1, 1));
+    let cut = |mesh: &str| {
+        let parts = parts(mesh);
+        (parts.expert_groups, parts.batch_parts, parts.sequence_parts)
+    };
+    assert_eq!(cut("data=2,fsdp=2,expert=2"), (2, 4, 1));
+    assert_eq!(cut("expert=4,context=2"), (4, 1, 2));
+    assert_eq!(cut("data=8"), (1, 8, 1));
 }
 
 #[test]

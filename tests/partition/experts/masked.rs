@@ -57,9 +57,9 @@ fn check(what: &str, config: &MoeConfig, change: impl Fn(&mut Vec<Literal>)) -> 
 fn experts_do_what_all_of_them_masked_would() {
     let cases = [
         ("two of eight", experts(8, 2)),
-        ("in groups", MoeConfig { expert_groups: 4, ..experts(8, 3) }),
+        ("in groups", MoeConfig { expert_groups: 4, batch_parts: 8, ..experts(8, 3) }),
         ("in groups of one", MoeConfig { expert_groups: 8, sequence_parts: 3, ..experts(8, 3) }),
-        ("in parts", MoeConfig { expert_groups: 2, sequence_parts: 4, ..deepseek(experts(8, 4)) }),
+        ("in parts", MoeConfig { expert_groups: 2, batch_parts: 2, sequence_parts: 4, ..deepseek(experts(8, 4)) }),
         ("all", MoeConfig { normalize_weights: false, ..experts(4, 4) }),
         ("the only one", experts(1, 1)),
         ("one, not normalized", MoeConfig { normalize_weights: false, expert_groups: 2, ..experts(6, 1) }),
@@ -105,6 +105,8 @@ fn impossible_sizes_are_errors() {
     assert!(many.contains("the 5 largest of 4 elements do not exist") && many.contains("router.rs"), "{many}");
     let groups = error(MoeConfig { expert_groups: 3, ..experts(8, 2) });
     assert!(groups.contains("8 experts") && groups.contains('3'), "{groups}");
+    let rows = error(MoeConfig { batch_parts: 3, ..experts(8, 2) });
+    assert!(rows.contains("8 rows") && rows.contains('3'), "{rows}");
     let parts = error(MoeConfig { sequence_parts: 5, ..experts(8, 2) });
     assert!(parts.contains("12 tokens") && parts.contains('5'), "{parts}");
 }

@@ -44,7 +44,7 @@ const MODELS: &[&[&str]] = &[
 const AXES: [&str; 5] = ["data", "fsdp", "expert", "context", "tensor"];
 
 /// Three axes of two devices, or two of two and four, in the order of the preset.
-fn random_mesh(random: &mut Random) -> String {
+pub fn random_mesh(random: &mut Random) -> String {
     let mut axes = [0, 1, 2, 3, 4];
     random.shuffle(&mut axes);
     let sizes: &[usize] = if random.below(2) == 0 { &[2, 2, 2] } else { &[4, 2] };
@@ -88,9 +88,10 @@ fn check(mesh: &str, model: &[&str]) {
     let config = config(mesh, model);
     let (graph, inputs) = loss_and_gradients(&config);
     let lowered = partitioned(&graph, mesh, &config.rule_sets().expect("rules"));
-    // One device has one group of experts, one part of the sequence, and layers that are not cut.
+    // One device has one group of experts, one part of all tokens, and layers that are not cut.
     let mut plain = config.decoder().unwrap();
     plain.parts.routed.expert_groups = 1;
+    plain.parts.routed.batch_parts = 1;
     plain.parts.routed.sequence_parts = 1;
     plain.parts.batch_split = false;
     plain.remat = RematPolicy::None;

@@ -3,6 +3,7 @@
 
 mod config;
 mod golden;
+mod grouped;
 mod halves;
 mod masked;
 mod meshes;

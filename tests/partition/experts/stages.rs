@@ -73,10 +73,14 @@ fn stages_keep_to_themselves() {
         ("activation_batch_no_exp_moe", &["data", "fsdp"]),
         ("layers", &["stage"]),
     ];
-    for (mesh, groups, parts) in
-        [("stage=2,fsdp=2,expert=2", 2, 1), ("stage=2,expert=4", 4, 1), ("stage=2,expert=2,context=2", 2, 2)]
-    {
-        let config = MoeConfig { expert_groups: groups, sequence_parts: parts, ..plain.clone() };
+    for (mesh, expert_groups, batch_parts, sequence_parts) in [
+        ("stage=2,fsdp=2,expert=2", 2, 2, 1),
+        ("stage=2,expert=4", 4, 1, 1),
+        ("stage=2,expert=2,context=2", 2, 1, 2),
+        // Twice as many parts of the batch as it is spread over.
+        ("stage=2,fsdp=2,context=2", 1, 4, 2),
+    ] {
+        let config = MoeConfig { expert_groups, batch_parts, sequence_parts, ..plain.clone() };
         let graph = stages(&config, rows, true);
         let lowered = partitioned(&graph, mesh, &rules(batch));
         check_equal(mesh, &run(&lowered, &inputs), &expected, 1e-5);

@@ -34,7 +34,7 @@ pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
 #[test]
 fn tokens_are_gathered_and_results_scattered() {
     let rows = Rows { batch: 8, length: 12, embed: 16 };
-    let config = MoeConfig { expert_groups: 2, ..experts(8, 2) };
+    let config = MoeConfig { expert_groups: 2, batch_parts: 4, ..experts(8, 2) };
     let ledger = ledger(&config, rows, "data=2,fsdp=2,expert=2");
     let tokens = (rows.batch / 8 * rows.length * rows.embed * 4) as u64;
     let choices = (rows.batch / 8 * rows.length * config.experts_per_token * 4) as u64;
@@ -53,7 +53,7 @@ fn tokens_are_gathered_and_results_scattered() {
 #[test]
 fn weights_of_experts_are_gathered_along_fsdp_alone() {
     let rows = Rows { batch: 8, length: 12, embed: 16 };
-    let config = MoeConfig { expert_groups: 2, ..experts(8, 2) };
+    let config = MoeConfig { expert_groups: 2, batch_parts: 4, ..experts(8, 2) };
     let ledger = ledger(&config, rows, "data=2,fsdp=2,expert=2");
     let weight = (config.experts / 2 * rows.embed / 2 * config.mlp * 4) as u64;
     let fsdp = ledger.over_exactly(&["fsdp"]);
@@ -69,7 +69,8 @@ fn weights_of_experts_are_gathered_along_fsdp_alone() {
 #[test]
 fn one_group_of_split_experts_is_a_named_fallback() {
     let specs = (stream(ROWS), parameters(ROWS.embed, &experts(8, 2)));
-    let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &experts(8, 2)));
+    let config = MoeConfig { batch_parts: 4, ..experts(8, 2) };
+    let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &config));
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
     let (mesh, rules) = (Mesh::parse("fsdp=4,expert=2", 8).expect("a mesh"), rules(&[]));
     let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };

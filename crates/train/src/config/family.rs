@@ -8,8 +8,11 @@ use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
 /// The dimension along which groups of experts are spread over devices.
 const GROUPS: &str = "activation_exp";
 
+/// The dimension along which rows are, where experts work on them.
+const ROWS: &str = "activation_batch_no_exp_moe";
+
 /// The dimension along which parts of a sequence are, where experts work on them.
-const PARTS: &str = "activation_norm_length_moe";
+const POSITIONS: &str = "activation_norm_length_moe";
 
 impl RunConfig {
     /// What sets the family's layers apart, for the mesh and rules of the config.
@@ -40,7 +43,8 @@ impl RunConfig {
     fn routed_experts(&self, placement: &Placement) -> MoeConfig {
         let model = &self.model;
         let is_deepseek = model.family == ModelFamily::Deepseek;
-        let parts = placement.parts(PARTS);
+        let rows = self.rows_of_layer() / if model.batch_split { 2 } else { 1 };
+        let (batch_parts, sequence_parts) = (placement.parts(ROWS), placement.parts(POSITIONS));
         MoeConfig {
             experts: model.experts,
             experts_per_token: model.experts_per_token,
@@ -51,8 +55,10 @@ impl RunConfig {
             weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
             load_balance_weight: model.load_balance_weight,
             expert_groups: placement.parts(GROUPS),
+            // Rows that do not divide may be padded: each is a part, as padding cannot divide one.
+            batch_parts: if rows.is_multiple_of(batch_parts) { batch_parts } else { rows },
             // A sequence that does not divide is whole on every device.
-            sequence_parts: if model.seq.is_multiple_of(parts) { parts } else { 1 },
+            sequence_parts: if model.seq.is_multiple_of(sequence_parts) { sequence_parts } else { 1 },
         }
     }
 

@@ -1,0 +1,208 @@
+//! Grouped products that multiply each row once: a loop over blocks of rows, each with the matrix of its group.
+//!
+//! Rows are sorted by group and stay where they are: no group is padded. A group's blocks begin with the tile of rows
+//! that its first row is in, and follow each other to its last row; rows of a block that belong to others are masked. How
+//! many blocks there are follows from the group sizes, when the program runs, so empty groups and rows of no group cost
+//! nothing.
+//!
+//! With tiles of one row, at most `rows / block + groups - 1` blocks are visited, rounded up.
+//!
+//! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
+
+use super::expand::Implementation;
+use super::{ExpertsKernel, Kernels};
+use crate::ir::{DType, TensorType};
+use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
+use crate::trace::{
+    DotOptions, Function, Tensor, TensorSpec, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros,
+};
+
+/// What computes a grouped product: none if the plain form is asked for, or faster.
+pub(super) fn ragged_dot(
+    op: &RaggedDot,
+    types: &[TensorType],
+    kernels: &Kernels,
+) -> Result<Option<Implementation>, TraceError> {
+    let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
+    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
+    let function = Function::trace("ragged_dot", specs, |operands: Vec<Tensor>| {
+        let groups = cut.groups(operands[2]);
+        match op.mode {
+            RaggedMode::Rows => cut.rows_product(operands[0], operands[1], &groups),
+            RaggedMode::Contracted => cut.contracted_product(operands[0], operands[1], &groups),
+        }
+    })?;
+    let how = format!("blocks of {} rows, as many as the groups have", cut.block);
+    let implementation = ExpertsKernel::Blockwise.name();
+    Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
+}
+
+/// The groups of all parts, in the order of their matrices: `[batch, group, part]` as one dimension.
+struct Groups {
+    /// First row of each: `s32` `[groups]`.
+    start: Tensor,
+    /// Behind the last row of each: `s32` `[groups]`.
+    end: Tensor,
+    /// The places of groups that have rows, in order, and then numbers beyond all places: `s32` `[groups]`.
+    filled: Tensor,
+    /// How many have rows: a scalar `s32`.
+    count: Tensor,
+}
+
+/// One block of rows with one group.
+struct Visit {
+    /// Which rows are its own, if they are in parts: a scalar `s32`.
+    part: Tensor,
+    /// Which matrix: a scalar `s32`.
+    matrix: Tensor,
+    /// First row of the block, which reading and writing moves back if the block reaches beyond the last row: a scalar
+    /// `s32`.
+    first: Tensor,
+    /// Which rows of the block are the group's: `pred` `[block]`.
+    is_own: Tensor,
+}
+
+/// How a grouped product is cut into blocks. Rows that share matrices are called parts here: a block is what a loop
+/// works on.
+struct Cut {
+    sizes: RaggedSizes,
+    /// Product of the leading dimensions that matrices have.
+    batch: usize,
+    /// Product of those that they do not have.
+    parts: usize,
+    /// Rows of a block.
+    block: usize,
+    /// Blocks start at multiples of this, a divisor of their size.
+    tile: usize,
+    dtype: DType,
+    options: DotOptions,
+}
+
+impl Cut {
+    fn new(op: &RaggedDot, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
+        let sizes = op.sizes(&types.iter().collect::<Vec<_>>());
+        if kernels.experts == ExpertsKernel::Plain || types.iter().any(|ty| ty.element_count() == 0) {
+            return None;
+        }
+        let block = kernels.rows_of(&sizes)?;
+        Some(Cut {
+            batch: sizes.batch.iter().product(),
+            parts: sizes.blocks.iter().product(),
+            sizes,
+            block,
+            tile: kernels.tile_of(block),
+            dtype: op.dtype,
+            options: DotOptions { dtype: Some(op.dtype), precision: op.precision },
+        })
+    }
+
+    /// All rows, `[batch * parts, rows, width]`.
+    fn rows(&self, x: Tensor) -> Tensor {
+        x.reshape([self.batch * self.parts, self.sizes.rows, x.dim(-1)])
+    }
+
+    /// All matrices, `[batch * groups, inner, columns]`.
+    fn matrices(&self) -> [usize; 3] {
+        [self.batch * self.sizes.groups, self.sizes.inner, self.sizes.columns]
+    }
+
+    fn groups(&self, sizes: Tensor) -> Groups {
+        let (count, rows) = (self.sizes.groups, self.sizes.rows as f64);
+        let sizes = sizes.convert(DType::S32).reshape([self.batch, self.parts, count]);
+        let reach = sizes.cumsum(-1);
+        let all = self.batch * self.parts * count;
+        let [start, end] = [reach - sizes, reach].map(|x| x.minimum(rows).transpose([0, 2, 1]).reshape([all]));
+        let has_rows = start.less(end);
+        // Of one operand: XLA's partitioner ends the process over a sort of several in a manual region.
+        let filled = has_rows.select(arange(DType::S32, all), all as f64).sort(0);
+        Groups { start, end, filled, count: has_rows.convert(DType::S32).sum(..) }
+    }
+
+    /// Runs `step` for each visit, in the order of matrices.
+    fn run<C: TensorTree>(&self, groups: &Groups, carry: C, step: impl FnOnce(C, Visit) -> C) -> C {
+        let zero = zeros(DType::S32, []);
+        let (_, _, carry) = while_loop(
+            (zero, zero, carry),
+            |(index, _, _)| index.less(groups.count),
+            |(index, turn, carry)| {
+                let place = groups.filled.dynamic_index(0, index);
+                let [start, end] = [groups.start, groups.end].map(|x| x.dynamic_index(0, place));
+                // In this order, so that a compiler sees that it is a multiple.
+                let tiles = start / self.tile as f64 + turn * (self.block / self.tile) as f64;
+                let first = tiles * self.tile as f64;
+                let behind = first + self.block as f64;
+                let is_last = behind.greater_equal(end);
+                let next = is_last.select(index + 1.0, index);
+                let next_turn = is_last.select(zero, turn + 1.0);
+                let visit = self.visit(place, [first.maximum(start), behind.minimum(end)], first);
+                (next, next_turn, step(carry, visit))
+            },
+        );
+        carry
+    }
+
+    /// The visit of a block from row `first` on, of which the rows from `own[0]` to `own[1]` are the group's.
+    fn visit(&self, place: Tensor, own: [Tensor; 2], first: Tensor) -> Visit {
+        // Of a block that is moved back, rows that another visit has are masked.
+        let at = first.minimum((self.sizes.rows - self.block) as f64);
+        let row = arange(DType::S32, self.block) + at.broadcast_to([self.block]);
+        let [from, to] = own.map(|x| x.broadcast_to([self.block]));
+        let matrix = place / self.parts as f64;
+        let part = (matrix / self.sizes.groups as f64) * self.parts as f64 + place % self.parts as f64;
+        Visit { part, matrix, first, is_own: row.greater_equal(from) & row.less(to) }
+    }
+
+    /// A visit's block of rows `[.., rows, width]`: `[block, width]`.
+    fn block_of(&self, rows: Tensor, visit: &Visit) -> Tensor {
+        let starts = [visit.part, visit.first, zeros(DType::S32, [])];
+        let width = rows.dim(2);
+        rows.dynamic_slice(&starts, [1, self.block, width]).reshape([self.block, width])
+    }
+
+    /// Rows times the matrix of their group.
+    fn rows_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
+        let (rows, matrices) = (self.rows(lhs), rhs.reshape(self.matrices()));
+        let columns = self.sizes.columns;
+        let start = zeros(self.dtype, [self.batch * self.parts, self.sizes.rows, columns]);
+        let result = self.run(groups, start, |result, visit| {
+            let matrix = matrices.dynamic_index(0, visit.matrix);
+            let product = einsum_with("mk,kn->mn", &[self.block_of(rows, &visit), matrix], self.options);
+            let is_own = visit.is_own.broadcast_like(product, [0]);
+            let block = is_own.select(product, self.block_of(result, &visit)).expand(0);
+            result.dynamic_update_slice(block, &[visit.part, visit.first, zeros(DType::S32, [])])
+        });
+        result.reshape([&lhs.dims()[..lhs.rank() - 1], &[columns]].concat())
+    }
+
+    /// For each group the sum of its rows' outer products, in at least `f32`.
+    fn contracted_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
+        let (left, right) = (self.rows(lhs), self.rows(rhs));
+        let wide = score_dtype(self.dtype);
+        let options = DotOptions { dtype: Some(wide), ..self.options };
+        let outer = |visit: &Visit| {
+            let left = self.block_of(left, visit);
+            let own = visit.is_own.broadcast_like(left, [0]).select(left, 0.0);
+            einsum_with("mk,mn->kn", &[own, self.block_of(right, visit)], options)
+        };
+        let [_, inner, columns] = self.matrices();
+        let start = zeros(self.dtype, self.matrices());
+        let result = if wide == self.dtype {
+            self.run(groups, start, |result, visit| {
+                let sum = result.dynamic_index(0, visit.matrix) + outer(&visit);
+                result.dynamic_update_along(0, sum.expand(0), visit.matrix)
+            })
+        } else {
+            // The sum of one group is kept in the wider type, and rounded after each visit, of which the last counts.
+            let start = (full(DType::S32, [], -1.0), zeros(wide, [inner, columns]), start);
+            let (_, _, result) = self.run(groups, start, |(before, sum, result), visit| {
+                let is_same = before.equal(visit.matrix).broadcast_to([inner, columns]);
+                let sum = is_same.select(sum, 0.0) + outer(&visit);
+                let rounded = sum.convert(self.dtype).expand(0);
+                (visit.matrix, sum, result.dynamic_update_along(0, rounded, visit.matrix))
+            });
+            result
+        };
+        let own = [self.sizes.groups, inner, columns];
+        result.reshape([&self.sizes.batch[..], &own].concat())
+    }
+}

@@ -1,0 +1,195 @@
+//! The loop over blocks of rows against grouped products in their plain form.
+
+use std::sync::Arc;
+
+use meshloom::compile::{LowerOptions, lower};
+use meshloom::ir::DType::{BF16, F32, S32};
+use meshloom::ir::{DType, Graph, Literal};
+use meshloom::kernels::{ExpertsKernel, Kernels};
+use meshloom::nn::MoeConfig;
+use meshloom::ops::Op;
+use meshloom::pjrt::PlatformKind;
+use meshloom::sharding::Mesh;
+use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, vmap};
+
+use super::meshes::{config, loss_and_gradients, random_mesh};
+use support::experts::*;
+use support::random::Random;
+
+/// Sizes of a grouped product whose rows are in parts.
+#[derive(Clone, Copy, Debug)]
+struct Product {
+    batch: usize,
+    parts: usize,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    groups: usize,
+}
+
+impl Product {
+    /// The product and its gradients, which are a product by rows and one that is contracted over them.
+    fn graph(self, dtype: DType) -> Arc<Graph> {
+        let Product { batch, parts, rows, inner, columns, groups } = self;
+        let specs = (
+            TensorSpec::new(dtype, [batch, parts, rows, inner]),
+            TensorSpec::new(dtype, [batch, groups, inner, columns]),
+            TensorSpec::new(S32, [batch, parts, groups]),
+            TensorSpec::new(dtype, [batch, parts, rows, columns]),
+        );
+        let product = |rows: Tensor, matrices: Tensor, sizes: Tensor| {
+            vmap((rows, matrices, sizes), |(rows, matrices, sizes)| {
+                vmap((rows, sizes), |(rows, sizes)| ragged_dot(rows, matrices, sizes))
+            })
+        };
+        let function = Function::trace("product", specs, |(rows, matrices, sizes, probe)| {
+            let gradients = value_and_grad((rows, matrices), |(rows, matrices)| {
+                (product(rows, matrices, sizes) * probe).convert(F32).sum(..)
+            });
+            (product(rows, matrices, sizes), gradients.1)
+        });
+        function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
+    }
+
+    fn inputs(self, sizes: &[i32], dtype: DType, seed: u64) -> Vec<Literal> {
+        let mut random = Random(seed);
+        let types: Vec<_> = self.graph(dtype).input_types().cloned().collect();
+        let mut literal = |index: usize| {
+            let numbers: Vec<f64> = (0..types[index].element_count()).map(|_| 2.0 * random.unit() - 1.0).collect();
+            Literal::from_fn(types[index].clone(), |index| numbers[index])
+        };
+        let all: Vec<i32> = sizes.iter().copied().cycle().take(self.batch * self.parts * self.groups).collect();
+        let sizes = Literal::from_slice(&types[2].dims, &all).expect("sizes");
+        vec![literal(0), literal(1), sizes, literal(3)]
+    }
+}
+
+/// A loop over blocks of so many rows, which start at multiples of that or where groups do.
+fn loops(rows: usize, platform: PlatformKind) -> Kernels {
+    Kernels { rows: Some(rows), ..Kernels::portable(platform) }
+}
+
+/// Grouped products in the form that holds everything at once.
+const PLAIN: Kernels = Kernels { experts: ExpertsKernel::Plain, ..Kernels::portable(PlatformKind::Cpu) };
+
+fn run_with(graph: &Graph, kernels: Kernels, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let options = LowerOptions { kernels, ..LowerOptions::default() };
+    run(&lower(graph, &options).unwrap_or_else(|error| panic!("{error}")), inputs)
+}
+
+fn check(product: Product, sizes: &[i32], block: usize, dtype: DType, bound: f64) {
+    let (graph, inputs) = (product.graph(dtype), product.inputs(sizes, dtype, 3));
+    let expected = run_with(&graph, PLAIN, &inputs);
+    for platform in [PlatformKind::Cpu, PlatformKind::Tpu] {
+        let what = format!("{product:?}, groups of {sizes:?}, blocks of {block} for {platform:?}, {dtype}");
+        check_equal(&what, &run_with(&graph, loops(block, platform), &inputs), &expected, bound);
+    }
+}
+
+const ONE: Product = Product { batch: 1, parts: 1, rows: 24, inner: 5, columns: 3, groups: 4 };
+
+#[test]
+fn groups_of_any_size() {
+    let cases: [&[i32]; 9] = [
+        &[6, 6, 6, 6],
+        &[3, 9, 1, 11],
+        &[0, 10, 0, 14],
+        &[24, 0, 0, 0],
+        &[0, 0, 0, 24],
+        &[0, 0, 0, 0],
+        // Rows of no group.
+        &[5, 0, 7, 2],
+        &[0, 0, 1, 0],
+        // A group that would reach beyond the last row.
+        &[10, 9, 20, 3],
+    ];
+    for sizes in cases {
+        for block in [1, 4, 8, 24] {
+            check(ONE, sizes, block, F32, 1e-5);
+        }
+    }
+}
+
+/// Rows that are no multiple of the block: none is counted twice.
+#[test]
+fn rows_that_blocks_do_not_divide() {
+    for (rows, block) in [(23, 4), (23, 7), (23, 23), (23, 100), (1, 4), (9, 8)] {
+        let product = Product { rows, ..ONE };
+        for sizes in [[rows as i32, 0, 0, 0], [0, rows as i32 / 2, 0, rows as i32 - rows as i32 / 2], [1, 0, 3, 4]] {
+            check(product, &sizes, block, F32, 1e-5);
+        }
+    }
+}
+
+/// Matrices for each entry of a batch, and parts that share them: each has groups of its own.
+#[test]
+fn batches_and_parts() {
+    let mut random = Random(11);
+    for (batch, parts) in [(1, 3), (3, 1), (2, 3)] {
+        for groups in [1, 5] {
+            let product = Product { batch, parts, groups, rows: 17, ..ONE };
+            let sizes: Vec<i32> = (0..batch * parts * groups).map(|_| random.below(17 / groups + 2) as i32).collect();
+            check(product, &sizes, 4, F32, 1e-5);
+        }
+    }
+}
+
+/// Sums are made in `f32` and rounded once, where the plain form's are made by one dot.
+#[test]
+fn narrow_numbers() {
+    let product = Product { batch: 2, parts: 2, rows: 96, inner: 16, columns: 8, groups: 3 };
+    check(product, &[40, 7, 49, 0, 96, 0], 8, BF16, 4e-3);
+}
+
+/// Where blocks are chosen: large products are looped over.
+#[test]
+fn default_blocks() {
+    let product = Product { batch: 1, parts: 1, rows: 1000, inner: 64, columns: 32, groups: 8 };
+    let sizes = [100, 0, 300, 40, 60, 200, 133, 7];
+    let (graph, inputs) = (product.graph(F32), product.inputs(&sizes, F32, 4));
+    let expected = run_with(&graph, PLAIN, &inputs);
+    for platform in [PlatformKind::Cpu, PlatformKind::Cuda, PlatformKind::Tpu] {
+        let kernels = Kernels::portable(platform);
+        let lowered = lower(&graph, &LowerOptions { kernels, ..LowerOptions::default() }).expect("it lowers");
+        assert!(lowered.program.emitted().nodes().any(|node| matches!(node.op(), Op::While(_))), "{platform:?}");
+        check_equal(&format!("{platform:?}"), &run_with(&graph, kernels, &inputs), &expected, 1e-5);
+    }
+}
+
+/// A block of experts gives the same by loops, however its tokens are cut.
+#[test]
+fn experts_in_loops() {
+    let plain = experts(8, 3);
+    let reference = with_gradients(&plain, ROWS, meshloom::nn::moe);
+    let inputs = random_inputs(&reference, 5);
+    let expected = run_with(&reference, PLAIN, &inputs);
+    for (batch_parts, sequence_parts, expert_groups) in [(1, 1, 1), (4, 1, 2), (1, 3, 8), (2, 2, 4), (8, 12, 1)] {
+        let config = MoeConfig { batch_parts, sequence_parts, expert_groups, ..plain.clone() };
+        let found = run_with(&with_gradients(&config, ROWS, meshloom::nn::moe), loops(4, PlatformKind::Cpu), &inputs);
+        check_equal(&format!("{config:?}"), &found, &expected, 1e-5);
+    }
+}
+
+/// Decoders on random meshes, by loops over blocks of four rows.
+#[test]
+fn loops_on_all_meshes() {
+    let mut random = Random(23);
+    let models: [&[&str]; 2] =
+        [&["model.family=mixtral", "model.batch_split=true", "remat.policy=full"], &["model.family=deepseek"]];
+    for (model, platform) in models.into_iter().zip([PlatformKind::Cpu, PlatformKind::Tpu]) {
+        let name = random_mesh(&mut random);
+        let config = config(&name, model);
+        let (graph, inputs) = loss_and_gradients(&config);
+        let expected = run_with(&graph, PLAIN, &inputs);
+        let (mesh, rules) = (Mesh::parse(&name, 8).expect("a mesh"), config.rule_sets().expect("rules"));
+        let kernels = loops(4, platform);
+        let options = LowerOptions {
+            sharding: Some((&mesh, &rules)),
+            deny_replication: true,
+            kernels,
+            ..LowerOptions::default()
+        };
+        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+        check_equal(&name, &run(&lowered, &inputs), &expected, 1e-5);
+    }
+}
