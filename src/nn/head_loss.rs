@@ -66,10 +66,7 @@ impl Chunked {
         if let Some((what, expected, found)) = self.misfit(x, matrix, targets, weights) {
             return found.mismatch(what, expected, found.ty().to_string(), Location::caller());
         }
-        // Gathered here, in front of the loop; its cotangent stays as it comes, for its other uses to be added.
-        let whole = |matrix| self.of_matrix(matrix, false);
-        let matrix =
-            scope("head", || custom_vjp(matrix.convert(x.dtype()), whole, |matrix| (whole(matrix), ()), |(), ct| ct));
+        let matrix = scope("head", || matrix.convert(x.dtype()));
         custom_vjp(
             (x, matrix, targets, weights.stop_gradient()),
             |(x, matrix, targets, weights)| self.forwards((x, targets, weights), matrix),
@@ -90,7 +87,8 @@ impl Chunked {
 
     /// The loss alone.
     fn forwards(&self, inputs: Inputs, matrix: Tensor) -> Tensor {
-        let (sum, ()) = scan(zeros(DType::F32, []), self.in_chunks(inputs), |sum, chunk| {
+        let (inputs, matrix) = self.gathered(inputs, matrix);
+        let (sum, ()) = scan(zeros(DType::F32, []), inputs, |sum, chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
             let logits = self.logits(x, matrix);
             let loss = scope("loss", || {
@@ -110,7 +108,8 @@ impl Chunked {
             true => ("btv,ve->bte", "btv,bte->ve"),
             false => ("btv,ev->bte", "bte,btv->ev"),
         };
-        let ((loss, of_matrix), of_x) = scan(start, self.in_chunks(inputs), |(loss, of_matrix), chunk| {
+        let (inputs, matrix) = self.gathered(inputs, matrix);
+        let ((loss, of_matrix), of_x) = scan(start, inputs, |(loss, of_matrix), chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
             let logits = self.logits(x, matrix);
             let (loss, of_logits) = scope("loss", || {
@@ -149,14 +148,18 @@ impl Chunked {
         named(matrix, &names, keeps_partial)
     }
 
-    /// Inputs with a leading dimension of chunks.
-    fn in_chunks(&self, (x, targets, weights): Inputs) -> Inputs {
+    /// The inputs with a leading dimension of chunks, and the matrix: gathered in front of the loop. Their cotangents are
+    /// not asked to lie so.
+    fn gathered(&self, inputs: Inputs, matrix: Tensor) -> (Inputs, Tensor) {
         let chunks = self.config.chunks;
-        let dealt_out = |x| dealt_out(x, chunks);
-        scope("head", || (dealt_out(x), dealt_out(targets), dealt_out(weights)))
+        let (x, targets, weights) = self.at_hand(inputs);
+        scope("head", || {
+            let inputs = (dealt_out(x, chunks), dealt_out(targets, chunks), dealt_out(weights, chunks));
+            (inputs, self.of_matrix(matrix, false))
+        })
     }
 
-    /// The inputs of a chunk, split as its logits are.
+    /// Inputs split as logits are.
     fn at_hand(&self, (x, targets, weights): Inputs) -> Inputs {
         let [batch, length, _] = self.rows.block();
         let per_token = |x| named(x, &[batch, length], false);
