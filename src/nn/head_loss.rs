@@ -20,7 +20,7 @@ use super::layout::Rows;
 use super::loss::{TokenLosses, gradient_of_logits};
 use crate::ir::{DType, Name};
 use crate::ops::WithAxes;
-use crate::trace::{Tensor, composite, custom_vjp, einsum_with, label, scan, scope, zeros};
+use crate::trace::{Tensor, composite, custom_vjp, einsum_with, label, map, scan, scope, zeros};
 
 /// How [`head_loss`] works.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,42 +88,40 @@ impl Chunked {
     /// The loss alone.
     fn forwards(&self, inputs: Inputs, matrix: Tensor) -> Tensor {
         let (inputs, matrix) = self.gathered(inputs, matrix);
-        let (sum, ()) = scan(zeros(DType::F32, []), inputs, |sum, chunk| {
+        let losses = map(inputs, |chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
             let logits = self.logits(x, matrix);
-            let loss = scope("loss", || {
-                let found = TokenLosses::of(logits, targets, self.config.z_loss);
-                sum + (found.losses * weights).sum(..)
-            });
-            (loss, ())
+            scope("loss", || (TokenLosses::of(logits, targets, self.config.z_loss).losses * weights).sum(..))
         });
-        sum
+        scope("loss", || losses.sum(..))
     }
 
     /// The loss, and its gradient with respect to the activations, in their type, and to the matrix, in `f32`.
     fn both_ways(&self, inputs: Inputs, matrix: Tensor) -> (Tensor, (Tensor, Tensor)) {
         let (z_loss, dtype) = (self.config.z_loss, matrix.dtype());
-        let start = (zeros(DType::F32, []), zeros(DType::F32, matrix.dims()));
+        let start = zeros(DType::F32, matrix.dims());
         let (to_x, to_matrix) = match self.config.tied {
             true => ("btv,ve->bte", "btv,bte->ve"),
             false => ("btv,ev->bte", "bte,btv->ev"),
         };
         let (inputs, matrix) = self.gathered(inputs, matrix);
-        let ((loss, of_matrix), of_x) = scan(start, inputs, |(loss, of_matrix), chunk| {
+        // The chunks' losses are added up behind the loop: a sum in it would be taken for one over a split vocabulary.
+        let (of_matrix, (losses, of_x)) = scan(start, inputs, |of_matrix, chunk| {
             let (x, targets, weights) = self.at_hand(chunk);
             let logits = self.logits(x, matrix);
             let (loss, of_logits) = scope("loss", || {
                 let found = TokenLosses::of(logits, targets, z_loss);
                 let gradient = gradient_of_logits(logits, (targets, found.log_total), weights, z_loss);
-                (loss + (found.losses * weights).sum(..), gradient.convert(dtype))
+                ((found.losses * weights).sum(..), gradient.convert(dtype))
             });
             scope("head", || {
                 // Rounded by the product: a conversion would need the sum over a split vocabulary.
                 let of_x = self.of_rows(einsum_with(to_x, &[of_logits, matrix], dtype), true);
                 let factors = if self.config.tied { [of_logits, x] } else { [x, of_logits] };
-                ((loss, of_matrix + einsum_with(to_matrix, &factors, DType::F32)), of_x)
+                (of_matrix + einsum_with(to_matrix, &factors, DType::F32), (loss, of_x))
             })
         });
+        let loss = scope("loss", || losses.sum(..));
         // Where they are used they are reduced, and scattered. Not before: that would be done chunk by chunk.
         scope("head", || (loss, (self.of_rows(joined(of_x), true), self.of_matrix(of_matrix, true))))
     }

@@ -133,7 +133,8 @@ impl Sizes {
         // Gradients are added up after the loop, over the axes along which the weights are whole.
         let whole = self.names(&[("data", data), ("context", context)]);
         add(AllReduce, &whole, Backward, false, WEIGHTS.len() + 1, (LAYERS * layer + table) / (fsdp * tensor));
-        add(AllReduce, &whole, of_loss, false, 1, table / (fsdp * tensor));
+        // What is scattered first is added up as a part of what comes after.
+        add(AllReduce, &whole, if fsdp > 1 { Backward } else { of_loss }, false, 1, table / (fsdp * tensor));
         let along_norms = if sequence_parallel { tensor } else { 1 };
         let norms = self.names(&[("data", data), ("fsdp", fsdp), ("context", context), ("tensor", along_norms)]);
         add(AllReduce, &norms, Backward, false, 3, 4 * (2 * LAYERS + 1) * EMBED);

@@ -757,6 +757,8 @@ fn chunks_of_the_loss_are_chosen() {
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2"];
     assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=1f1b"]].concat()), 4);
     assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=gpipe"]].concat()), 16);
+    // Positions that are padded are not cut.
+    assert_eq!(large(&["model.seq=4100", "mesh.axes=context=8", "rules.uneven=true"]), 1);
     // A prime length can only be cut into single positions, which are too few.
     assert_eq!(large(&["model.seq=4099"]), 1);
     // A row's 128 tokens are 512 MiB, but fewer are no chunk.

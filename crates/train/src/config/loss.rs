@@ -18,8 +18,8 @@ struct Share {
     rows: usize,
     positions: usize,
     vocab: usize,
-    /// Over how many devices the positions are split.
-    parts: usize,
+    /// Over how many devices the positions are split; none if these do not divide them, but pad them.
+    parts: Option<usize>,
 }
 
 impl RunConfig {
@@ -41,11 +41,10 @@ impl RunConfig {
             Some(_) => (self.rows_at_once(), "activation_embed_and_logits_batch", "activation_length"),
         };
         let seq = self.model.seq;
-        // What does not divide is padded, or whole on every device.
-        let parts = Some(placement.parts(length)).filter(|&parts| seq.is_multiple_of(parts)).unwrap_or(1);
+        let parts = Some(placement.parts(length)).filter(|&parts| seq.is_multiple_of(parts));
         Share {
             rows: rows.div_ceil(placement.parts(batch)),
-            positions: seq / parts,
+            positions: seq / parts.unwrap_or(1),
             vocab: self.model.vocab.div_ceil(placement.parts("activation_vocab")),
             parts,
         }
@@ -60,8 +59,8 @@ impl RunConfig {
         }
         let seq = self.model.seq;
         let reason = match parts {
-            1 => format!("it must divide model.seq, which is {seq}; or be 0, to be chosen"),
-            _ => format!(
+            None | Some(1) => format!("it must divide model.seq, which is {seq}; or be 0, to be chosen"),
+            Some(parts) => format!(
                 "it must divide {positions}, which are the positions of model.seq = {seq} on each of {parts} devices of the mesh \
                  \"{}\"; or be 0, to be chosen",
                 placement.mesh
@@ -73,7 +72,11 @@ impl RunConfig {
 
 impl Share {
     /// The fewest chunks with logits of at most [`LOGITS`]; if they would have less than [`TOKENS`], as many as do not.
+    /// Positions that are padded stay together: to be cut, they would have to be gathered.
     fn chunks(&self) -> usize {
+        if self.parts.is_none() {
+            return 1;
+        }
         let of_position = self.rows.saturating_mul(self.vocab).saturating_mul(size_of::<f32>());
         let most = (self.rows * self.positions / TOKENS).clamp(1, self.positions);
         let divisors: Vec<usize> = (1..=most).filter(|&chunks| self.positions.is_multiple_of(chunks)).collect();
