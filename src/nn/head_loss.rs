@@ -80,7 +80,8 @@ impl Chunked {
                     let wide = gradient.convert(DType::F32);
                     (wide * ct.broadcast_like(wide, [])).convert(dtype)
                 });
-                (of_x, of_matrix, targets, weights.zeros_like())
+                // Still whole: else it would be scattered in `f32`, before it has the bits that are sent.
+                (of_x, self.of_matrix(of_matrix, true), targets, weights.zeros_like())
             },
         )
     }
