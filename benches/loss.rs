@@ -1,5 +1,5 @@
-//! The loss of a large vocabulary and its gradients, on one CPU device: in chunks, beside all logits at once, in turn; and
-//! beside both forms in JAX (benches/jax/loss.py).
+//! The loss of a large vocabulary and its gradients, on one CPU device: in chunks, beside all logits at once, in turn;
+//! and beside both forms in JAX (benches/jax/loss.py).
 //!
 //! ```text
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench loss -- [TOKENS EMBED VOCAB ROUNDS CHUNKS..]

@@ -40,8 +40,8 @@ pub struct HeadLoss {
 /// `[batch, length]`. The matrix is used in the type of `x`; logits are accumulated and kept in `f32`, and so is the
 /// gradient of the matrix until all chunks are in it. No gradient flows into the weights.
 ///
-/// The gradients that are kept have the type of `x`, before they are multiplied by the loss's cotangent: what the loss is
-/// divided by is best divided into the weights, so that this cotangent is 1 and they are rounded once.
+/// The gradient of `x` is kept in the type of `x`, before it is multiplied by the loss's cotangent: what the loss is
+/// divided by is best divided into the weights, so that this cotangent is 1 and the gradient is rounded once.
 ///
 /// # Errors
 /// In the trace: a tensor has other dimensions, or the chunks do not divide the length.
@@ -147,8 +147,8 @@ impl Chunked {
         named(matrix, &names, keeps_partial)
     }
 
-    /// The inputs with a leading dimension of chunks, and the matrix: gathered in front of the loop. Their cotangents are
-    /// not asked to lie so.
+    /// The inputs with a leading dimension of chunks, and the matrix: gathered in front of the loop. Their cotangents
+    /// are not asked to lie so.
     fn gathered(&self, inputs: Inputs, matrix: Tensor) -> (Inputs, Tensor) {
         let chunks = self.config.chunks;
         let (x, targets, weights) = self.at_hand(inputs);

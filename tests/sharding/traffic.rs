@@ -230,6 +230,22 @@ fn loss_in_chunks() {
     }
 }
 
+/// As many bytes too, where values have fewer bits, and where the head is the embedding.
+#[test]
+fn loss_in_chunks_of_other_forms() {
+    let chunks = format!("model.loss_chunks={CHUNKS}");
+    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=2,context=2,tensor=2"] {
+        for dtype in ["model.compute_dtype=\"bf16\"", "model.compute_dtype=\"f32\""] {
+            for tied in ["model.tied_embeddings=true", "model.tied_embeddings=false"] {
+                let ledger =
+                    |chunks: &str| lowered(mesh, &[dtype, tied, chunks], &["combine-collectives"]).collectives();
+                let (found, expected) = (ledger(&chunks), ledger("model.loss_chunks=1"));
+                assert_eq!(found.bytes(), expected.bytes(), "{mesh} {dtype} {tied}\n{found}\n{expected}");
+            }
+        }
+    }
+}
+
 /// Weights written out layer by layer are kept as they were gathered, unless the layer is recomputed.
 #[test]
 fn gathers_of_recomputed_layers() {

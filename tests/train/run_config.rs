@@ -757,6 +757,9 @@ fn chunks_of_the_loss_are_chosen() {
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2"];
     assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=1f1b"]].concat()), 4);
     assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=gpipe"]].concat()), 16);
+    // 8192 tokens on a device: a wider head has a gradient larger than their logits.
+    assert_eq!(large(&["model.embed=8192"]), 16);
+    assert_eq!(large(&["model.embed=8193"]), 1);
     // Positions that are padded are not cut.
     assert_eq!(large(&["model.seq=4100", "mesh.axes=context=8", "rules.uneven=true"]), 1);
     // A prime length can only be cut into single positions, which are too few.

@@ -18,6 +18,7 @@ struct Share {
     rows: usize,
     positions: usize,
     vocab: usize,
+    embed: usize,
     /// Over how many devices the positions are split; none if these do not divide them, but pad them.
     parts: Option<usize>,
 }
@@ -46,6 +47,7 @@ impl RunConfig {
             rows: rows.div_ceil(placement.parts(batch)),
             positions: seq / parts.unwrap_or(1),
             vocab: self.model.vocab.div_ceil(placement.parts("activation_vocab")),
+            embed: self.model.embed,
             parts,
         }
     }
@@ -61,8 +63,8 @@ impl RunConfig {
         let reason = match parts {
             None | Some(1) => format!("it must divide model.seq, which is {seq}; or be 0, to be chosen"),
             Some(parts) => format!(
-                "it must divide {positions}, which are the positions of model.seq = {seq} on each of {parts} devices of the mesh \
-                 \"{}\"; or be 0, to be chosen",
+                "it must divide {positions}, which are the positions of model.seq = {seq} on each of {parts} devices \
+                 of the mesh \"{}\"; or be 0, to be chosen",
                 placement.mesh
             ),
         };
@@ -72,9 +74,11 @@ impl RunConfig {
 
 impl Share {
     /// The fewest chunks with logits of at most [`LOGITS`]; if they would have less than [`TOKENS`], as many as do not.
-    /// Positions that are padded stay together: to be cut, they would have to be gathered.
+    ///
+    /// Positions that are padded stay together: to be cut, they would have to be gathered. So do fewer tokens than the
+    /// head is wide: the sum of its gradients, in `f32`, is then larger than their logits.
     fn chunks(&self) -> usize {
-        if self.parts.is_none() {
+        if self.parts.is_none() || self.rows * self.positions < self.embed {
             return 1;
         }
         let of_position = self.rows.saturating_mul(self.vocab).saturating_mul(size_of::<f32>());
