@@ -104,6 +104,7 @@ impl Case {
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,
+            loss_chunks: 1,
             parts: Default::default(),
         }
     }

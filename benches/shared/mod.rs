@@ -34,6 +34,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,
+            loss_chunks: 1,
             parts: Default::default(),
         },
         optimizer: Optimizer::AdamW(AdamW::default()),

@@ -2,6 +2,7 @@
 
 use super::attention::TokenPlaces;
 use super::dropout::Dropout;
+use super::head_loss::{Chunked, HeadLoss};
 use super::layer::{DecoderLayer, LayerLoss, LayerParts, RowInputs};
 use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
@@ -49,6 +50,9 @@ pub struct DecoderConfig {
     pub norm_epsilon: f64,
     /// Weight of the z-loss, the mean over tokens of `logsumexp(logits)^2`; 0 for none.
     pub z_loss: f64,
+    /// Parts of a sequence, a divisor of its length, whose logits the loss makes at a time: with 1 those of all tokens
+    /// at once. See [`head_loss`](super::head_loss()).
+    pub loss_chunks: usize,
     /// What sets the family apart from Llama.
     pub parts: LayerParts,
 }
@@ -227,16 +231,25 @@ impl DecoderConfig {
         positions: Tensor,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
-        let x = self.embed(params, tokens);
-        let (x, layer_loss) = match self.pipelined_layers(params, x, (positions, segment_ids), dropout) {
-            Some(found) => found,
-            None => {
-                let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-                let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
-                self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
-            }
-        };
+        let (x, layer_loss) = self.activations(params, tokens, (positions, segment_ids), dropout);
         (self.head(&Head::of(params), x, self.rows()), layer_loss)
+    }
+
+    /// The residual stream behind the layers, `[batch, length, embed]`, and the mean of the layers' own losses.
+    fn activations(
+        &self,
+        params: &Decoder<Tensor>,
+        tokens: Tensor,
+        (positions, segment_ids): (Tensor, Tensor),
+        dropout: Option<Dropout>,
+    ) -> (Tensor, LayerLoss) {
+        let x = self.embed(params, tokens);
+        if let Some(found) = self.pipelined_layers(params, x, (positions, segment_ids), dropout) {
+            return found;
+        }
+        let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
+        let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
+        self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
     }
 
     /// The embedded tokens, `[batch, length, embed]`.
@@ -251,10 +264,32 @@ impl DecoderConfig {
     /// From the residual stream to the logits.
     pub(super) fn head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
         scope("head", || {
-            let x = rows.enter_block(rms_norm(x, params.norm, self.norm_epsilon));
+            let x = self.enter_head(params, x, rows);
             let formula = if self.tied_embeddings { "bte,ve->btv" } else { "bte,ev->btv" };
             rows.logits(einsum_with(formula, &[x, params.matrix.convert(x.dtype())], DType::F32))
         })
+    }
+
+    /// What the head's product reads.
+    fn enter_head(&self, params: &Head<Tensor>, x: Tensor, rows: Rows) -> Tensor {
+        rows.enter_block(rms_norm(x, params.norm, self.norm_epsilon))
+    }
+
+    /// From the residual stream to the weighted sum of the tokens' losses, of a whole batch or of a part.
+    pub(super) fn head_loss(
+        &self,
+        params: &Head<Tensor>,
+        x: Tensor,
+        (targets, weights): (Tensor, Tensor),
+        rows: Rows,
+    ) -> Tensor {
+        if self.loss_chunks <= 1 {
+            let logits = self.head(params, x, rows);
+            return scope("loss", || weighted_cross_entropy(logits, targets, weights, self.z_loss));
+        }
+        let config = HeadLoss { tied: self.tied_embeddings, z_loss: self.z_loss, chunks: self.loss_chunks };
+        let x = scope("head", || self.enter_head(params, x, rows));
+        Chunked { config, rows }.loss(x, params.matrix, targets, weights)
     }
 
     /// The mean cross entropy of a batch, in nats per token; with routed experts, and their load-balance loss times its
@@ -281,9 +316,18 @@ impl DecoderConfig {
         if let Some(loss) = self.loss_in_pipeline(params, part, whole, dropout) {
             return loss;
         }
-        let (logits, layer_loss) = self.logits_with(params, part.tokens, part.segment_ids, part.positions, dropout);
+        let rows = (part.positions, part.segment_ids);
+        let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
+        let head = Head::of(params);
+        let loss = if self.loss_chunks > 1 {
+            // The gradient is made with the loss, so what divides it must be known there.
+            let weights = scope("loss", || part.weights / whole.weight.broadcast_like(part.weights, []));
+            self.head_loss(&head, x, (part.targets, weights), self.rows())
+        } else {
+            let sum = self.head_loss(&head, x, (part.targets, part.weights), self.rows());
+            scope("loss", || sum / whole.weight)
+        };
         scope("loss", || {
-            let loss = weighted_cross_entropy(logits, part.targets, part.weights, self.z_loss) / whole.weight;
             let balance = self.parts.routed.load_balance_weight / whole.parts as f64;
             layer_loss.map_or(loss, |layer_loss| loss + layer_loss * balance)
         })

@@ -55,6 +55,7 @@ mod tests {
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
             z_loss: 0.0,
+            loss_chunks: 1,
             parts: LayerParts::default(),
         }
     }

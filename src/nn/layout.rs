@@ -37,7 +37,7 @@ impl Rows {
     }
 
     /// What a block reads, `[batch, length, embed]`.
-    fn block(self) -> [&'static str; 3] {
+    pub(super) const fn block(self) -> [&'static str; 3] {
         [self.batch, self.block, "activation_embed"]
     }
 

@@ -52,34 +52,55 @@ pub(super) fn weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: T
 /// Cross entropy of each token, and its z-loss. The backward pass is `softmax - one-hot`, and for the z-loss a multiple
 /// of the softmax: from the logits and their logsumexp alone.
 fn token_losses(logits: Tensor, targets: Tensor, z_loss: f64) -> Tensor {
-    let forward = move |logits: Tensor, targets: Tensor| {
+    custom_vjp(
+        (logits, targets),
+        |(logits, targets)| TokenLosses::of(logits, targets, z_loss).losses,
+        |(logits, targets)| {
+            let found = TokenLosses::of(logits, targets, z_loss);
+            (found.losses, (logits, targets, found.log_total))
+        },
+        |(logits, targets, log_total), ct| {
+            (gradient_of_logits(logits, (targets, log_total), ct, z_loss).convert(logits.dtype()), targets)
+        },
+    )
+}
+
+/// What comes of the logits `[batch, length, vocab]` of some tokens; both `[batch, length]`, `f32`.
+pub(super) struct TokenLosses {
+    /// The cross entropy of each token, and its z-loss.
+    pub(super) losses: Tensor,
+    /// The logsumexp of each token's logits.
+    pub(super) log_total: Tensor,
+}
+
+impl TokenLosses {
+    pub(super) fn of(logits: Tensor, targets: Tensor, z_loss: f64) -> TokenLosses {
         let wide = logits.convert(DType::F32);
         let highest = wide.max(-1);
         let shifted = (wide - highest.broadcast_like(wide, [0, 1])).exp();
         let log_total = shifted.sum(-1).log() + highest;
         let target = is_target(wide, targets).select(wide, 0.0).sum(-1);
         let loss = log_total - target;
-        (if z_loss == 0.0 { loss } else { loss + log_total.square() * z_loss }, log_total)
+        let losses = if z_loss == 0.0 { loss } else { loss + log_total.square() * z_loss };
+        TokenLosses { losses, log_total }
+    }
+}
+
+/// The cotangent of logits, `f32`, from their targets and logsumexp and the cotangents `ct` of the tokens' losses.
+pub(super) fn gradient_of_logits(
+    logits: Tensor,
+    (targets, log_total): (Tensor, Tensor),
+    ct: Tensor,
+    z_loss: f64,
+) -> Tensor {
+    let wide = logits.convert(DType::F32);
+    let probabilities = (wide - log_total.broadcast_like(wide, [0, 1])).exp();
+    let probabilities = match z_loss == 0.0 {
+        true => probabilities,
+        false => probabilities * (log_total * (2.0 * z_loss) + 1.0).broadcast_like(wide, [0, 1]),
     };
-    custom_vjp(
-        (logits, targets),
-        |(logits, targets)| forward(logits, targets).0,
-        |(logits, targets)| {
-            let (losses, log_total) = forward(logits, targets);
-            (losses, (logits, targets, log_total))
-        },
-        move |(logits, targets, log_total), ct| {
-            let wide = logits.convert(DType::F32);
-            let probabilities = (wide - log_total.broadcast_like(wide, [0, 1])).exp();
-            let probabilities = match z_loss == 0.0 {
-                true => probabilities,
-                false => probabilities * (log_total * (2.0 * z_loss) + 1.0).broadcast_like(wide, [0, 1]),
-            };
-            let expected = is_target(wide, targets).convert(DType::F32);
-            let gradient = (probabilities - expected) * ct.broadcast_like(wide, [0, 1]);
-            (gradient.convert(logits.dtype()), targets)
-        },
-    )
+    let expected = is_target(wide, targets).convert(DType::F32);
+    (probabilities - expected) * ct.broadcast_like(wide, [0, 1])
 }
 
 /// Where the last dimension's position is the target.

@@ -14,7 +14,7 @@
 //! | activations | methods of [`Tensor`](crate::trace::Tensor): `relu`, `gelu`, `gelu_tanh`, `silu`, `softplus`; [`swiglu`] |
 //! | experts | [`moe`](moe()) |
 //! | dropout | [`dropout`](dropout()) |
-//! | loss | [`cross_entropy`] |
+//! | loss | [`cross_entropy`]; [`head_loss`](head_loss()) with the head's product, some positions at a time |
 //! | whole decoders | [`DecoderConfig`] |
 
 mod attention;
@@ -22,6 +22,7 @@ mod batch_split;
 mod decoder;
 mod dropout;
 mod flops;
+mod head_loss;
 mod init;
 mod latent;
 mod layer;
@@ -37,6 +38,7 @@ mod rotary;
 pub use attention::{Attention, TokenPlaces, attention, causal_attention};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
 pub use dropout::{Dropout, dropout};
+pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize, layer_of};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};
 pub use layer::{AttentionBlock, DecoderLayer, FeedForward, LayerLoss, LayerParts, RowInputs};

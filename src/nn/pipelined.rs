@@ -7,7 +7,7 @@ use super::attention::TokenPlaces;
 use super::decoder::Head;
 use super::layer::{DecoderLayer, LayerLoss, RowInputs};
 use super::layout::{Rows, STREAM};
-use super::loss::{WholeBatch, weighted_cross_entropy};
+use super::loss::WholeBatch;
 use super::rotary::Rotary;
 use super::{Batch, Decoder, DecoderConfig, Dropout, Layers};
 use crate::ir::DType;
@@ -76,9 +76,8 @@ impl DecoderConfig {
         let layer = |x: Tensor, layer: DecoderLayer<Tensor>, (rows, _): (NumberedRows, Sequence), place: LayerPlace| {
             self.layer_of_pipeline(x, &layer, rows, place, dropout)
         };
-        let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, (targets, weights)): (NumberedRows, Sequence)| {
-            let logits = self.head(&head, x, Rows::OF_MICROBATCH);
-            scope("loss", || weighted_cross_entropy(logits, targets, weights, self.z_loss))
+        let of_microbatch = |x: Tensor, head: Head<Tensor>, (_, tokens): (NumberedRows, Sequence)| {
+            self.head_loss(&head, x, tokens, Rows::OF_MICROBATCH)
         };
         Some(scope("layers", || pipeline_with_loss(options, stacked, input, layer, loss, of_microbatch).0))
     }

@@ -3,7 +3,7 @@
 //! A case has a text form, which is what a failure prints and what a kept case is written as:
 //!
 //! ```text
-//! a=2,b=4 | grouped scanned full tied dropout | embed=a,b mlp=b | params: embed=a | optimizer: mlp=a | without: hoist-gathers
+//! a=2,b=4 | grouped scanned full tied dropout chunks | embed=a,b mlp=b | params: embed=a | optimizer: mlp=a | without: hoist-gathers
 //! ```
 //!
 //! It is a mesh, a model, the rules, rules of parameters and optimizer state where these have their own, and passes
@@ -66,6 +66,8 @@ pub struct Variant {
     pub remat: RematPolicy,
     pub tied: bool,
     pub dropout: bool,
+    /// Whether the loss is made in four chunks.
+    pub chunked: bool,
 }
 
 /// A train step with inputs for it.
@@ -82,9 +84,9 @@ impl Variant {
     pub fn all(sizes: &[Sizes]) -> Vec<Variant> {
         let mut all = Vec::new();
         for &sizes in sizes {
-            for bits in 0..8 {
-                let [scanned, tied, dropout] = [0, 1, 2].map(|bit| bits >> bit & 1 == 0);
-                all.extend(REMAT.map(|(_, remat)| Variant { sizes, scanned, remat, tied, dropout }));
+            for bits in 0..16 {
+                let [scanned, tied, dropout, chunked] = [0, 1, 2, 3].map(|bit| bits >> bit & 1 == 0);
+                all.extend(REMAT.map(|(_, remat)| Variant { sizes, scanned, remat, tied, dropout, chunked }));
             }
         }
         all
@@ -110,6 +112,7 @@ impl Variant {
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,
+            loss_chunks: if self.chunked { 4 } else { 1 },
             parts: Default::default(),
         };
         let step = TrainStep {
@@ -147,6 +150,7 @@ impl Variant {
     fn simpler(&self) -> Vec<Variant> {
         vec![
             Variant { dropout: false, ..self.clone() },
+            Variant { chunked: false, ..self.clone() },
             Variant { tied: false, ..self.clone() },
             Variant { remat: RematPolicy::None, ..self.clone() },
             Variant { scanned: false, ..self.clone() },
@@ -159,7 +163,8 @@ impl fmt::Display for Variant {
         let word = |holds: bool, yes: &'static str, no: &'static str| if holds { yes } else { no };
         let remat = REMAT.iter().find(|(_, remat)| *remat == self.remat).map_or("?", |(name, _)| name);
         let (scanned, tied) = (word(self.scanned, "scanned", "unrolled"), word(self.tied, "tied", "untied"));
-        write!(f, "{} {scanned} {remat} {tied} {}", self.sizes.name, word(self.dropout, "dropout", "plain"))
+        let (dropout, chunks) = (word(self.dropout, "dropout", "plain"), word(self.chunked, " chunks", ""));
+        write!(f, "{} {scanned} {remat} {tied} {dropout}{chunks}", self.sizes.name)
     }
 }
 

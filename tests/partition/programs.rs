@@ -196,12 +196,15 @@ fn check_all(cases: &[Case], check: impl Fn(usize, &Case) -> Result<(), String> 
 
 #[test]
 fn random_rules_on_random_meshes() {
-    let variant = |scanned, remat, tied, dropout| Variant { sizes: LARGE, scanned, remat, tied, dropout };
+    let variant = |scanned, remat, tied, dropout, chunked| {
+        let sizes = LARGE;
+        Variant { sizes, scanned, remat, tied, dropout, chunked }
+    };
     let models = [
-        variant(true, RematPolicy::None, false, false),
-        variant(true, RematPolicy::Full, false, true),
-        variant(true, RematPolicy::Dots, true, false),
-        variant(false, RematPolicy::None, true, true),
+        variant(true, RematPolicy::None, false, false, false),
+        variant(true, RematPolicy::Full, false, true, true),
+        variant(true, RematPolicy::Dots, true, false, true),
+        variant(false, RematPolicy::None, true, true, false),
     ];
     let reference = |variant: &Variant| {
         let model = variant.model();

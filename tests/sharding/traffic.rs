@@ -21,6 +21,8 @@ const MLP: u64 = 96;
 const VOCAB: u64 = 2048;
 const LENGTH: u64 = 64;
 const BATCH: u64 = 16;
+/// Of a loss in chunks: as many as layers, so that every loop runs as often.
+const CHUNKS: u64 = LAYERS;
 
 /// Elements of each matrix of a layer.
 const WEIGHTS: [u64; 7] = {
@@ -100,8 +102,8 @@ impl Sizes {
     }
 
     /// The collectives of a step, layers scanned and nothing recomputed; with the stream between blocks split along the
-    /// sequence, or whole.
-    fn expected(&self, sequence_parallel: bool) -> Summary {
+    /// sequence, or whole; with the loss in chunks, or at once.
+    fn expected(&self, sequence_parallel: bool, in_chunks: bool) -> Summary {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
         let Sizes { data, fsdp, tensor, context } = *self;
@@ -114,7 +116,10 @@ impl Sizes {
             let sums = summary.entry((kind, axes.to_owned(), phase, in_loop)).or_default();
             *sums = (sums.0 + count, sums.1 + count as u64 * times, sums.2 + bytes * times);
         };
-        let (layer, ends) = (4 * WEIGHTS.iter().sum::<u64>(), 4 * 2 * VOCAB * EMBED);
+        let (layer, table) = (4 * WEIGHTS.iter().sum::<u64>(), 4 * VOCAB * EMBED);
+        let ends = 2 * table;
+        // A loss in chunks makes the gradients of its operands with its value.
+        let of_loss = if in_chunks { Forward } else { Backward };
         if fsdp > 1 {
             // Each weight is gathered forwards and, in the loop, once more backwards; its gradient is scattered.
             let shards = fsdp * tensor;
@@ -122,11 +127,14 @@ impl Sizes {
             add(AllGather, "fsdp", Backward, true, WEIGHTS.len(), layer / shards);
             add(ReduceScatter, "fsdp", Backward, true, WEIGHTS.len(), layer / tensor);
             add(AllGather, "fsdp", Forward, false, 2, ends / shards);
-            add(ReduceScatter, "fsdp", Backward, false, 2, ends / tensor);
+            add(ReduceScatter, "fsdp", Backward, false, 1, table / tensor);
+            add(ReduceScatter, "fsdp", of_loss, false, 1, table / tensor);
         }
         // Gradients are added up after the loop, over the axes along which the weights are whole.
         let whole = self.names(&[("data", data), ("context", context)]);
-        add(AllReduce, &whole, Backward, false, WEIGHTS.len() + 2, (LAYERS * layer + ends) / (fsdp * tensor));
+        add(AllReduce, &whole, Backward, false, WEIGHTS.len() + 1, (LAYERS * layer + table) / (fsdp * tensor));
+        // What is scattered first is added up as a part of what comes after.
+        add(AllReduce, &whole, if fsdp > 1 { Backward } else { of_loss }, false, 1, table / (fsdp * tensor));
         let along_norms = if sequence_parallel { tensor } else { 1 };
         let norms = self.names(&[("data", data), ("fsdp", fsdp), ("context", context), ("tensor", along_norms)]);
         add(AllReduce, &norms, Backward, false, 3, 4 * (2 * LAYERS + 1) * EMBED);
@@ -139,19 +147,22 @@ impl Sizes {
                 add(AllGather, "tensor", phase, true, 2, 2 * stream / tensor);
                 add(ReduceScatter, "tensor", phase, true, 2, 2 * stream);
                 add(AllGather, "tensor", phase, false, 1, stream / tensor);
-                add(ReduceScatter, "tensor", phase, false, 1, stream);
             }
+            add(ReduceScatter, "tensor", Forward, false, 1, stream);
+            add(ReduceScatter, "tensor", of_loss, false, 1, stream);
             // The gradients of weights need what the blocks have read, of which each device kept its part.
             add(AllGather, "tensor", Backward, true, 2, 2 * stream / tensor);
         } else if tensor > 1 {
             for phase in [Forward, Backward] {
                 add(AllReduce, "tensor", phase, true, 2, 2 * stream);
-                add(AllReduce, "tensor", phase, false, 1, stream);
             }
+            add(AllReduce, "tensor", Forward, false, 1, stream);
+            add(AllReduce, "tensor", of_loss, false, 1, stream);
         }
         if tensor > 1 {
             // Of the logits: maximum, sum of exponentials, and that of the target.
-            add(AllReduce, "tensor", Forward, false, 3, 3 * 4 * rows);
+            let chunks = if in_chunks { CHUNKS } else { 1 };
+            add(AllReduce, "tensor", Forward, in_chunks, 3, 3 * 4 * rows / chunks);
         }
         if context > 1 {
             // Keys and values are gathered for attention, and their cotangents scattered.
@@ -171,15 +182,20 @@ impl Sizes {
 
 #[track_caller]
 fn check(mesh: &str) {
+    check_with(mesh, "model.loss_chunks=1", false);
+}
+
+#[track_caller]
+fn check_with(mesh: &str, chunks: &str, in_chunks: bool) {
     for (preset, sequence_parallel) in [("decoder", true), ("decoder-all-reduce", false)] {
         let preset = format!("rules.preset=\"{preset}\"");
-        let ledger = lowered(mesh, &[&preset], &["combine-collectives"]).collectives();
-        let (found, expected) = (summary(&ledger), Sizes::of(mesh).expected(sequence_parallel));
+        let ledger = lowered(mesh, &[&preset, chunks], &["combine-collectives"]).collectives();
+        let (found, expected) = (summary(&ledger), Sizes::of(mesh).expected(sequence_parallel, in_chunks));
         for key in found.keys().chain(expected.keys()) {
             assert_eq!(found.get(key), expected.get(key), "{mesh}, {preset}: {key:?}\n{ledger}");
         }
         // Combined, they are fewer and move the same.
-        let combined = lowered(mesh, &[&preset], &[]).collectives();
+        let combined = lowered(mesh, &[&preset, chunks], &[]).collectives();
         assert!(combined.count().expect("no filter") <= ledger.count().expect("no filter"), "{mesh}\n{combined}");
         assert_eq!(combined.bytes().expect("no filter"), ledger.bytes().expect("no filter"), "{mesh}\n{combined}");
     }
@@ -203,6 +219,31 @@ fn combinations() {
     check("data=2,fsdp=2,tensor=2");
     check("data=2,context=2,tensor=2");
     check("fsdp=2,context=2,tensor=2");
+}
+
+/// A loss in chunks moves what a whole one does: the head is gathered, and its gradient reduced, once for all chunks.
+#[test]
+fn loss_in_chunks() {
+    let chunks = format!("model.loss_chunks={CHUNKS}");
+    for mesh in ["data=8", "fsdp=8", "tensor=8", "context=8", "data=2,fsdp=4", "fsdp=2,context=2,tensor=2"] {
+        check_with(mesh, &chunks, true);
+    }
+}
+
+/// As many bytes too, where values have fewer bits, and where the head is the embedding.
+#[test]
+fn loss_in_chunks_of_other_forms() {
+    let chunks = format!("model.loss_chunks={CHUNKS}");
+    for mesh in ["data=2,fsdp=4", "fsdp=4,tensor=2", "fsdp=2,context=2,tensor=2"] {
+        for dtype in ["model.compute_dtype=\"bf16\"", "model.compute_dtype=\"f32\""] {
+            for tied in ["model.tied_embeddings=true", "model.tied_embeddings=false"] {
+                let ledger =
+                    |chunks: &str| lowered(mesh, &[dtype, tied, chunks], &["combine-collectives"]).collectives();
+                let (found, expected) = (ledger(&chunks), ledger("model.loss_chunks=1"));
+                assert_eq!(found.bytes(), expected.bytes(), "{mesh} {dtype} {tied}\n{found}\n{expected}");
+            }
+        }
+    }
 }
 
 /// Weights written out layer by layer are kept as they were gathered, unless the layer is recomputed.

@@ -71,6 +71,7 @@ impl Golden {
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
             z_loss: 0.0,
+            loss_chunks: 1,
             parts: Default::default(),
         }
     }

@@ -46,6 +46,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
         z_loss: 0.0,
+        loss_chunks: 1,
         parts: Default::default(),
     }
 }

@@ -114,6 +114,7 @@ fn round_trip() {
     v_head_dim = 32
     rope_theta = 10000.0
     norm_epsilon = 0.00001
+    loss_chunks = 0
     batch_split = false
 
     [data]
@@ -328,14 +329,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, batch_split"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, shuffle_window, validation, tokenizer, cache"#);
 }
 
@@ -386,6 +387,8 @@ fn impossible_values() {
     assert_snapshot!(with(&["train.beta2=1"]), @"--set train.beta2=1: train.beta2 is 1.0: it must be a number of at least 0 and less than 1");
     assert_snapshot!(with(&["train.epsilon=0"]), @"--set train.epsilon=0: train.epsilon is 0.0: it must be a number greater than 0");
     assert_snapshot!(with(&["train.floor=2"]), @"--set train.floor=2: train.floor is 2.0: it must be a number from 0 to 1");
+    assert_snapshot!(with(&["model.loss_chunks=5"]), @"--set model.loss_chunks=5: model.loss_chunks is 5: it must divide model.seq, which is 256; or be 0, to be chosen");
+    assert_snapshot!(with(&["mesh.axes=context=8", "model.loss_chunks=64"]), @r#"--set model.loss_chunks=64: model.loss_chunks is 64: it must divide 32, which are the positions of model.seq = 256 on each of 8 devices of the mesh "context=8"; or be 0, to be chosen"#);
     assert_snapshot!(with(&["train.z_loss=-1"]), @"--set train.z_loss=-1: train.z_loss is -1.0: it must be a number of at least 0");
     assert_snapshot!(with(&["train.optimizer=lion"]), @r#"--set train.optimizer=lion: train.optimizer is "lion": it must be one of "adamw", "muon""#);
     assert_snapshot!(with(&["train.schedule=wsd"]), @r#"--set train.schedule=wsd: train.decay_steps is 0: it must be at least 1 with train.schedule = "wsd": the steps of decay"#);
@@ -745,6 +748,34 @@ fn rule_sets() {
     let specs = [spec(&rules.params), spec(&rules.compute), spec(&rules.optimizer)];
     assert_eq!(specs, ["[_, data]", "[_, data]", "[_, fsdp]"]);
     assert_eq!(read(&config.to_toml(), &[]), config);
+}
+
+/// Logits of 4 GiB on a device, or what is left of them, are cut into pieces of 256 MiB; small ones are left alone.
+#[test]
+fn chunks_of_the_loss_are_chosen() {
+    let chunks = |settings: &[&str]| read("", settings).decoder().unwrap().loss_chunks;
+    let large = |settings: &[&'static str]| {
+        chunks(&[&["model.vocab=131072", "model.seq=4096", "train.batch=16"], settings].concat())
+    };
+    assert_eq!(chunks(&[]), 1);
+    assert_eq!(chunks(&["model.loss_chunks=4"]), 4);
+    assert_eq!(large(&[]), 16);
+    assert_eq!(large(&["train.microbatches=2"]), 8);
+    assert_eq!(large(&["mesh.axes=fsdp=2,tensor=4"]), 16);
+    assert_eq!(large(&["mesh.axes=fsdp=2,context=4"]), 16);
+    // Stages split the positions of a microbatch's loss: 2048 of one row for a device.
+    let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.layers_per_stage=2"];
+    assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=1f1b"]].concat()), 4);
+    assert_eq!(large(&[&pipeline[..], &["pipeline.schedule=gpipe"]].concat()), 16);
+    // 8192 tokens on a device: a wider head has a gradient larger than their logits.
+    assert_eq!(large(&["model.embed=8192"]), 16);
+    assert_eq!(large(&["model.embed=8193"]), 1);
+    // Positions that are padded are not cut.
+    assert_eq!(large(&["model.seq=4100", "mesh.axes=context=8", "rules.uneven=true"]), 1);
+    // A prime length can only be cut into single positions, which are too few.
+    assert_eq!(large(&["model.seq=4099"]), 1);
+    // A row's 128 tokens are 512 MiB, but fewer are no chunk.
+    assert_eq!(large(&["model.vocab=1048576", "train.batch=8"]), 32);
 }
 
 /// What optimizer, schedule and model are made of is what the keys say.

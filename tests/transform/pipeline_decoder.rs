@@ -124,6 +124,23 @@ fn tied_embeddings() {
     }
 }
 
+/// The gradient of a loss in chunks is made with it, by 1F1B in the loop over iterations, where stages split the
+/// positions.
+#[test]
+fn loss_in_chunks() {
+    for tied in ["model.tied_embeddings=false", "model.tied_embeddings=true"] {
+        let settings = [tied, "train.z_loss=0.01"];
+        let expected = expected(&settings);
+        let chunked = [tied, "train.z_loss=0.01", "model.loss_chunks=2"];
+        for mesh in ["mesh.axes=stage=2,data=2,fsdp=2", "mesh.axes=stage=2,context=2,tensor=2"] {
+            for pipeline in [SLIDING, DEEP, ONE_LOOP] {
+                check(&chunked, &over(mesh, pipeline), &expected);
+            }
+        }
+        check(&chunked, &over("mesh.axes=data=2,fsdp=2,tensor=2", &["train.microbatches=2"]), &expected);
+    }
+}
+
 #[test]
 fn mixtral() {
     let family = ["model.family=mixtral"];

@@ -94,6 +94,7 @@ impl RunConfig {
             rope_theta: model.rope_theta,
             norm_epsilon: model.norm_epsilon,
             z_loss: self.train.z_loss,
+            loss_chunks: self.loss_chunks_on(placement),
             parts: self.layer_parts_on(placement),
         })
     }

@@ -7,6 +7,7 @@
 mod describe;
 mod error;
 mod family;
+mod loss;
 mod pipeline;
 mod placement;
 mod rules;

@@ -74,6 +74,9 @@ section! {
         rope_theta: f64 = 10_000.0 => MoreThan(0.0),
         /// What norms add to the mean square.
         norm_epsilon: f64 = 1e-5 => AtLeast(0.0),
+        /// Parts of a sequence, a divisor of `seq`, whose logits the loss makes at a time; 0: as few as keep those of a
+        /// device within 256 MiB.
+        loss_chunks: usize = 0,
         /// Whether a layer works on two halves of the batch in turns, so that communication overlaps with compute.
         batch_split: bool = false,
     }
