@@ -3,24 +3,42 @@
 //! ```text
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench attention             # 512, 2048 and 8192
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench attention -- 2048 10  # ten rounds of one
+//! cargo bench -p meshloom-benches --bench attention -- memory                                # temporaries by length
 //! ```
 //!
-//! One row, 8 heads of 64, `f32`. Printed: the median milliseconds of each, the temporaries that XLA assigns, and how
+//! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain form
+//! is compiled up to 8192.
+//!
+//! Else: one row, 8 heads of 64, `f32`. Printed: the median milliseconds of each, the temporaries that XLA assigns, and how
 //! far the values are apart. The plain forms take 6 GiB at 8192. Without JAX its columns are empty.
 
 use std::time::Instant;
 
 use meshloom::compile::{LowerOptions, Program, lower};
-use meshloom::ir::DType::F32;
-use meshloom::ir::Literal;
+use meshloom::ir::DType::{BF16, F32};
+use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::Kernels;
 use meshloom::nn::causal_attention;
-use meshloom::pjrt::{Array, Client};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{Array, Client, CompileOptions, Platform, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, value_and_grad};
 use meshloom_benches::jax::Jax;
 
 const HEADS: usize = 8;
 const WIDTH: usize = 64;
+const MIB: f64 = (1 << 20) as f64;
+
+/// Attention of rows with its gradient, to a weighted sum of what it mixes.
+fn gradient(dtype: DType, length: usize, width: usize) -> anyhow::Result<Graph> {
+    let spec = || TensorSpec::new(dtype, [1, HEADS, length, width]);
+    let function = Function::trace("attention", (spec(), spec(), spec(), spec()), |(query, key, value, weights)| {
+        value_and_grad((query, key, value), |(query, key, value)| {
+            let [query, key, value] = [query, key, value].map(|x| x.transpose([0, 2, 1, 3]));
+            (causal_attention(query, key, value) * weights.transpose([0, 2, 1, 3])).convert(F32).sum(..)
+        })
+    })?;
+    Ok((**function.graph()).clone())
+}
 
 /// A compiled form with its inputs.
 struct Form {
@@ -30,18 +48,11 @@ struct Form {
 
 impl Form {
     fn new(client: &Client, length: usize, kernels: Kernels) -> anyhow::Result<Form> {
-        let spec = || TensorSpec::new(F32, [1, HEADS, length, WIDTH]);
-        let function =
-            Function::trace("attention", (spec(), spec(), spec(), spec()), |(query, key, value, weights)| {
-                value_and_grad((query, key, value), |(query, key, value)| {
-                    let [query, key, value] = [query, key, value].map(|x| x.transpose([0, 2, 1, 3]));
-                    (causal_attention(query, key, value) * weights.transpose([0, 2, 1, 3])).sum(..)
-                })
-            })?;
         let options = LowerOptions { kernels, ..LowerOptions::default() };
-        let program = lower(function.graph(), &options)?.compile(client)?;
+        let program = lower(&gradient(F32, length, WIDTH)?, &options)?.compile(client)?;
+        let ty = || TensorSpec::new(F32, [1, HEADS, length, WIDTH]).ty;
         let literal =
-            |seed: usize| Literal::from_fn(spec().ty, |index| ((index * (7 + seed) % 97) as f64 / 48.5 - 1.0) * 0.7);
+            |seed: usize| Literal::from_fn(ty(), |index| ((index * (7 + seed) % 97) as f64 / 48.5 - 1.0) * 0.7);
         let inputs = program.put(0, &(0..4).map(literal).collect::<Vec<_>>())?;
         Ok(Form { program, inputs })
     }
@@ -55,7 +66,7 @@ impl Form {
     }
 
     fn temporaries(&self) -> anyhow::Result<f64> {
-        Ok(self.program.executable().memory_stats()?.temporary as f64 / f64::from(1 << 20))
+        Ok(self.program.executable().memory_stats()?.temporary as f64 / MIB)
     }
 }
 
@@ -64,7 +75,42 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
+/// Prints the temporaries of each length, in MiB, on each platform.
+fn memory() -> anyhow::Result<()> {
+    let client = Client::cpu(1)?;
+    println!("target        length  implementation  MiB  plain MiB");
+    for target in ["cpu", "v5p:2x2x1", "h100:1x1x1"] {
+        let topology = if target == "cpu" { None } else { Some(Topology::parse(target)?) };
+        let platform: Platform = match &topology {
+            None => client.platform().clone(),
+            Some(topology) => ahead_of_time::describe(topology, &Settings::default())?.platform,
+        };
+        for length in [2048, 4096, 8192, 16384, 32768] {
+            let graph = gradient(BF16, length, 128)?;
+            let temporaries = |kernels: Kernels| -> anyhow::Result<(f64, &'static str)> {
+                let lowered = lower(&graph, &LowerOptions { kernels, ..LowerOptions::default() })?;
+                let stats = match &topology {
+                    None => lowered.compile(&client)?.executable().memory_stats()?,
+                    Some(topology) => {
+                        let (bytes, options) = (&lowered.module.bytes, CompileOptions::default());
+                        ahead_of_time::compile(topology, bytes, &options, &Settings::default())?.memory_stats()?
+                    }
+                };
+                Ok((stats.temporary as f64 / MIB, lowered.kernels[0].implementation))
+            };
+            let (own, implementation) = temporaries(Kernels::on(&platform))?;
+            let plain = if length > 8192 { f64::NAN } else { temporaries(Kernels::plain())?.0 };
+            println!("{target:12} {length:7} {implementation:>15} {own:8.1} {plain:8.1}");
+        }
+    }
+    Ok(())
+}
+
 fn main() -> anyhow::Result<()> {
+    worker::run_if_asked();
+    if std::env::args().any(|argument| argument == "memory") {
+        return memory();
+    }
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let cases = match numbers[..] {
         [length, rounds] => vec![(length, rounds)],

@@ -1,9 +1,9 @@
 //! Grouped products that multiply each row once: a loop over blocks of rows, each with the matrix of its group.
 //!
 //! Rows are sorted by group and stay where they are: no group is padded. A group's blocks begin with the tile of rows
-//! that its first row is in, and follow each other to its last row; rows of a block that belong to others are masked. How
-//! many blocks there are follows from the group sizes, when the program runs, so empty groups and rows of no group cost
-//! nothing.
+//! that its first row is in, and follow each other to its last row; rows of a block that belong to others are masked.
+//! How many blocks there are follows from the group sizes, when the program runs, so empty groups and rows of no group
+//! cost nothing.
 //!
 //! With tiles of one row, at most `rows / block + groups - 1` blocks are visited, rounded up.
 //!

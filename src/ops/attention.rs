@@ -525,10 +525,11 @@ impl Primitive for AttentionGradient {
     }
 }
 
-/// The devices among which keys travel; none where all keys are at hand.
+/// The devices among which keys travel; none where all keys are at hand, as on a mesh axis of one device.
 fn key_axes(form: AttentionForm, context: &PartitionContext<'_>) -> Option<Group> {
     let axes = context.operand_axes(1, context.operand_type(1).rank() - 2);
-    (form.exchange == KeyExchange::Ring && !axes.is_empty()).then(|| context.group(&axes))
+    let travels = form.exchange == KeyExchange::Ring && !axes.is_empty();
+    travels.then(|| context.group(&axes)).filter(|group| group.size > 1)
 }
 
 /// The form for a device's part of the queries.

@@ -182,8 +182,8 @@ fn sharded() {
     }
 }
 
-/// Keys and values travel, with their segments and places; in the backward pass with their cotangents, which go one step
-/// further. The first step of the backward pass is that of the forward pass. Nothing is gathered.
+/// Keys and values travel, with their segments and places; in the backward pass with their cotangents, which go one
+/// step further. The first step of the backward pass is that of the forward pass. Nothing is gathered.
 #[test]
 fn keys_travel_around_a_ring() {
     let [batch, heads, groups, length, width, value_width] = [2, 2, 2, 24, 8, 6];

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod checkpoint_kill;
+mod chosen;
 mod data;
 mod data_files;
 mod data_in_out;

@@ -1,11 +1,11 @@
 //! Dispatches tokens to experts, runs the experts, and returns their results.
 //!
-//! Tokens are cut into parts by rows and by positions: a part has some positions of some rows, and its choices are sorted
-//! by expert together. So parts may lie on different devices, and a device that has one part sorts all its tokens at
-//! once, which gives each expert as many neighbouring rows as there can be. Experts are divided into groups, which are
-//! one more dimension. Each group looks at all tokens, sorts those that chose one of its experts to the front, and works
-//! on as many as there could be at most. A partitioner that splits these dimensions only has to gather tokens before and
-//! sum results after.
+//! Tokens are cut into parts by rows and by positions: a part has some positions of some rows, and its choices are
+//! sorted by expert together. So parts may lie on different devices, and a device that has one part sorts all its
+//! tokens at once, which gives each expert as many neighbouring rows as there can be. Experts are divided into groups,
+//! which are one more dimension. Each group looks at all tokens, sorts those that chose one of its experts to the
+//! front, and works on as many as there could be at most. A partitioner that splits these dimensions only has to gather
+//! tokens before and sum results after.
 
 use std::panic::Location;
 
@@ -121,9 +121,9 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
     lying_as(results, GATHERED_TOKENS)
 }
 
-/// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums. Between
-/// the parts and the residual stream: how sums are scattered into the stream must not reach into the parts, which would
-/// then have to be exchanged before they are added up.
+/// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums.
+/// Between the parts and the residual stream: how sums are scattered into the stream must not reach into the parts,
+/// which would then have to be exchanged before they are added up.
 #[track_caller]
 fn lying_as(x: Tensor, names: [&'static str; 3]) -> Tensor {
     let names = names.iter().map(|name| Name::new(name)).collect();

@@ -1,9 +1,9 @@
 //! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and through all
 //! shared ones.
 //!
-//! No token is dropped, and no expert has a capacity: the choices of a device's tokens are sorted by expert, and grouped
-//! products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps, so a
-//! layer can put other work between them ([`batch_split`](super::DecoderConfig)):
+//! No token is dropped, and no expert has a capacity: the choices of a device's tokens are sorted by expert, and
+//! grouped products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps,
+//! so a layer can put other work between them ([`batch_split`](super::DecoderConfig)):
 //!
 //! | step | what it does | what moves |
 //! |---|---|---|

@@ -271,8 +271,8 @@ section! {
         /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
         /// for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
-        /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel around
-        /// a ring while they are used (`ring`).
+        /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
+        /// around a ring while they are used (`ring`).
         context: KeyExchange = KeyExchange::Gather,
     }
 }
