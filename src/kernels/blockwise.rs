@@ -7,7 +7,7 @@
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
-use super::expand::Implementation;
+use super::expand::{Implementation, true_places};
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
@@ -302,14 +302,7 @@ impl Cut {
             seen = seen & distance.less(window as f64);
         }
         let seen = if outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
-        let all = counts[0] * counts[1];
-        let seen = seen.reshape([all]);
-        // Each that is seen has the place that those before it leave; the others have none. (A sort would do as well,
-        // but XLA's partitioner ends the process over one of several operands in a manual region.)
-        let before = seen.convert(DType::S32).cumsum(0);
-        let place = seen.select(before - 1.0, all as f64);
-        let numbers = zeros(DType::S32, [all]).at(&[place]).set(arange(DType::S32, all));
-        (numbers, before.max(..))
+        true_places(seen.reshape([counts[0] * counts[1]]))
     }
 
     /// The result, and the logarithm of each query's sum of exponentials.

@@ -9,7 +9,7 @@
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
-use super::expand::Implementation;
+use super::expand::{Implementation, true_places};
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
@@ -43,7 +43,7 @@ struct Groups {
     start: Tensor,
     /// Behind the last row of each: `s32` `[groups]`.
     end: Tensor,
-    /// The places of groups that have rows, in order, and then numbers beyond all places: `s32` `[groups]`.
+    /// The places of groups that have rows, in order, and then zeros: `s32` `[groups]`.
     filled: Tensor,
     /// How many have rows: a scalar `s32`.
     count: Tensor,
@@ -113,9 +113,8 @@ impl Cut {
         let all = self.batch * self.parts * count;
         let [start, end] = [reach - sizes, reach].map(|x| x.minimum(rows).transpose([0, 2, 1]).reshape([all]));
         let has_rows = start.less(end);
-        // Of one operand: XLA's partitioner ends the process over a sort of several in a manual region.
-        let filled = has_rows.select(arange(DType::S32, all), all as f64).sort(0);
-        Groups { start, end, filled, count: has_rows.convert(DType::S32).sum(..) }
+        let (filled, count) = true_places(has_rows);
+        Groups { start, end, filled, count }
     }
 
     /// Runs `step` for each visit, in the order of matrices.

