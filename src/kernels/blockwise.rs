@@ -14,7 +14,7 @@ use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 use crate::trace::{
-    Function, Tensor, TensorSpec, TensorTree, TraceError, arange, constant, einsum_with, full, scan, while_loop, zeros,
+    Function, Tensor, TensorSpec, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, zeros,
 };
 
 /// The segment of keys and queries that only fill a block: no token is of it.
