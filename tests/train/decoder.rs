@@ -348,9 +348,9 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
     lower(function.graph(), &LowerOptions::default()).expect("it lowers").graph().clone()
 }
 
-/// A layer has seven dots (four projections, three in the mlp), each with two in the backward pass, and attention, which
-/// is an op of its own; the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens, 4 bytes
-/// each, is 128):
+/// A layer has seven dots (four projections, three in the mlp), each with two in the backward pass, and attention,
+/// which is an op of its own; the head has one and two. What one layer saves, in bytes (row: 2 sequences of 16 tokens,
+/// 4 bytes each, is 128):
 ///
 /// - `none`: x, q, mixed, x after attention (4096 each), k, v (2048 each), attention's log total (512), two norms'
 ///   statistics (128 each), gate, up and hidden (6144 each): 39680.
