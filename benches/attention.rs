@@ -6,8 +6,8 @@
 //! cargo bench -p meshloom-benches --bench attention -- memory                                # temporaries by length
 //! ```
 //!
-//! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain form
-//! is compiled up to 8192.
+//! `memory` compiles for a CPU, and ahead of time for a v5p and an H100: one row, 8 heads of 128, `bf16`. The plain
+//! form is compiled up to 8192.
 //!
 //! Else: one row, 8 heads of 64, `f32`. Printed: the median milliseconds of each, the temporaries that XLA assigns, and
 //! how far the values are apart. The plain forms take 6 GiB at 8192. Without JAX its columns are empty.

@@ -357,7 +357,8 @@ fn step_graph(layers: usize, scan_layers: bool, remat: RematPolicy) -> Graph {
 /// - `full`: x.
 /// - `dots`: x and six dots: q, the attention's output (4096 each), k, v, gate, up; and attention's two results: 33280.
 ///   The last dot, whose result the backward pass never reads, is not among them.
-/// - `save`: x and hidden. Of the two names, the one of attention is of no use without the log total: both are made again.
+/// - `save`: x and hidden. Of the two names, the one of attention is of no use without the log total: both are made
+///   again.
 #[test]
 fn dots_and_residuals_of_the_train_step() {
     let [none, full, dots, save] = policies().map(|remat| dots_and_residuals(&step_graph(3, true, remat)));
