@@ -14,7 +14,7 @@ use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 use crate::trace::{
-    Function, Tensor, TensorSpec, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, zeros,
+    Function, Tensor, TensorSpec, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros,
 };
 
 /// The segment of keys and queries that only fill a block: no token is of it.
@@ -59,6 +59,8 @@ struct RowBlocks {
     segments: [Tensor; 2],
     /// Of queries and keys, `[batch, ..]`.
     places: [Tensor; 2],
+    /// From which weights drop, `u32` `[batch, kv_heads, groups]`.
+    seeds: Option<Tensor>,
 }
 
 /// One pair of blocks.
@@ -68,6 +70,7 @@ struct Pair {
     value: Tensor,
     segments: [Tensor; 2],
     places: [Tensor; 2],
+    seeds: Option<Tensor>,
 }
 
 /// A pair of blocks that is to be computed: scalars `s32`.
@@ -163,6 +166,7 @@ impl Cut {
             // Neither sees the other: what fills keys is of no query's segment.
             segments: [self.pad_queries(merged(3), 1, NO_SEGMENT), keys(merged(4), 1, NO_SEGMENT + 1.0)],
             places: [self.pad_queries(merged(5), 1, 0.0), keys(merged(6), 1, 0.0)],
+            seeds: self.form.dropout.map(|_| merged(operands.len() - 1)),
         }
     }
 
@@ -177,6 +181,7 @@ impl Cut {
             value: rows.value.dynamic_slice_along(2, at[1], keys),
             segments: both(rows.segments),
             places: both(rows.places),
+            seeds: rows.seeds,
         }
     }
 
@@ -205,6 +210,19 @@ impl Cut {
             seen = seen & (query_place - key_place).less(window as f64);
         }
         (seen.broadcast_like(scores, [0, 3, 4]).select(scores, UNSEEN), slope)
+    }
+
+    /// What is like the scores of a pair, where weights are kept, divided by the probability of that; zero where they
+    /// drop.
+    fn dropped(&self, pair: &Pair, scores: Tensor) -> Tensor {
+        let (Some(rate), Some(seeds)) = (self.form.dropout, pair.seeds) else { return scores };
+        let [query_place, key_place] = pair.places.map(|x| x.convert(DType::U32));
+        let seeds = seeds.broadcast_like(scores, [0, 1, 2]);
+        let key = [seeds, seeds.zeros_like()];
+        let counters = [query_place.broadcast_like(scores, [0, 3]), key_place.broadcast_like(scores, [0, 4])];
+        let [draw, _] = words_of(key, counters);
+        let is_kept = draw.greater_equal(AttentionForm::drops_below(rate));
+        is_kept.select(scores * (1.0 / (1.0 - rate.get())), 0.0)
     }
 
     /// Runs `step` for each pair of blocks in which a query may see a key.
@@ -332,7 +350,8 @@ impl Cut {
             let now = highest.maximum(scores.max(-1));
             let weights = (scores - now.broadcast_like(scores, [0, 1, 2, 3])).exp();
             let correction = (highest - now).exp();
-            let added = einsum_with("bkgts,bksd->bkgtd", &[weights.convert(self.dtype), pair.value], self.wide);
+            let kept = self.dropped(&pair, weights).convert(self.dtype);
+            let added = einsum_with("bkgts,bksd->bkgtd", &[kept, pair.value], self.wide);
             let mixed = mixed * correction.broadcast_like(mixed, [0, 1, 2, 3]) + added;
             let total = total * correction + weights.sum(-1);
             // What the last pair of a block leaves is what counts.
@@ -369,9 +388,9 @@ impl Cut {
             let by_score = |x: Tensor| x.broadcast_like(scores, [0, 1, 2, 3]);
             let weights = (scores - by_score(log_total)).exp();
             let weights_ct = einsum_with("bkgtd,bksd->bkgts", &[ct, pair.value], self.wide);
-            let scores_ct = weights * (weights_ct - by_score(flow));
+            let scores_ct = weights * (self.dropped(&pair, weights_ct) - by_score(flow));
             let scores_ct = slope.map_or(scores_ct, |slope| scores_ct * slope) * self.form.scale.get();
-            let [weights, scores_ct] = [weights, scores_ct].map(|x| x.convert(self.dtype));
+            let [weights, scores_ct] = [self.dropped(&pair, weights), scores_ct].map(|x| x.convert(self.dtype));
             let begun = |x: Tensor| step.is_first.broadcast_to(x.dims()).select(x.zeros_like(), x);
             let key_ct = begun(block.0) + einsum_with("bkgts,bkgtd->bksd", &[scores_ct, pair.query], self.wide);
             let value_ct = begun(block.1) + einsum_with("bkgts,bkgtd->bksd", &[weights, ct], self.wide);

@@ -87,6 +87,7 @@ impl Call {
         let dtype = types[0].dtype;
         let is_one = kernels.attention == AttentionKernel::Mosaic
             && form.order == PlaceOrder::Index
+            && form.dropout.is_none()
             && matches!(dtype, DType::BF16 | DType::F32);
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
         let AttentionSizes { kv_heads, groups, queries, keys, width, value_width, .. } = sizes;

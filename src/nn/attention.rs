@@ -4,6 +4,7 @@ use std::panic::Location;
 
 use meshloom_hlo::message::counted;
 
+use super::dropout::{DroppedWeights, Dropout};
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use crate::ir::DType;
@@ -76,11 +77,31 @@ impl TokenPlaces {
     }
 }
 
+/// What an attention does beside mixing values by the softmax of scaled scores; by default nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionOptions {
+    /// Scaled scores `s` become `cap * tanh(s / cap)` (Gemma 2, arXiv 2408.00118).
+    pub softcap: Option<f64>,
+    /// A query sees its own place and `window - 1` before it (Longformer, arXiv 2004.05150).
+    pub window: Option<usize>,
+    /// For each query head a score that takes part in the softmax without a value: `f32` `[heads]` ("attention sinks",
+    /// arXiv 2309.17453; as a learned number of each head in gpt-oss, arXiv 2508.10925).
+    pub sinks: Option<Tensor>,
+    /// Dropout of the weights.
+    pub dropout: Option<DroppedWeights>,
+}
+
 /// Grouped-query attention over `x` `[batch, length, embed]`: query head `h` uses key and value head
-/// `h / (heads / kv_heads)`. Scores and softmax in `f32`, the rest in the type of `x`.
+/// `h / (heads / kv_heads)`. Scores and softmax in `f32`, the rest in the type of `x`. Weights drop as `dropout` says.
 ///
 /// Source: Ainslie et al., "GQA", arXiv 2305.13245.
-pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, tokens: TokenPlaces) -> Tensor {
+pub fn attention(
+    x: Tensor,
+    params: &Attention<Tensor>,
+    rotary: &Rotary,
+    tokens: TokenPlaces,
+    dropout: Option<Dropout>,
+) -> Tensor {
     let dtype = x.dtype();
     let [_, heads, head_dim] = params.wq.shape();
     let [_, kv_heads, _] = params.wk.shape();
@@ -91,7 +112,7 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, tokens:
     let value = tokens.meet(project(params.wv, KEY));
     let groups = heads / kv_heads.max(1);
     let query = query.reshape([batch, kv_heads, groups, length, head_dim]);
-    let mixed = attend(query, key, value, tokens, (head_dim as f64).powf(-0.5));
+    let mixed = attend([query, key, value], tokens, (head_dim as f64).powf(-0.5), dropout);
     let mixed = mixed.reshape([batch, heads, length, head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
@@ -101,6 +122,12 @@ pub fn attention(x: Tensor, params: &Attention<Tensor>, rotary: &Rotary, tokens:
 /// value head `h / (heads / kv_heads)`. Scores are scaled by `head_dim^-0.5`; scores and softmax in `f32`.
 #[track_caller]
 pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
+    causal_attention_with(query, key, value, &AttentionOptions::default())
+}
+
+/// As [`causal_attention`], with options.
+#[track_caller]
+pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options: &AttentionOptions) -> Tensor {
     let place = Location::caller();
     composite(place, || {
         let [batch, length, heads, head_dim] = query.shape();
@@ -114,7 +141,8 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
         let query = by_head(query).reshape([batch, kv_heads, heads / kv_heads, length, head_dim]);
         let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
-        let mixed = mixed_values([query, by_head(key), by_head(value)], [rows; 2], KeyExchange::Gather, scale);
+        let operands = [query, by_head(key), by_head(value)];
+        let mixed = mixed_values(operands, [rows; 2], KeyExchange::Gather, scale, options);
         by_head(mixed.reshape([batch, heads, length, head_dim]))
     })
 }
@@ -123,8 +151,11 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
 /// `[batch, kv_heads, length, head_dim]` and values `[batch, kv_heads, length, value_dim]` give
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
-pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, scale: f64) -> Tensor {
-    mixed_values([query, key, value], tokens.of_queries_and_keys(), tokens.exchange, scale)
+pub(super) fn attend(operands: [Tensor; 3], tokens: TokenPlaces, scale: f64, dropout: Option<Dropout>) -> Tensor {
+    let heads = operands[0].dims();
+    let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
+    let options = AttentionOptions { dropout, ..AttentionOptions::default() };
+    mixed_values(operands, tokens.of_queries_and_keys(), tokens.exchange, scale, &options)
 }
 
 /// As [`attend`], from segments and places of queries and of keys.
@@ -133,19 +164,31 @@ fn mixed_values(
     [of_queries, of_keys]: [[Tensor; 2]; 2],
     exchange: KeyExchange,
     scale: f64,
+    options: &AttentionOptions,
 ) -> Tensor {
     let form = AttentionForm {
         scale: Number::new(scale),
-        softcap: None,
+        softcap: options.softcap.map(Number::new),
         causal: true,
-        window: None,
+        window: options.window,
         order: PlaceOrder::Index,
         exchange,
+        dropout: options.dropout.map(|dropped| Number::new(dropped.rate)),
     };
     let segments = [of_queries[0], of_keys[0]];
     let places = [of_queries[1], of_keys[1]];
-    let (mixed, log_total) = attention_over(form, operands, segments, places);
+    let seeds = options.dropout.map(|dropped| dropped.seeds);
+    let (mixed, log_total) = attention_over(form, operands, segments, places, seeds);
     // A name is one for what made the value, which is then kept in its stead.
     log_total.named("attention_log_total");
-    mixed.named("attention_mixed")
+    let mixed = mixed.named("attention_mixed");
+    match options.sinks {
+        None => mixed,
+        // The share that the sum of the others has of a sum with the sink.
+        Some(sinks) => {
+            let sinks = sinks.convert(log_total.dtype()).reshape(&log_total.dims()[1..3]);
+            let share = (log_total - sinks.broadcast_like(log_total, [1, 2])).logistic();
+            mixed * share.convert(mixed.dtype()).broadcast_like(mixed, [0, 1, 2, 3])
+        }
+    }
 }

@@ -18,20 +18,20 @@
 //! rows. Source of the idea: DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.1; MaxText's
 //! `deepseek_batchsplit`.
 
-use super::layer::{DecoderLayer, FeedForward, LayerLoss, RowInputs};
+use super::layer::{DecoderLayer, FEED_FORWARD, FeedForward, LayerLoss, RowInputs, added};
 use super::moe::{Moe, add_shared, combine, dispatch, route, run_experts};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
 use super::{DecoderConfig, Dropout, TokenPlaces};
-use crate::trace::{Tensor, full, scope, stack};
+use crate::trace::{Tensor, scope, stack};
 
 /// One half of what a layer reads.
 struct Half {
     x: Tensor,
     rotary: Rotary,
     tokens: TokenPlaces,
-    /// For each block what the elements that it adds are multiplied by.
-    kept: Option<[Tensor; 2]>,
+    /// Of these rows.
+    dropout: Option<Dropout>,
 }
 
 /// See [`DecoderConfig::layer`].
@@ -48,7 +48,7 @@ pub(super) fn layer(
         FeedForward::Dense(_) => {
             let attended = halves.each_ref().map(|half| half.attention(config, params));
             let [first, second] = [0, 1].map(|half| {
-                config.feed_forward_block(attended[half], params, &|block, added| halves[half].drop(block, added)).0
+                config.feed_forward_block(attended[half], params, halves[half].dropout).0
             });
             (joined(first, second), None)
         }
@@ -75,8 +75,9 @@ fn routed_layer(
         let (other_normal, other_sent, other_loss) = send(other_x);
         let made = combine(run_experts(&sent, experts, routed));
         let other_made = combine(run_experts(&other_sent, experts, routed));
-        let done = x + first.drop(1, add_shared(normal, made, experts));
-        let other_done = other_x + second.drop(1, add_shared(other_normal, other_made, experts));
+        let done = x + added(first.dropout, FEED_FORWARD, add_shared(normal, made, experts));
+        let other_made = add_shared(other_normal, other_made, experts);
+        let other_done = other_x + added(second.dropout, FEED_FORWARD, other_made);
         (joined(done, other_done), Some((loss + other_loss) * 0.5))
     })
 }
@@ -84,23 +85,18 @@ fn routed_layer(
 impl Half {
     fn attention(&self, config: &DecoderConfig, params: &DecoderLayer<Tensor>) -> Tensor {
         let rows = RowInputs { rotary: &self.rotary, tokens: self.tokens };
-        config.attention_block(self.x, params, rows, &|block, added| self.drop(block, added))
-    }
-
-    fn drop(&self, block: u32, added: Tensor) -> Tensor {
-        self.kept.map_or(added, |kept| added * kept[block as usize])
+        config.attention_block(self.x, params, rows, self.dropout)
     }
 }
 
-/// What a layer reads, in halves. What drops is drawn for the whole, so that it is the same as in a layer that is not
+/// What a layer reads, in halves. What drops goes by the numbers of rows, so it is the same as in a layer that is not
 /// cut.
 fn cut(x: Tensor, rows: RowInputs<'_>, dropout: Option<Dropout>) -> [Half; 2] {
-    let kept = dropout.map(|dropout| [0, 1].map(|block| dropout.at(block).apply(full(x.dtype(), x.dims(), 1.0))));
     [0, 1].map(|half| Half {
         x: every_second(x, half),
         rotary: rows.rotary.map(|angles| every_second(angles, half)),
         tokens: rows.tokens.map(|x| every_second(x, half)),
-        kept: kept.map(|kept| kept.map(|kept| every_second(kept, half))),
+        dropout: dropout.map(|dropout| Dropout { rows: every_second(dropout.rows, half), ..dropout }),
     })
 }
 

@@ -28,12 +28,14 @@ fn dropped(x: Tensor, rate: f64, draw: impl FnOnce(f64) -> Tensor) -> Tensor {
     draw(kept).select(scaled, 0.0)
 }
 
-/// Dropout throughout a model: a rate, the numbers of the rows, and a key that is folded into a new one for each step,
+/// Dropout throughout a model: rates, the numbers of the rows, and a key that is folded into a new one for each step,
 /// layer and place.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// Probability with which an element drops.
+    /// Probability with which an element drops that a block adds to the residual stream.
     pub rate: f64,
+    /// Probability with which a weight of attention drops.
+    pub attention_rate: f64,
     /// What draws.
     pub key: Key<Tensor>,
     /// Which row of the whole batch each row of the activations is, integers `[rows]`.
@@ -51,12 +53,28 @@ impl Dropout {
     /// and the position within the row: not on which rows are worked on together.
     #[track_caller]
     pub fn apply(self, x: Tensor) -> Tensor {
-        let Dropout { rate, key, rows } = self;
+        let Dropout { rate, key, rows, .. } = self;
         composite(Location::caller(), || dropped(x, rate, |kept| key.bernoulli_by_row(kept, x.dims(), rows)))
+    }
+
+    /// The dropout of the weights of an attention with so many heads, `[kv_heads, groups]`; none at a rate of 0.
+    pub(super) fn of_weights(self, heads: [usize; 2]) -> Option<DroppedWeights> {
+        let rows = self.rows.dim(0);
+        let seeds = || self.key.words_by_row([rows, heads[0], heads[1]], self.rows);
+        (self.attention_rate > 0.0).then(|| DroppedWeights { rate: self.attention_rate, seeds: seeds() })
     }
 
     /// The numbers of `count` layers, to fold in.
     pub(super) fn layer_numbers(count: usize) -> Tensor {
         crate::trace::arange(DType::U32, count)
     }
+}
+
+/// Dropout of the weights of an attention.
+#[derive(Clone, Copy, Debug)]
+pub struct DroppedWeights {
+    /// Probability with which a weight drops, 0 to less than 1.
+    pub rate: f64,
+    /// A random word for each head of each row, `u32` `[batch, kv_heads, groups]`.
+    pub seeds: Tensor,
 }

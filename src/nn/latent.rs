@@ -1,6 +1,7 @@
 //! Multi-head latent attention: keys and values of all heads are made of one narrow vector for each token.
 
 use super::attention::{TokenPlaces, attend};
+use super::dropout::Dropout;
 use super::layout::{ALL_LATENTS, LATENT, QUERY};
 use super::norm::rms_norm;
 use super::rotary::{Rotary, rotate};
@@ -63,6 +64,7 @@ pub fn latent_attention(
     rotary: &Rotary,
     tokens: TokenPlaces,
     epsilon: f64,
+    dropout: Option<Dropout>,
 ) -> Tensor {
     let dtype = x.dtype();
     let [batch, length, _] = x.shape();
@@ -87,7 +89,7 @@ pub fn latent_attention(
     // Every query head has its own keys: groups of one.
     // What is gathered is narrow: keys never travel.
     let tokens = tokens.with_exchange(KeyExchange::Gather);
-    let mixed = attend(query.expand(2), key, value, tokens, ((nope + rope) as f64).powf(-0.5));
+    let mixed = attend([query.expand(2), key, value], tokens, ((nope + rope) as f64).powf(-0.5), dropout);
     let mixed = mixed.reshape([batch, heads, length, v_head_dim]).with_axes(QUERY);
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }

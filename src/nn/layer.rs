@@ -190,47 +190,59 @@ impl DecoderConfig {
         if self.parts.batch_split && is_even {
             return batch_split::layer(self, x, params, rows, dropout);
         }
-        let drop = |block: u32, added: Tensor| dropout.map_or(added, |dropout| dropout.at(block).apply(added));
-        let x = self.attention_block(x, params, rows, &drop);
-        self.feed_forward_block(x, params, &drop)
+        let x = self.attention_block(x, params, rows, dropout);
+        self.feed_forward_block(x, params, dropout)
     }
 
-    /// The first block of a layer. What it adds to the stream goes through `drop`, as block 0.
+    /// The first block of a layer.
     pub(super) fn attention_block(
         &self,
         x: Tensor,
         params: &DecoderLayer<Tensor>,
         rows: RowInputs<'_>,
-        drop: &dyn Fn(u32, Tensor) -> Tensor,
+        dropout: Option<Dropout>,
     ) -> Tensor {
         scope("attention", || {
             let normal = enter_block(rms_norm(x, params.attention_norm, self.norm_epsilon));
+            let of_weights = dropout.map(|dropout| dropout.at(WEIGHTS));
             let mixed = match &params.attention {
-                AttentionBlock::Grouped(params) => attention(normal, params, rows.rotary, rows.tokens),
+                AttentionBlock::Grouped(params) => attention(normal, params, rows.rotary, rows.tokens, of_weights),
                 AttentionBlock::Latent(params) => {
-                    latent_attention(normal, params, rows.rotary, rows.tokens, self.norm_epsilon)
+                    latent_attention(normal, params, rows.rotary, rows.tokens, self.norm_epsilon, of_weights)
                 }
             };
-            x + drop(0, leave_block(mixed))
+            x + added(dropout, ATTENTION_BLOCK, leave_block(mixed))
         })
     }
 
-    /// The second block of a layer. What it adds to the stream goes through `drop`, as block 1.
+    /// The second block of a layer.
     pub(super) fn feed_forward_block(
         &self,
         x: Tensor,
         params: &DecoderLayer<Tensor>,
-        drop: &dyn Fn(u32, Tensor) -> Tensor,
+        dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         scope("mlp", || {
             let normal = rms_norm(x, params.mlp_norm, self.norm_epsilon);
             match &params.mlp {
-                FeedForward::Dense(params) => (x + drop(1, leave_block(mlp(enter_block(normal), params))), None),
+                FeedForward::Dense(params) => {
+                    (x + added(dropout, FEED_FORWARD, leave_block(mlp(enter_block(normal), params))), None)
+                }
                 FeedForward::Routed(params) => {
-                    let (added, loss) = moe(normal, params, &self.parts.routed);
-                    (x + drop(1, added), Some(loss))
+                    let (made, loss) = moe(normal, params, &self.parts.routed);
+                    (x + added(dropout, FEED_FORWARD, made), Some(loss))
                 }
             }
         })
     }
+}
+
+/// The places of a layer at which something drops, to fold in.
+const ATTENTION_BLOCK: u32 = 0;
+pub(super) const FEED_FORWARD: u32 = 1;
+const WEIGHTS: u32 = 2;
+
+/// What a block adds to the residual stream, after dropout.
+pub(super) fn added(dropout: Option<Dropout>, place: u32, made: Tensor) -> Tensor {
+    dropout.map_or(made, |dropout| dropout.at(place).apply(made))
 }

@@ -35,9 +35,11 @@ mod norm;
 mod pipelined;
 mod rotary;
 
-pub use attention::{Attention, TokenPlaces, attention, causal_attention};
+pub use attention::{
+    Attention, AttentionOptions, TokenPlaces, attention, causal_attention, causal_attention_with,
+};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
-pub use dropout::{Dropout, dropout};
+pub use dropout::{DroppedWeights, Dropout, dropout};
 pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize, layer_of};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};

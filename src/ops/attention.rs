@@ -18,6 +18,10 @@
 //!
 //! Scores and sums are `f32`, or `f64` for operands of that type. A query that sees no key gives zero.
 //!
+//! With [`AttentionForm::dropout`] both have one more operand, the last: a random word for each head of each row, `u32`
+//! `[*b, kv_heads, groups]`. Whether a weight drops is drawn by [`Threefry`] from that word and the places of the query
+//! and the key. So it is the same on every mesh, for every implementation, and when it is computed again.
+//!
 //! Source: Vaswani et al., arXiv 1706.03762; Ainslie et al., "GQA", arXiv 2305.13245; the gradient from the logarithm
 //! of the sums: Dao et al., "FlashAttention", arXiv 2205.14135.
 
@@ -25,7 +29,7 @@ use smallvec::SmallVec;
 
 use super::rules::*;
 use super::{
-    BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, UnaryKind, ring,
+    BinaryKind, Direction, DotDims, DotGeneral, Group, Number, Precision, ReduceKind, Select, Threefry, UnaryKind, ring,
 };
 
 /// What the score of a key counts as that is not seen. Finite, so that nothing becomes NaN.
@@ -75,6 +79,8 @@ pub struct AttentionForm {
     pub order: PlaceOrder,
     /// How queries meet keys of other devices.
     pub exchange: KeyExchange,
+    /// The probability with which a weight drops, from 0 to less than 1; those left are divided by one less it.
+    pub dropout: Option<Number>,
 }
 
 crate::ir::attributes!(AttentionForm {
@@ -84,6 +90,7 @@ crate::ir::attributes!(AttentionForm {
     window: optional("window", None),
     order: optional("places", PlaceOrder::Index),
     exchange: optional("exchange", KeyExchange::Gather),
+    dropout: optional("dropout", None),
 });
 
 /// `attention(query, key, value, segments, places)`, operands as above: for each query the values of the keys that it
@@ -160,8 +167,9 @@ pub fn score_dtype(operands: DType) -> DType {
 }
 
 impl AttentionForm {
-    /// Checks the operands that both ops have.
-    fn sizes(&self, operands: &[&TensorType]) -> Result<AttentionSizes, TypeError> {
+    /// Checks the operands that both ops have; the op has `count` without the keys of dropout.
+    fn sizes(&self, operands: &[&TensorType], count: usize) -> Result<AttentionSizes, TypeError> {
+        expect_operands(operands, count + usize::from(self.dropout.is_some()))?;
         let (query, key, value) = (operands[0], operands[1], operands[2]);
         if !query.dtype.is_float() {
             let expected = "a floating-point type".to_owned();
@@ -190,7 +198,17 @@ impl AttentionForm {
             "{queries} queries and {keys} keys cannot be split alike for a ring"
         );
         refuse_if!(self.window == Some(0), "a window of 0 shows no key; 1 shows a query its own place");
+        if let Some(rate) = self.dropout.map(Number::get) {
+            refuse_if!(!(0.0..1.0).contains(&rate), "weights cannot drop with probability {rate}: it is 0 to less than 1");
+            expect_dtype(count, operands[count], DType::U32)?;
+            expect_dims(count, operands[count], &sizes.with_batch(&[sizes.kv_heads, sizes.groups]))?;
+        }
         Ok(sizes)
+    }
+
+    /// A draw below this drops a weight.
+    pub(crate) fn drops_below(rate: Number) -> f64 {
+        (rate.get() * 2f64.powi(32)).floor()
     }
 
     /// The same over parts of the sequence, whose keys are at hand.
@@ -291,6 +309,29 @@ impl Definition<'_> {
         self.builder.push1(Select, &[seen, scores, unseen])
     }
 
+    /// What is like `scores`, where weights are kept, divided by the probability of that; zero where they drop.
+    fn dropped(&mut self, operands: &[Value], scores: Value) -> Result<Value, OpError> {
+        let (Some(rate), Some(&seeds)) = (self.form.dropout, operands.last()) else { return Ok(scores) };
+        let b = self.sizes.batch.len();
+        let dims = self.builder.ty(scores).dims.clone();
+        let zero = self.builder.zeros_like(seeds);
+        let of_head = Self::leading(b + 2);
+        let place = |dim: usize| (0..b).chain([dim]).collect::<SmallVec<[usize; 6]>>();
+        let (of_query, of_key) = (place(b + 2), place(b + 3));
+        let sources = [(seeds, &of_head), (zero, &of_head), (operands[5], &of_query), (operands[6], &of_key)];
+        let mut words = Values::new();
+        for (source, mapping) in sources {
+            let word = self.builder.convert(source, DType::U32)?;
+            words.push(self.builder.broadcast(word, &dims, mapping)?);
+        }
+        let draw = self.builder.push(Threefry, &words)?[0];
+        let limit = self.builder.splat_like(draw, AttentionForm::drops_below(rate));
+        let is_kept = self.builder.compare(Direction::Ge, draw, limit)?;
+        let scaled = self.builder.scale(scores, 1.0 / (1.0 - rate.get()))?;
+        let nothing = self.builder.zeros_like(scaled);
+        self.builder.push1(Select, &[is_kept, scaled, nothing])
+    }
+
     /// See [`Attention`].
     fn mixed(&mut self, operands: &[Value]) -> Result<[Value; 2], OpError> {
         let (scores, seen) = self.scores(operands)?;
@@ -311,6 +352,7 @@ impl Definition<'_> {
         let share = self.builder.div(one, total)?;
         let share = self.by_score(share, weights)?;
         let weights = self.builder.mul(weights, share)?;
+        let weights = self.dropped(operands, weights)?;
         let weights = self.builder.convert(weights, self.dtype)?;
         let mixed = self.dot(weights, operands[2], (&[2], &[0]), self.dtype)?;
         Ok([mixed, log_total])
@@ -326,6 +368,7 @@ impl Definition<'_> {
         let weights = self.builder.sub(masked, log_total)?;
         let weights = self.builder.unary(UnaryKind::Exponential, weights)?;
         let weights_ct = self.dot(ct, operands[2], (&[2], &[1]), wide)?;
+        let weights_ct = self.dropped(operands, weights_ct)?;
         let flow = self.by_score(flow, scores)?;
         let excess = self.builder.sub(weights_ct, flow)?;
         let mut scores_ct = self.builder.mul(weights, excess)?;
@@ -338,6 +381,7 @@ impl Definition<'_> {
         }
         let scores_ct = self.builder.scale(scores_ct, self.form.scale.get())?;
         let scores_ct = self.builder.convert(scores_ct, self.dtype)?;
+        let weights = self.dropped(operands, weights)?;
         let weights = self.builder.convert(weights, self.dtype)?;
         let query_ct = self.dot(scores_ct, operands[1], (&[2], &[0]), self.dtype)?;
         let key_ct = self.dot(scores_ct, operands[0], (&[0, 1], &[0, 1]), self.dtype)?;
@@ -368,8 +412,7 @@ impl AttentionGradient {
 
 impl Primitive for Attention {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        expect_operands(operands, 7)?;
-        let sizes = self.0.sizes(operands)?;
+        let sizes = self.0.sizes(operands, 7)?;
         let dtype = operands[0].dtype;
         let mixed = TensorType { dtype, dims: sizes.of_mixed() };
         let log_total = TensorType { dtype: score_dtype(dtype), dims: sizes.of_queries() };
@@ -401,7 +444,8 @@ impl Primitive for Attention {
             None => builder.zeros_like(mixed),
         };
         let own = (0..7).map(|index| context.operand(index));
-        let operands: Values = own.chain([log_total, flow, ct]).collect();
+        let seeds = (7..context.operand_count()).map(|index| context.operand(index));
+        let operands: Values = own.chain([log_total, flow, ct]).chain(seeds).collect();
         let cotangents = context.builder.push(AttentionGradient(self.0), &operands)?;
         (0..3).for_each(|index| context.set(index, cotangents[index]));
         Ok(())
@@ -419,11 +463,11 @@ impl Primitive for Attention {
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
         for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 7]> = (0..7).map(|operand| (operand, dim)).collect();
+            let all: SmallVec<[(usize, usize); 8]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
             rule.add(size, Parallel, &all, &[(0, dim), (1, dim)]);
         }
-        rule.add(kv_heads, Parallel, &[(0, b), (1, b), (2, b)], &[(0, b), (1, b)]);
-        rule.add(groups, Parallel, &[(0, b + 1)], &[(0, b + 1), (1, b + 1)]);
+        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b)]);
+        rule.add(groups, Parallel, &of_heads(1, operands.len(), b + 1), &[(0, b + 1), (1, b + 1)]);
         let of_queries = [(0, b + 2), (3, b), (5, b)];
         let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
         match self.0.exchange {
@@ -457,8 +501,7 @@ impl Primitive for Attention {
 
 impl Primitive for AttentionGradient {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
-        expect_operands(operands, 10)?;
-        let sizes = self.0.sizes(operands)?;
+        let sizes = self.0.sizes(operands, 10)?;
         let dtype = operands[0].dtype;
         for operand in [7, 8] {
             expect_dtype(operand, operands[operand], score_dtype(dtype))?;
@@ -487,13 +530,12 @@ impl Primitive for AttentionGradient {
             AttentionSizes::of(operands[0], operands[1], operands[2]);
         let b = batch.len();
         for (dim, size) in batch.into_iter().enumerate() {
-            let all: SmallVec<[(usize, usize); 10]> = (0..10).map(|operand| (operand, dim)).collect();
+            let all: SmallVec<[(usize, usize); 11]> = (0..operands.len()).map(|operand| (operand, dim)).collect();
             rule.add(size, Parallel, &all, &[(0, dim), (1, dim), (2, dim)]);
         }
         let sum = Reduction(ReduceKind::Sum);
-        let heads = [(0, b), (1, b), (2, b), (7, b), (8, b), (9, b)];
-        rule.add(kv_heads, Parallel, &heads, &[(0, b), (1, b), (2, b)]);
-        rule.add(groups, sum, &[(0, b + 1), (7, b + 1), (8, b + 1), (9, b + 1)], &[(0, b + 1)]);
+        rule.add(kv_heads, Parallel, &of_heads(3, operands.len(), b), &[(0, b), (1, b), (2, b)]);
+        rule.add(groups, sum, &of_heads(1, operands.len(), b + 1), &[(0, b + 1)]);
         let of_queries = [(0, b + 2), (3, b), (5, b), (7, b + 2), (8, b + 2), (9, b + 2)];
         let of_keys = [(1, b + 1), (2, b + 1), (4, b), (6, b)];
         match self.0.exchange {
@@ -523,6 +565,12 @@ impl Primitive for AttentionGradient {
     fn emit(&self, context: &mut EmitContext<'_>) {
         context.by_definition(|builder, operands| self.define(builder, operands));
     }
+}
+
+/// The dimension `dim` of the first `leading` operands and of all after the places, which have one number or more for
+/// each head.
+fn of_heads(leading: usize, count: usize, dim: usize) -> SmallVec<[(usize, usize); 8]> {
+    (0..leading).chain(7..count).map(|operand| (operand, dim)).collect()
 }
 
 /// The devices among which keys travel; none where all keys are at hand, as on a mesh axis of one device.

@@ -84,15 +84,18 @@ fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DTy
 }
 
 /// Attention by its op: `[query, key, value]`, and of queries and keys segments and places, as
-/// [`Attention`](crate::ops::Attention) says. Returns the mixed values, and the logarithm of each query's sum.
+/// [`Attention`](crate::ops::Attention) says; `seeds` if the form has dropout. Returns the mixed values, and the
+/// logarithm of each query's sum.
 #[track_caller]
 pub fn attention_over(
     form: AttentionForm,
     [query, key, value]: [Tensor; 3],
     segments: [Tensor; 2],
     places: [Tensor; 2],
+    seeds: Option<Tensor>,
 ) -> (Tensor, Tensor) {
-    let operands = [query, key, value, segments[0], segments[1], places[0], places[1]];
+    let mut operands = vec![query, key, value, segments[0], segments[1], places[0], places[1]];
+    operands.extend(seeds);
     let results = apply_many(Attention(form).into(), &operands, 2, Location::caller());
     (results[0], results[1])
 }

@@ -161,9 +161,12 @@ fn threefry(key: Key<Tensor>, counters: [Tensor; 2]) -> [Tensor; 2] {
         return [fail("the key of a random draw", expected, ty.to_string()); 2];
     }
     let dims = counters[1].dims();
-    let [first, second] = [0, 1].map(|word| key.data.index(word).broadcast_to(&dims));
-    let operands = [first, second, counters[0], counters[1]];
-    let words = apply_many(Threefry.into(), &operands, 2, Location::caller());
+    words_of([0, 1].map(|word| key.data.index(word).broadcast_to(&dims)), counters)
+}
+
+/// [`Threefry`] of the words of a key and of a counter: all `u32` of the same dimensions.
+pub(crate) fn words_of(key: [Tensor; 2], counters: [Tensor; 2]) -> [Tensor; 2] {
+    let words = apply_many(Threefry.into(), &[key, counters].concat(), 2, Location::caller());
     [words[0], words[1]]
 }
 
@@ -403,6 +406,13 @@ impl Key<Tensor> {
     #[track_caller]
     pub fn bernoulli(self, probability: f64, dims: impl AsRef<[usize]>) -> Tensor {
         composite(Location::caller(), || unit(self, DType::F32, dims.as_ref()).less(probability))
+    }
+
+    /// Random words, `u32` of `dims`, for rows (the first of `dims`) with numbers of their own: `rows`, integers `[n]`.
+    /// A word depends on the row's number and the position within the row, wherever the row lies.
+    #[track_caller]
+    pub fn words_by_row(self, dims: impl AsRef<[usize]>, rows: Tensor) -> Tensor {
+        composite(Location::caller(), || random_bits(self, DType::U32, counters_by_row(dims.as_ref(), rows)))
     }
 
     /// As [`Key::bernoulli`], for rows (the first of `dims`) with numbers of their own: `rows`, integers `[n]`. A draw

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType::{self, BF16, F32, S32};
+use meshloom::ir::DType::{self, BF16, F32, S32, U32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
+use meshloom::nn::{AttentionOptions, DroppedWeights, causal_attention_with};
 use meshloom::ops::{AttentionForm, KeyExchange, Number, Op, PlaceOrder};
 use meshloom::partition::CollectiveKind;
 use meshloom::pjrt::PlatformKind;
 use meshloom::sharding::{Mesh, RuleSets, Rules};
-use meshloom::trace::{Function, Tensor, TensorSpec, attention_over, iota, value_and_grad_aux};
+use meshloom::trace::{
+    Function, Key, Tensor, TensorSpec, attention_over, concatenate, einsum, iota, value_and_grad_aux, zeros,
+};
 use support::eight_devices::{compile, relative_error};
 use support::interpret::interpret;
 
@@ -27,6 +30,7 @@ const CAUSAL: AttentionForm = AttentionForm {
     window: None,
     order: PlaceOrder::Index,
     exchange: KeyExchange::Gather,
+    dropout: None,
 };
 
 fn window(window: usize) -> AttentionForm {
@@ -36,7 +40,17 @@ fn window(window: usize) -> AttentionForm {
 fn cases() -> Vec<Case> {
     let softcap = AttentionForm { softcap: Some(Number::new(0.8)), ..window(9) };
     let both_ways = AttentionForm { causal: false, ..window(4) };
-    vec![(CAUSAL, 1), (CAUSAL, 3), (window(1), 1), (window(6), 2), (window(100), 1), (softcap, 3), (both_ways, 2)]
+    let dropout = AttentionForm { dropout: Some(Number::new(0.3)), ..window(12) };
+    vec![
+        (CAUSAL, 1),
+        (CAUSAL, 3),
+        (window(1), 1),
+        (window(6), 2),
+        (window(100), 1),
+        (softcap, 3),
+        (both_ways, 2),
+        (dropout, 2),
+    ]
 }
 
 /// For each case: values, logarithms, and the gradients of queries, keys and values.
@@ -60,9 +74,10 @@ fn program(shape: Shape, dtype: DType, cases: &[Case]) -> Arc<Graph> {
             };
             let ids = places / length.div_ceil(segments) as f64;
             let of_keys = |x: Tensor| x.with_axes(["batch", "keys"]);
+            let seeds = form.dropout.map(|_| Key::new(7).bits(U32, [batch, heads, groups]));
             let loss = |(query, key, value): (Tensor, Tensor, Tensor)| {
-                let (mixed, log_total) =
-                    attention_over(form, [query, key, value], [ids, of_keys(ids)], [places, of_keys(places)]);
+                let (segments, places) = ([ids, of_keys(ids)], [places, of_keys(places)]);
+                let (mixed, log_total) = attention_over(form, [query, key, value], segments, places, seeds);
                 let wide = mixed.convert(F32);
                 // The logarithms flow into the loss as well.
                 let loss = (wide * weights.convert(F32)).sum(..) + (log_total * weights.convert(F32).sum(-1)).sum(..);
@@ -160,7 +175,8 @@ fn bf16() {
 /// the queries has partial sums of the cotangents of keys and values.
 #[test]
 fn sharded() {
-    let graph = program([2, 4, 2, 24, 8, 8], F32, &[(CAUSAL, 2), (window(9), 1)]);
+    let dropout = AttentionForm { dropout: Some(Number::new(0.3)), ..CAUSAL };
+    let graph = program([2, 4, 2, 24, 8, 8], F32, &[(CAUSAL, 2), (window(9), 1), (dropout, 1)]);
     let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
     let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("length", &["context"]), ("keys", &[])];
     let rules = RuleSets::uniform(Rules::from_pairs(&rules).expect("rules"));
@@ -189,7 +205,8 @@ fn keys_travel_around_a_ring() {
     let [batch, heads, groups, length, width, value_width] = [2, 2, 2, 24, 8, 6];
     let shape = [batch, heads, groups, length, width, value_width];
     let in_ring = |(form, segments): Case| (AttentionForm { exchange: KeyExchange::Ring, ..form }, segments);
-    let cases = [(CAUSAL, 2), (window(9), 1), (AttentionForm { causal: false, ..CAUSAL }, 3)].map(in_ring);
+    let others = [AttentionForm { causal: false, ..CAUSAL }, AttentionForm { dropout: Some(Number::new(0.3)), ..CAUSAL }];
+    let cases = [(CAUSAL, 2), (window(9), 1), (others[0], 3), (others[1], 2)].map(in_ring);
     let (graph, one) = (program(shape, F32, &cases), program(shape, F32, &cases[..1]));
     let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
     let rules = [("batch", &["data"][..]), ("heads", &["tensor"]), ("length", &["context"]), ("keys", &["context"])];
@@ -209,6 +226,78 @@ fn keys_travel_around_a_ring() {
             assert_eq!(moved, expected, "{ledger}");
             check(&results(&graph, &options), &plain, 1e-5, &format!("{data}, {tensor}, {context}"));
         }
+    }
+}
+
+/// Options of attention with all gradients, beside the same made of products and a softmax over keys and the sink.
+#[test]
+fn options() {
+    let [batch, length, heads, kv_heads, width] = [2, 12, 4, 2, 8];
+    let of_heads = |heads| TensorSpec::new(F32, [batch, length, heads, width]);
+    let specs = (of_heads(heads), of_heads(kv_heads), of_heads(kv_heads), TensorSpec::new(F32, [heads]));
+    type Operands = (Tensor, Tensor, Tensor, Tensor);
+    let by_op = |(query, key, value, sinks): Operands| {
+        let options = AttentionOptions { softcap: Some(2.0), window: Some(5), sinks: Some(sinks), dropout: None };
+        causal_attention_with(query, key, value, &options)
+    };
+    let by_products = |(query, key, value, sinks): Operands| {
+        let query = query.reshape([batch, length, kv_heads, heads / kv_heads, width]);
+        let scores = einsum("btkgd,bskd->bkgts", &[query, key]) * (width as f64).powf(-0.5);
+        let scores = (scores / 2.0).tanh() * 2.0;
+        let [queries, keys] = [0, 1].map(|dim| iota(S32, [length, length], dim));
+        let seen = keys.less_equal(queries) & (queries - keys).less(5.0);
+        let scores = seen.broadcast_like(scores, [3, 4]).select(scores, -1e30);
+        let sinks = sinks.reshape([kv_heads, heads / kv_heads]).broadcast_like(scores.slice(-1, ..1), [1, 2]);
+        let weights = concatenate(&[scores, sinks], -1).softmax(-1).slice(-1, ..length);
+        einsum("bkgts,bskd->btkgd", &[weights, value]).reshape([batch, length, heads, width])
+    };
+    let function = Function::trace("options", specs, |operands: Operands| {
+        let loss = |mixed: Tensor| ((mixed.square() + mixed).sum(..), mixed);
+        let made = value_and_grad_aux(operands, |operands| loss(by_op(operands)));
+        (made, value_and_grad_aux(operands, |operands| loss(by_products(operands))))
+    });
+    let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
+    for kernels in [Kernels::plain(), blockwise(5, 4)] {
+        let results = results(&graph, &LowerOptions { kernels, ..LowerOptions::default() });
+        let (found, expected) = results.split_at(results.len() / 2);
+        check(found, expected, 1e-5, "options");
+    }
+}
+
+/// A share of the weights drops, and the rest makes up for it; each head of each row draws on its own.
+#[test]
+fn weights_drop_at_their_rate() {
+    let [batch, length, heads, rate] = [2, 64, 3, 0.25];
+    let function = Function::trace("dropout", TensorSpec::new(F32, [batch, length, heads, length]), |value| {
+        // All weights of a row are alike, and the values say which of them are kept.
+        let zeros = zeros(F32, [batch, length, heads, 4]);
+        let key = Key::new(3);
+        let seeds = key.bits(U32, [batch, heads, 1]);
+        let dropout = Some(DroppedWeights { rate, seeds });
+        causal_attention_with(zeros, zeros, value, &AttentionOptions { dropout, ..AttentionOptions::default() })
+    });
+    let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
+    let ty = graph.input_types().next().expect("the values").clone();
+    let is_key = |index: usize| f64::from(u8::from(index % length == index / (heads * length) % length));
+    let values = Literal::from_fn(ty, is_key);
+    let program = compile(&lower(&graph, &LowerOptions::default()).expect("it lowers")).expect("it compiles");
+    let outputs = program.run(&program.put(0, &[values]).expect("it fits").iter().collect::<Vec<_>>()).expect("it runs");
+    let mixed = outputs[0].get().expect("a result").to_f64_vec();
+    let mut heads_seen: Vec<Vec<bool>> = Vec::new();
+    for head in 0..batch * heads {
+        let (row, head) = (head / heads, head % heads);
+        let at = |t: usize, s: usize| mixed[((row * length + t) * heads + head) * length + s];
+        let pairs = (0..length).flat_map(|t| (0..=t).map(move |s| (t, s)));
+        let kept: Vec<bool> = pairs.clone().map(|(t, s)| at(t, s) != 0.0).collect();
+        for (&kept, (t, s)) in kept.iter().zip(pairs) {
+            let expected = if kept { 1.0 / ((1.0 - rate) * (t + 1) as f64) } else { 0.0 };
+            assert!((at(t, s) - expected).abs() < 1e-6, "{row} {head} {t} {s}");
+        }
+        // 2080 draws: five times the deviation is 0.047.
+        let share = kept.iter().filter(|kept| !**kept).count() as f64 / kept.len() as f64;
+        assert!((share - rate).abs() < 0.047, "{share}");
+        assert!(!heads_seen.contains(&kept), "two heads drop the same");
+        heads_seen.push(kept);
     }
 }
 

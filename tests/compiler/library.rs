@@ -272,7 +272,7 @@ fn dropout_goes_by_the_number_of_a_row() {
     let of = |numbers: &[i32]| {
         let count = numbers.len();
         let function =
-            Function::trace("dropout", spec(count), |(key, (x, rows))| Dropout { rate: 0.5, key, rows }.apply(x));
+            Function::trace("dropout", spec(count), |(key, (x, rows))| Dropout { rate: 0.5, attention_rate: 0.0, key, rows }.apply(x));
         let function = function.unwrap_or_else(|error| panic!("{error}"));
         let compiled =
             compile(&function, &Client::cpu(1).expect("a client"), &LowerOptions::default()).expect("compiles");
@@ -292,7 +292,7 @@ fn dropout_goes_by_the_number_of_a_row() {
     assert_eq!(first.to_vec::<f32>().expect("f32"), whole[0]);
     assert!((0..6).all(|row| (0..row).all(|other| whole[row] != whole[other])), "rows drop alike: {whole:?}");
     let wrong = Function::trace("dropout", spec(3), |(key, (x, rows))| {
-        Dropout { rate: 0.5, key, rows: rows.slice(0, 0..2) }.apply(x)
+        Dropout { rate: 0.5, attention_rate: 0.0, key, rows: rows.slice(0, 0..2) }.apply(x)
     });
     let message = wrong.expect_err("two numbers for three rows").to_string();
     assert!(message.contains("for each row of at most 2^32 elements of u32[3,4,8] one number"), "{message}");
@@ -303,7 +303,7 @@ fn dropout_keeps_its_share() {
     const COUNT: usize = 4096;
     let specs = (Key::spec(), TensorSpec::new(DType::F32, [COUNT]));
     let function = Function::trace("dropout", specs, |(key, x)| {
-        let first = Dropout { rate: 0.25, key, rows: arange(DType::U32, COUNT) };
+        let first = Dropout { rate: 0.25, attention_rate: 0.0, key, rows: arange(DType::U32, COUNT) };
         let (value, gradient) = value_and_grad(x, |x| first.at(1).apply(x).sum(..));
         (vec![first.at(1).apply(x), gradient, first.at(2).apply(x), dropout(x, 0.0, key), dropout(x, 1.0, key)], value)
     });

@@ -12,10 +12,11 @@ const PLAIN: AttentionForm = AttentionForm {
     window: None,
     order: PlaceOrder::Index,
     exchange: KeyExchange::Gather,
+    dropout: None,
 };
 
 /// Forms, each with as many segments as rows are cut into.
-fn forms() -> [(AttentionForm, usize); 7] {
+fn forms() -> [(AttentionForm, usize); 9] {
     [
         (PLAIN, 1),
         (PLAIN, 2),
@@ -24,6 +25,8 @@ fn forms() -> [(AttentionForm, usize); 7] {
         (AttentionForm { softcap: Some(Number::new(0.7)), ..PLAIN }, 1),
         (AttentionForm { window: Some(3), order: PlaceOrder::Any, ..PLAIN }, 2),
         (AttentionForm { exchange: KeyExchange::Ring, ..PLAIN }, 2),
+        (AttentionForm { dropout: Some(Number::new(0.4)), ..PLAIN }, 2),
+        (AttentionForm { dropout: Some(Number::new(0.2)), exchange: KeyExchange::Ring, ..PLAIN }, 1),
     ]
 }
 
@@ -42,7 +45,7 @@ fn square(batch: usize, heads: usize, groups: usize, length: usize) -> Sizes {
     Sizes { batch, heads, groups, queries: length, keys: length, width: 3, value_width: 2 }
 }
 
-/// The first seven operands. Places of any order begin at the end, so that every query sees its own.
+/// The operands. Places of any order begin at the end, so that every query sees its own.
 fn operands(dtype: DType, sizes: &Sizes, form: AttentionForm, segments: usize) -> Vec<Tensor> {
     let &Sizes { batch, heads, groups, queries, keys, width, value_width } = sizes;
     let number = |dims: &[usize], seed: f64| random(dtype, dims, -2.0 - seed / 100.0, 2.0);
@@ -56,7 +59,7 @@ fn operands(dtype: DType, sizes: &Sizes, form: AttentionForm, segments: usize) -
             PlaceOrder::Any => (length - 1 - index[1]) as f64,
         })
     };
-    vec![
+    let mut operands = vec![
         number(&[batch, heads, groups, queries, width], 0.0),
         number(&[batch, heads, keys, width], 1.0),
         number(&[batch, heads, keys, value_width], 2.0),
@@ -64,13 +67,29 @@ fn operands(dtype: DType, sizes: &Sizes, form: AttentionForm, segments: usize) -
         segment(keys),
         place(queries),
         place(keys),
-    ]
+    ];
+    if form.dropout.is_some() {
+        let of_head = |index: &[usize]| (index[0] * heads + index[1]) * groups + index[2];
+        let seed = |index: &[usize]| f64::from(0x9E37_79B9_u32.wrapping_mul(of_head(index) as u32 + 1));
+        operands.push(Tensor::from_fn(U32, &[batch, heads, groups], seed));
+    }
+    operands
+}
+
+/// What a query makes of a key.
+struct Seen {
+    number: usize,
+    weight: f64,
+    /// Of the score, in the product of query and key.
+    slope: f64,
+    /// What its value counts by besides the weight: 0 if it drops.
+    kept: f64,
 }
 
 /// What a query of a head makes of its keys.
 struct Query {
-    /// The number of each key that it sees, with its weight and the slope of its score.
-    seen: Vec<(usize, f64, f64)>,
+    /// Each key that it sees.
+    seen: Vec<Seen>,
     log_total: f64,
 }
 
@@ -88,17 +107,24 @@ fn query(form: AttentionForm, operands: &[Tensor], at: &[usize]) -> Query {
         let product: f64 =
             (0..width).map(|d| operands[0].at(&[at, &[d]].concat()) * operands[1].at(&[b, h, s, d])).sum();
         let scaled = product * form.scale.get();
-        match form.softcap {
-            None => (s, scaled, 1.0),
+        let (score, slope) = match form.softcap {
+            None => (scaled, 1.0),
             Some(cap) => {
                 let part = (scaled / cap.get()).tanh();
-                (s, cap.get() * part, 1.0 - part * part)
+                (cap.get() * part, 1.0 - part * part)
             }
-        }
+        };
+        let kept = form.dropout.map_or(1.0, |rate| {
+            let seed = operands.last().expect("the seeds").at(&at[..3]) as u32;
+            let [draw, _] = Threefry::evaluate([seed, 0], [at_row(5, t) as u32, at_row(6, s) as u32]);
+            let is_kept = f64::from(draw) >= (rate.get() * 4_294_967_296.0).floor();
+            f64::from(u8::from(is_kept)) / (1.0 - rate.get())
+        });
+        Seen { number: s, weight: score, slope, kept }
     };
     let mut seen: Vec<_> = (0..keys).filter(is_seen).map(score).collect();
-    let log_total = seen.iter().map(|(_, score, _)| score.exp()).sum::<f64>().ln();
-    seen.iter_mut().for_each(|(_, score, _)| *score = (*score - log_total).exp());
+    let log_total = seen.iter().map(|key| key.weight.exp()).sum::<f64>().ln();
+    seen.iter_mut().for_each(|key| key.weight = (key.weight - log_total).exp());
     Query { seen, log_total }
 }
 
@@ -108,7 +134,8 @@ fn expected(form: AttentionForm, operands: &[Tensor]) -> [Tensor; 2] {
     let of_queries = &operands[0].dims()[..4];
     let mixed = Tensor::from_fn(dtype, &[of_queries, &value.dims()[3..]].concat(), |index| {
         let query = query(form, operands, &index[..4]);
-        query.seen.iter().map(|&(s, weight, _)| weight * value.at(&[index[0], index[1], s, index[4]])).sum()
+        let part = |key: &Seen| key.weight * key.kept * value.at(&[index[0], index[1], key.number, index[4]]);
+        query.seen.iter().map(part).sum()
     });
     let log_total = Tensor::from_fn(score_dtype(dtype), of_queries, |index| query(form, operands, index).log_total);
     [mixed, log_total]
@@ -122,7 +149,7 @@ fn with_cotangent(form: AttentionForm, mut operands: Vec<Tensor>) -> Vec<Tensor>
         let width = mixed.dims()[4];
         (0..width).map(|d| [&index[..], &[d]].concat()).map(|at| mixed.at(&at) * ct.at(&at)).sum()
     });
-    operands.extend([log_total, flow, ct]);
+    operands.splice(7..7, [log_total, flow, ct]);
     operands
 }
 
@@ -133,14 +160,14 @@ fn expected_gradient(form: AttentionForm, operands: &[Tensor]) -> [Tensor; 3] {
         index.iter().zip(operands[operand].dims()).fold(0, |position, (&i, &size)| position * size + i)
     };
     for at in indices(&operands[0].dims()[..4]) {
-        for (s, weight, slope) in query(form, operands, &at).seen {
-            let key = [at[0], at[1], s];
+        for Seen { number, weight, slope, kept } in query(form, operands, &at).seen {
+            let key = [at[0], at[1], number];
             let widths = 0..operands[2].dims()[3];
             let weight_ct: f64 = widths
                 .clone()
                 .map(|d| ct.at(&[&at[..], &[d]].concat()) * operands[2].at(&[&key[..], &[d]].concat()))
                 .sum();
-            let score_ct = weight * (weight_ct - flow.at(&at)) * slope * form.scale.get();
+            let score_ct = weight * (kept * weight_ct - flow.at(&at)) * slope * form.scale.get();
             for d in 0..operands[0].dims()[4] {
                 let (own, other) = ([&at[..], &[d]].concat(), [&key[..], &[d]].concat());
                 sums[0][position(0, &own)] += score_ct * operands[1].at(&other);
@@ -148,7 +175,7 @@ fn expected_gradient(form: AttentionForm, operands: &[Tensor]) -> [Tensor; 3] {
             }
             for d in widths {
                 let (own, other) = ([&at[..], &[d]].concat(), [&key[..], &[d]].concat());
-                sums[2][position(2, &other)] += weight * ct.at(&own);
+                sums[2][position(2, &other)] += weight * kept * ct.at(&own);
             }
         }
     }
@@ -186,7 +213,21 @@ pub fn attention() -> Entry {
             "f64[3,4,8,5] f64[3,7,5] f64[3,7,6] s32[8] s32[7] s32[8] s32[7]",
             "8 queries and 7 keys cannot stand at the places that their index says",
         )
-        .reject(Attention(AttentionForm { window: Some(0), ..PLAIN }), &accepted, "a window of 0 shows no key");
+        .reject(Attention(AttentionForm { window: Some(0), ..PLAIN }), &accepted, "a window of 0 shows no key")
+        .accept(
+            Attention(AttentionForm { dropout: Some(Number::new(0.5)), ..PLAIN }),
+            &format!("{accepted} u32[2,3,4] -> bf16[2,3,4,7,6] f32[2,3,4,7]"),
+        )
+        .reject(
+            Attention(AttentionForm { dropout: Some(Number::new(0.5)), ..PLAIN }),
+            &accepted,
+            "expected 8 operands, found 7",
+        )
+        .reject(
+            Attention(AttentionForm { dropout: Some(Number::new(1.0)), ..PLAIN }),
+            &format!("{accepted} u32[2,3,4]"),
+            "weights cannot drop with probability 1",
+        );
     for (form, segments) in forms() {
         for sizes in [square(1, 1, 1, 1), square(2, 2, 3, 6)] {
             let operands = operands(F32, &sizes, form, segments);

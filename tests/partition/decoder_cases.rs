@@ -92,6 +92,10 @@ impl Variant {
         all
     }
 
+    fn drop_rate(&self) -> f64 {
+        if self.dropout { 0.1 } else { 0.0 }
+    }
+
     pub fn model(&self) -> Model {
         let Sizes { batch, length, embed, heads, kv_heads, head_dim, mlp, vocab, layers, .. } = self.sizes;
         let model = DecoderConfig {
@@ -125,7 +129,7 @@ impl Variant {
             batch,
             seq: length,
             microbatches: 1,
-            dropout: DropoutConfig { rate: if self.dropout { 0.1 } else { 0.0 }, seed: 3 },
+            dropout: DropoutConfig { rate: self.drop_rate(), attention_rate: self.drop_rate(), seed: 3 },
             master_copies: true,
         };
         let numbers = |f: &dyn Fn(usize) -> usize| {

@@ -31,6 +31,7 @@ const TINY: &[&str] = &[
     "model.mlp=16",
     "model.seq=8",
     "model.dropout=0.1",
+    "model.attention_dropout=0.1",
     "train.batch=4",
     "train.steps=240",
     "mesh.axes=fsdp=2",

@@ -104,7 +104,7 @@ fn forms_of_the_model_agree() {
 /// Which activations drop depends on seed, step, layer, row, position and channel alone.
 #[test]
 fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
-    let base = [SHORT_RUN, &["model.dropout=0.1"]].concat();
+    let base = [SHORT_RUN, &["model.dropout=0.1", "model.attention_dropout=0.1"]].concat();
     let (separate, recomputed) = (["model.scan_layers=false"], ["remat.policy=full"]);
     let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.repeats=1", "pipeline.microbatches=2"];
     let forms = [

@@ -140,7 +140,11 @@ impl RunConfig {
             batch: train.batch,
             seq: self.model.seq,
             microbatches: train.microbatches,
-            dropout: DropoutConfig { rate: self.model.dropout, seed: train.seed },
+            dropout: DropoutConfig {
+                rate: self.model.dropout,
+                attention_rate: self.model.attention_dropout,
+                seed: train.seed,
+            },
             master_copies: train.master_copies,
         }
     }

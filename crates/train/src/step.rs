@@ -87,6 +87,8 @@ pub struct TrainStep<M = DecoderConfig> {
 pub struct DropoutConfig {
     /// Probability with which an activation drops; 0 for no dropout.
     pub rate: f64,
+    /// Probability with which a weight of attention drops; 0 for none.
+    pub attention_rate: f64,
     /// Seed of the key, into which step, layer and place are folded.
     pub seed: u64,
 }
@@ -94,12 +96,12 @@ pub struct DropoutConfig {
 impl DropoutConfig {
     /// The numbers of the rows of a batch, `u32`, if something drops.
     pub(super) fn rows(&self, count: usize) -> Option<Tensor> {
-        (self.rate > 0.0).then(|| arange(DType::U32, count))
+        (self.rate > 0.0 || self.attention_rate > 0.0).then(|| arange(DType::U32, count))
     }
 
     /// Dropout of rows with these numbers in the first step.
     fn of(&self, rows: Tensor) -> Dropout {
-        Dropout { rate: self.rate, key: Key::new(self.seed), rows }
+        Dropout { rate: self.rate, attention_rate: self.attention_rate, key: Key::new(self.seed), rows }
     }
 }
 

@@ -48,6 +48,8 @@ section! {
         compute_dtype: DType = DType::F32,
         /// Probability with which an activation is dropped in training.
         dropout: f64 = 0.0 => Below(0.0, 1.0),
+        /// Probability with which a weight of attention is dropped in training.
+        attention_dropout: f64 = 0.0 => Below(0.0, 1.0),
         /// Whether the layers are one loop over stacked weights, or each its own nodes.
         scan_layers: bool = true,
         /// Mixtral, Deepseek: number of routed experts.
