@@ -117,9 +117,10 @@ pub fn attention(
     einsum("bhtd,hde->bte", &[mixed, params.wo.convert(dtype)])
 }
 
-/// Attention of each position to earlier positions and itself: queries `[batch, length, heads, head_dim]`, keys and
-/// values `[batch, length, kv_heads, head_dim]` give `[batch, length, heads, head_dim]`. Query head `h` uses key and
-/// value head `h / (heads / kv_heads)`. Scores are scaled by `head_dim^-0.5`; scores and softmax in `f32`.
+/// Attention of each position to earlier positions and itself: queries `[batch, length, heads, head_dim]`, keys
+/// `[batch, length, kv_heads, head_dim]` and values `[batch, length, kv_heads, value_dim]` give
+/// `[batch, length, heads, value_dim]`. Query head `h` uses key and value head `h / (heads / kv_heads)`. Scores are
+/// scaled by `head_dim^-0.5`; scores and softmax in `f32`.
 #[track_caller]
 pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
     causal_attention_with(query, key, value, &AttentionOptions::default())
@@ -143,7 +144,7 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
         let operands = [query, by_head(key), by_head(value)];
         let mixed = mixed_values(operands, [rows; 2], KeyExchange::Gather, scale, options);
-        by_head(mixed.reshape([batch, heads, length, head_dim]))
+        by_head(mixed.reshape([batch, heads, length, value.dim(3)]))
     })
 }
 

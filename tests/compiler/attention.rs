@@ -267,7 +267,7 @@ fn options() {
 /// A share of the weights drops, and the rest makes up for it; each head of each row draws on its own.
 #[test]
 fn weights_drop_at_their_rate() {
-    let [batch, length, heads, rate] = [2, 64, 3, 0.25];
+    let ([batch, length, heads], rate) = ([2, 64, 3], 0.25);
     let function = Function::trace("dropout", TensorSpec::new(F32, [batch, length, heads, length]), |value| {
         // All weights of a row are alike, and the values say which of them are kept.
         let zeros = zeros(F32, [batch, length, heads, 4]);

@@ -70,8 +70,9 @@ fn operands(dtype: DType, sizes: &Sizes, form: AttentionForm, segments: usize) -
     ];
     if form.dropout.is_some() {
         let of_head = |index: &[usize]| (index[0] * heads + index[1]) * groups + index[2];
-        let seed = |index: &[usize]| f64::from(0x9E37_79B9_u32.wrapping_mul(of_head(index) as u32 + 1));
-        operands.push(Tensor::from_fn(U32, &[batch, heads, groups], seed));
+        operands.push(Tensor::from_fn(U32, &[batch, heads, groups], |index| {
+            f64::from(0x9E37_79B9_u32.wrapping_mul(of_head(index) as u32 + 1))
+        }));
     }
     operands
 }

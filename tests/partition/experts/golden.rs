@@ -47,7 +47,7 @@ fn computation(case: &str, x: Tensor, weights: &[Tensor]) -> (Tensor, Tensor) {
             let rotary = Rotary::new(positions, 2, 1e4);
             let tokens = TokenPlaces::of_rows(zeros(DType::S32, [batch, length]));
             let params = latent_of(weights, case == "latent");
-            (latent_attention(x, &params, &rotary, tokens, 1e-5), zeros(DType::F32, []))
+            (latent_attention(x, &params, &rotary, tokens, 1e-5, None), zeros(DType::F32, []))
         }
     }
 }
