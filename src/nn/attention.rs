@@ -6,6 +6,7 @@ use meshloom_hlo::message::counted;
 
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
+use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{AttentionForm, KeyExchange, Number, PlaceOrder};
 use crate::trace::{Tensor, attention_over, composite, einsum, iota, zeros};
@@ -32,18 +33,31 @@ pub struct TokenPlaces {
     segments: Tensor,
     /// How queries meet keys of other devices, where rows are split.
     exchange: KeyExchange,
+    /// At which place of its row each token stands.
+    order: TokenOrder,
 }
 
 impl TokenPlaces {
     /// Those of whole rows. `segment_ids` is `s32` `[batch, length]`.
     pub fn of_rows(segment_ids: Tensor) -> TokenPlaces {
-        TokenPlaces { segments: segment_ids, exchange: KeyExchange::Gather }
+        TokenPlaces { segments: segment_ids, exchange: KeyExchange::Gather, order: TokenOrder::default() }
     }
 
     /// The same with another way in which queries meet keys of other devices. By default keys are gathered.
     #[must_use]
     pub fn with_exchange(self, exchange: KeyExchange) -> TokenPlaces {
         TokenPlaces { exchange, ..self }
+    }
+
+    /// The same of rows whose tokens are in this order. By default each stands at the place that its index says.
+    #[must_use]
+    pub fn with_order(self, order: TokenOrder) -> TokenPlaces {
+        TokenPlaces { order, ..self }
+    }
+
+    /// Whether places are what their index says.
+    fn place_order(self) -> PlaceOrder {
+        if self.order.is_natural() { PlaceOrder::Index } else { PlaceOrder::Any }
     }
 
     /// The same of some rows, which `f` takes out of all.
@@ -65,7 +79,7 @@ impl TokenPlaces {
         let named = |axis| {
             let axes = ["activation_batch", axis];
             // Each device makes its own places, so only segments are ever gathered.
-            let places = iota(DType::S32, self.segments.dims(), 1).with_axes(axes);
+            let places = self.order.tensor(self.segments.shape()).with_axes(axes);
             [self.segments.with_axes(axes), places]
         };
         let keys = match self.exchange {
@@ -114,7 +128,12 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
         let query = by_head(query).reshape([batch, kv_heads, heads / kv_heads, length, head_dim]);
         let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
-        let mixed = mixed_values([query, by_head(key), by_head(value)], [rows; 2], KeyExchange::Gather, scale);
+        let mixed = mixed_values(
+            [query, by_head(key), by_head(value)],
+            [rows; 2],
+            (KeyExchange::Gather, PlaceOrder::Index),
+            scale,
+        );
         by_head(mixed.reshape([batch, heads, length, head_dim]))
     })
 }
@@ -124,24 +143,18 @@ pub fn causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor {
 /// `[batch, kv_heads, groups, length, value_dim]`. Scores and softmax in `f32`. What the backward pass reads of it has
 /// the names `attention_mixed` and `attention_log_total`.
 pub(super) fn attend(query: Tensor, key: Tensor, value: Tensor, tokens: TokenPlaces, scale: f64) -> Tensor {
-    mixed_values([query, key, value], tokens.of_queries_and_keys(), tokens.exchange, scale)
+    let of_form = (tokens.exchange, tokens.place_order());
+    mixed_values([query, key, value], tokens.of_queries_and_keys(), of_form, scale)
 }
 
 /// As [`attend`], from segments and places of queries and of keys.
 fn mixed_values(
     operands: [Tensor; 3],
     [of_queries, of_keys]: [[Tensor; 2]; 2],
-    exchange: KeyExchange,
+    (exchange, order): (KeyExchange, PlaceOrder),
     scale: f64,
 ) -> Tensor {
-    let form = AttentionForm {
-        scale: Number::new(scale),
-        softcap: None,
-        causal: true,
-        window: None,
-        order: PlaceOrder::Index,
-        exchange,
-    };
+    let form = AttentionForm { scale: Number::new(scale), softcap: None, causal: true, window: None, order, exchange };
     let segments = [of_queries[0], of_keys[0]];
     let places = [of_queries[1], of_keys[1]];
     let (mixed, log_total) = attention_over(form, operands, segments, places);

@@ -177,6 +177,7 @@ fn round_trip() {
     attention = "auto"
     experts = "auto"
     context = "gather"
+    context_order = "natural"
 
     [partition]
     mode = "explicit"
@@ -244,6 +245,7 @@ fn round_trip() {
     attention = "auto"
     experts = "auto"
     context = "gather"
+    context_order = "natural"
 
     [pipeline]
     microbatches = 4
