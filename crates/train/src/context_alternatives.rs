@@ -90,8 +90,9 @@ impl RunConfig {
             for order in ContextOrder::ALL {
                 let mut other = self.clone();
                 (other.kernels.context, other.kernels.context_order) = (exchange, order);
+                let configured = other.kernels == self.kernels;
                 match other.on_devices(self.target.devices) {
-                    Ok(other) => possible.extend(other.context_alternative(other.kernels == self.kernels)?),
+                    Ok(other) => possible.extend(other.context_alternative(configured)?),
                     // What it is refused for does not depend on what travels.
                     Err(reason) if exchange == exchanges[0] => refused.push(RefusedOrder { order, reason }),
                     Err(_) => {}
