@@ -101,6 +101,7 @@ impl Case {
             remat: RematPolicy::Full,
             pipeline: Some(pipeline),
             exchange: meshloom::ops::KeyExchange::Gather,
+            order: meshloom::nn::TokenOrder::default(),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

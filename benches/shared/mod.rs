@@ -31,6 +31,7 @@ pub fn llama_405b(layers: usize, scan_layers: bool, remat: RematPolicy) -> Train
             remat,
             pipeline: None,
             exchange: meshloom::ops::KeyExchange::Gather,
+            order: meshloom::nn::TokenOrder::default(),
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

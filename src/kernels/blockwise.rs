@@ -103,13 +103,8 @@ impl Cut {
     /// None if one block holds it all, or the plain form is asked for.
     fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
-        let blocks = kernels.blocks_of(&sizes);
-        if kernels.attention == AttentionKernel::Plain {
-            return None;
-        }
-        let is_one = sizes.queries <= blocks.queries && sizes.keys <= blocks.keys;
         let dtype = types[0].dtype;
-        (!is_one).then(|| Cut { form, sizes, blocks, dtype, wide: score_dtype(dtype) })
+        Some(Cut { form, blocks: kernels.cut_of(&sizes)?, sizes, dtype, wide: score_dtype(dtype) })
     }
 
     fn trace(

@@ -94,6 +94,25 @@ impl Kernels {
         Blocks { queries: blocks.queries.clamp(1, sizes.queries.max(1)), keys: blocks.keys.clamp(1, sizes.keys.max(1)) }
     }
 
+    /// The blocks that an attention is cut into. None if one block holds it all, for which the plain form is best, or
+    /// that is asked for.
+    pub(super) fn cut_of(&self, sizes: &AttentionSizes) -> Option<Blocks> {
+        let blocks = self.blocks_of(sizes);
+        let is_one = sizes.queries <= blocks.queries && sizes.keys <= blocks.keys;
+        (self.attention != AttentionKernel::Plain && !is_one).then_some(blocks)
+    }
+
+    /// How many scores a device computes of a head of one row, where places are data: those of each pair of blocks in
+    /// which a query may see a key, whether it does or not. Attention is causal without a window, and the row has one
+    /// segment. `query_places` and `key_places` are the places of the tokens that the device has.
+    pub fn computed_scores(&self, sizes: &AttentionSizes, query_places: &[usize], key_places: &[usize]) -> usize {
+        let Some(Blocks { queries, keys }) = self.cut_of(sizes) else { return query_places.len() * key_places.len() };
+        let latest: Vec<Option<&usize>> = query_places.chunks(queries).map(|block| block.iter().max()).collect();
+        let earliest: Vec<Option<&usize>> = key_places.chunks(keys).map(|block| block.iter().min()).collect();
+        let seen_by = |query: &Option<&usize>| earliest.iter().filter(|key| *key <= query).count();
+        latest.iter().map(seen_by).sum::<usize>() * queries * keys
+    }
+
     fn block_size(&self, sizes: &AttentionSizes) -> usize {
         let heads = sizes.batch.iter().product::<usize>() * sizes.kv_heads * sizes.groups;
         let longest = sizes.queries.max(sizes.keys);

@@ -7,6 +7,7 @@ use meshloom_hlo::message::counted;
 use super::dropout::{DroppedWeights, Dropout};
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
+use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{AttentionForm, KeyExchange, Number, PlaceOrder};
 use crate::trace::{Tensor, attention_over, composite, einsum, iota, zeros};
@@ -33,18 +34,31 @@ pub struct TokenPlaces {
     segments: Tensor,
     /// How queries meet keys of other devices, where rows are split.
     exchange: KeyExchange,
+    /// At which place of its row each token stands.
+    order: TokenOrder,
 }
 
 impl TokenPlaces {
     /// Those of whole rows. `segment_ids` is `s32` `[batch, length]`.
     pub fn of_rows(segment_ids: Tensor) -> TokenPlaces {
-        TokenPlaces { segments: segment_ids, exchange: KeyExchange::Gather }
+        TokenPlaces { segments: segment_ids, exchange: KeyExchange::Gather, order: TokenOrder::default() }
     }
 
     /// The same with another way in which queries meet keys of other devices. By default keys are gathered.
     #[must_use]
     pub fn with_exchange(self, exchange: KeyExchange) -> TokenPlaces {
         TokenPlaces { exchange, ..self }
+    }
+
+    /// The same of rows whose tokens are in this order. By default each stands at the place that its index says.
+    #[must_use]
+    pub fn with_order(self, order: TokenOrder) -> TokenPlaces {
+        TokenPlaces { order, ..self }
+    }
+
+    /// Whether places are what their index says.
+    fn place_order(self) -> PlaceOrder {
+        if self.order.is_natural() { PlaceOrder::Index } else { PlaceOrder::Any }
     }
 
     /// The same of some rows, which `f` takes out of all.
@@ -66,7 +80,7 @@ impl TokenPlaces {
         let named = |axis| {
             let axes = ["activation_batch", axis];
             // Each device makes its own places, so only segments are ever gathered.
-            let places = iota(DType::S32, self.segments.dims(), 1).with_axes(axes);
+            let places = self.order.tensor(self.segments.shape()).with_axes(axes);
             [self.segments.with_axes(axes), places]
         };
         let keys = match self.exchange {
@@ -143,7 +157,7 @@ pub fn causal_attention_with(query: Tensor, key: Tensor, value: Tensor, options:
         let scale = (head_dim as f64).powf(-0.5);
         let rows = [zeros(DType::S32, [batch, length]), iota(DType::S32, [batch, length], 1)];
         let operands = [query, by_head(key), by_head(value)];
-        let mixed = mixed_values(operands, [rows; 2], KeyExchange::Gather, scale, options);
+        let mixed = mixed_values(operands, [rows; 2], (KeyExchange::Gather, PlaceOrder::Index), scale, options);
         by_head(mixed.reshape([batch, heads, length, value.dim(3)]))
     })
 }
@@ -156,14 +170,15 @@ pub(super) fn attend(operands: [Tensor; 3], tokens: TokenPlaces, scale: f64, dro
     let heads = operands[0].dims();
     let dropout = dropout.and_then(|dropout| dropout.of_weights([heads[1], heads[2]]));
     let options = AttentionOptions { dropout, ..AttentionOptions::default() };
-    mixed_values(operands, tokens.of_queries_and_keys(), tokens.exchange, scale, &options)
+    let of_form = (tokens.exchange, tokens.place_order());
+    mixed_values(operands, tokens.of_queries_and_keys(), of_form, scale, &options)
 }
 
 /// As [`attend`], from segments and places of queries and of keys.
 fn mixed_values(
     operands: [Tensor; 3],
     [of_queries, of_keys]: [[Tensor; 2]; 2],
-    exchange: KeyExchange,
+    (exchange, order): (KeyExchange, PlaceOrder),
     scale: f64,
     options: &AttentionOptions,
 ) -> Tensor {
@@ -172,7 +187,7 @@ fn mixed_values(
         softcap: options.softcap.map(Number::new),
         causal: true,
         window: options.window,
-        order: PlaceOrder::Index,
+        order,
         exchange,
         dropout: options.dropout.map(|dropped| Number::new(dropped.rate)),
     };

@@ -8,6 +8,7 @@ use super::layout::{Rows, whole_rows};
 use super::loss::{WholeBatch, weighted_cross_entropy};
 use super::norm::rms_norm;
 use super::rotary::Rotary;
+use super::token_order::TokenOrder;
 use crate::ir::DType;
 use crate::ops::{KeyExchange, RematPolicy};
 use crate::trace::{MapTree, Param, Tensor, TensorSpec, checkpoint, einsum_with, scan, scope};
@@ -44,6 +45,9 @@ pub struct DecoderConfig {
     pub pipeline: Option<PipelineOptions>,
     /// How queries meet keys of other devices, where sequences are split. Latent attention gathers them always.
     pub exchange: KeyExchange,
+    /// In what order the tokens of a row are, with all that belongs to them. The natural one, unless a batch is
+    /// arranged by [`TokenOrder::places`].
+    pub order: TokenOrder,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean square in norms.
@@ -248,8 +252,13 @@ impl DecoderConfig {
             return found;
         }
         let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-        let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
+        let tokens = self.token_places(segment_ids);
         self.layer_stack(x, &params.layers, RowInputs { rotary: &rotary, tokens }, dropout)
+    }
+
+    /// Where the tokens of rows stand, by their segments `[batch, length]`.
+    pub(super) fn token_places(&self, segment_ids: Tensor) -> TokenPlaces {
+        scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange).with_order(self.order))
     }
 
     /// The embedded tokens, `[batch, length, embed]`.

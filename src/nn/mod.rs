@@ -15,6 +15,7 @@
 //! | experts | [`moe`](moe()) |
 //! | dropout | [`dropout`](dropout()) |
 //! | loss | [`cross_entropy`]; [`head_loss`](head_loss()) with the head's product, some positions at a time |
+//! | order of tokens over devices | [`TokenOrder`] |
 //! | whole decoders | [`DecoderConfig`] |
 
 mod attention;
@@ -34,6 +35,7 @@ mod moe;
 mod norm;
 mod pipelined;
 mod rotary;
+mod token_order;
 
 pub use attention::{
     Attention, AttentionOptions, TokenPlaces, attention, causal_attention, causal_attention_with,
@@ -51,3 +53,4 @@ pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
 pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use rotary::{Rotary, rotate};
+pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};

@@ -3,7 +3,6 @@
 //! Embedding, head and loss stand around it, where stages split the batch as further data parallelism. With the
 //! schedule 1F1B head and loss are in its loop, and stages split the sequence of each microbatch for them.
 
-use super::attention::TokenPlaces;
 use super::decoder::Head;
 use super::layer::{DecoderLayer, LayerLoss, RowInputs};
 use super::layout::{Rows, STREAM};
@@ -115,7 +114,7 @@ impl DecoderConfig {
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
         let rotary = scope("rotary", || Rotary::new(positions, self.rotary_dim(), self.rope_theta));
-        let tokens = scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange));
+        let tokens = self.token_places(segment_ids);
         let dropout = dropout.zip(numbers).map(|(dropout, rows)| Dropout { rows, ..dropout }.at(place.layer));
         self.layer(x, layer, RowInputs { rotary: &rotary, tokens }, dropout)
     }

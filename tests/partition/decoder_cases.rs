@@ -113,6 +113,7 @@ impl Variant {
             remat: self.remat.clone(),
             pipeline: None,
             exchange: meshloom::ops::KeyExchange::Gather,
+            order: meshloom::nn::TokenOrder::default(),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

@@ -68,6 +68,7 @@ impl Golden {
             remat,
             pipeline: None,
             exchange: meshloom::ops::KeyExchange::Gather,
+            order: meshloom::nn::TokenOrder::default(),
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

@@ -43,6 +43,7 @@ fn model(scan_layers: bool, remat: RematPolicy) -> DecoderConfig {
         remat,
         pipeline: None,
         exchange: meshloom::ops::KeyExchange::Gather,
+        order: meshloom::nn::TokenOrder::default(),
         rope_theta: 1e4,
         norm_epsilon: 1e-5,
         z_loss: 0.0,

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod checkpoint_kill;
 mod chosen;
+mod context_order;
 mod data;
 mod data_files;
 mod data_in_out;

@@ -178,6 +178,7 @@ fn round_trip() {
     attention = "auto"
     experts = "auto"
     context = "gather"
+    context_order = "natural"
 
     [partition]
     mode = "explicit"
@@ -245,6 +246,7 @@ fn round_trip() {
     attention = "auto"
     experts = "auto"
     context = "gather"
+    context_order = "natural"
 
     [pipeline]
     microbatches = 4

@@ -1,5 +1,6 @@
 //! The loss on a validation set.
 
+use super::arrange::arranged;
 use super::data::DataError;
 use super::model::{Dataset, Model};
 use super::step::Params;
@@ -7,6 +8,7 @@ use super::trainer::laid_out_for;
 use crate::Error;
 use meshloom::compile::Program;
 use meshloom::ir::InternalError;
+use meshloom::nn::TokenOrder;
 use meshloom::pjrt::Array;
 use meshloom::trace::Tree;
 
@@ -28,10 +30,10 @@ impl Evaluator {
     }
 
     /// The mean loss over the first `rows` rows of the set, or all if there are fewer: each call's mean, weighted by
-    /// what its batch counts for. `call` runs a program.
+    /// what its batch counts for. Programs take the tokens of a row in this order. `call` runs a program.
     pub(super) fn loss<M: Model, D: Dataset<M>>(
         &self,
-        data: &D,
+        (data, order): (&D, TokenOrder),
         params: &Params<M, Array>,
         rows: u64,
         call: impl Fn(&Program, &[&Array]) -> Result<Vec<Array>, Error>,
@@ -41,7 +43,7 @@ impl Evaluator {
         for first in (0..rows).step_by(self.rows) {
             let Some(batch) = data.validation(first..first + self.rows as u64)? else { break };
             let weight = data.weight(&batch);
-            let batch = self.program.put(params.len(), &batch)?.leaves();
+            let batch = self.program.put(params.len(), &arranged(order, batch.leaves())?)?;
             let outputs = call(&self.program, &params.iter().chain(&batch).collect::<Vec<_>>())?;
             let loss = outputs.first().map(Array::get).transpose()?.and_then(|loss| loss.to_f64_vec().first().copied());
             sum += weight * loss.ok_or_else(|| InternalError::new("a forward pass", "a loss for its output"))?;

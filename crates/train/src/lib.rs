@@ -28,9 +28,11 @@
 
 mod ahead;
 mod alternatives;
+mod arrange;
 mod assign;
 pub mod checkpoint;
 pub mod config;
+mod context_alternatives;
 pub mod data;
 mod devices;
 pub mod diloco;
@@ -56,6 +58,7 @@ mod watch;
 
 pub use ahead::StepAhead;
 pub use alternatives::{Alternative, RefusedAlternative};
+pub use context_alternatives::{ContextAlternative, DeviceScores, RefusedOrder};
 pub use data::Text;
 pub use devices::Devices;
 pub use error::Error;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::Error;
 use crate::checkpoint::DataDigest;
 use meshloom::ir::Literal;
-use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, WholeBatch};
+use meshloom::nn::{Batch, Decoder, DecoderConfig, Dropout, TokenOrder, WholeBatch};
 use meshloom::pjrt::Array;
 use meshloom::trace::{MapTree, Param, Tensor, TensorSpec, Tree};
 
@@ -81,6 +81,12 @@ pub trait Model: Clone + Debug + 'static {
         dropout: Option<Dropout>,
     ) -> Tensor;
 
+    /// The order in which the tokens of a row are, where rows have tokens: each batch of a [`Dataset`], which has them
+    /// in the natural order, is arranged so before it goes to the devices, along the second dimension of its leaves.
+    fn token_order(&self) -> TokenOrder {
+        TokenOrder::default()
+    }
+
     /// The model as it is judged: without what only training adds to its loss.
     fn for_evaluation(&self) -> Self {
         self.clone()
@@ -150,6 +156,10 @@ impl Model for DecoderConfig {
         dropout: Option<Dropout>,
     ) -> Tensor {
         self.loss_of_part(params, part, whole, dropout)
+    }
+
+    fn token_order(&self) -> TokenOrder {
+        self.order
     }
 
     /// The cross entropy alone, without the load-balance loss.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use super::arrange::arranged;
 use super::model::{Dataset, Model};
 use crate::Error;
 use meshloom::ir::{InternalError, Literal};
+use meshloom::nn::TokenOrder;
 use meshloom::trace::Tree;
 
 /// A thread that makes the batches of a run, one step after the other. It ends when this is dropped.
@@ -18,16 +20,17 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// From a step on, with batches of `rows` rows. `ahead` batches wait at most.
+    /// From a step on, with batches of `rows` rows, whose tokens are in this order. `ahead` batches wait at most.
     pub(super) fn start<M: Model, D: Dataset<M>>(
         data: Arc<D>,
         (seed, first, rows): (u64, u64, usize),
+        order: TokenOrder,
         ahead: usize,
     ) -> Prefetch {
         let (sender, batches) = sync_channel(ahead);
         let make = move || {
             for step in first.. {
-                let batch = data.batch(seed, step, rows).map(|batch| batch.leaves());
+                let batch = data.batch(seed, step, rows).and_then(|batch| arranged(order, batch.leaves()));
                 let is_last = batch.is_err();
                 if sender.send(batch).is_err() || is_last {
                     break;

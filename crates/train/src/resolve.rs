@@ -42,7 +42,9 @@ impl RunConfig {
     /// # Errors
     /// As of [`RunConfig::resolve`].
     pub fn resolve_for<M: Model>(&self, model: M) -> Result<Run<M>, Error> {
-        self.resolve_on(model, self.placement()?)
+        let placement = self.placement()?;
+        self.check_order_of(model.token_order(), &placement)?;
+        self.resolve_on(model, placement)
     }
 
     fn resolve_on<M: Model>(&self, model: M, placement: Placement) -> Result<Run<M>, Error> {
@@ -91,6 +93,7 @@ impl RunConfig {
             remat: self.remat_policy(),
             pipeline: self.pipeline_of(placement.axis_size("stage"))?,
             exchange: self.kernels.context,
+            order: self.token_order_on(placement),
             rope_theta: model.rope_theta,
             norm_epsilon: model.norm_epsilon,
             z_loss: self.train.z_loss,
@@ -209,7 +212,7 @@ impl RunConfig {
     }
 
     /// The config's platform, for programs that are only looked at.
-    fn any_plugin(&self) -> Result<Platform, Error> {
+    pub(super) fn any_plugin(&self) -> Result<Platform, Error> {
         Ok(Platform::of_any_plugin(self.platform_kind()?))
     }
 
@@ -229,7 +232,7 @@ impl RunConfig {
     }
 
     /// What `[kernels]` says, where `auto` is what suits the platform.
-    fn chosen_kernels(&self, auto: Kernels) -> Kernels {
+    pub(super) fn chosen_kernels(&self, auto: Kernels) -> Kernels {
         Kernels {
             attention: match self.kernels.attention {
                 config::AttentionChoice::Auto => auto.attention,

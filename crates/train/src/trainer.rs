@@ -409,8 +409,9 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
     fn batches(&mut self, calls: Calls, count: usize) -> Result<M::Batch<Literal>, Error> {
         let train = &self.run.config().train;
         let first = (train.seed, self.steps_done, train.batch);
+        let order = self.run.model().token_order();
         // Taken, so that it starts anew after an error.
-        let start = || Prefetch::start::<M, D>(self.data.clone(), first, train.steps_per_call);
+        let start = || Prefetch::start::<M, D>(self.data.clone(), first, order, train.steps_per_call);
         let prefetch = self.prefetch.take().unwrap_or_else(start);
         let first = prefetch.next()?;
         let mut parts: Vec<Vec<u8>> = first.iter().map(|leaf| leaf.bytes().to_vec()).collect();
@@ -444,7 +445,8 @@ impl<M: Model, D: Dataset<M>> Trainer<M, D> {
         let rows = (train.eval_batches as u64).saturating_mul(train.batch as u64);
         let what = Execution::Evaluation(self.steps_done);
         let call = |program: &Program, arguments: &[&Array]| execute(what, program, arguments, train.time_limit);
-        let loss = evaluator.loss::<M, D>(&self.data, self.state.params(), rows, call)?;
+        let data = (&*self.data, self.run.model().token_order());
+        let loss = evaluator.loss::<M, D>(data, self.state.params(), rows, call)?;
         Ok(Some(Evaluation::new(self.steps_done, loss, self.data.bytes_per_token())))
     }
 

@@ -4,6 +4,7 @@
 //! names all come from it. Errors name the key with its section (`model.head_dim`), where it was written, the value
 //! found and what is allowed. Reading checks everything that can be checked without a model.
 
+mod context;
 mod describe;
 mod error;
 mod family;

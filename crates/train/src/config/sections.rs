@@ -3,6 +3,7 @@
 use super::value::Bound::{AtLeast, Below, Even, MoreThan, UpTo};
 use super::value::{choice, section};
 use meshloom::ir::DType;
+use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -276,6 +277,9 @@ section! {
         /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
         /// around a ring while they are used (`ring`).
         context: KeyExchange = KeyExchange::Gather,
+        /// Which tokens of a row each device has, where the sequence is split: contiguous ones (`natural`), or as much
+        /// of causal attention as the others (`two-chunk`, `striped`).
+        context_order: ContextOrder = ContextOrder::Natural,
     }
 }
 

@@ -87,6 +87,7 @@ impl RunConfig {
         if self.model.family == Deepseek {
             unused.push(("kernels", "context", is("model.family", self.model.family.name())));
         }
+        unused.extend(self.context_order_is_unused().map(|why| ("kernels", "context_order", why)));
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
         if matches!(platform, Platform::Cuda | Platform::Tpu)

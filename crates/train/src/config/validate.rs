@@ -59,6 +59,7 @@ impl RunConfig {
         self.validate_diloco(placement.axis_size("diloco"))?;
         self.validate_rules(&placement)?;
         self.validate_loss_chunks(&placement)?;
+        self.validate_context_order(&placement)?;
         self.validate_experts(&placement)?;
         self.validate_pipeline(placement.axis_size("stage"))?;
         self.validate_rows_of_layer(&placement)

@@ -7,6 +7,7 @@ use super::error::{self, ConfigError, ConfigErrorKind, Place};
 use super::tree::{Entry, Node, Table};
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::DType;
+use meshloom::nn::ContextOrder;
 use meshloom::ops::{KeyExchange, RematPolicy};
 use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::{Schedule, WeightPlan};
@@ -298,6 +299,7 @@ macro_rules! named {
 pub(super) use {bound, choice, named, section};
 
 named! {
+    ContextOrder: ContextOrder::ALL.into_iter(),
     DType: float_types(),
     KeyExchange: KeyExchange::ALL.into_iter(),
     RematPolicy: policies(),

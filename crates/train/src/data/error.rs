@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::tokenizer::TokenizerError;
 use meshloom::hlo::message::counted;
 use meshloom::ir::TensorType;
+use meshloom::nn::TokenOrderError;
 
 /// An error in the data.
 #[derive(thiserror::Error)]
@@ -133,6 +134,9 @@ pub enum DataError {
         /// Their bytes.
         found: usize,
     },
+    /// The rows of a batch are not of the length that the model's order of tokens needs.
+    #[error(transparent)]
+    Order(#[from] TokenOrderError),
 }
 
 meshloom::hlo::debug_is_message!(DataError);

@@ -1,0 +1,193 @@
+//! Orders of the tokens of a row, of which each device has a part.
+//!
+//! A query of causal attention sees the keys before it. If devices have contiguous parts of a row, the one with the last
+//! part computes almost twice the mean of all. So tokens may be dealt out in another order. Targets, weights, segments
+//! and positions are arranged with them, and attention is told the place of each; nothing else asks where a token
+//! stands, and a loss is a sum over tokens.
+
+use std::panic::Location;
+
+use crate::ir::DType;
+use crate::trace::{Tensor, iota};
+
+meshloom_hlo::words! {
+    /// Which tokens of a row each of several devices has.
+    #[derive(Default)]
+    pub enum ContextOrder {
+        /// Contiguous parts: tokens stand at the place that their index says.
+        #[default]
+        Natural = "natural",
+        /// Of `2 n` chunks, part `i` of `n` has chunks `i` and `2 n - 1 - i` (Llama 3, arXiv 2407.21783).
+        TwoChunk = "two-chunk",
+        /// Part `i` of `n` has tokens `i`, `i + n`, `i + 2 n`, .. (Brandon et al., "Striped Attention", arXiv
+        /// 2311.09431).
+        Striped = "striped",
+    }
+}
+
+/// A length that cannot be dealt out to parts in an order.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "rows of {length} tokens cannot be dealt out to {} parts in the order \"{}\"; their length must be a multiple of {}",
+    order.parts, order.order, order.multiple()
+)]
+pub struct TokenOrderError {
+    /// The order.
+    pub order: TokenOrder,
+    /// Tokens of a row.
+    pub length: usize,
+}
+
+meshloom_hlo::debug_is_message!(TokenOrderError);
+
+/// The order of the tokens of a row that is cut into parts. By default the natural one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenOrder {
+    order: ContextOrder,
+    parts: usize,
+}
+
+impl Default for TokenOrder {
+    fn default() -> TokenOrder {
+        TokenOrder { order: ContextOrder::Natural, parts: 1 }
+    }
+}
+
+impl TokenOrder {
+    /// An order for so many parts. Of one part it is the natural one.
+    pub fn new(order: ContextOrder, parts: usize) -> TokenOrder {
+        let is_natural = parts <= 1 || order == ContextOrder::Natural;
+        if is_natural { TokenOrder::default() } else { TokenOrder { order, parts } }
+    }
+
+    /// Whether tokens stand at the place that their index says.
+    pub fn is_natural(self) -> bool {
+        self.order == ContextOrder::Natural
+    }
+
+    /// What the length of a row must be a multiple of.
+    pub fn multiple(self) -> usize {
+        match self.order {
+            ContextOrder::Natural => 1,
+            ContextOrder::TwoChunk => 2 * self.parts,
+            ContextOrder::Striped => self.parts,
+        }
+    }
+
+    /// Checks that rows of `length` tokens can be dealt out.
+    ///
+    /// # Errors
+    /// The length is no multiple of [`TokenOrder::multiple`].
+    pub fn check(self, length: usize) -> Result<(), TokenOrderError> {
+        if length.is_multiple_of(self.multiple()) { Ok(()) } else { Err(TokenOrderError { order: self, length }) }
+    }
+
+    /// The place in the text of each of the `length` tokens of a row: first those of the first part.
+    ///
+    /// # Errors
+    /// As of [`TokenOrder::check`].
+    pub fn places(self, length: usize) -> Result<Vec<usize>, TokenOrderError> {
+        self.check(length)?;
+        let of_part = length / self.parts;
+        let place = |index: usize| {
+            let (part, within) = (index / of_part, index % of_part);
+            match self.order {
+                ContextOrder::Natural => index,
+                ContextOrder::TwoChunk => {
+                    let chunk = of_part / 2;
+                    let number = if within < chunk { part } else { 2 * self.parts - 1 - part };
+                    number * chunk + within % chunk
+                }
+                ContextOrder::Striped => within * self.parts + part,
+            }
+        };
+        Ok((0..length).map(place).collect())
+    }
+
+    /// The places of the tokens of rows of these dimensions, `s32` `[batch, length]`. Each device makes its own.
+    #[track_caller]
+    pub(super) fn tensor(self, dims: [usize; 2]) -> Tensor {
+        let index = iota(DType::S32, dims, 1);
+        let length = dims[1];
+        if let Err(error) = self.check(length) {
+            let expected = format!("a length that is a multiple of {}", error.order.multiple());
+            return index.mismatch("an order of tokens", expected, length.to_string(), Location::caller());
+        }
+        let (of_part, parts) = ((length / self.parts) as f64, self.parts as f64);
+        match self.order {
+            ContextOrder::Natural => index,
+            ContextOrder::TwoChunk => {
+                let (part, within) = (index / of_part, index % of_part);
+                let chunk = of_part / 2.0;
+                let first = part * chunk + within;
+                let second = (within - part * chunk) + (2.0 * parts - 2.0) * chunk;
+                within.less(chunk).select(first, second)
+            }
+            ContextOrder::Striped => (index % of_part) * parts + index / of_part,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn orders() -> impl Iterator<Item = (TokenOrder, usize)> {
+        let parts = [1, 2, 3, 4, 8];
+        let all = ContextOrder::ALL.into_iter().flat_map(move |order| parts.map(|parts| TokenOrder::new(order, parts)));
+        all.flat_map(|order| [1, 2, 5].map(|times| (order, times * order.multiple() * order.parts)))
+    }
+
+    #[test]
+    fn each_place_is_taken_once() {
+        for (order, length) in orders() {
+            let mut places = order.places(length).expect("a length that divides");
+            places.sort_unstable();
+            assert_eq!(places, (0..length).collect::<Vec<_>>(), "{order:?} {length}");
+        }
+    }
+
+    #[test]
+    fn places_of_eight_tokens_on_two_devices() {
+        let places = |order| TokenOrder::new(order, 2).places(8).expect("a length that divides");
+        assert_eq!(places(ContextOrder::Natural), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(places(ContextOrder::TwoChunk), [0, 1, 6, 7, 2, 3, 4, 5]);
+        assert_eq!(places(ContextOrder::Striped), [0, 2, 4, 6, 1, 3, 5, 7]);
+    }
+
+    #[test]
+    fn lengths_that_do_not_divide_are_refused() {
+        let message = |order, length| match TokenOrder::new(order, 4).places(length) {
+            Ok(_) => "taken".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(
+            message(ContextOrder::TwoChunk, 20),
+            "rows of 20 tokens cannot be dealt out to 4 parts in the order \"two-chunk\"; their length must be a \
+             multiple of 8"
+        );
+        assert_eq!(message(ContextOrder::Striped, 20), "taken");
+        assert!(message(ContextOrder::Striped, 21).ends_with("a multiple of 4"));
+        assert_eq!(message(ContextOrder::Natural, 21), "taken");
+    }
+
+    /// Pairs of a query and a key that it sees, of the device with most over the mean of all.
+    #[test]
+    fn devices_have_as_much_to_do() {
+        let balance = |order, parts: usize| {
+            let length = 64 * parts;
+            let places = TokenOrder::new(order, parts).places(length).expect("a length that divides");
+            let of_device = |part: &[usize]| part.iter().map(|place| place + 1).sum::<usize>();
+            let pairs: Vec<usize> = places.chunks(64).map(of_device).collect();
+            let most = pairs.iter().max().copied().unwrap_or_default();
+            (most * parts) as f64 / pairs.iter().sum::<usize>() as f64
+        };
+        for parts in [2, 4, 8] {
+            assert_eq!(balance(ContextOrder::TwoChunk, parts), 1.0);
+            assert!((1.0..1.02).contains(&balance(ContextOrder::Striped, parts)));
+            // Contiguous parts: (2 n - 1) / n of the mean, but for the diagonal.
+            let expected = 2.0 - 1.0 / parts as f64;
+            assert!((balance(ContextOrder::Natural, parts) - expected).abs() < 0.02, "{parts}");
+        }
+    }
+}
