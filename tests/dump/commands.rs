@@ -452,6 +452,70 @@ fn plans_as_json() {
     assert!(own[0]["peak"].as_u64() > own[0]["memory"]["temporaries"].as_u64());
 }
 
+const SPLIT: &[&str] = &[
+    "plan",
+    "examples/configs/default.toml",
+    "--set",
+    "mesh.axes=data=2,context=4",
+    "--set",
+    "model.seq=2048",
+    "--set",
+    "kernels.context_order=striped",
+];
+
+/// Each order of tokens with keys gathered and in a ring: what the busiest device computes, and what it sends.
+#[test]
+fn ways_to_split_a_sequence_are_compared() {
+    let printed = prints(SPLIT);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines[0].ends_with("(data=2,context=4): 4 layers"), "{printed}");
+    let row = |start: &str| lines.iter().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{printed}"));
+    assert!(row("*  gather  striped").contains("1.00"), "{printed}");
+    for (start, balance) in [("   gather  natural", "1.71"), ("   ring    two-chunk", "1.00")] {
+        assert!(row(start).contains(balance) && row(start).contains("context "), "{printed}");
+    }
+    assert!(printed.contains("memory of a device"), "{printed}");
+
+    let json = run(&[SPLIT, &["--json"]].concat()).json();
+    assert_eq!((&json["timeline"], &json["microbatches"]), (&Value::Null, &Value::Null));
+    let ways = json["context"].as_array().expect("a list");
+    let all = |name: &str| ways.iter().map(|way| way[name].clone()).collect::<Vec<_>>();
+    assert_eq!(all("exchange"), ["gather", "gather", "gather", "ring", "ring", "ring"]);
+    let names = ["natural", "two-chunk", "striped"];
+    assert_eq!(all("order"), [names, names].concat());
+    assert_eq!(all("configured"), [false, false, true, false, false, false]);
+    let balances: Vec<f64> = all("balance").iter().map(|number| number.as_f64().expect("a number")).collect();
+    assert!(
+        balances.iter().zip(names.iter().cycle()).all(|(&balance, &order)| (order == "natural") == (balance > 1.0))
+    );
+    // In blocks of 128: 4 of queries see 12 of keys before their own part, and 10 pairs in it.
+    assert_eq!(ways[0]["scores"], (4 * 12 + 10) * 128 * 128);
+    assert_eq!(ways[1]["mean_scores"], f64::from(16 * 17 / 2 * 128 * 128 / 4));
+    // The order changes no byte of what is sent over `context`; a ring sends one part of cotangents more.
+    let sent = |way: &Value| -> u64 {
+        let of_context = |it: &&Value| it["axes"] == serde_json::json!(["context"]);
+        let traffic = way["traffic"].as_array().expect("a list").iter().filter(of_context);
+        traffic.map(|it| it["moved_bytes"].as_u64().expect("a number")).sum()
+    };
+    assert_eq!((sent(&ways[0]), sent(&ways[3])), (sent(&ways[2]), sent(&ways[5])));
+    assert!(sent(&ways[0]) < sent(&ways[3]));
+    assert!(all("peak").iter().all(|peak| peak.as_u64() > Some(0)));
+}
+
+/// An order that the length does not allow is named beside the others.
+#[test]
+fn ways_that_a_sequence_cannot_be_split() {
+    let arguments = ["plan", "examples/configs/default.toml", "--set", "mesh.axes=context=8", "--set", "model.seq=24"];
+    let ran = run(&arguments);
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    let refused =
+        "not two-chunk: kernels.context_order is \"two-chunk\": model.seq, which is 24, must be a multiple of 16";
+    assert!(format!("{}{}", ran.out, ran.err).contains(refused), "{}{}", ran.out, ran.err);
+    let json = run(&[&arguments[..], &["--json"]].concat()).json();
+    assert_eq!(json["context_not_possible"][0]["order"], "two-chunk");
+    assert_eq!(json["context"].as_array().map(Vec::len), Some(4));
+}
+
 #[test]
 fn long_schedules_are_folded() {
     let long =

@@ -210,7 +210,7 @@ fn parts_are_those_that_the_rules_leave() {
     assert_eq!(order(&["mesh.axes=fsdp=2,context=4", taken, "rules.strict=false", key]), TokenOrder::default());
 }
 
-/// Each order with keys gathered and in a ring, and the orders that the length refuses.
+/// What `hlo-dump plan` prints: each order with keys gathered and in a ring, and the orders that the length refuses.
 #[test]
 fn ways_to_split_a_sequence_are_compared() {
     let ways = |settings: &[&str]| {

@@ -6,6 +6,7 @@ pub mod commands;
 mod compile;
 mod doctor;
 mod plan;
+mod plan_context;
 pub mod run;
 mod timeline;
 

@@ -1,5 +1,5 @@
 //! `hlo-dump plan`: which pipelines a run config could have, what each moves and needs, and what the configured one
-//! looks like.
+//! looks like; and the same of ways to split a sequence.
 
 use std::path::PathBuf;
 
@@ -14,12 +14,13 @@ use meshloom_train::config::RunConfig;
 use meshloom_train::{Alternative, RefusedAlternative};
 use serde::Serialize;
 
+use super::plan_context;
 use super::run::on_topology;
 use crate::output::{self, BOLD, DIM, line, paint, plural};
 
 #[derive(Args)]
 pub struct Plan {
-    /// A run config with a section `[pipeline]`
+    /// A run config with a section `[pipeline]`, or whose rules split the sequence
     #[arg(value_name = "CONFIG")]
     pub config: PathBuf,
     /// Overrides one key of the config; may be given more than once
@@ -39,12 +40,14 @@ struct Answer<'a> {
     mesh: String,
     devices: usize,
     layers: usize,
-    microbatches: usize,
+    microbatches: Option<usize>,
     chip: Option<&'a str>,
     chip_bytes: Option<u64>,
     plans: Vec<Row<'a>>,
     not_possible: Vec<NotPossible>,
-    timeline: &'a Timeline,
+    context: Vec<plan_context::Row>,
+    context_not_possible: Vec<plan_context::NotPossible>,
+    timeline: Option<&'a Timeline>,
 }
 
 #[derive(Serialize)]
@@ -64,7 +67,7 @@ struct Row<'a> {
 
 /// Collectives of one kind over the same mesh axes.
 #[derive(Serialize)]
-struct Traffic {
+pub struct Traffic {
     kind: &'static str,
     axes: Vec<String>,
     /// Bytes of the operands on one device, in all executions of one step.
@@ -75,10 +78,10 @@ struct Traffic {
 
 /// What a device holds, in bytes.
 #[derive(Serialize)]
-struct Needs {
-    arguments: u64,
-    outputs: u64,
-    temporaries: u64,
+pub struct Needs {
+    pub arguments: u64,
+    pub outputs: u64,
+    pub temporaries: u64,
 }
 
 #[derive(Serialize)]
@@ -91,54 +94,63 @@ struct NotPossible {
 pub fn run(arguments: &Plan, json: bool) -> Result<()> {
     let name = arguments.config.display().to_string();
     let config = on_topology(RunConfig::load(&arguments.config, &arguments.set)?)?;
-    let Some(options) = config.pipeline_options().context(name.clone())? else {
+    let options = config.pipeline_options().context(name.clone())?;
+    let (ways, refused_orders) = config.context_alternatives().context(name.clone())?;
+    if options.is_none() && (ways.is_empty() || arguments.schedule) {
         bail!(
             "{name}: there is no pipeline to plan; add a section [pipeline] and a mesh axis \"stage\", as by \
-             --set mesh.axes=stage=2,fsdp=4 --set pipeline.repeats=2"
+             --set mesh.axes=stage=2,fsdp=4 --set pipeline.repeats=2; to compare ways to split a sequence, add a mesh \
+             axis \"context\""
         );
-    };
+    }
     let chip = chip(arguments, &config)?;
     let there_is = chip.and_then(Chip::device_memory);
     let (possible, refused) = config.pipeline_alternatives().context(name.clone())?;
-    let timeline = Timeline::of(&options);
+    let timeline = options.as_ref().map(Timeline::of);
+    let context = plan_context::rows(&ways, there_is)?;
     if json {
         let answer = Answer {
             config: name,
             mesh: config.mesh()?.to_string(),
             devices: config.target.devices,
             layers: config.model.layers,
-            microbatches: options.microbatches,
+            microbatches: options.as_ref().map(|options| options.microbatches),
             chip: chip.map(|chip| chip.name),
             chip_bytes: there_is,
             plans: possible.iter().map(|it| row(it, there_is)).collect::<Result<_>>()?,
             not_possible: refused.iter().map(not_possible).collect(),
-            timeline: &timeline,
+            context,
+            context_not_possible: plan_context::not_possible(&refused_orders),
+            timeline: timeline.as_ref(),
         };
         return output::json("plan", &answer);
     }
-    let (stages, microbatches) = (options.stages, options.microbatches);
-    let mesh = config.mesh()?;
-    line(&paint(
-        BOLD,
-        &format!(
-            "{name} ({mesh}): {} on {}, {}",
-            plural(config.model.layers as u64, "layer"),
-            plural(stages as u64, "stage"),
-            plural(microbatches as u64, "microbatch")
-        ),
-    ));
-    let is_plan = |it: &&Alternative| same_split(&it.options, &options);
-    print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is)?;
-    print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is)?;
+    let of_stages = options.as_ref().map_or_else(String::new, |options| {
+        let (stages, microbatches) = (options.stages as u64, options.microbatches as u64);
+        format!(" on {}, {}", plural(stages, "stage"), plural(microbatches, "microbatch"))
+    });
+    let (mesh, layers) = (config.mesh()?, plural(config.model.layers as u64, "layer"));
+    line(&paint(BOLD, &format!("{name} ({mesh}): {layers}{of_stages}")));
+    if let Some(options) = &options {
+        let is_plan = |it: &&Alternative| same_split(&it.options, options);
+        print_plans("when weights are gathered", possible.iter().filter(is_plan), there_is)?;
+        print_plans("other ways to split the layers", possible.iter().filter(|it| !is_plan(it)), there_is)?;
+    }
     for RefusedAlternative { repeats, layers_per_stage, reason } in &refused {
         let (repeats, layers) = (plural(*repeats as u64, "repeat"), plural(*layers_per_stage as u64, "layer"));
         output::note(&format!("not {repeats} of {layers} per stage: {reason}"));
     }
-    if let Some(own) = possible.iter().find(|it| it.configured) {
-        print_memory(&own.memory, chip.map(|chip| chip.name).zip(there_is));
+    if !context.is_empty() {
+        plan_context::print(&context, &refused_orders);
     }
-    line("");
-    print_schedule(&timeline, arguments.schedule);
+    let own = possible.iter().find(|it| it.configured).map(|it| &it.memory);
+    if let Some(memory) = own.or_else(|| ways.iter().find(|it| it.configured).map(|it| &it.memory)) {
+        print_memory(memory, chip.map(|chip| chip.name).zip(there_is));
+    }
+    if let Some(timeline) = &timeline {
+        line("");
+        print_schedule(timeline, arguments.schedule);
+    }
     Ok(())
 }
 
@@ -173,7 +185,7 @@ fn row(it: &Alternative, there_is: Option<u64>) -> Result<Row<'_>> {
 }
 
 /// The collectives of a step, added up by kind and axes.
-fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>> {
+pub fn traffic(collectives: &Ledger) -> Result<Vec<Traffic>> {
     let mut by_axes: IndexMap<(CollectiveKind, &[String]), Traffic> = IndexMap::new();
     for it in collectives.iter()? {
         // Loops of a train step have known lengths; what may not run counts as if it did.
@@ -216,7 +228,7 @@ fn print_plans<'a>(
 }
 
 /// `fsdp 3.00 MiB, stage 34.0 MiB`: what a device sends in a step, by axes.
-fn sent(traffic: &[Traffic]) -> String {
+pub fn sent(traffic: &[Traffic]) -> String {
     let mut by_axes: IndexMap<String, u64> = IndexMap::new();
     for it in traffic {
         *by_axes.entry(it.axes.join(",")).or_default() += it.moved_bytes;
