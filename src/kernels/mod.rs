@@ -22,4 +22,4 @@ mod mosaic;
 mod table;
 
 pub use expand::{KernelUse, expand};
-pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels};
+pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels, OwnKernels};
