@@ -63,10 +63,8 @@ impl Listed {
             constant(Literal::from_fn(ty, |index| f64::from(numbers[index])))
         };
         let operands: Vec<Tensor> = self.lists.iter().map(list).chain(operands.iter().copied()).collect();
-        let call = CustomCall {
-            config: self.kernel.config(),
-            ..CustomCall::new(CALL_TARGET, self.kernel.results.clone())
-        };
+        let call =
+            CustomCall { config: self.kernel.config(), ..CustomCall::new(CALL_TARGET, self.kernel.results.clone()) };
         custom_call(call, &operands)
     }
 }

@@ -3,7 +3,7 @@
 use super::rules::*;
 use super::{Devices, Effect};
 use crate::hlo::analysis::cost;
-use crate::hlo::{proto, shape};
+use crate::hlo::{proto, shape, tuple_shape};
 use crate::ir::{Attribute, GraphTextError, Name, Printer, Reader};
 use meshloom_hlo::message::counted;
 
@@ -43,9 +43,7 @@ pub struct KernelCost {
 impl Attribute for KernelCost {
     fn write(&self, out: &mut Printer<'_>) {
         let KernelCost { operations, transcendentals, bytes, scratch } = self;
-        out.push(&format!(
-            "operations {operations} transcendentals {transcendentals} bytes {bytes} scratch {scratch}"
-        ));
+        out.push(&format!("operations {operations} transcendentals {transcendentals} bytes {bytes} scratch {scratch}"));
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<KernelCost, GraphTextError> {
@@ -127,13 +125,13 @@ impl CustomCall {
     /// The configuration, with the cost where the target's compiler reads it.
     fn config_with_cost(&self) -> String {
         let (Some(cost), TPU_TARGET) = (self.cost, &*self.target.text()) else { return self.config.clone() };
-        let Some((before, after)) = self.config.split_once(TPU_CONFIG).filter(|_| !self.config.contains("cost_estimate"))
+        let Some((before, after)) =
+            self.config.split_once(TPU_CONFIG).filter(|_| !self.config.contains("cost_estimate"))
         else {
             return self.config.clone();
         };
         let KernelCost { operations, transcendentals, bytes, .. } = cost;
-        let estimate =
-            format!(r#""flops":{operations},"transcendentals":{transcendentals},"bytes_accessed":{bytes}"#);
+        let estimate = format!(r#""flops":{operations},"transcendentals":{transcendentals},"bytes_accessed":{bytes}"#);
         let comma = if after.trim_start().starts_with('}') { "" } else { "," };
         format!(r#"{before}{TPU_CONFIG}"cost_estimate":{{{estimate}}}{comma}{after}"#)
     }
@@ -247,13 +245,19 @@ impl Primitive for CustomCall {
         instruction.output_operand_aliasing.extend(self.aliases.iter().map(aliasing));
         instruction.constrain_layout = true;
         instruction.operand_shapes_with_layout = shapes;
-        if let Some(result) = instruction.shape.as_mut().filter(|_| !self.result_layouts.is_empty()) {
-            let parts = if is_tuple { &mut result.tuple_shapes[..] } else { std::slice::from_mut(&mut *result) };
-            for (part, (ty, layout)) in parts.iter_mut().zip(self.results.iter().zip(&self.result_layouts)) {
-                *part = shape_with(ty, Some(layout));
-            }
-        }
         instruction.frontend_attributes = self.cost_attributes();
+        if !self.result_layouts.is_empty() {
+            let parts = self.results.iter().zip(&self.result_layouts);
+            let mut parts = parts.map(|(ty, layout)| shape_with(ty, Some(layout)));
+            let shape = match parts.next() {
+                Some(only) if !is_tuple => only,
+                first => {
+                    let tuple_shapes = first.into_iter().chain(parts).collect();
+                    proto::ShapeProto { tuple_shapes, ..tuple_shape(&*self.results) }
+                }
+            };
+            context.set_shape(&shape);
+        }
         context.finish_all();
     }
 }

@@ -258,7 +258,8 @@ impl RuleText {
             kinds.push((letter, kind));
         }
         let is_known = |letter: char| kinds.iter().any(|&(known, _)| known == letter);
-        if let Some(&letter) = results.iter().flat_map(|term| &term.letters).flatten().find(|&&letter| !is_known(letter))
+        if let Some(&letter) =
+            results.iter().flat_map(|term| &term.letters).flatten().find(|&&letter| !is_known(letter))
         {
             return Err(RuleProblem::Unsized(letter));
         }

@@ -66,9 +66,9 @@ struct Implementation {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Rows times a vector. A device with a part of `d` has a part of each sum.
-/// let kernel = Kernel::new("example_row_dots", "...td,...d->...t | sum d", |operands| {
+/// let kernel = Kernel::new("example_row_dots", "...td,d->...t | sum d", |operands| {
 ///     let (x, w) = (operands[0], operands[1]);
-///     vec![(x * w.expand(-2).broadcast_like(x)).sum(-1)]
+///     vec![(x * w.broadcast_to(x.dims())).sum(-1)]
 /// })?;
 /// let kernel = kernel.register()?;
 /// let function = Function::trace("dots", (TensorSpec::new(F32, [4, 8]), TensorSpec::new(F32, [8])), |(x, w)| {

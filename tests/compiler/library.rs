@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, compile, lower};
-use meshloom::ir::{DType, Graph, Literal, Name, TensorType};
+use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Dropout, dropout};
 use meshloom::ops::{CustomCall, CustomCallApi};
 use meshloom::pjrt::Client;

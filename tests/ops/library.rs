@@ -403,10 +403,8 @@ pub fn convolution() -> Entry {
 
 pub fn custom_call() -> Entry {
     let types = |text: &str| types(text).into_boxed_slice();
-    let top_k = CustomCall {
-        api: CustomCallApi::StatusReturning,
-        ..CustomCall::new("TopK", types("f32[2,2] s32[2,2]"))
-    };
+    let top_k =
+        CustomCall { api: CustomCallApi::StatusReturning, ..CustomCall::new("TopK", types("f32[2,2] s32[2,2]")) };
     let update = CustomCall { results: types("f32[3]"), aliases: Box::new([(0, 1)]), ..top_k.clone() };
     let aliased = |result, operand| CustomCall { aliases: Box::new([(result, operand)]), ..update.clone() };
     let x = distinct(F32, &[2, 5]);
