@@ -191,10 +191,11 @@ fn read_words(text: &str) -> Result<Vec<(char, &'static str, FactorKind)>, RuleP
     let mut said: Vec<(char, &'static str, FactorKind)> = Vec::new();
     for group in text.split(',') {
         let mut parts = group.split_whitespace();
-        let word = parts.next().unwrap_or_default();
-        let Some(&(word, kind)) = WORDS.iter().find(|(known, _)| *known == word) else {
-            let suggestion = did_you_mean(word, WORDS.map(|(word, _)| word));
-            return Err(RuleProblem::Word { word: word.to_owned(), suggestion });
+        let first = parts.next();
+        let Some(&(word, kind)) = WORDS.iter().find(|(known, _)| Some(*known) == first) else {
+            let word = first.map_or_else(String::new, str::to_owned);
+            let suggestion = did_you_mean(&word, WORDS.map(|(word, _)| word));
+            return Err(RuleProblem::Word { word, suggestion });
         };
         let before = said.len();
         for part in parts {

@@ -18,8 +18,8 @@ fn column_of(s: trace::Tensor, x: trace::Tensor) -> trace::Tensor {
     s.expand(-1).broadcast_to(x.dims())
 }
 
-/// `y = x s w` with `s = (mean(x²) + ε)^(-1/2)` of each row; returns both. The gradient is written by hand. A device needs
-/// whole rows.
+/// `y = x s w` with `s = (mean(x²) + ε)^(-1/2)` of each row; returns both. The gradient is written by hand. A device
+/// needs whole rows.
 static SCALED: LazyLock<KernelRef> = LazyLock::new(|| {
     let kernel = Kernel::new("test_ops_scaled", "...td,...d->...td,...t | whole d", |operands| {
         let (x, w) = (operands[0], operands[1]);
