@@ -87,7 +87,7 @@ fn memory() -> anyhow::Result<()> {
         };
         for length in [2048, 4096, 8192, 16384, 32768] {
             let graph = gradient(BF16, length, 128)?;
-            let temporaries = |kernels: Kernels| -> anyhow::Result<(f64, &'static str)> {
+            let temporaries = |kernels: Kernels| -> anyhow::Result<(f64, String)> {
                 let lowered = lower(&graph, &LowerOptions { kernels, ..LowerOptions::default() })?;
                 let stats = match &topology {
                     None => lowered.compile(&client)?.executable().memory_stats()?,
@@ -96,7 +96,7 @@ fn memory() -> anyhow::Result<()> {
                         ahead_of_time::compile(topology, bytes, &options, &Settings::default())?.memory_stats()?
                     }
                 };
-                Ok((stats.temporary as f64 / MIB, lowered.kernels[0].implementation))
+                Ok((stats.temporary as f64 / MIB, lowered.kernels[0].implementation.clone()))
             };
             let (own, implementation) = temporaries(Kernels::on(&platform))?;
             let plain = if length > 8192 { f64::NAN } else { temporaries(Kernels::plain())?.0 };

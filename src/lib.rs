@@ -108,3 +108,7 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/hlo-dump.md")]
 struct HloDump;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/kernels.md")]
+struct Kernels;

@@ -1,7 +1,7 @@
 //! Helpers for rules that emit more than one instruction: further instructions, computations beside the open one,
 //! results out of a tuple.
 
-use meshloom_hlo::proto::HloInstructionProto;
+use meshloom_hlo::proto::{HloInstructionProto, ShapeProto};
 use meshloom_hlo::{shape, tuple_shape};
 
 use super::{ComputationId, EmitContext, InstructionId};
@@ -122,6 +122,11 @@ impl EmitContext<'_> {
         }
         let (graph, node) = (self.graph, self.node);
         self.emitter.begin_tuple(opcode, node.results().map(|value| graph.ty(value)), operands)
+    }
+
+    /// Gives the instruction begun another shape: one with a layout of its own.
+    pub fn set_shape(&mut self, shape: &ShapeProto) {
+        self.emitter.writer.set_shape(shape);
     }
 
     /// Ends the instruction begun by [`EmitContext::begin_all`].

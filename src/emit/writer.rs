@@ -243,6 +243,11 @@ impl ModuleWriter {
         &mut self.scratch
     }
 
+    /// Gives the instruction begun another shape: one with a layout of its own.
+    pub(super) fn set_shape(&mut self, shape: &ShapeProto) {
+        self.common.shape = self.put_shape(shape);
+    }
+
     /// Names the instruction begun; unnamed ones are called `opcode.id`.
     pub(super) fn set_name(&mut self, name: &str) {
         self.common.name.clear();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Kernels, blockwise, grouped, mosaic};
-use crate::ir::{DType, Graph, GraphCopy, NodeRef, TensorType};
-use crate::ops::Op;
+use super::{Kernels, OwnKernels, blockwise, grouped, mosaic};
+use crate::ir::{DType, Graph, GraphCopy, NodeRef, OpError, TensorType};
+use crate::ops::{KernelCall, KernelImplementation, Op, OpName};
 use crate::trace::{Tensor, TraceError, arange, zeros};
 
 /// An implementation for operands of some types.
@@ -20,12 +20,12 @@ pub(super) struct Implementation {
 /// What computes an op of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelUse {
-    /// The name of the op.
-    pub op: &'static str,
+    /// The name of the op; of a kernel of one's own, its own name.
+    pub op: String,
     /// The types of its operands, on one device.
     pub operands: Vec<TensorType>,
-    /// The implementation, as in run configs.
-    pub implementation: &'static str,
+    /// The implementation, as in run configs; of a kernel of one's own, as it calls it.
+    pub implementation: String,
     /// How it works on these operands.
     pub how: String,
     /// How often it stands in the program; a loop counts once.
@@ -116,17 +116,55 @@ impl Expansion<'_> {
             (Op::RaggedDot(op), types) => grouped::ragged_dot(op, types, self.kernels)?,
             _ => None,
         };
-        let (implementation, how) = match &found {
-            Some(found) => (found.implementation, found.how.clone()),
-            None => ("plain", String::new()),
+        let found = match (&call, found) {
+            ((Op::KernelCall(op), types), _) => Some(self.kernel_call(op, types, node)?),
+            (_, found) => found.map(|Implementation { implementation, how, graph }| KernelImplementation {
+                name: implementation.to_owned(),
+                how,
+                graph,
+            }),
         };
-        let (op, operands) = (node.op().name(), call.1.clone());
+        let (implementation, how) = match &found {
+            Some(found) => (found.name.clone(), found.how.clone()),
+            None => (PLAIN.to_owned(), String::new()),
+        };
+        let op = match &call.0 {
+            Op::KernelCall(op) => op.kernel.rules().name().text(),
+            op => op.name().to_owned(),
+        };
+        let operands = call.1.clone();
         self.uses.push(KernelUse { op, operands, implementation, how, count: 1 });
         let found = found.map(|found| Arc::new((self.tidy)(&found.graph)));
         self.made.insert(call, (self.uses.len() - 1, found.clone()));
         Ok(found)
     }
 }
+
+impl Expansion<'_> {
+    /// What computes a kernel of one's own: the first of its implementations that fits, or its definition.
+    fn kernel_call(
+        &mut self,
+        op: &KernelCall,
+        types: &[TensorType],
+        node: NodeRef<'_>,
+    ) -> Result<KernelImplementation, TraceError> {
+        let (kernel, kernels) = (op.kernel.rules(), self.kernels);
+        let refused = |error| TraceError::from(OpError::new(op.name(), error, types.to_vec(), node.origin()));
+        let found = match kernels.own {
+            OwnKernels::Plain => None,
+            OwnKernels::Platform => kernel.implementation(kernels.platform, types).map_err(refused)?,
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        // A definition may call other kernels.
+        let graph = self.graph(&*kernel.definition(types).map_err(refused)?)?;
+        Ok(KernelImplementation { name: PLAIN.to_owned(), how: String::new(), graph })
+    }
+}
+
+/// The implementation that is the op itself, or its definition.
+const PLAIN: &str = "plain";
 
 /// The places where a vector is true, in order, and then zeros: `s32` of its length; and how many they are.
 ///
@@ -143,7 +181,7 @@ pub(super) fn true_places(x: Tensor) -> (Tensor, Tensor) {
 
 /// Whether an op has implementations to choose from.
 fn has_implementations(op: &Op) -> bool {
-    matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_))
+    matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_) | Op::KernelCall(_))
 }
 
 fn has_any(graph: &Graph) -> bool {

@@ -14,6 +14,8 @@
 //! | attention | [`AttentionKernel::Mosaic`] | TPU | nothing beside its operands and results |
 //! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
 //! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
+//!
+//! Kernels of one's own ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
 
 mod blockwise;
 mod expand;
@@ -22,4 +24,4 @@ mod mosaic;
 mod table;
 
 pub use expand::{KernelUse, expand};
-pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels};
+pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels, OwnKernels};

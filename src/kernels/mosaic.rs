@@ -8,8 +8,8 @@ use meshloom_mosaic::{CALL_TARGET, Kernel, KernelError};
 
 use super::expand::Implementation;
 use super::{AttentionKernel, Kernels};
-use crate::ir::{DType, Literal, Name, TensorType};
-use crate::ops::{Attention, AttentionForm, AttentionGradient, AttentionSizes, CustomCall, CustomCallApi, PlaceOrder};
+use crate::ir::{DType, Literal, TensorType};
+use crate::ops::{Attention, AttentionForm, AttentionGradient, AttentionSizes, CustomCall, PlaceOrder};
 use crate::trace::{Function, Tensor, TensorSpec, TraceError, constant, custom_call};
 
 /// The segment of keys that only fill a block: no query is of it.
@@ -63,14 +63,8 @@ impl Listed {
             constant(Literal::from_fn(ty, |index| f64::from(numbers[index])))
         };
         let operands: Vec<Tensor> = self.lists.iter().map(list).chain(operands.iter().copied()).collect();
-        let call = CustomCall {
-            target: Name::new(CALL_TARGET),
-            results: self.kernel.results.clone().into(),
-            config: self.kernel.config(),
-            api: CustomCallApi::Original,
-            has_side_effect: false,
-            aliases: Box::default(),
-        };
+        let call =
+            CustomCall { config: self.kernel.config(), ..CustomCall::new(CALL_TARGET, self.kernel.results.clone()) };
         custom_call(call, &operands)
     }
 }

@@ -25,6 +25,16 @@ meshloom_hlo::words! {
     }
 }
 
+meshloom_hlo::words! {
+    /// What computes kernels of one's own ([`Kernel`](crate::trace::Kernel)).
+    pub enum OwnKernels {
+        /// Their definitions.
+        Plain = "plain",
+        /// The first of their implementations for the platform that takes the operands, else the definition.
+        Platform = "platform",
+    }
+}
+
 /// How many queries and keys a block of attention has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocks {
@@ -41,6 +51,8 @@ pub struct Kernels {
     pub attention: AttentionKernel,
     /// Of grouped products.
     pub experts: ExpertsKernel,
+    /// Of kernels of one's own.
+    pub own: OwnKernels,
     /// What the program is compiled for, by which blocks are chosen.
     pub platform: PlatformKind,
     /// The blocks of blockwise attention, if not those that suit the platform.
@@ -60,7 +72,7 @@ impl Kernels {
     /// Those that every plugin takes, with blocks for one platform.
     pub const fn portable(platform: PlatformKind) -> Kernels {
         let (attention, experts) = (AttentionKernel::Blockwise, ExpertsKernel::Blockwise);
-        Kernels { attention, experts, platform, blocks: None, rows: None }
+        Kernels { attention, experts, own: OwnKernels::Platform, platform, blocks: None, rows: None }
     }
 
     /// Those that a platform computes fastest with.
@@ -78,6 +90,7 @@ impl Kernels {
         Kernels {
             attention: AttentionKernel::Plain,
             experts: ExpertsKernel::Plain,
+            own: OwnKernels::Plain,
             ..Kernels::portable(PlatformKind::Cpu)
         }
     }

@@ -2,8 +2,10 @@
 
 use super::rules::*;
 use super::{Devices, Effect};
-use crate::hlo::{proto, shape};
-use crate::ir::Name;
+use crate::hlo::analysis::cost;
+use crate::hlo::{proto, shape, tuple_shape};
+use crate::ir::{Attribute, GraphTextError, Name, Printer, Reader};
+use meshloom_hlo::message::counted;
 
 /// How a custom call's target is called: XLA's `CustomCallApiVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,10 +27,46 @@ crate::ir::word_attribute!(CustomCallApi {
     TypedFfi = "typed-ffi",
 });
 
+/// What one execution of a kernel takes: what its author says, and nobody checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct KernelCost {
+    /// Arithmetic operations; a multiplication and an addition are two.
+    pub operations: u64,
+    /// Results of functions such as `exp`.
+    pub transcendentals: u64,
+    /// Bytes read from memory and written to it.
+    pub bytes: u64,
+    /// Bytes of memory that it needs besides operands and results, while it runs.
+    pub scratch: u64,
+}
+
+impl Attribute for KernelCost {
+    fn write(&self, out: &mut Printer<'_>) {
+        let KernelCost { operations, transcendentals, bytes, scratch } = self;
+        out.push(&format!("operations {operations} transcendentals {transcendentals} bytes {bytes} scratch {scratch}"));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<KernelCost, GraphTextError> {
+        let mut number = |word: &str| {
+            reader.expect(word)?;
+            reader.integer("a whole number")
+        };
+        Ok(KernelCost {
+            operations: number("operations")?,
+            transcendentals: number("transcendentals")?,
+            bytes: number("bytes")?,
+            scratch: number("scratch")?,
+        })
+    }
+}
+
+/// How a tensor lies in memory: its dimensions, the one that varies fastest first. Row-major is `[1, 0]`.
+pub type MemoryLayout = Box<[usize]>;
+
 /// Calls a target that the plugin has registered under a name.
 ///
-/// Operands and results are dense and row-major. It has no derivative: wrap it in a `custom_vjp` to give it one. It has
-/// no batching rule: apply it in a scan over the batch.
+/// Every device calls it with whole operands. It has no derivative and no batching rule: make it an implementation of a
+/// [`Kernel`](crate::trace::Kernel) to give it those, and to split it over devices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CustomCall {
     /// The name.
@@ -44,6 +82,12 @@ pub struct CustomCall {
     pub has_side_effect: bool,
     /// Pairs of (result, operand) that share a buffer: the target overwrites the operand's copy.
     pub aliases: Box<[(usize, usize)]>,
+    /// The layout of each operand; none at all if every one is row-major.
+    pub operand_layouts: Box<[MemoryLayout]>,
+    /// The layout of each result; none at all if every one is row-major.
+    pub result_layouts: Box<[MemoryLayout]>,
+    /// What an execution takes, for analyses and for compilers that ask.
+    pub cost: Option<KernelCost>,
 }
 
 crate::ir::op_text!(CustomCall = "custom-call" {
@@ -53,7 +97,91 @@ crate::ir::op_text!(CustomCall = "custom-call" {
     api: key("api"),
     has_side_effect: flag("side effect"),
     aliases: optional("aliases", Box::default()),
+    operand_layouts: optional("operand_layouts", Box::default()),
+    result_layouts: optional("result_layouts", Box::default()),
+    cost: optional("cost", None),
 });
+
+/// Where kernels for TPUs have their cost: in their configuration, and by this name in it.
+const TPU_TARGET: &str = "tpu_custom_call";
+const TPU_CONFIG: &str = "\"custom_call_config\":{";
+
+impl CustomCall {
+    /// A call of a target that gives results of these types, row-major, without a configuration.
+    pub fn new(target: &str, results: impl Into<Box<[TensorType]>>) -> CustomCall {
+        CustomCall {
+            target: Name::new(target),
+            results: results.into(),
+            config: String::new(),
+            api: CustomCallApi::Original,
+            has_side_effect: false,
+            aliases: Box::default(),
+            operand_layouts: Box::default(),
+            result_layouts: Box::default(),
+            cost: None,
+        }
+    }
+
+    /// The configuration, with the cost where the target's compiler reads it.
+    fn config_with_cost(&self) -> String {
+        let (Some(cost), TPU_TARGET) = (self.cost, &*self.target.text()) else { return self.config.clone() };
+        let Some((before, after)) =
+            self.config.split_once(TPU_CONFIG).filter(|_| !self.config.contains("cost_estimate"))
+        else {
+            return self.config.clone();
+        };
+        let KernelCost { operations, transcendentals, bytes, .. } = cost;
+        let estimate = format!(r#""flops":{operations},"transcendentals":{transcendentals},"bytes_accessed":{bytes}"#);
+        let comma = if after.trim_start().starts_with('}') { "" } else { "," };
+        format!(r#"{before}{TPU_CONFIG}"cost_estimate":{{{estimate}}}{comma}{after}"#)
+    }
+
+    /// The cost as attributes of the instruction, where `hlo-dump` reads it.
+    fn cost_attributes(&self) -> Option<proto::FrontendAttributes> {
+        let KernelCost { operations, transcendentals, bytes, scratch } = self.cost?;
+        let numbers = [
+            (cost::STATED_OPERATIONS, operations),
+            (cost::STATED_TRANSCENDENTALS, transcendentals),
+            (cost::STATED_BYTES, bytes),
+            (cost::STATED_SCRATCH, scratch),
+        ];
+        let map = numbers.into_iter().map(|(key, number)| (key.to_owned(), number.to_string())).collect();
+        Some(proto::FrontendAttributes { map })
+    }
+}
+
+/// Refuses layouts that are not one permutation of the dimensions for each tensor.
+fn expect_layouts<'t>(
+    what: &str,
+    layouts: &[MemoryLayout],
+    types: impl ExactSizeIterator<Item = &'t TensorType>,
+) -> Result<(), TypeError> {
+    let count = types.len();
+    refuse_if!(
+        !layouts.is_empty() && layouts.len() != count,
+        "it states layouts of {}, but has {count}; state one for each, or none at all",
+        counted(layouts.len(), what)
+    );
+    for (number, (layout, ty)) in layouts.iter().zip(types).enumerate() {
+        let mut sorted = layout.to_vec();
+        sorted.sort_unstable();
+        refuse_if!(
+            !sorted.iter().copied().eq(0..ty.rank()),
+            "the layout {layout:?} of {what} {number} of type {ty} must name each dimension once, the one that varies \
+             fastest first"
+        );
+    }
+    Ok(())
+}
+
+/// The shape of a tensor with its layout: row-major if none is stated.
+fn shape_with(ty: &TensorType, layout: Option<&MemoryLayout>) -> proto::ShapeProto {
+    let mut shape = shape(ty);
+    if let (Some(layout), Some(stated)) = (layout, &mut shape.layout) {
+        stated.minor_to_major = layout.iter().map(|&dim| dim as i64).collect();
+    }
+    shape
+}
 
 impl Primitive for CustomCall {
     fn infer(&self, operands: &[&TensorType]) -> Result<ResultTypes, TypeError> {
@@ -77,6 +205,8 @@ impl Primitive for CustomCall {
                 "result {result} or operand {operand} is in two aliases"
             );
         }
+        expect_layouts("operand", &self.operand_layouts, operands.iter().copied())?;
+        expect_layouts("result", &self.result_layouts, self.results.iter())?;
         Ok(self.results.iter().cloned().collect())
     }
 
@@ -93,7 +223,8 @@ impl Primitive for CustomCall {
 
     fn emit(&self, context: &mut EmitContext<'_>) {
         let operands = context.operand_ids();
-        let shapes = (0..operands.len()).map(|index| shape(context.operand_type(index))).collect();
+        let operand_shape = |index: usize| shape_with(context.operand_type(index), self.operand_layouts.get(index));
+        let shapes = (0..operands.len()).map(operand_shape).collect();
         let is_tuple = self.results.len() > 1;
         let aliasing = |&(result, operand): &(usize, usize)| proto::OutputOperandAliasing {
             output_shape_index: if is_tuple { vec![result as i64] } else { Vec::new() },
@@ -108,12 +239,25 @@ impl Primitive for CustomCall {
         };
         let instruction = context.begin_all("custom-call", &operands);
         instruction.custom_call_target.push_str(&self.target.text());
-        instruction.backend_config = self.config.clone().into_bytes();
+        instruction.backend_config = self.config_with_cost().into_bytes();
         instruction.custom_call_api_version = api.into();
         instruction.custom_call_has_side_effect = self.has_side_effect;
         instruction.output_operand_aliasing.extend(self.aliases.iter().map(aliasing));
         instruction.constrain_layout = true;
         instruction.operand_shapes_with_layout = shapes;
+        instruction.frontend_attributes = self.cost_attributes();
+        if !self.result_layouts.is_empty() {
+            let parts = self.results.iter().zip(&self.result_layouts);
+            let mut parts = parts.map(|(ty, layout)| shape_with(ty, Some(layout)));
+            let shape = match parts.next() {
+                Some(only) if !is_tuple => only,
+                first => {
+                    let tuple_shapes = first.into_iter().chain(parts).collect();
+                    proto::ShapeProto { tuple_shapes, ..tuple_shape(&*self.results) }
+                }
+            };
+            context.set_shape(&shape);
+        }
         context.finish_all();
     }
 }

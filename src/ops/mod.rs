@@ -19,10 +19,12 @@ pub mod edges;
 mod elementwise;
 mod expansion;
 mod factor;
+mod factor_text;
 mod facts;
 mod flow;
 mod gather;
 mod identity;
+mod kernel;
 mod ragged;
 mod random;
 mod reduce;
@@ -48,7 +50,7 @@ pub use collective::{AllGather, AllReduce, AllToAll, AxisIndex, CollectivePermut
 pub use constant::{Constant, Iota, Number, Splat};
 pub use convolution::{Convolution, Window};
 pub use cumulative::{Cumulative, CumulativeKind};
-pub use custom_call::{CustomCall, CustomCallApi};
+pub use custom_call::{CustomCall, CustomCallApi, KernelCost, MemoryLayout};
 pub use dot::{DotDims, DotGeneral, Precision};
 pub use dynamic::{DynamicSlice, DynamicUpdateSlice};
 pub use edges::{Edge, Executions, Port, Source, Target};
@@ -57,10 +59,12 @@ pub use elementwise::{
 };
 pub(crate) use expansion::erf_inv_f32;
 pub use factor::{DimFactors, Factor, FactorIndex, FactorKind, FactorRule, TensorFactors};
+pub use factor_text::{RuleProblem, RuleText, RuleTextError};
 pub use facts::{Class, Devices, Effect, Facts, Linear, Operands, Zeros};
 pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
+pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
 pub use ragged::{RaggedDot, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
@@ -313,6 +317,8 @@ op_table! {
         Gather,
         /// Positions along a dimension.
         Iota,
+        /// Calls a kernel that has a definition in other ops, and implementations for platforms.
+        KernelCall,
         /// Moves a value to the host's memory or back.
         MoveTo,
         /// Gives a value a name that checkpoint policies refer to.

@@ -34,6 +34,7 @@ mod function;
 mod functions;
 mod graphs;
 mod indexing;
+mod kernel;
 mod library;
 mod operators;
 mod random;
@@ -52,6 +53,7 @@ pub use error::{InitError, TraceError, TraceErrorKind, TransformError};
 pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
+pub use kernel::{Kernel, KernelBody, ResultDType};
 pub use library::{
     attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
 };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use meshloom::compile::{LowerOptions, compile, lower};
-use meshloom::ir::{DType, Graph, Literal, Name, TensorType};
+use meshloom::ir::{DType, Graph, Literal, TensorType};
 use meshloom::nn::{Dropout, dropout};
 use meshloom::ops::{CustomCall, CustomCallApi};
 use meshloom::pjrt::Client;
@@ -331,12 +331,9 @@ fn dropout_keeps_its_share() {
 fn side_effects_are_kept() {
     let calls = |has_side_effect: bool| {
         let call = CustomCall {
-            target: Name::new("TopK"),
-            results: [TensorType::new(DType::F32, &[2, 2]), TensorType::new(DType::S32, &[2, 2])].into(),
-            config: String::new(),
             api: CustomCallApi::StatusReturning,
             has_side_effect,
-            aliases: Box::new([]),
+            ..CustomCall::new("TopK", [TensorType::new(DType::F32, &[2, 2]), TensorType::new(DType::S32, &[2, 2])])
         };
         let function = Function::trace("effects", TensorSpec::new(DType::F32, [2, 5]), |x| {
             custom_call(call.clone(), &[x]);

@@ -8,6 +8,7 @@ mod filetests;
 mod first_use;
 mod forward_mode;
 mod functions;
+mod kernels;
 mod library;
 mod numbers;
 mod parts;

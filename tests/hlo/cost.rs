@@ -176,6 +176,21 @@ fn custom_calls_are_counted_or_named() {
         assert_eq!((found.total.flops, found.total.bytes()), (1024, 896), "{target}");
         assert_eq!(found.assumptions.unknown_calls, []);
     }
+    // A kernel that says what it takes, as compilers of kernels for TPUs write it: numbers, or numbers as text.
+    for (flops, bytes) in [("4096", "700"), ("\"4096\"", "\"700\"")] {
+        let estimate = format!(r#"{{"flops":{flops},"transcendentals":32,"bytes_accessed":{bytes}}}"#);
+        let config = format!(r#"{{"custom_call_config":{{"body":"","cost_estimate":{estimate}}}}}"#);
+        let found = call("tpu_custom_call", &config);
+        assert_eq!((found.total.flops, found.total.transcendentals, found.total.bytes()), (4096, 32, 700));
+        assert_eq!((found.total.bytes_written, found.assumptions.unknown_calls), (128, Vec::new()));
+    }
+    let attributes =
+        ", frontend_attributes={kernel_operations=\"77\",kernel_transcendentals=\"5\",kernel_bytes=\"64\"}";
+    let found = of(&text(&format!(
+        "ENTRY main {{ x = f32[8] parameter(0)  ROOT r = f32[8] custom-call(x), custom_call_target=\"mine\"{attributes} }}"
+    )));
+    assert_eq!((found.total.flops, found.total.transcendentals, found.total.bytes()), (77, 5, 64));
+    assert!(!found.total.unknown);
     let found = call("TopK", "");
     assert!(found.total.unknown && found.instructions[0].work.unknown);
     let unknown = &found.assumptions.unknown_calls[0];

@@ -48,6 +48,31 @@ fn a_value_lives_until_it_is_read_for_the_last_time() {
     assert_eq!(found.live_at_peak[0].shape, "f32[512]");
 }
 
+/// It is there while the call runs: beside what it reads and makes, and not beside what comes later.
+#[test]
+fn what_a_kernel_needs_while_it_runs() {
+    let scratch =
+        |bytes: u64| format!("custom_call_target=\"k\", frontend_attributes={{kernel_scratch_bytes=\"{bytes}\"}}");
+    let source = |bytes: u64| {
+        format!(
+            "ENTRY main {{
+                x = f32[256] parameter(0)
+                a = f32[256] custom-call(x), custom_call_target=\"a\"
+                b = f32[512] custom-call(a), {}
+                c = f32[256] custom-call(b), custom_call_target=\"c\"
+                ROOT d = f32[256] custom-call(c), custom_call_target=\"d\"
+            }}",
+            scratch(bytes)
+        )
+    };
+    // Without: `b` and `c` are the most.
+    check(&source(0), (KIB, KIB, 3 * KIB));
+    // `b` and the scratch, which is gone when `c` is made.
+    check(&source(KIB), (KIB, KIB, 3 * KIB));
+    let found = check(&source(5 * KIB), (KIB, KIB, 7 * KIB));
+    assert_eq!((found.live_at_peak[0].name.as_str(), found.live_at_peak[0].shape.as_str()), ("b", "u8[5120]"));
+}
+
 #[test]
 fn what_is_elementwise_takes_over_what_it_reads_last() {
     check(

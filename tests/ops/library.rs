@@ -403,20 +403,24 @@ pub fn convolution() -> Entry {
 
 pub fn custom_call() -> Entry {
     let types = |text: &str| types(text).into_boxed_slice();
-    let top_k = CustomCall {
-        target: Name::new("TopK"),
-        results: types("f32[2,2] s32[2,2]"),
-        config: String::new(),
-        api: CustomCallApi::StatusReturning,
-        has_side_effect: false,
-        aliases: Box::new([]),
-    };
+    let top_k =
+        CustomCall { api: CustomCallApi::StatusReturning, ..CustomCall::new("TopK", types("f32[2,2] s32[2,2]")) };
     let update = CustomCall { results: types("f32[3]"), aliases: Box::new([(0, 1)]), ..top_k.clone() };
     let aliased = |result, operand| CustomCall { aliases: Box::new([(result, operand)]), ..update.clone() };
     let x = distinct(F32, &[2, 5]);
+    let laid_out = |operand: &[usize], result: &[usize]| CustomCall {
+        operand_layouts: Box::new([operand.into()]),
+        result_layouts: Box::new([result.into()]),
+        cost: Some(KernelCost { operations: 60, transcendentals: 6, bytes: 96, scratch: 128 }),
+        ..CustomCall::new("transposed", types("f32[2,5]"))
+    };
     Entry::new("custom_call")
         .accept(top_k.clone(), "f32[2,5] -> f32[2,2] s32[2,2]")
         .accept(update.clone(), "s32[] f32[3] -> f32[3]")
+        .accept(laid_out(&[0, 1], &[1, 0]), "f32[5,2] -> f32[2,5]")
+        .reject(laid_out(&[0, 1], &[1, 0]), "f32[2] f32[5,2]", "it states layouts of 1 operand, but has 2")
+        .reject(laid_out(&[0, 0], &[1, 0]), "f32[5,2]", "the layout [0, 0] of operand 0 of type f32[5,2] must name")
+        .reject(laid_out(&[0, 1], &[1]), "f32[5,2]", "the layout [1] of result 0 of type f32[2,5] must name")
         .reject(CustomCall { target: Name::new(""), ..top_k.clone() }, "", "the target needs a name")
         .reject(CustomCall { results: types(""), ..top_k.clone() }, "", "it needs a result")
         .reject(aliased(1, 0), "f32[3]", "the alias of result 1 and operand 0 names one that does not exist")

@@ -14,6 +14,7 @@ mod fuzz;
 mod gathers;
 mod golden;
 mod harness;
+mod kernels;
 mod library;
 mod moves;
 mod partition;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use meshloom::ops::*;
 
 use crate::harness::Entry;
-use crate::{attention, control, elementwise, gathers, library, moves, reductions, regions, sources, windows};
+use crate::{attention, control, elementwise, gathers, kernels, library, moves, reductions, regions, sources, windows};
 
 /// A line for each op: the entries of its kind of op, in order of names.
 macro_rules! table {
@@ -54,6 +54,7 @@ table! {
         DynamicUpdateSlice => [moves::dynamic_update_slice()],
         Gather => [gathers::gather()],
         Iota => [sources::iota()],
+        KernelCall => [kernels::kernel_call()],
         MoveTo => [sources::move_to()],
         Named => [sources::named()],
         Pad => [moves::pad()],

@@ -89,9 +89,9 @@ pub trait Run {
 /// What computes an op, with its operands on one device.
 #[derive(Serialize)]
 pub struct KernelRow {
-    pub op: &'static str,
+    pub op: String,
     pub operands: String,
-    pub implementation: &'static str,
+    pub implementation: String,
     pub how: String,
     /// How often it stands in the program.
     pub count: usize,

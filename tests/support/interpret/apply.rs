@@ -21,6 +21,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => mosaic(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::AttentionGradient(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
+        Op::KernelCall(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         op => {
             let ty = types[0];
             let found =

@@ -107,9 +107,9 @@ impl Run for Lowering {
 
     fn kernels(&self) -> Vec<KernelRow> {
         let row = |used: &KernelUse| KernelRow {
-            op: used.op,
+            op: used.op.clone(),
             operands: used.operands.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join(" "),
-            implementation: used.implementation,
+            implementation: used.implementation.clone(),
             how: used.how.clone(),
             count: used.count,
         };

@@ -1,11 +1,77 @@
 //! What is known of custom calls.
 //!
 //! Only its target defines what a custom call does. The matrix products and convolutions that XLA hands to libraries
-//! are counted from their shapes. Markers that move nothing are free. The others are unknown and listed by name.
+//! are counted from their shapes. Markers that move nothing are free. Kernels may state what they take: in frontend
+//! attributes, as meshloom writes them, or in the `cost_estimate` of a configuration, as compilers of kernels for TPUs
+//! do. The others are unknown and listed by name.
 
 use super::work::Operands;
 use super::{Work, convolution};
 use crate::analysis::size::elements;
+use crate::proto::HloInstructionProto;
+
+/// Frontend attribute of a custom call: arithmetic operations of one execution.
+pub const STATED_OPERATIONS: &str = "kernel_operations";
+/// Frontend attribute of a custom call: transcendental functions of one execution.
+pub const STATED_TRANSCENDENTALS: &str = "kernel_transcendentals";
+/// Frontend attribute of a custom call: bytes that one execution reads and writes.
+pub const STATED_BYTES: &str = "kernel_bytes";
+/// Frontend attribute of a custom call: bytes of memory that it needs besides operands and results while it runs.
+pub const STATED_SCRATCH: &str = "kernel_scratch_bytes";
+
+/// What a kernel states of one execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stated {
+    operations: u64,
+    transcendentals: u64,
+    /// Read and written.
+    bytes: Option<u64>,
+}
+
+impl Stated {
+    fn of(instruction: &HloInstructionProto) -> Option<Stated> {
+        if let Some(operations) = attribute(instruction, STATED_OPERATIONS) {
+            return Some(Stated {
+                operations,
+                transcendentals: attribute(instruction, STATED_TRANSCENDENTALS).unwrap_or(0),
+                bytes: attribute(instruction, STATED_BYTES),
+            });
+        }
+        let config: serde_json::Value = serde_json::from_slice(&instruction.backend_config).ok()?;
+        let estimate = find(&config, "cost_estimate", 0).filter(|estimate| estimate.is_object())?;
+        let number = |key: &str| estimate.get(key).and_then(number).map(|number| number as u64);
+        Some(Stated {
+            operations: number("flops").unwrap_or(0),
+            transcendentals: number("transcendentals").unwrap_or(0),
+            bytes: number("bytes_accessed"),
+        })
+    }
+
+    fn work(self, operands: &Operands<'_, '_>) -> Work {
+        let moved = match self.bytes {
+            None => (operands.all_bytes(), operands.result_bytes()),
+            Some(bytes) => {
+                let written = operands.result_bytes().min(bytes);
+                (bytes - written, written)
+            }
+        };
+        let work = Work::flops(self.operations, operands.arithmetic()).with_bytes(moved);
+        Work { transcendentals: self.transcendentals, ..work }
+    }
+}
+
+/// A number in a frontend attribute.
+fn attribute(instruction: &HloInstructionProto, key: &str) -> Option<u64> {
+    instruction.frontend_attributes.as_ref()?.map.get(key)?.parse().ok()
+}
+
+/// Bytes of memory that a custom call states it needs besides operands and results while it runs.
+pub(crate) fn scratch_bytes(instruction: &HloInstructionProto) -> u64 {
+    match instruction.opcode.as_str() {
+        "custom-call" => attribute(instruction, STATED_SCRATCH).unwrap_or(0),
+        _ => 0,
+    }
+}
 
 /// What a target does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +128,9 @@ impl Target {
 /// The work of a custom call. [`Work::unknown`] marks unknown work; operands and results are then assumed to be read
 /// and written once.
 pub(super) fn work(operands: &Operands<'_, '_>) -> Work {
+    if let Some(stated) = Stated::of(operands.instruction) {
+        return stated.work(operands);
+    }
     let work =
         |flops| Work::flops(flops, operands.arithmetic()).with_bytes((operands.all_bytes(), operands.result_bytes()));
     let unknown = || Work { unknown: true, ..work(0) };

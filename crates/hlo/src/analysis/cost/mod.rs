@@ -10,7 +10,8 @@
 //!
 //! - A loop with an unknown trip count counts once and is listed in [`Assumptions::loops_counted_once`].
 //! - Each branch of a conditional has its own cost; a sum takes the largest branch for each figure.
-//! - An unknown custom call has no operations and is listed in [`Assumptions::unknown_calls`].
+//! - A custom call that states what it takes counts as it says. An unknown one has no operations and is listed in
+//!   [`Assumptions::unknown_calls`].
 //! - In a module without fusions, every op reads and writes memory. So the bytes of an uncompiled module are an upper
 //!   bound.
 //!
@@ -44,6 +45,8 @@ use crate::proto::HloModuleProto;
 
 pub(super) use work::is_by_element;
 
+pub(crate) use custom_call::scratch_bytes;
+pub use custom_call::{STATED_BYTES, STATED_OPERATIONS, STATED_SCRATCH, STATED_TRANSCENDENTALS};
 pub use roofline::{Bound, Roofline, Seconds};
 
 /// Operations and bytes. Numbers that are too large stay at the largest.

@@ -17,7 +17,8 @@
 //! - Arguments and results keep their memory from start to end. A result that is aliased with a donated argument lies
 //!   in it. Temporary values use the memory of results and of donated arguments while it is free.
 //! - All other temporary values lie in one heap: the largest first, each in the tightest gap that is free while it is
-//!   live. The pointers of tuples have memory of their own.
+//!   live. The pointers of tuples have memory of their own. What a custom call states that it needs besides operands
+//!   and results is such a value while the call runs.
 //!
 //! Arrays have the padding that the tiles of their layouts need, as on TPUs. Values in the host's memory are not
 //! counted.
@@ -43,6 +44,7 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
+use super::cost::scratch_bytes;
 use super::source::{Sources, op_name};
 use super::walk::Walk;
 use crate::proto::{HloModuleProto, HloProto};
@@ -325,6 +327,9 @@ impl Ports {
         heap.sort_unstable();
         let heap: Vec<Lifetime> =
             heap.into_iter().map(|class| Lifetime::new(class, flow.class(class).bytes, flow.ranges(class))).collect();
+        let scratch = scratch(flow);
+        let values = heap.len();
+        let heap: Vec<Lifetime> = heap.into_iter().chain(scratch).collect();
         let fixed_bytes = fixed.iter().fold(0u64, |sum, value| sum.saturating_add(value.bytes));
         let live = placement::live_bytes(&heap, times);
         let most = live.iter().copied().max().unwrap_or(0);
@@ -334,8 +339,9 @@ impl Ports {
             size.checked_next_multiple_of(placement::ALIGNMENT).unwrap_or(size).saturating_add(value.bytes)
         });
         let always = arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(fixed_bytes);
-        let at_peak: Vec<Lifetime> =
-            heap.iter().chain(&fixed).filter(|value| value.is_live(at as u32)).cloned().collect();
+        let is_live = |value: &&Lifetime| value.is_live(at as u32);
+        let at_peak: Vec<Lifetime> = heap[..values].iter().chain(&fixed).filter(is_live).cloned().collect();
+        let scratch_at_peak: Vec<Lifetime> = heap[values..].iter().filter(is_live).cloned().collect();
         ModuleMemory {
             form,
             arguments,
@@ -346,7 +352,7 @@ impl Ports {
             placed: heap_size.is_some(),
             constants,
             peak: arguments.saturating_add(outputs).saturating_sub(aliased).saturating_add(temporaries),
-            live_at_peak: self.live_at_peak(flow, &at_peak, sources),
+            live_at_peak: self.live_at_peak(flow, &at_peak, &scratch_at_peak, sources),
             curve: curve(flow, &live, always),
         }
     }
@@ -375,7 +381,13 @@ impl Ports {
         reusable.into_values().collect()
     }
 
-    fn live_at_peak(&self, flow: &mut Flow<'_, '_>, values: &[Lifetime], sources: Sources<'_>) -> Vec<LiveBuffer> {
+    fn live_at_peak(
+        &self,
+        flow: &mut Flow<'_, '_>,
+        values: &[Lifetime],
+        scratch: &[Lifetime],
+        sources: Sources<'_>,
+    ) -> Vec<LiveBuffer> {
         let aliased: FxHashSet<u32> = self.aliases.iter().map(|&(output, _)| output).collect();
         let mut live: Vec<LiveBuffer> = Vec::new();
         let mut add = |flow: &mut Flow<'_, '_>, node: u32, kind: BufferKind| {
@@ -389,9 +401,28 @@ impl Ports {
             add(flow, node, BufferKind::Output);
         }
         values.iter().for_each(|value| add(flow, value.class, BufferKind::Temporary));
+        for value in scratch {
+            let class = *flow.class(value.class);
+            let made = buffer(flow, value.class, &class, BufferKind::Temporary, sources);
+            live.push(LiveBuffer { bytes: value.bytes, shape: format!("u8[{}]", value.bytes), ..made });
+        }
         live.sort_by_key(|buffer| Reverse(buffer.bytes));
         live
     }
+}
+
+/// What custom calls say that they need while they run, each by the first value that the call makes.
+fn scratch(flow: &mut Flow<'_, '_>) -> Vec<Lifetime> {
+    let mut found = Vec::new();
+    for point in 0..flow.schedule.point_count() {
+        let bytes = scratch_bytes(flow.instruction(point));
+        if bytes > 0 {
+            let time = flow.schedule.time(point);
+            let node = flow.nodes(point).start;
+            found.push(Lifetime::new(node, bytes, std::iter::once((time, time)).collect()));
+        }
+    }
+    found
 }
 
 /// For each class, what it may take over from, or give its memory to.
