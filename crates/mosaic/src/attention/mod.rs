@@ -149,14 +149,6 @@ impl Attention {
         self.heads / self.kv_heads.max(1)
     }
 
-    fn element(&self) -> Result<Element, KernelError> {
-        match self.dtype {
-            DType::BF16 => Ok(Element::Bf16),
-            DType::F32 => Ok(Element::F32),
-            other => Err(KernelError::Element { element: other.name() }),
-        }
-    }
-
     fn check(&self) -> Result<(), KernelError> {
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return Err(KernelError::Heads { heads: self.heads, kv_heads: self.kv_heads });
@@ -252,7 +244,7 @@ impl<'a> Call<'a> {
     /// The kernel with the operands that all have.
     fn new(of: &'a Attention, name: &'static str, order: Order, pairs: usize) -> Result<Call<'a>, KernelError> {
         of.check()?;
-        let element = of.element()?;
+        let element = Element::of(of.dtype)?;
         let group_size = of.group();
         let (parallel, sequential) = (Axis::Parallel, Axis::Sequential);
         let (grid, axes) = match order {

@@ -135,14 +135,6 @@ fn window(name: &'static str, element: Element, dims: &[usize], block: &[usize],
 }
 
 impl Grouped {
-    fn element(&self) -> Result<Element, KernelError> {
-        match self.dtype {
-            DType::BF16 => Ok(Element::Bf16),
-            DType::F32 => Ok(Element::F32),
-            other => Err(KernelError::Element { element: other.name() }),
-        }
-    }
-
     fn check(&self) -> Result<(), KernelError> {
         let Blocks { rows, inner, columns } = self.blocks;
         if self.groups == 0 || [rows, inner, columns].contains(&0) {
@@ -166,7 +158,7 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_rows(&self, visits: usize, transposed: bool) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (self.element()?, self.blocks);
+        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (steps, column_blocks) = (self.inner / inner, self.columns / columns);
         let grid = [Axis::Parallel(column_blocks), Axis::Sequential(visits), Axis::Sequential(steps)];
         let mut program = Program::new("grouped_by_rows", &grid);
@@ -223,7 +215,7 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_groups(&self, visits: usize) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (self.element()?, self.blocks);
+        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (inner_blocks, column_blocks) = (self.inner / inner, self.columns / columns);
         let grid = [Axis::Parallel(inner_blocks), Axis::Parallel(column_blocks), Axis::Sequential(visits)];
         let mut program = Program::new("grouped_by_groups", &grid);
