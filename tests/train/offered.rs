@@ -16,6 +16,7 @@ const NEEDED: [(&str, &[&str]); 10] = [
     ("target.preallocate=", &["target.platform=cuda"]),
     ("train.schedule=wsd", &["train.decay_steps=20"]),
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
+    ("kernels.experts=mosaic", &["target.platform=tpu"]),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
 
