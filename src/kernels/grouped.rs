@@ -14,9 +14,7 @@ use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
-use crate::trace::{
-    DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros,
-};
+use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros};
 
 /// What computes a grouped product: none if the plain form is asked for, or faster.
 pub(super) fn ragged_dot(

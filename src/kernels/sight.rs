@@ -37,7 +37,11 @@ impl Sight {
             let spread = |x: Tensor| x.expand(1 - axis as i32).broadcast_to(counts);
             Bounds { low: spread(low), high: spread(high) }
         };
-        Sight { form, segments: [0, 1].map(|axis| bounds(segments, axis)), places: [0, 1].map(|axis| bounds(places, axis)) }
+        Sight {
+            form,
+            segments: [0, 1].map(|axis| bounds(segments, axis)),
+            places: [0, 1].map(|axis| bounds(places, axis)),
+        }
     }
 
     /// Whether some query of a block may see some key of another: `pred` `[query blocks, key blocks]`.

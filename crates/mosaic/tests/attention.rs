@@ -67,7 +67,8 @@ impl Input {
         };
         let segments = [segments(of.queries, 0), segments(of.keys, 1)];
         let sinks = random.array(DType::F32, &[of.heads]).data().to_vec();
-        let input = Input { query, key, value, cotangent, segments, sinks, starts: of.starts(), places: [vec![], vec![]] };
+        let input =
+            Input { query, key, value, cotangent, segments, sinks, starts: of.starts(), places: [vec![], vec![]] };
         let starts = of.starts();
         input.starting_at(of, starts)
     }
@@ -346,9 +347,13 @@ fn blocks_in_another_order() {
 fn places_that_are_data() {
     let random = &mut Random::new(9);
     for dtype in BOTH {
-        for (causal, window, segments) in
-            [(true, None, false), (true, Some(200), true), (false, Some(50), false), (false, None, true), (true, Some(9999), false)]
-        {
+        for (causal, window, segments) in [
+            (true, None, false),
+            (true, Some(200), true),
+            (false, Some(50), false),
+            (false, None, true),
+            (true, Some(9999), false),
+        ] {
             let of = Attention { causal, window, segments, batch: 2, heads: 4, places: true, ..plain(dtype, 256, 384) };
             let mut input = Input::new(&of, 5);
             input.places = [of.queries, of.keys].map(|count| (0..count).map(|_| random.below(400) as i32).collect());

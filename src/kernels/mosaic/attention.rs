@@ -47,9 +47,8 @@ pub(in super::super) fn attention_gradient(
         let rows = call.rows(operands);
         let numbers = |x: Tensor| call.queries(x).reshape(call.of_heads(&[1, call.shape.queries]));
         let given = vec![call.queries(operands[9]), numbers(operands[7]), numbers(operands[8])];
-        let run = |listed: &Listed| {
-            run(&listed.kernel, &[rows.lists(listed), rows.operands.clone(), given.clone()].concat())
-        };
+        let run =
+            |listed: &Listed| run(&listed.kernel, &[rows.lists(listed), rows.operands.clone(), given.clone()].concat());
         let (query_cts, key_cts) = (run(&of_queries), run(&of_keys));
         vec![call.of_queries(query_cts[0]), call.of_keys(key_cts[0]), call.of_keys(key_cts[1])]
     })

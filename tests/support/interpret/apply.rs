@@ -65,9 +65,8 @@ fn sort(op: &Sort, operands: &[&Literal]) -> Vec<Literal> {
             places.iter().enumerate().for_each(|(index, &place)| sorted[start + index * stride] = numbers[place]);
         }
     }
-    let literal = |(numbers, operand): (&Vec<f64>, &&Literal)| {
-        Literal::from_fn(operand.ty().clone(), |index| numbers[index])
-    };
+    let literal =
+        |(numbers, operand): (&Vec<f64>, &&Literal)| Literal::from_fn(operand.ty().clone(), |index| numbers[index]);
     sorted.iter().zip(operands).map(literal).collect()
 }
 

@@ -63,7 +63,9 @@ mod pairs;
 
 use meshloom_hlo::DType;
 
-use crate::text::{Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window};
+use crate::text::{
+    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
+};
 use crate::{Cost, KernelError};
 
 pub use pairs::{COMPUTE, EDGE, FIRST, LAST, Order, Pairs};

@@ -42,7 +42,9 @@ mod visits;
 
 use meshloom_hlo::DType;
 
-use crate::text::{Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window, Written};
+use crate::text::{
+    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window, Written,
+};
 use crate::{Cost, Kernel, KernelError};
 
 pub use visits::{COMPUTE, FIRST, LAST, Visits};
@@ -261,8 +263,7 @@ impl Grouped {
     /// The rows of a block that belong to the visit's group, as `i1[rows, width]`. `axis` is the grid's axis of visits.
     fn own_rows(&self, b: &mut Body, refs: &Refs, lists: Lists, axis: usize, width: usize) -> Value {
         let visit = &refs.grid.axes[axis];
-        let [block, start, end] =
-            [lists.row_block, lists.start, lists.end].map(|list| b.scalar(&refs[list], visit));
+        let [block, start, end] = [lists.row_block, lists.start, lists.end].map(|list| b.scalar(&refs[list], visit));
         let size = b.int(self.blocks.rows as i32);
         let first = b.mul(&block, &size);
         let (start, end) = (b.sub(&start, &first), b.sub(&end, &first));

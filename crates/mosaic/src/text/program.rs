@@ -236,8 +236,10 @@ impl Program {
         let counts = counted.map(|_| ("count", Element::I32, Dims::new()));
         let scalars = self.scalars.iter().map(|(name, element, count)| (*name, *element, Dims::from_slice(&[*count])));
         let inputs = self.inputs.iter().map(|window| (window.name, window.element, window.dims.clone()));
-        let operands =
-            counts.chain(scalars).chain(inputs).map(|(name, element, dims)| Ok(Operand { name, ty: tensor(element, dims)? }));
+        let operands = counts
+            .chain(scalars)
+            .chain(inputs)
+            .map(|(name, element, dims)| Ok(Operand { name, ty: tensor(element, dims)? }));
         let results = self.outputs.iter().map(|window| tensor(window.element, window.dims.clone()));
         Ok(Written {
             text,
