@@ -7,18 +7,18 @@
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
-use super::expand::{Implementation, true_places};
+use super::expand::Implementation;
+use super::pad::{pad, pad_segments};
+use super::sight::Sight;
+use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
 use crate::trace::{
-    Function, Tensor, TensorSpec, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros,
+    Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros,
 };
-
-/// The segment of keys and queries that only fill a block: no token is of it.
-const NO_SEGMENT: f64 = i32::MIN as f64;
 
 /// What computes an attention: none if one block holds it all, for which the plain form is best.
 pub(super) fn attention(
@@ -26,7 +26,7 @@ pub(super) fn attention(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<Implementation>, TraceError> {
-    let Some(cut) = Cut::new(op.0, types, kernels) else { return Ok(None) };
+    let Some(cut) = Cut::new(op.0, types, kernels, Outer::Queries) else { return Ok(None) };
     cut.trace("attention", types, |operands| {
         let (mixed, log_total) = cut.forward(&cut.rows(operands));
         vec![cut.whole_batch(mixed), cut.whole_batch(log_total)]
@@ -39,7 +39,7 @@ pub(super) fn attention_gradient(
     types: &[TensorType],
     kernels: &Kernels,
 ) -> Result<Option<Implementation>, TraceError> {
-    let Some(cut) = Cut::new(op.0, types, kernels) else { return Ok(None) };
+    let Some(cut) = Cut::new(op.0, types, kernels, Outer::Keys) else { return Ok(None) };
     cut.trace("attention_gradient", types, |operands| {
         let [log_total, flow, ct] = [7, 8, 9].map(|index| cut.one_batch(operands[index]));
         let cotangents = cut.backward(&cut.rows(operands), log_total, flow, ct);
@@ -97,14 +97,19 @@ struct Cut {
     dtype: DType,
     /// Of scores and sums.
     wide: DType,
+    outer: Outer,
+    /// The pairs of blocks in which a query sees a key of its own segment, where places are what their index says.
+    known: Option<Vec<[usize; 2]>>,
 }
 
 impl Cut {
     /// None if one block holds it all, or the plain form is asked for.
-    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels) -> Option<Cut> {
+    fn new(form: AttentionForm, types: &[TensorType], kernels: &Kernels, outer: Outer) -> Option<Cut> {
         let sizes = AttentionSizes::of(&types[0], &types[1], &types[2]);
+        let blocks = kernels.cut_of(&sizes)?;
         let dtype = types[0].dtype;
-        Some(Cut { form, blocks: kernels.cut_of(&sizes)?, sizes, dtype, wide: score_dtype(dtype) })
+        let known = (form.order == PlaceOrder::Index).then(|| known_pairs(form, &sizes, blocks, outer));
+        Some(Cut { form, sizes, blocks, dtype, wide: score_dtype(dtype), outer, known })
     }
 
     fn trace(
@@ -113,18 +118,15 @@ impl Cut {
         types: &[TensorType],
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
     ) -> Result<Option<Implementation>, TraceError> {
-        let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-        let function = Function::trace(name, specs, |operands: Vec<Tensor>| f(&operands))?;
         let Blocks { queries, keys } = self.blocks;
         let [query_blocks, key_blocks] = self.counts();
         let all = query_blocks * key_blocks;
-        let pairs = match self.form.order {
-            PlaceOrder::Index => format!("{} of {all} pairs", self.known_pairs(Outer::Queries).len()),
-            PlaceOrder::Any => format!("those of {all} pairs that data say"),
+        let pairs = match &self.known {
+            Some(pairs) => format!("{} of {all} pairs", pairs.len()),
+            None => format!("those of {all} pairs that data say"),
         };
-        let implementation = AttentionKernel::Blockwise.name();
         let how = format!("blocks of {queries} queries and {keys} keys, {pairs}");
-        Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
+        Implementation::trace(AttentionKernel::Blockwise.name(), name, how, types, f).map(Some)
     }
 
     fn batch(&self) -> usize {
@@ -146,21 +148,21 @@ impl Cut {
         [self.sizes.queries.div_ceil(self.blocks.queries), self.sizes.keys.div_ceil(self.blocks.keys)]
     }
 
-    /// Queries padded to whole blocks along an axis.
-    fn pad_queries(&self, x: Tensor, axis: i32, filling: f64) -> Tensor {
-        pad(x, axis, self.blocks.queries, filling)
+    /// Lengths of queries and keys, padded to whole blocks.
+    fn lengths(&self) -> [usize; 2] {
+        let [queries, keys] = self.counts();
+        [queries * self.blocks.queries, keys * self.blocks.keys]
     }
 
     fn rows(&self, operands: &[Tensor]) -> RowBlocks {
-        let keys = |x: Tensor, axis, filling| pad(x, axis, self.blocks.keys, filling);
+        let [queries, keys] = self.lengths();
         let merged = |index: usize| self.one_batch(operands[index]);
         RowBlocks {
-            query: self.pad_queries(merged(0), 3, 0.0),
-            key: keys(merged(1), 2, 0.0),
-            value: keys(merged(2), 2, 0.0),
-            // Neither sees the other: what fills keys is of no query's segment.
-            segments: [self.pad_queries(merged(3), 1, NO_SEGMENT), keys(merged(4), 1, NO_SEGMENT + 1.0)],
-            places: [self.pad_queries(merged(5), 1, 0.0), keys(merged(6), 1, 0.0)],
+            query: pad(merged(0), 3, queries, 0.0),
+            key: pad(merged(1), 2, keys, 0.0),
+            value: pad(merged(2), 2, keys, 0.0),
+            segments: pad_segments([merged(3), merged(4)], [queries, keys]),
+            places: [pad(merged(5), 1, queries, 0.0), pad(merged(6), 1, keys, 0.0)],
             seeds: self.form.dropout.map(|_| merged(operands.len() - 1)),
         }
     }
@@ -221,23 +223,23 @@ impl Cut {
     }
 
     /// Runs `step` for each pair of blocks in which a query may see a key.
-    fn run<C: TensorTree>(&self, rows: &RowBlocks, outer: Outer, carry: C, step: impl FnOnce(C, Step) -> C) -> C {
-        if self.form.order == PlaceOrder::Index {
-            let (carry, ()) = scan(carry, self.known_steps(outer), |carry, (at, is_first)| {
+    fn run<C: TensorTree>(&self, rows: &RowBlocks, carry: C, step: impl FnOnce(C, Step) -> C) -> C {
+        if let Some(pairs) = &self.known {
+            let (carry, ()) = scan(carry, self.known_steps(pairs), |carry, (at, is_first)| {
                 (step(carry, Step { at: [at.0, at.1], is_first }), ())
             });
             return carry;
         }
-        let (pairs, count) = self.found_pairs(rows, outer);
+        let (pairs, count) = self.found_pairs(rows);
         let start = (zeros(DType::S32, []), full(DType::S32, [], -1.0), carry);
         let (_, _, carry) = while_loop(
             start,
             |(index, _, _)| index.less(count),
             |(index, before, carry)| {
                 let pair = pairs.dynamic_index(0, index);
-                let [_, inner] = self.nested_counts(outer);
+                let [_, inner] = self.nested_counts();
                 let [first, second] = [pair / inner as f64, pair % inner as f64];
-                let step_at = match outer {
+                let step_at = match self.outer {
                     Outer::Queries => [first, second],
                     Outer::Keys => [second, first],
                 };
@@ -249,33 +251,14 @@ impl Cut {
     }
 
     /// Number of blocks that the loop stays with, and goes through.
-    fn nested_counts(&self, outer: Outer) -> [usize; 2] {
+    fn nested_counts(&self) -> [usize; 2] {
         let [queries, keys] = self.counts();
-        if outer == Outer::Queries { [queries, keys] } else { [keys, queries] }
-    }
-
-    /// The pairs of blocks in which a query sees a key of its own segment, where places are what their index says.
-    fn known_pairs(&self, outer: Outer) -> Vec<[usize; 2]> {
-        let Blocks { queries, keys } = self.blocks;
-        let length = self.sizes.queries;
-        let of_queries = |block: usize| {
-            let (first, last) = (block * queries, ((block + 1) * queries).min(length));
-            // The first query of the block sees furthest back.
-            let from = self.form.window.map_or(0, |window| (first + 1).saturating_sub(window)) / keys;
-            let to = if self.form.causal { last } else { length };
-            (from..to.div_ceil(keys)).map(move |key_block| [block, key_block])
-        };
-        let mut pairs: Vec<[usize; 2]> = (0..self.counts()[0]).flat_map(of_queries).collect();
-        if outer == Outer::Keys {
-            pairs.sort_unstable_by_key(|&[query_block, key_block]| [key_block, query_block]);
-        }
-        pairs
+        if self.outer == Outer::Queries { [queries, keys] } else { [keys, queries] }
     }
 
     /// As constants: the first query and key of each pair, and whether it begins another block.
-    fn known_steps(&self, outer: Outer) -> ((Tensor, Tensor), Tensor) {
-        let pairs = self.known_pairs(outer);
-        let stays_with = |index: usize| pairs[index][usize::from(outer == Outer::Keys)];
+    fn known_steps(&self, pairs: &[[usize; 2]]) -> ((Tensor, Tensor), Tensor) {
+        let stays_with = |index: usize| pairs[index][usize::from(self.outer == Outer::Keys)];
         let list = |dtype: DType, number: &dyn Fn(usize) -> f64| {
             constant(Literal::from_fn(TensorType::new(dtype, &[pairs.len()]), number))
         };
@@ -287,34 +270,10 @@ impl Cut {
 
     /// The pairs of blocks in which a query may see a key, by the lowest and highest places and segments of each block:
     /// numbers `first * count of others + second`, those that count in front; and how many they are.
-    fn found_pairs(&self, rows: &RowBlocks, outer: Outer) -> (Tensor, Tensor) {
+    fn found_pairs(&self, rows: &RowBlocks) -> (Tensor, Tensor) {
         let counts = self.counts();
-        let bounds = |pair: [Tensor; 2], axis: usize| {
-            let x = pair[axis];
-            let dims = [self.batch(), counts[axis], x.dim(1) / counts[axis]];
-            let by_block = x.reshape(dims);
-            // What fills a block counts for nothing: it is in no segment of its own side's tokens.
-            let is_token = rows.segments[axis].reshape(dims).greater(NO_SEGMENT + 1.0);
-            let low = is_token.select(by_block, f64::from(i32::MAX)).min([0, 2]);
-            let high = is_token.select(by_block, f64::from(i32::MIN)).max([0, 2]);
-            (low, high)
-        };
-        let dims = counts;
-        let row = |x: Tensor| x.expand(1).broadcast_to(dims);
-        let column = |x: Tensor| x.expand(0).broadcast_to(dims);
-        let [of_queries, of_keys] = [0, 1].map(|axis| bounds(rows.segments, axis));
-        let mut seen =
-            column(of_keys.0).less_equal(row(of_queries.1)) & row(of_queries.0).less_equal(column(of_keys.1));
-        let [of_queries, of_keys] = [0, 1].map(|axis| bounds(rows.places, axis));
-        if self.form.causal {
-            seen = seen & column(of_keys.0).less_equal(row(of_queries.1));
-        }
-        if let Some(window) = self.form.window {
-            // The lowest place of a query less the highest of a key: blocks without tokens are out already.
-            let distance = row(of_queries.0.minimum(1e9)) - column(of_keys.1.maximum(-1e9));
-            seen = seen & distance.less(window as f64);
-        }
-        let seen = if outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
+        let seen = Sight::new(self.form, rows.segments, rows.places, counts).some();
+        let seen = if self.outer == Outer::Queries { seen } else { seen.transpose([1, 0]) };
         true_places(seen.reshape([counts[0] * counts[1]]))
     }
 
@@ -335,7 +294,7 @@ impl Cut {
             // Of all.
             (zeros(self.dtype, [batch, kv_heads, groups, padded, width]), full(self.wide, of_all, LOWEST)),
         );
-        let (_, (mixed, log_total)) = self.run(rows, Outer::Queries, start, |(block, all), step| {
+        let (_, (mixed, log_total)) = self.run(rows, start, |(block, all), step| {
             let pair = self.pair(rows, step.at);
             let (scores, _) = self.scores(&pair);
             let begun = |x: Tensor, value: f64| {
@@ -364,7 +323,7 @@ impl Cut {
     /// Cotangents of queries, keys and values. Scores are computed again from the logarithms of their sums.
     fn backward(&self, rows: &RowBlocks, log_total: Tensor, flow: Tensor, ct: Tensor) -> [Tensor; 3] {
         let Blocks { queries, keys } = self.blocks;
-        let [log_total, flow, ct] = [log_total, flow, ct].map(|x| self.pad_queries(x, 3, 0.0));
+        let [log_total, flow, ct] = [log_total, flow, ct].map(|x| pad(x, 3, self.lengths()[0], 0.0));
         let empty = |x: Tensor, dtype: DType| zeros(dtype, x.dims());
         let block_of = |x: Tensor| {
             let mut dims = x.dims();
@@ -376,7 +335,7 @@ impl Cut {
             (block_of(rows.key), block_of(rows.value)),
             (empty(rows.query, self.wide), empty(rows.key, self.dtype), empty(rows.value, self.dtype)),
         );
-        let (_, (query_ct, key_ct, value_ct)) = self.run(rows, Outer::Keys, start, |(block, all), step| {
+        let (_, (query_ct, key_ct, value_ct)) = self.run(rows, start, |(block, all), step| {
             let pair = self.pair(rows, step.at);
             let (scores, slope) = self.scores(&pair);
             let [log_total, flow, ct] = [log_total, flow, ct].map(|x| x.dynamic_slice_along(3, step.at[0], queries));
@@ -406,9 +365,20 @@ impl Cut {
     }
 }
 
-/// Padded to whole blocks along an axis.
-fn pad(x: Tensor, axis: i32, block: usize, filling: f64) -> Tensor {
-    let size = x.dim(axis);
-    let missing = size.next_multiple_of(block) - size;
-    if missing == 0 { x } else { x.pad(axis, 0, missing as i64, filling) }
+/// The pairs of blocks in which a query sees a key of its own segment, where places are what their index says.
+fn known_pairs(form: AttentionForm, sizes: &AttentionSizes, blocks: Blocks, outer: Outer) -> Vec<[usize; 2]> {
+    let Blocks { queries, keys } = blocks;
+    let length = sizes.queries;
+    let of_queries = |block: usize| {
+        let (first, last) = (block * queries, ((block + 1) * queries).min(length));
+        // The first query of the block sees furthest back.
+        let from = form.window.map_or(0, |window| (first + 1).saturating_sub(window)) / keys;
+        let to = if form.causal { last } else { length };
+        (from..to.div_ceil(keys)).map(move |key_block| [block, key_block])
+    };
+    let mut pairs: Vec<[usize; 2]> = (0..length.div_ceil(queries)).flat_map(of_queries).collect();
+    if outer == Outer::Keys {
+        pairs.sort_unstable_by_key(|&[query_block, key_block]| [key_block, query_block]);
+    }
+    pairs
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{Kernels, OwnKernels, blockwise, grouped, mosaic};
-use crate::ir::{DType, Graph, GraphCopy, NodeRef, OpError, TensorType};
+use crate::ir::{Graph, GraphCopy, NodeRef, OpError, TensorType};
 use crate::ops::{KernelCall, KernelImplementation, Op, OpName};
-use crate::trace::{Tensor, TraceError, arange, zeros};
+use crate::trace::{Function, Tensor, TensorSpec, TraceError};
 
 /// An implementation for operands of some types.
 pub(super) struct Implementation {
@@ -15,6 +15,21 @@ pub(super) struct Implementation {
     /// How it works on them, for people.
     pub(super) how: String,
     pub(super) graph: Graph,
+}
+
+impl Implementation {
+    /// What a function of operands of these types computes; `name` is that of its graph.
+    pub(super) fn trace(
+        implementation: &'static str,
+        name: &str,
+        how: String,
+        types: &[TensorType],
+        f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+    ) -> Result<Implementation, TraceError> {
+        let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
+        let function = Function::trace(name, specs, |operands: Vec<Tensor>| f(&operands))?;
+        Ok(Implementation { implementation, how, graph: (**function.graph()).clone() })
+    }
 }
 
 /// What computes an op of a program.
@@ -113,7 +128,10 @@ impl Expansion<'_> {
                 None => blockwise::attention_gradient(op, types, self.kernels)?,
                 found => found,
             },
-            (Op::RaggedDot(op), types) => grouped::ragged_dot(op, types, self.kernels)?,
+            (Op::RaggedDot(op), types) => match mosaic::ragged_dot(op, types, self.kernels)? {
+                None => grouped::ragged_dot(op, types, self.kernels)?,
+                found => found,
+            },
             _ => None,
         };
         let found = match (&call, found) {
@@ -165,19 +183,6 @@ impl Expansion<'_> {
 
 /// The implementation that is the op itself, or its definition.
 const PLAIN: &str = "plain";
-
-/// The places where a vector is true, in order, and then zeros: `s32` of its length; and how many they are.
-///
-/// Each true element goes to the place that those before it leave. A sort would do as well, but XLA's partitioners end
-/// the process over sorts of vectors in a manual region: those of CPUs over one of several operands, that of TPUs over
-/// one of a single operand.
-pub(super) fn true_places(x: Tensor) -> (Tensor, Tensor) {
-    let count = x.dim(0);
-    let reach = x.convert(DType::S32).cumsum(0);
-    let place = x.select(reach - 1.0, count as f64);
-    let numbers = zeros(DType::S32, [count]).at(&[place]).set(arange(DType::S32, count));
-    (numbers, reach.max(..))
-}
 
 /// Whether an op has implementations to choose from.
 fn has_implementations(op: &Op) -> bool {

@@ -9,13 +9,12 @@
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
-use super::expand::{Implementation, true_places};
+use super::expand::Implementation;
+use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
 use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
-use crate::trace::{
-    DotOptions, Function, Tensor, TensorSpec, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros,
-};
+use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros};
 
 /// What computes a grouped product: none if the plain form is asked for, or faster.
 pub(super) fn ragged_dot(
@@ -24,17 +23,16 @@ pub(super) fn ragged_dot(
     kernels: &Kernels,
 ) -> Result<Option<Implementation>, TraceError> {
     let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
-    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-    let function = Function::trace("ragged_dot", specs, |operands: Vec<Tensor>| {
-        let groups = cut.groups(operands[2]);
-        match op.mode {
-            RaggedMode::Rows => cut.rows_product(operands[0], operands[1], &groups),
-            RaggedMode::Contracted => cut.contracted_product(operands[0], operands[1], &groups),
-        }
-    })?;
     let how = format!("blocks of {} rows, as many as the groups have", cut.block);
-    let implementation = ExpertsKernel::Blockwise.name();
-    Ok(Some(Implementation { implementation, how, graph: (**function.graph()).clone() }))
+    let found = Implementation::trace(ExpertsKernel::Blockwise.name(), "ragged_dot", how, types, |operands| {
+        let groups = cut.groups(operands[2]);
+        vec![match op.mode {
+            RaggedMode::Rows => cut.rows_product("mk,kn->mn", operands[0], operands[1], &groups),
+            RaggedMode::Transposed => cut.rows_product("mk,nk->mn", operands[0], operands[1], &groups),
+            RaggedMode::Contracted => cut.contracted_product(operands[0], operands[1], &groups),
+        }]
+    })?;
+    Ok(Some(found))
 }
 
 /// The groups of all parts, in the order of their matrices: `[batch, group, part]` as one dimension.
@@ -158,14 +156,16 @@ impl Cut {
         rows.dynamic_slice(&starts, [1, self.block, width]).reshape([self.block, width])
     }
 
-    /// Rows times the matrix of their group.
-    fn rows_product(&self, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
-        let (rows, matrices) = (self.rows(lhs), rhs.reshape(self.matrices()));
+    /// Rows times the matrix of their group, by the einsum of one product.
+    fn rows_product(&self, product: &str, lhs: Tensor, rhs: Tensor, groups: &Groups) -> Tensor {
+        let own = &rhs.dims()[rhs.rank() - 2..];
+        let matrices = rhs.reshape([&[self.batch * self.sizes.groups], own].concat());
+        let rows = self.rows(lhs);
         let columns = self.sizes.columns;
         let start = zeros(self.dtype, [self.batch * self.parts, self.sizes.rows, columns]);
         let result = self.run(groups, start, |result, visit| {
             let matrix = matrices.dynamic_index(0, visit.matrix);
-            let product = einsum_with("mk,kn->mn", &[self.block_of(rows, &visit), matrix], self.options);
+            let product = einsum_with(product, &[self.block_of(rows, &visit), matrix], self.options);
             let is_own = visit.is_own.broadcast_like(product, [0]);
             let block = is_own.select(product, self.block_of(result, &visit)).expand(0);
             result.dynamic_update_slice(block, &[visit.part, visit.first, zeros(DType::S32, [])])

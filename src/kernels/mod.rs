@@ -14,6 +14,7 @@
 //! | attention | [`AttentionKernel::Mosaic`] | TPU | nothing beside its operands and results |
 //! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
 //! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
+//! | grouped product | [`ExpertsKernel::Mosaic`] | TPU | nothing beside its operands and results |
 //!
 //! Kernels of one's own ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
 
@@ -21,7 +22,10 @@ mod blockwise;
 mod expand;
 mod grouped;
 mod mosaic;
+mod pad;
+mod sight;
 mod table;
+mod true_places;
 
 pub use expand::{KernelUse, expand};
 pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels, OwnKernels};

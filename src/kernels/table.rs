@@ -22,6 +22,8 @@ meshloom_hlo::words! {
         Plain = "plain",
         /// A loop over blocks of rows, each with the matrix of its group.
         Blockwise = "blockwise",
+        /// Kernels of ours for TPU, as Mosaic text. Products that they do not compute are computed blockwise.
+        Mosaic = "mosaic",
     }
 }
 
@@ -79,7 +81,9 @@ impl Kernels {
     pub fn on(platform: &Platform) -> Kernels {
         let portable = Kernels::portable(platform.kind());
         match platform.kind() {
-            PlatformKind::Tpu => Kernels { attention: AttentionKernel::Mosaic, ..portable },
+            PlatformKind::Tpu => {
+                Kernels { attention: AttentionKernel::Mosaic, experts: ExpertsKernel::Mosaic, ..portable }
+            }
             PlatformKind::Cpu | PlatformKind::Cuda => portable,
         }
     }

@@ -4,7 +4,8 @@
 //! group 0, and so on. Rows beyond the sum of the sizes belong to none. Sizes must not be negative; a group that would
 //! reach beyond the last row ends there.
 //!
-//! The two forms are each other's gradients, so the family is closed under differentiation.
+//! The three forms are each other's gradients, so the family is closed under differentiation, and no matrix is ever
+//! transposed.
 
 use smallvec::SmallVec;
 
@@ -19,15 +20,17 @@ use crate::hlo::proto;
 pub enum RaggedMode {
     /// `[m,k], [g,k,n] -> [m,n]`: each row times the matrix of its group; zero for a row of no group.
     Rows,
+    /// `[m,k], [g,n,k] -> [m,n]`: each row times the transposed matrix of its group; zero for a row of no group.
+    Transposed,
     /// `[m,k], [m,n] -> [g,k,n]`: for each group, the sum of the outer products of its rows; zero for an empty group.
     Contracted,
 }
 
-crate::ir::word_attribute!(RaggedMode { Rows = "rows", Contracted = "contracted" });
+crate::ir::word_attribute!(RaggedMode { Rows = "rows", Transposed = "transposed", Contracted = "contracted" });
 
 impl RaggedMode {
-    /// Both.
-    pub const ALL: [RaggedMode; 2] = [RaggedMode::Rows, RaggedMode::Contracted];
+    /// All of them.
+    pub const ALL: [RaggedMode; 3] = [RaggedMode::Rows, RaggedMode::Transposed, RaggedMode::Contracted];
 }
 
 /// `ragged-dot(lhs, rhs, group_sizes)`: a matrix product by groups of rows, see [`RaggedMode`]. The sizes are `[g]`, of
@@ -36,7 +39,7 @@ impl RaggedMode {
 /// All operands and the result have `batch_count` further leading dimensions. After those, everything but the matrices
 /// `[g,k,n]` has `block_count` dimensions more: blocks of rows, each divided into groups by sizes of its own, that
 /// share the matrices. So `Rows` is `[*batch,*blocks,m,k], [*batch,g,k,n], [*batch,*blocks,g] -> [*batch,*blocks,m,n]`,
-/// and `Contracted` sums over the blocks. They are the prefix dimensions of XLA's instruction
+/// `Transposed` the same with `[*batch,g,n,k]`, and `Contracted` sums over the blocks. They are the prefix dimensions of XLA's instruction
 /// (`RaggedDotDimensionNumbers`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedDot {
@@ -93,13 +96,13 @@ impl RaggedDot {
     /// The sizes of its dimensions, by the types of operands that it takes.
     pub fn sizes(&self, operands: &[&TensorType]) -> RaggedSizes {
         let (b, r) = (self.batch_count, self.leading_count());
-        let last = operands[1].rank() - 1;
+        let columns = operands[1].rank() - if self.mode == RaggedMode::Transposed { 2 } else { 1 };
         RaggedSizes {
             batch: Dims::from_slice(&operands[0].dims[..b]),
             blocks: Dims::from_slice(&operands[0].dims[b..r]),
             rows: operands[0].dims[r],
             inner: operands[0].dims[r + 1],
-            columns: operands[1].dims[last],
+            columns: operands[1].dims[columns],
             groups: operands[2].dims[r],
         }
     }
@@ -112,14 +115,6 @@ impl RaggedDot {
     /// The same op in another mode and type.
     fn other(&self, mode: RaggedMode, dtype: DType) -> RaggedDot {
         RaggedDot { mode, dtype, ..self.clone() }
-    }
-
-    /// Swaps the last two dimensions.
-    fn transposed(&self, builder: &mut GraphBuilder, x: Value) -> Result<Value, OpError> {
-        let rank = builder.ty(x).rank();
-        let mut permutation: SmallVec<[usize; 6]> = (0..rank).collect();
-        permutation.swap(rank - 2, rank - 1);
-        builder.transpose(x, &permutation)
     }
 }
 
@@ -137,7 +132,7 @@ impl Primitive for RaggedDot {
             let expected = "a signed integer type".to_owned();
             return Err(TypeError::DType { operand: 2, expected, found: groups.dtype });
         }
-        let rhs_rank = if self.mode == RaggedMode::Rows { b + 3 } else { r + 2 };
+        let rhs_rank = if self.mode == RaggedMode::Contracted { r + 2 } else { b + 3 };
         for (operand, (ty, rank)) in [(lhs, r + 2), (rhs, rhs_rank), (groups, r + 1)].into_iter().enumerate() {
             expect_rank(operand, ty, rank)?;
         }
@@ -147,6 +142,7 @@ impl Primitive for RaggedDot {
         let columns = sizes.of_blocks(&[sizes.rows, sizes.columns]);
         let (rhs_dims, dims) = match self.mode {
             RaggedMode::Rows => (matrices, columns),
+            RaggedMode::Transposed => (sizes.of_batch(&[sizes.groups, sizes.columns, sizes.inner]), columns),
             RaggedMode::Contracted => (columns, matrices),
         };
         expect_dims(1, rhs, &rhs_dims)?;
@@ -161,21 +157,16 @@ impl Primitive for RaggedDot {
         // As for a dot: products with a cotangent are made in the operands' own type.
         let dtype = context.operand_type(0).dtype;
         let ct = context.builder.convert(ct, dtype)?;
-        let rows = self.other(RaggedMode::Rows, dtype);
-        let builder = &mut *context.builder;
-        let (to_lhs, to_rhs): ([Value; 2], (RaggedDot, [Value; 2])) = match self.mode {
-            RaggedMode::Rows => {
-                let matrices = self.transposed(builder, rhs)?;
-                ([ct, matrices], (self.other(RaggedMode::Contracted, dtype), [lhs, ct]))
-            }
-            RaggedMode::Contracted => {
-                let matrices = self.transposed(builder, ct)?;
-                ([rhs, matrices], (rows.clone(), [lhs, ct]))
-            }
+        let [rows, transposed, contracted] = RaggedMode::ALL.map(|mode| self.other(mode, dtype));
+        let (to_lhs, to_rhs) = match self.mode {
+            RaggedMode::Rows => ((transposed, [ct, rhs]), (contracted, [lhs, ct])),
+            RaggedMode::Transposed => ((rows, [ct, rhs]), (contracted, [ct, lhs])),
+            RaggedMode::Contracted => ((transposed, [rhs, ct]), (rows, [lhs, ct])),
         };
-        context.set_with(0, |builder| builder.push1(rows, &[to_lhs[0], to_lhs[1], sizes]))?;
-        let (op, [left, right]) = to_rhs;
-        context.set_with(1, |builder| builder.push1(op, &[left, right, sizes]))
+        for (index, (op, [left, right])) in [to_lhs, to_rhs].into_iter().enumerate() {
+            context.set_with(index, |builder| builder.push1(op, &[left, right, sizes]))?;
+        }
+        Ok(())
     }
 
     rules!(jvp: linear);
@@ -191,7 +182,9 @@ impl Primitive for RaggedDot {
         for dim in b..r {
             let size = operands[0].dims[dim];
             match self.mode {
-                RaggedMode::Rows => rule.add(size, Parallel, &[(0, dim), (2, dim)], &[(0, dim)]),
+                RaggedMode::Rows | RaggedMode::Transposed => {
+                    rule.add(size, Parallel, &[(0, dim), (2, dim)], &[(0, dim)])
+                }
                 RaggedMode::Contracted => {
                     rule.add(size, Reduction(ReduceKind::Sum), &[(0, dim), (1, dim), (2, dim)], &[])
                 }
@@ -199,11 +192,12 @@ impl Primitive for RaggedDot {
         }
         let RaggedSizes { rows, inner, columns, groups, .. } = self.sizes(operands);
         match self.mode {
-            RaggedMode::Rows => {
+            RaggedMode::Rows | RaggedMode::Transposed => {
+                let is_transposed = usize::from(self.mode == RaggedMode::Transposed);
                 rule.add(rows, Replicated, &[(0, r)], &[(0, r)]);
                 rule.add(groups, Replicated, &[(1, b), (2, r)], &[]);
-                rule.add(inner, Reduction(ReduceKind::Sum), &[(0, r + 1), (1, b + 1)], &[]);
-                rule.add(columns, Parallel, &[(1, b + 2)], &[(0, r + 1)]);
+                rule.add(inner, Reduction(ReduceKind::Sum), &[(0, r + 1), (1, b + 1 + is_transposed)], &[]);
+                rule.add(columns, Parallel, &[(1, b + 2 - is_transposed)], &[(0, r + 1)]);
             }
             RaggedMode::Contracted => {
                 rule.add(rows, Replicated, &[(0, r), (1, r)], &[]);
@@ -257,6 +251,7 @@ impl Primitive for RaggedDot {
         let i64s = |axes: &[usize]| axes.iter().map(|&axis| axis as i64).collect::<Vec<i64>>();
         let (lhs_contract, rhs_contract) = match self.mode {
             RaggedMode::Rows => (i64s(&[r, r + 2]), i64s(&[b, b + 1])),
+            RaggedMode::Transposed => (i64s(&[r, r + 2]), i64s(&[b, b + 2])),
             RaggedMode::Contracted => (i64s(&[&blocks[..], &[r + 1]].concat()), i64s(&[&blocks[..], &[r]].concat())),
         };
         let numbers = proto::DotDimensionNumbers {

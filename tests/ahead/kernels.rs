@@ -51,6 +51,7 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
         window: has_options.then_some(700),
         softcap: has_options.then_some(30.0),
         segments: has_options,
+        places: false,
         sinks: has_options,
     }
 }
@@ -59,6 +60,8 @@ fn of_widths(dtype: DType, width: usize, value_width: usize, has_options: bool) 
 /// `MESHLOOM_EVERY_CASE=1` all.
 pub fn compile(target: &str) {
     attention(target, "attention without options", &of_widths(DType::BF16, 128, 128, false));
+    let placed = Attention { places: true, sinks: false, ..of_widths(DType::BF16, 128, 128, true) };
+    attention(target, "attention with places", &placed);
     let widths = [
         (DType::BF16, 192, 128),
         (DType::BF16, 64, 64),
@@ -75,7 +78,7 @@ pub fn compile(target: &str) {
     }
     let sizes = [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)];
     for (dtype, inner, columns) in some_of(sizes, 2) {
-        let blocks = grouped::Blocks::new(dtype, 4096, inner, columns, 8);
+        let blocks = grouped::Blocks::new(dtype, 4096, inner, columns, 8).expect("widths that can be cut");
         let of = Grouped { dtype, rows: 4096, inner, columns, groups: 8, blocks };
         let count = of.visit_count();
         for kernel in [of.by_rows(count, false), of.by_rows(count, true), of.by_groups(count)] {

@@ -55,6 +55,7 @@ fn trials() -> Vec<Trial> {
         .with_kind("cpu"),
         on("tpu", "grouped_products_copy_one_matrix", || programs::grouped_products("v5p:1x1x1", PlatformKind::Tpu)),
         on("cuda", "grouped_products_copy_one_matrix", || programs::grouped_products("h100:1x1x1", PlatformKind::Cuda)),
+        on("tpu", "a_decoder_by_kernels", || programs::a_decoder_by_kernels("v5p:2x2x1")),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
         on(
             "tpu",
@@ -74,7 +75,10 @@ fn trials() -> Vec<Trial> {
     }
     for target in ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"] {
         let kind = target.split(':').next().unwrap_or(target);
-        trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || kernels::compile(target)));
+        trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || {
+            kernels::compile(target);
+            programs::grouped_products_by_kernels(target);
+        }));
     }
     for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {
         trials.extend([

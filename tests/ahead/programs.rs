@@ -2,14 +2,15 @@
 
 use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit};
-use meshloom::hlo::proto::HloComputationProto;
+use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
-use meshloom::kernels::Kernels;
+use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{MoeConfig, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
-use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad};
+use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vmap};
+use meshloom_mosaic::CALL_TARGET;
 use meshloom_train::StepAhead;
 use support::configs::{NARROW, config, explicit_step};
 use support::devices::tpus;
@@ -83,6 +84,81 @@ pub fn grouped_products(target: &str, kind: PlatformKind) {
         let dims = instruction.shape.as_ref().map(|shape| &shape.dimensions[..]).unwrap_or_default();
         let is_copy = instruction.opcode.starts_with("copy") || instruction.opcode == "transpose";
         assert!(!is_copy || dims.first() != Some(&(GROUPS as i64)), "{target}: {}: {dims:?}", instruction.name);
+    }
+}
+
+/// A grouped product and its gradients by kernels, with the lists of what they visit.
+pub fn grouped_products_by_kernels(target: &str) {
+    const GROUPS: usize = 16;
+    for (dtype, inner, columns) in [(BF16, 512, 384), (F32, 96, 256)] {
+        let specs = (
+            TensorSpec::new(dtype, [2, 4096, inner]),
+            TensorSpec::new(dtype, [GROUPS, inner, columns]),
+            TensorSpec::new(S32, [2, GROUPS]),
+        );
+        let function = Function::trace("grouped", specs, |(rows, matrices, sizes)| {
+            value_and_grad((rows, matrices), |(rows, matrices)| {
+                let product = vmap((rows, sizes), |(rows, sizes)| ragged_dot(rows, matrices, sizes));
+                product.convert(F32).square().sum(..)
+            })
+        });
+        let kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
+        let options = LowerOptions { kernels, ..LowerOptions::default() };
+        let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
+        let topology = Topology::parse(target).expect("a topology");
+        let options = CompileOptions::default();
+        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
+        let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
+        let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+        assert_eq!(kernel_calls(&module), 3, "{target}: {dtype}: a product and two gradients");
+    }
+}
+
+fn kernel_calls(module: &HloModuleProto) -> usize {
+    let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
+    instructions.filter(|instruction| instruction.custom_call_target == CALL_TARGET).count()
+}
+
+/// A decoder with routed experts, whose devices have a part of the experts and of the sequence: attention and all
+/// products of experts are kernels, and what they visit is found when the program runs.
+pub fn a_decoder_by_kernels(target: &str) {
+    let sizes = [
+        "model.family=mixtral",
+        "model.layers=2",
+        "model.embed=256",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.head_dim=64",
+        "model.experts=8",
+        "model.experts_per_token=2",
+        "model.moe_mlp=128",
+        "model.seq=1024",
+        "train.batch=8",
+    ];
+    let topology = format!("target.topology={target}");
+    for (axes, more) in [
+        ("mesh.axes=fsdp=2,expert=2", "kernels.context=gather"),
+        ("mesh.axes=expert=2,context=2", "kernels.context=gather"),
+        ("mesh.axes=fsdp=2,context=2", "kernels.context=ring"),
+    ] {
+        let config = config(&[&sizes, &[axes, more, &topology]]);
+        let step = StepAhead::compile(&config, &Settings::default());
+        let step = step.unwrap_or_else(|error| panic!("{axes}, {more}: {error}"));
+        let kernels = &step.lowered.kernels;
+        let of_data = |used: &KernelUse| used.how.contains("that data say");
+        assert!(kernels.iter().all(|used| used.implementation == "mosaic"), "{axes}: {kernels:?}");
+        assert_eq!(kernels.iter().any(of_data), axes.contains("context"), "{axes}: {kernels:?}");
+        let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
+        // An attention and its two gradients; three products of experts, each with two gradients.
+        assert!(kernel_calls(&module) >= 3 + 9, "{axes}: {} kernels", kernel_calls(&module));
+        let is_product = |instruction: &&HloInstructionProto| ["dot", "convolution"].contains(&&instruction.opcode[..]);
+        for computation in &module.computations {
+            for product in computation.instructions.iter().filter(is_product) {
+                let dims = product.shape.as_ref().map(|shape| &shape.dimensions[..]).unwrap_or_default();
+                // A masked product of experts and its gradient would have their dimension, and attention its heads'.
+                assert!(dims.iter().filter(|&&size| size > 1).count() < 3, "{axes}: {}: {dims:?}", product.name);
+            }
+        }
     }
 }
 

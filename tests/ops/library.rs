@@ -189,11 +189,11 @@ fn grouped_product_of_blocks(mode: RaggedMode, operands: &[Tensor; 3]) -> Tensor
     let [lhs, rhs, sizes] = operands;
     let dtype = lhs.ty.dtype;
     let each = [0, 1].map(|index| {
-        let own = if mode == RaggedMode::Rows { rhs.clone() } else { block(rhs, index) };
+        let own = if mode == RaggedMode::Contracted { block(rhs, index) } else { rhs.clone() };
         grouped_product(mode, dtype, &block(lhs, index), &own, &block(sizes, index))
     });
     match mode {
-        RaggedMode::Rows => {
+        RaggedMode::Rows | RaggedMode::Transposed => {
             let values = [&each[0].values[..], &each[1].values].concat();
             Tensor::new(dtype, &[&[2], each[0].dims()].concat(), &values)
         }
@@ -207,10 +207,10 @@ fn grouped_product_of_blocks(mode: RaggedMode, operands: &[Tensor; 3]) -> Tensor
 /// A ragged dot without batch dimensions, by loops.
 fn grouped_product(mode: RaggedMode, dtype: DType, lhs: &Tensor, rhs: &Tensor, sizes: &Tensor) -> Tensor {
     let (rows, inner) = (lhs.dims()[0], lhs.dims()[1]);
-    let columns = *rhs.dims().last().expect("columns");
+    let columns = rhs.dims()[rhs.dims().len() - if mode == RaggedMode::Transposed { 2 } else { 1 }];
     let groups = sizes.values.len();
     let dims = match mode {
-        RaggedMode::Rows => vec![rows, columns],
+        RaggedMode::Rows | RaggedMode::Transposed => vec![rows, columns],
         RaggedMode::Contracted => vec![groups, inner, columns],
     };
     let mut group_of_row = Vec::new();
@@ -226,6 +226,9 @@ fn grouped_product(mode: RaggedMode, dtype: DType, lhs: &Tensor, rhs: &Tensor, s
                     RaggedMode::Rows => {
                         values[row * columns + n] += lhs.at(&[row, k]) * rhs.at(&[group, k, n]);
                     }
+                    RaggedMode::Transposed => {
+                        values[row * columns + n] += lhs.at(&[row, k]) * rhs.at(&[group, n, k]);
+                    }
                     RaggedMode::Contracted => {
                         values[(group * inner + k) * columns + n] += lhs.at(&[row, k]) * rhs.at(&[row, n]);
                     }
@@ -238,7 +241,11 @@ fn grouped_product(mode: RaggedMode, dtype: DType, lhs: &Tensor, rhs: &Tensor, s
 
 pub fn ragged_dot(mode: RaggedMode) -> Entry {
     let op = |dtype| ragged(mode, 0, dtype);
-    let name = if mode == RaggedMode::Rows { "ragged_dot_rows" } else { "ragged_dot_contracted" };
+    let name = match mode {
+        RaggedMode::Rows => "ragged_dot_rows",
+        RaggedMode::Transposed => "ragged_dot_transposed",
+        RaggedMode::Contracted => "ragged_dot_contracted",
+    };
     let entry = Entry::new(name);
     let mut entry = match mode {
         RaggedMode::Rows => entry
@@ -249,6 +256,15 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
             .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,4,3,2] s32[5,4]", "operand 1 must have 3 dimensions")
             .reject(op(F32), "f32[6,3] f32[4,5,2] s32[4]", "dimension 1 of operand 1 must have size 3, found 5")
             .reject(op(F32), "f32[6,3] f32[4,3,2] s32[5]", "dimension 0 of operand 1 must have size 5, found 4")
+            .reject(op(F32), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2"),
+        RaggedMode::Transposed => entry
+            .accept(op(F32), "f32[6,3] f32[4,2,3] s32[4] -> f32[6,2]")
+            .accept(ragged(mode, 1, F32), "bf16[5,6,3] bf16[5,4,2,3] s32[5,4] -> f32[5,6,2]")
+            .accept(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[4,2,3] s32[5,4] -> f32[5,6,2]")
+            .accept(ragged_blocks(mode, 1, F32), "f32[7,5,6,3] f32[7,4,2,3] s32[7,5,4] -> f32[7,5,6,2]")
+            .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,4,2,3] s32[5,4]", "operand 1 must have 3 dimensions")
+            .reject(op(F32), "f32[6,3] f32[4,2,5] s32[4]", "dimension 2 of operand 1 must have size 3, found 5")
+            .reject(op(F32), "f32[6,3] f32[4,2,3] s32[5]", "dimension 0 of operand 1 must have size 5, found 4")
             .reject(op(F32), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2"),
         RaggedMode::Contracted => entry
             .accept(op(F32), "f32[6,3] f32[6,2] s32[4] -> f32[4,3,2]")
@@ -264,7 +280,11 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
         .reject(op(S32), "f32[6,3] f32[4,3,2] s32[4]", "a floating-point type that can be accumulated in s32")
         .reject(op(F32), "f32[6,3] f32[4,3,2] u32[4]", "the element type of operand 2 must be a signed integer type")
         .reject(ragged(mode, 1, F32), "f32[5,6,3] f32[4,4,3,2] s32[5,4]", "must have");
-    let rhs_dims: &[usize] = if mode == RaggedMode::Rows { &[4, 3, 2] } else { &[6, 2] };
+    let rhs_dims: &[usize] = match mode {
+        RaggedMode::Rows => &[4, 3, 2],
+        RaggedMode::Transposed => &[4, 2, 3],
+        RaggedMode::Contracted => &[6, 2],
+    };
     // Whole numbers, whose products and sums every type holds.
     let whole = |dtype, dims: &[usize]| random(S32, dims, -3.0, 4.0).with_dtype(dtype);
     // Full, short, with empty groups, and one that reaches too far.
@@ -289,7 +309,7 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
     let batched = |dims: &[usize]| f64s(&[&[2], dims].concat());
     let sizes = Tensor::new(S32, &[2, 4], &[1.0, 2.0, 0.0, 3.0, 2.0, 0.0, 1.0, 1.0]);
     // Blocks of rows share the matrices; of columns there are as many as of rows.
-    let of_blocks = |x: Tensor, y: Tensor| if mode == RaggedMode::Rows { x } else { y };
+    let of_blocks = |x: Tensor, y: Tensor| if mode == RaggedMode::Contracted { y } else { x };
     for dtype in [F32, BF16] {
         let rhs = of_blocks(whole(dtype, rhs_dims), whole(dtype, &[2, 6, 2]));
         let operands = [whole(dtype, &[2, 6, 3]), rhs, sizes.clone()];

@@ -17,6 +17,7 @@ const NEEDED: [(&str, &[&str]); 11] = [
     ("train.schedule=wsd", &["train.decay_steps=20"]),
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
     ("kernels.context_order=", &["mesh.axes=data=2,context=4"]),
+    ("kernels.experts=mosaic", &["target.platform=tpu"]),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
 

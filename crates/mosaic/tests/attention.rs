@@ -4,9 +4,12 @@ mod support;
 
 use meshloom_hlo::DType;
 use meshloom_mosaic::KernelError;
-use meshloom_mosaic::attention::{Attention, Blocks, LOWEST, Order, Pairs};
+use meshloom_mosaic::attention::{Attention, Blocks, EDGE, LOWEST, Order, Pairs};
 use meshloom_mosaic::interpret::{Array, run};
 use support::{Random, assert_near, bound, distance};
+
+/// How much longer lists are than the pairs that count.
+const SPARE: usize = 2;
 
 /// An attention of one block of each, without options.
 fn plain(dtype: DType, queries: usize, keys: usize) -> Attention {
@@ -25,6 +28,7 @@ fn plain(dtype: DType, queries: usize, keys: usize) -> Attention {
         window: None,
         softcap: None,
         segments: false,
+        places: false,
         sinks: false,
     }
 }
@@ -40,6 +44,8 @@ struct Input {
     sinks: Vec<f64>,
     /// The place of the first token of each block of queries and of keys.
     starts: [Vec<i32>; 2],
+    /// The place of each token of queries and of keys, all rows alike.
+    places: [Vec<i32>; 2],
 }
 
 impl Input {
@@ -61,7 +67,17 @@ impl Input {
         };
         let segments = [segments(of.queries, 0), segments(of.keys, 1)];
         let sinks = random.array(DType::F32, &[of.heads]).data().to_vec();
-        Input { query, key, value, cotangent, segments, sinks, starts: of.starts() }
+        let input =
+            Input { query, key, value, cotangent, segments, sinks, starts: of.starts(), places: [vec![], vec![]] };
+        let starts = of.starts();
+        input.starting_at(of, starts)
+    }
+
+    /// With other first places of blocks.
+    fn starting_at(mut self, of: &Attention, starts: [Vec<i32>; 2]) -> Input {
+        self.places = [Input::places(&starts[0], of.blocks.query), Input::places(&starts[1], of.blocks.key)];
+        self.starts = starts;
+        self
     }
 
     fn places(starts: &[i32], block: usize) -> Vec<i32> {
@@ -69,20 +85,47 @@ impl Input {
     }
 
     fn pairs(&self, of: &Attention, order: Order) -> Pairs {
+        if of.places {
+            return Input::all_pairs(of, order);
+        }
         of.pairs(&self.starts[0], &self.starts[1], order).expect("pairs")
     }
 
     /// What all kernels take first.
     fn operands(&self, of: &Attention, pairs: &Pairs) -> Vec<Array> {
-        let lists = [&pairs.query_block, &pairs.key_block, &pairs.flags, &self.starts[0], &self.starts[1]];
-        let mut operands: Vec<Array> = lists.into_iter().map(|list| Array::scalars(list)).collect();
+        let mut operands = Vec::new();
+        let mut lists = [&pairs.query_block, &pairs.key_block, &pairs.flags].map(Clone::clone).to_vec();
+        if of.places {
+            operands.push(Array::new(DType::S32, &[], &[pairs.len() as f64]).expect("a count"));
+            // What stands behind the pairs that count would leave the arrays.
+            lists.iter_mut().for_each(|list| list.extend([i32::MAX; SPARE]));
+        } else {
+            lists.extend(self.starts.clone());
+        }
+        operands.extend(lists.iter().map(|list| Array::scalars(list)));
         operands.extend([&self.query, &self.key, &self.value].map(Array::clone));
+        let dims = [[of.batch, 1, of.queries], [of.batch, of.keys, 1]];
+        let mut of_tokens = |numbers: &[Vec<f64>; 2]| {
+            let arrays = dims.iter().zip(numbers).map(|(dims, data)| Array::new(DType::S32, dims, data));
+            operands.extend(arrays.map(|array| array.expect("numbers of tokens")));
+        };
         if of.segments {
-            let dims = [[of.batch, 1, of.queries], [of.batch, of.keys, 1]];
-            let arrays = dims.iter().zip(&self.segments).map(|(dims, data)| Array::new(DType::S32, dims, data));
-            operands.extend(arrays.map(|array| array.expect("segments")));
+            of_tokens(&self.segments);
+        }
+        if of.places {
+            let of_all = |places: &Vec<i32>| places.repeat(of.batch).into_iter().map(f64::from).collect();
+            of_tokens(&[of_all(&self.places[0]), of_all(&self.places[1])]);
         }
         operands
+    }
+
+    /// All pairs of blocks, with the flags that are right whatever the places are.
+    fn all_pairs(of: &Attention, order: Order) -> Pairs {
+        let blind = Attention { causal: false, window: None, ..of.clone() };
+        let [query, key] = of.starts();
+        let mut pairs = blind.pairs(&query, &key, order).expect("pairs");
+        pairs.flags.iter_mut().for_each(|flags| *flags |= EDGE);
+        pairs
     }
 }
 
@@ -97,7 +140,7 @@ struct Output {
 /// Attention written down plainly, in `f64`.
 fn reference(of: &Attention, input: &Input) -> Output {
     let (width, value_width) = (of.width, of.value_width);
-    let places = [Input::places(&input.starts[0], of.blocks.query), Input::places(&input.starts[1], of.blocks.key)];
+    let places = &input.places;
     let [query, key, value, given] = [&input.query, &input.key, &input.value, &input.cotangent].map(Array::data);
     let mut output = Output {
         mixed: vec![0.0; given.len()],
@@ -153,7 +196,8 @@ fn add(sums: &mut [f64], numbers: &[f64], factor: f64) {
 /// Runs the three kernels, the gradient on what the forward pass gave.
 fn kernels(of: &Attention, input: &Input) -> Vec<Array> {
     let pairs = input.pairs(of, Order::Queries);
-    let forward = of.forward(pairs.len()).expect("a kernel");
+    let length = |pairs: &Pairs| pairs.len() + if of.places { SPARE } else { 0 };
+    let forward = of.forward(length(&pairs)).expect("a kernel");
     let mut operands = input.operands(of, &pairs);
     if of.sinks {
         operands.push(Array::new(DType::F32, &[of.heads, 1, 1], &input.sinks).expect("sinks"));
@@ -166,8 +210,8 @@ fn kernels(of: &Attention, input: &Input) -> Vec<Array> {
     for order in [Order::Queries, Order::Keys] {
         let pairs = input.pairs(of, order);
         let kernel = match order {
-            Order::Queries => of.backward_queries(pairs.len()),
-            Order::Keys => of.backward_keys(pairs.len()),
+            Order::Queries => of.backward_queries(length(&pairs)),
+            Order::Keys => of.backward_keys(length(&pairs)),
         };
         let operands: Vec<Array> = input.operands(of, &pairs).into_iter().chain(given.clone()).collect();
         let kernel = kernel.expect("a kernel");
@@ -294,7 +338,27 @@ fn blocks_in_another_order() {
     for (causal, window) in [(true, None), (true, Some(200)), (false, Some(200))] {
         let of = Attention { causal, window, kv_heads: 1, ..plain(DType::F32, 256, 512) };
         let starts = [vec![0, 384], vec![0, 384, 128, 256]];
-        check_input("another order", &of, &Input { starts, ..Input::new(&of, 5) });
+        check_input("another order", &of, &Input::new(&of, 5).starting_at(&of, starts));
+    }
+}
+
+/// The place of each token is an operand: here any, several tokens at one place.
+#[test]
+fn places_that_are_data() {
+    let random = &mut Random::new(9);
+    for dtype in BOTH {
+        for (causal, window, segments) in [
+            (true, None, false),
+            (true, Some(200), true),
+            (false, Some(50), false),
+            (false, None, true),
+            (true, Some(9999), false),
+        ] {
+            let of = Attention { causal, window, segments, batch: 2, heads: 4, places: true, ..plain(dtype, 256, 384) };
+            let mut input = Input::new(&of, 5);
+            input.places = [of.queries, of.keys].map(|count| (0..count).map(|_| random.below(400) as i32).collect());
+            check_input("places", &of, &input);
+        }
     }
 }
 
@@ -302,14 +366,14 @@ fn blocks_in_another_order() {
 #[test]
 fn blocks_that_see_nothing_are_written() {
     let of = Attention { causal: true, ..plain(DType::F32, 256, 256) };
-    let input = Input { starts: [vec![0, 128], vec![1000, 64]], ..Input::new(&of, 5) };
+    let input = Input::new(&of, 5).starting_at(&of, [vec![0, 128], vec![1000, 64]]);
     let pairs = input.pairs(&of, Order::Queries);
     assert_eq!(
         (&pairs.query_block[..], &pairs.key_block[..], &pairs.flags[..]),
         (&[0, 1][..], &[1, 1][..], &[15, 15][..])
     );
     check_input("blocks that see nothing", &of, &input);
-    let input = Input { starts: [vec![0, 128], vec![1000, 2000]], ..input };
+    let input = input.starting_at(&of, [vec![0, 128], vec![1000, 2000]]);
     let results = kernels(&of, &input);
     for index in [0, 2, 3, 4] {
         assert!(results[index].data().iter().all(|&number| number == 0.0));

@@ -20,9 +20,16 @@ fn group_of(bounds: &[i32], row: usize) -> Option<usize> {
     bounds.windows(2).position(|range| (range[0]..range[1]).contains(&(row as i32)))
 }
 
-fn run(kernel: &Kernel, visits: &Visits, bounds: &[i32], arrays: [&Array; 2]) -> Array {
-    let lists = [&visits.row_block[..], &visits.group, &visits.flags, bounds].map(Array::scalars);
-    let operands: Vec<Array> = lists.into_iter().chain(arrays.map(Array::clone)).collect();
+/// What stands behind the visits that count would leave the arrays.
+fn run(kernel: &Kernel, visits: &Visits, arrays: [&Array; 2]) -> Array {
+    let Visits { count, row_block, group, start, end, flags } = visits;
+    let list = |numbers: &Vec<i32>| {
+        let (counted, rest) = numbers.split_at(*count);
+        Array::scalars(&[counted, &vec![i32::MAX; rest.len()]].concat())
+    };
+    let count = Array::new(DType::S32, &[], &[*count as f64]).expect("a count");
+    let lists = [row_block, group, start, end, flags].map(list);
+    let operands: Vec<Array> = [count].into_iter().chain(lists).chain(arrays.map(Array::clone)).collect();
     let mut results = kernel.interpret(&operands).unwrap_or_else(|error| panic!("{error}"));
     results.remove(0)
 }
@@ -53,7 +60,7 @@ fn check(of: &Grouped, bounds: &[i32]) {
     assert_eq!(visits.flags.len(), count);
     for (matrices, transposed) in [(&matrices, false), (&exchanged, true)] {
         let kernel = of.by_rows(count, transposed).expect("a kernel");
-        let result = run(&kernel, &visits, bounds, [&lhs, matrices]);
+        let result = run(&kernel, &visits, [&lhs, matrices]);
         assert_near(&format!("{of:?} by rows, {bounds:?}, transposed {transposed}"), &result, &by_rows, bound);
         for row in (0..rows).filter(|&row| group_of(bounds, row).is_none()) {
             assert!(result.data()[row * columns..][..columns].iter().all(|&x| x == 0.0), "row {row} of no group");
@@ -61,7 +68,7 @@ fn check(of: &Grouped, bounds: &[i32]) {
     }
     let visits = of.group_visits(bounds).expect("visits");
     assert_eq!(visits.flags.len(), count);
-    let result = run(&of.by_groups(count).expect("a kernel"), &visits, bounds, [&lhs, &rhs]);
+    let result = run(&of.by_groups(count).expect("a kernel"), &visits, [&lhs, &rhs]);
     assert_near(&format!("{of:?} by groups, {bounds:?}"), &result, &by_groups, bound);
 }
 
@@ -137,7 +144,7 @@ fn nothing_passes_between_groups() {
     };
     let visits = of.group_visits(&bounds).expect("visits");
     let kernel = of.by_groups(of.visit_count()).expect("a kernel");
-    let result = run(&kernel, &visits, &bounds, [&with_nan(1), &with_nan(2)]);
+    let result = run(&kernel, &visits, [&with_nan(1), &with_nan(2)]);
     assert!(result.data().iter().all(|number| number.is_finite()));
 }
 
@@ -146,12 +153,16 @@ fn visits_are_listed_by_block_and_by_group() {
     let of = grouped(DType::F32, 48, 16, 16, 3);
     let bounds = [0, 20, 20, 30];
     let visits = of.row_visits(&bounds).expect("visits");
-    assert_eq!(visits.row_block, [0, 1, 1, 2, 2, 2, 2]);
-    assert_eq!(visits.group, [0, 0, 2, 2, 2, 2, 2]);
+    assert_eq!(visits.count, 4);
+    assert_eq!(visits.row_block, [0, 1, 1, 2, 0, 0, 0]);
+    assert_eq!(visits.group, [0, 0, 2, 2, 0, 0, 0]);
+    assert_eq!(visits.start, [0, 0, 20, 0, 0, 0, 0]);
+    assert_eq!(visits.end, [20, 20, 30, 0, 0, 0, 0]);
     assert_eq!(visits.flags, [7, 5, 6, 3, 0, 0, 0]);
     let visits = of.group_visits(&bounds).expect("visits");
-    assert_eq!(visits.row_block, [0, 1, 1, 1, 1, 1, 1]);
-    assert_eq!(visits.group, [0, 0, 1, 2, 2, 2, 2]);
+    assert_eq!(visits.count, 4);
+    assert_eq!(visits.row_block, [0, 1, 1, 1, 0, 0, 0]);
+    assert_eq!(visits.group, [0, 0, 1, 2, 0, 0, 0]);
     assert_eq!(visits.flags, [5, 6, 3, 7, 0, 0, 0]);
 }
 
@@ -171,6 +182,15 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(error, Err(KernelError::Tiles { operand: "lhs", axis: 1, size: 96, tile: 128 }));
     let empty = Grouped { groups: 0, ..of.clone() };
     assert!(matches!(empty.by_rows(4, false), Err(KernelError::Range { .. })));
-    assert_eq!(Blocks::new(DType::BF16, 8192, 2880, 64, 8), Blocks { rows: 512, inner: 512, columns: 64 });
-    assert_eq!(Blocks::new(DType::F32, 8192, 1024, 384, 64), Blocks { rows: 128, inner: 256, columns: 128 });
+}
+
+/// Matrices are cut without padding; a width that cannot be is not one for the kernels.
+#[test]
+fn blocks_divide_matrices() {
+    let blocks = |rows, inner, columns| Some(Blocks { rows, inner, columns });
+    assert_eq!(Blocks::new(DType::BF16, 8192, 2048, 64, 8), blocks(512, 512, 64));
+    assert_eq!(Blocks::new(DType::BF16, 8192, 1408, 768, 8), blocks(512, 128, 384));
+    assert_eq!(Blocks::new(DType::F32, 8192, 1024, 384, 64), blocks(128, 256, 128));
+    assert_eq!(Blocks::new(DType::F32, 48, 100, 384, 64), blocks(48, 100, 128));
+    assert_eq!(Blocks::new(DType::BF16, 8192, 2880, 64, 8), None);
 }

@@ -244,6 +244,7 @@ impl RunConfig {
                 config::ExpertsChoice::Auto => auto.experts,
                 config::ExpertsChoice::Plain => ExpertsKernel::Plain,
                 config::ExpertsChoice::Blockwise => ExpertsKernel::Blockwise,
+                config::ExpertsChoice::Mosaic => ExpertsKernel::Mosaic,
             },
             ..auto
         }

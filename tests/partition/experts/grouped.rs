@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType::{BF16, F32, S32};
+use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
 use meshloom::nn::MoeConfig;
@@ -14,6 +14,7 @@ use meshloom::trace::{Function, Tensor, TensorSpec, ragged_dot, value_and_grad, 
 
 use super::meshes::{config, loss_and_gradients, random_mesh};
 use support::experts::*;
+use support::interpret::interpret;
 use support::random::Random;
 
 /// Sizes of a grouped product whose rows are in parts.
@@ -139,6 +140,81 @@ fn batches_and_parts() {
 fn narrow_numbers() {
     let product = Product { batch: 2, parts: 2, rows: 96, inner: 16, columns: 8, groups: 3 };
     check(product, &[40, 7, 49, 0, 96, 0], 8, BF16, 4e-3);
+}
+
+/// Grouped products by kernels for TPU.
+const MOSAIC: Kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
+
+/// Kernels for TPU, with all that stands around them: their text is interpreted.
+fn interpreted(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };
+    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
+    let count = lowered.kernels.iter().filter(|used| used.op == "ragged-dot").count();
+    assert!(count >= 3, "a product and two gradients: {count}");
+    interpret(lowered.emitted(), inputs).iter().map(Literal::to_f64_vec).collect()
+}
+
+#[test]
+fn by_mosaic_kernels() {
+    let several = Product { rows: 300, inner: 16, columns: 8, ..ONE };
+    let cases: [(Product, &[i32]); 14] = [
+        (ONE, &[3, 9, 1, 11]),
+        (ONE, &[0, 0, 0, 0]),
+        (Product { rows: 1, ..ONE }, &[0, 1, 0, 0]),
+        // Several blocks of rows; empty groups; all rows of one.
+        (several, &[100, 0, 28, 172]),
+        (several, &[0, 300, 0, 0]),
+        (several, &[0, 0, 0, 300]),
+        // Rows of no group, also whole blocks of them; a group that would reach beyond the last row.
+        (several, &[0, 1, 0, 2]),
+        (several, &[0, 0, 0, 0]),
+        (several, &[5, 128, 0, 0]),
+        (several, &[128, 128, 999, 7]),
+        (Product { groups: 1, ..several }, &[130]),
+        // Several blocks of everything.
+        (Product { rows: 256, inner: 384, columns: 512, groups: 2, ..ONE }, &[200, 40]),
+        // Matrices for each entry of a batch, and parts that share them.
+        (Product { batch: 2, parts: 3, rows: 70, groups: 2, ..ONE }, &[30, 20, 70, 0, 0, 0, 0, 70, 1, 2, 69, 9]),
+        (Product { parts: 4, rows: 128, groups: 3, ..ONE }, &[0, 0, 128, 0, 9, 0, 0, 0, 0, 50, 50, 28]),
+    ];
+    for (product, sizes) in cases {
+        let (graph, inputs) = (product.graph(F32), product.inputs(sizes, F32, 3));
+        let expected = run_with(&graph, PLAIN, &inputs);
+        check_equal(&format!("{product:?}, groups of {sizes:?}"), &interpreted(&graph, &inputs), &expected, 1e-5);
+    }
+    let product = Product { rows: 160, inner: 32, columns: 16, ..ONE };
+    let (graph, inputs) = (product.graph(BF16), product.inputs(&[40, 7, 49, 0], BF16, 3));
+    let expected = run_with(&graph, PLAIN, &inputs);
+    check_equal("bf16", &interpreted(&graph, &inputs), &expected, 4e-3);
+}
+
+/// Types that the kernels do not have, and matrices that they would have to copy, are multiplied in loops.
+#[test]
+fn what_mosaic_kernels_do_not_compute() {
+    let wide = Product { rows: 2048, inner: 513, columns: 8, ..ONE };
+    for (product, dtype) in [(wide, BF16), (Product { rows: 2048, ..ONE }, F16)] {
+        let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };
+        let lowered = lower(&product.graph(dtype), &options).unwrap_or_else(|error| panic!("{error}"));
+        assert!(lowered.kernels.iter().all(|used| used.implementation == "blockwise"), "{:?}", lowered.kernels);
+    }
+}
+
+/// A block of experts by kernels, in one group of experts and in several, over all tokens and parts of them.
+#[test]
+fn experts_by_mosaic_kernels() {
+    let plain = experts(8, 3);
+    let reference = with_gradients(&plain, ROWS, meshloom::nn::moe);
+    let inputs = random_inputs(&reference, 5);
+    let expected = run_with(&reference, PLAIN, &inputs);
+    for (batch_parts, sequence_parts, expert_groups) in [(1, 1, 1), (2, 1, 2)] {
+        let config = MoeConfig { batch_parts, sequence_parts, expert_groups, ..plain.clone() };
+        let options = LowerOptions { kernels: MOSAIC, ..LowerOptions::default() };
+        let lowered = lower(&with_gradients(&config, ROWS, meshloom::nn::moe), &options).expect("it lowers");
+        assert!(lowered.kernels.iter().all(|used| used.implementation == "mosaic"), "{:?}", lowered.kernels);
+        let found = interpret(lowered.emitted(), &inputs).iter().map(Literal::to_f64_vec).collect::<Vec<_>>();
+        check_equal(&format!("{config:?}"), &found, &expected, 1e-5);
+    }
 }
 
 /// Where blocks are chosen: large products are looped over.

@@ -2,7 +2,8 @@
 
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
-    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, Reduce, ReduceKind, Scatter, Threefry,
+    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, Reduce, ReduceKind, Scatter, Sort,
+    Threefry,
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
@@ -19,6 +20,8 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         }
         Op::Threefry(_) => threefry(operands, types),
         Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => mosaic(op, operands),
+        Op::TopK(op) => top_k(op.k, operands[0], types),
+        Op::Sort(op) => sort(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::AttentionGradient(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
         Op::KernelCall(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),
@@ -29,6 +32,43 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
             vec![found.unwrap_or_else(|| panic!("{} is not interpreted", op.name()))]
         }
     }
+}
+
+/// The greatest elements of the last dimension, and where they are.
+fn top_k(k: usize, operand: &Literal, types: &[&TensorType]) -> Vec<Literal> {
+    let numbers = operand.to_f64_vec();
+    let size = operand.ty().dims.last().copied().unwrap_or(1);
+    let places = numbers.chunks(size).flat_map(|row| {
+        let mut places: Vec<usize> = (0..size).collect();
+        places.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+        places.truncate(k);
+        places
+    });
+    let places: Vec<usize> = places.collect();
+    let number = |index: usize| numbers[index / k * size + places[index]];
+    vec![Literal::from_fn(types[0].clone(), number), Literal::from_fn(types[1].clone(), |index| places[index] as f64)]
+}
+
+/// Operands in the order of the first ones, of equal ones as they are.
+fn sort(op: &Sort, operands: &[&Literal]) -> Vec<Literal> {
+    let dims = &operands[0].ty().dims;
+    let (size, stride) = (dims[op.axis], dims[op.axis + 1..].iter().product::<usize>());
+    let numbers: Vec<Vec<f64>> = operands.iter().map(|operand| operand.to_f64_vec()).collect();
+    let mut sorted = numbers.clone();
+    for start in (0..numbers[0].len()).filter(|index| index / stride % size == 0) {
+        let mut places: Vec<usize> = (0..size).map(|index| start + index * stride).collect();
+        places.sort_by(|&a, &b| {
+            let [a, b] = if op.descending { [b, a] } else { [a, b] };
+            let orders = numbers[..op.key_count].iter().map(|keys| keys[a].total_cmp(&keys[b]));
+            orders.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
+        });
+        for (sorted, numbers) in sorted.iter_mut().zip(&numbers) {
+            places.iter().enumerate().for_each(|(index, &place)| sorted[start + index * stride] = numbers[place]);
+        }
+    }
+    let literal =
+        |(numbers, operand): (&Vec<f64>, &&Literal)| Literal::from_fn(operand.ty().clone(), |index| numbers[index]);
+    sorted.iter().zip(operands).map(literal).collect()
 }
 
 /// What an op's definition in other ops makes of its operands.

@@ -8,6 +8,10 @@
 //! The list is an operand, so devices may have different ones of the same length. [`Attention::pairs`] makes it on the
 //! host from the places of the first token of each block. Within a block, places go up by one.
 //!
+//! With [`Attention::places`], the place of each token is an operand instead, and how many pairs of the list are
+//! visited is one more. So a device may make the list when the program runs. What stands behind the pairs that are
+//! visited is not read.
+//!
 //! Each pair has flags: [`FIRST`] and [`LAST`] of the pairs of the block that the list is sorted by, [`COMPUTE`] if
 //! there is something to see, [`EDGE`] if places hide something. Every block that the list is sorted by must occur,
 //! else its result is never written. Pairs without flags that repeat the blocks of the pair before cost next to
@@ -19,14 +23,17 @@
 //!
 //! | operand | type | of |
 //! |---|---|---|
+//! | `count` | `s32[]`, at least 1 | all, with [`Attention::places`] |
 //! | `query_block`, `key_block`, `flags` | `s32[pairs]` | all |
-//! | `query_start` | `s32[T / query block]` | all |
-//! | `key_start` | `s32[S / key block]` | all |
+//! | `query_start` | `s32[T / query block]` | all, without [`Attention::places`] |
+//! | `key_start` | `s32[S / key block]` | all, without [`Attention::places`] |
 //! | `query` | `[batch, heads, T, width]` | all |
 //! | `key` | `[batch, kv_heads, S, width]` | all |
 //! | `value` | `[batch, kv_heads, S, value_width]` | all |
 //! | `query_segments` | `s32[batch, 1, T]` | all, with [`Attention::segments`] |
 //! | `key_segments` | `s32[batch, S, 1]` | all, with [`Attention::segments`] |
+//! | `query_places` | `s32[batch, 1, T]` | all, with [`Attention::places`] |
+//! | `key_places` | `s32[batch, S, 1]` | all, with [`Attention::places`] |
 //! | `sinks` | `f32[heads, 1, 1]` | forward, with [`Attention::sinks`] |
 //! | `cotangent` | that of `mixed` | backward |
 //! | `log_total`, `flow` | `f32[batch, heads, 1, T]` | backward |
@@ -56,7 +63,9 @@ mod pairs;
 
 use meshloom_hlo::DType;
 
-use crate::text::{Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, Value, Window};
+use crate::text::{
+    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window,
+};
 use crate::{Cost, KernelError};
 
 pub use pairs::{COMPUTE, EDGE, FIRST, LAST, Order, Pairs};
@@ -139,22 +148,20 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// Whether there are segments.
     pub segments: bool,
+    /// Whether the place of each token is an operand, and the number of pairs with it. Else places go up by one from
+    /// the first token of each block.
+    pub places: bool,
     /// Whether each head has one more score, which weighs no value.
     pub sinks: bool,
 }
 
 impl Attention {
+    /// The longest list of pairs that scalar memory holds with [`Attention::places`].
+    pub const MOST_PAIRS: usize = SCALAR_LIMIT / 3;
+
     /// Query heads that share a key head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads.max(1)
-    }
-
-    fn element(&self) -> Result<Element, KernelError> {
-        match self.dtype {
-            DType::BF16 => Ok(Element::Bf16),
-            DType::F32 => Ok(Element::F32),
-            other => Err(KernelError::Element { element: other.name() }),
-        }
     }
 
     fn check(&self) -> Result<(), KernelError> {
@@ -228,6 +235,7 @@ struct Call<'a> {
     key: Argument,
     value: Argument,
     segments: Option<[Argument; 2]>,
+    places: Option<[Argument; 2]>,
 }
 
 /// The prefetched scalars.
@@ -236,8 +244,8 @@ struct Lists {
     query_block: Argument,
     key_block: Argument,
     flags: Argument,
-    query_start: Argument,
-    key_start: Argument,
+    /// The places of the first tokens of blocks of queries and of keys, if they say all places.
+    starts: Option<[Argument; 2]>,
 }
 
 /// What is computed of a pair of blocks, `[keys, queries]`.
@@ -252,17 +260,18 @@ impl<'a> Call<'a> {
     /// The kernel with the operands that all have.
     fn new(of: &'a Attention, name: &'static str, order: Order, pairs: usize) -> Result<Call<'a>, KernelError> {
         of.check()?;
-        let element = of.element()?;
+        let element = Element::of(of.dtype)?;
         let group_size = of.group();
         let (parallel, sequential) = (Axis::Parallel, Axis::Sequential);
+        let of_pairs = if of.places { Axis::Counted(pairs) } else { Axis::Sequential(pairs) };
         let (grid, axes) = match order {
             Order::Queries => {
-                let grid = [parallel(of.batch), parallel(of.kv_heads), parallel(group_size), sequential(pairs)];
+                let grid = [parallel(of.batch), parallel(of.kv_heads), parallel(group_size), of_pairs];
                 (grid, Axes { group: 2, pair: 3, group_size })
             }
             // A block of keys adds up all queries of all heads that share it.
             Order::Keys => {
-                let grid = [parallel(of.batch), parallel(of.kv_heads), sequential(pairs), sequential(group_size)];
+                let grid = [parallel(of.batch), parallel(of.kv_heads), of_pairs, sequential(group_size)];
                 (grid, Axes { group: 3, pair: 2, group_size })
             }
         };
@@ -271,14 +280,18 @@ impl<'a> Call<'a> {
             query_block: program.scalars("query_block", pairs),
             key_block: program.scalars("key_block", pairs),
             flags: program.scalars("flags", pairs),
-            query_start: program.scalars("query_start", of.queries / of.blocks.query),
-            key_start: program.scalars("key_start", of.keys / of.blocks.key),
+            starts: (!of.places).then(|| {
+                let counts = [of.queries / of.blocks.query, of.keys / of.blocks.key];
+                [program.scalars("query_start", counts[0]), program.scalars("key_start", counts[1])]
+            }),
         };
         let query = program.input(by_query(of, axes, lists, "query", element, of.width));
         let key = program.input(by_key(of, axes, lists, "key", element, of.width));
         let value = program.input(by_key(of, axes, lists, "value", element, of.value_width));
-        let segments = of.segments.then(|| segment_windows(of, axes, lists).map(|window| program.input(window)));
-        Ok(Call { of, element, axes, program, lists, query, key, value, segments })
+        let mut of_tokens = |names| token_windows(of, axes, lists, names).map(|window| program.input(window));
+        let segments = of.segments.then(|| of_tokens(["query_segments", "key_segments"]));
+        let places = of.places.then(|| of_tokens(["query_places", "key_places"]));
+        Ok(Call { of, element, axes, program, lists, query, key, value, segments, places })
     }
 
     /// A window on an array of queries.
@@ -326,12 +339,14 @@ struct Step<'a> {
     lists: Lists,
     operands: [Argument; 3],
     segments: Option<[Argument; 2]>,
+    places: Option<[Argument; 2]>,
 }
 
 impl<'a> Step<'a> {
     fn new(call: &Call<'a>) -> Step<'a> {
         let operands = [call.query, call.key, call.value];
-        Step { of: call.of, axes: call.axes, lists: call.lists, operands, segments: call.segments }
+        let Call { of, axes, lists, segments, places, .. } = *call;
+        Step { of, axes, lists, operands, segments, places }
     }
 
     fn dims(&self) -> [usize; 2] {
@@ -391,16 +406,21 @@ impl<'a> Step<'a> {
 
     /// How many places each query stands behind each key, `i32`.
     fn distance(&self, b: &mut Body, refs: &Refs) -> Value {
-        let Lists { query_block, key_block, query_start, key_start, .. } = self.lists;
-        let start = |b: &mut Body, list, starts| {
-            let block = self.axes.block(b, &refs.grid, list);
-            b.scalar(&refs[starts], &block)
+        let apart = self.lists.starts.map(|[query_start, key_start]| {
+            let start = |b: &mut Body, list, starts| {
+                let block = self.axes.block(b, &refs.grid, list);
+                b.scalar(&refs[starts], &block)
+            };
+            let Lists { query_block, key_block, .. } = self.lists;
+            let (query, key) = (start(b, query_block, query_start), start(b, key_block, key_start));
+            b.sub(&query, &key)
+        });
+        let [key, query] = match self.places {
+            Some([query, key]) => [key, query].map(|places| b.load(&refs[places])),
+            None => [0, 1].map(|dimension| b.iota(&self.dims(), dimension)),
         };
-        let (query, key) = (start(b, query_block, query_start), start(b, key_block, key_start));
-        let apart = b.sub(&query, &key);
-        let [key, query] = [0, 1].map(|dimension| b.iota(&self.dims(), dimension));
         let within = b.sub(&query, &key);
-        b.add(&within, &apart)
+        apart.map_or_else(|| within.clone(), |apart| b.add(&within, &apart))
     }
 }
 
@@ -420,15 +440,15 @@ fn by_key(of: &Attention, axes: Axes, lists: Lists, name: &'static str, element:
     })
 }
 
-/// Windows on the segments of queries, a row, and of keys, a column: so they meet as the scores do.
-fn segment_windows(of: &Attention, axes: Axes, lists: Lists) -> [Window; 2] {
+/// Windows on a number for each token: of queries a row, and of keys a column, so they meet as the scores do.
+fn token_windows(of: &Attention, axes: Axes, lists: Lists, names: [&'static str; 2]) -> [Window; 2] {
     let (query, key) = (of.blocks.query, of.blocks.key);
     [
-        Window::new("query_segments", Element::I32, &[of.batch, 1, of.queries], &[1, 1, query], move |b, grid| {
+        Window::new(names[0], Element::I32, &[of.batch, 1, of.queries], &[1, 1, query], move |b, grid| {
             let (block, zero) = (axes.block(b, grid, lists.query_block), b.int(0));
             vec![grid.axes[0].clone(), zero, block]
         }),
-        Window::new("key_segments", Element::I32, &[of.batch, of.keys, 1], &[1, key, 1], move |b, grid| {
+        Window::new(names[1], Element::I32, &[of.batch, of.keys, 1], &[1, key, 1], move |b, grid| {
             let (block, zero) = (axes.block(b, grid, lists.key_block), b.int(0));
             vec![grid.axes[0].clone(), block, zero]
         }),

@@ -1,12 +1,14 @@
 //! Products of matrices over groups of rows: what routed experts need.
 //!
-//! Rows lie sorted by group: group `g` has the rows from `bounds[g]` to `bounds[g + 1]`. Groups may be empty, and need
-//! not be made of whole blocks. Rows before `bounds[0]` and from `bounds[groups]` on are in no group.
+//! Rows lie sorted by group. Groups may be empty, need not be made of whole blocks, and rows between them may be in
+//! none.
 //!
 //! # Which blocks are computed
-//! A kernel goes through a list of visits, in scalar memory: a block of rows and a group that has rows in it. The list
-//! is an operand, so it may be computed on the device from the sizes of the groups; its length [`Grouped::visit_count`]
-//! is enough for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host.
+//! A kernel goes through a list of visits, in scalar memory: a block of rows and a group, with the rows from `start` to
+//! `end` that the group has, in this block or others. The list is an operand, and so is how many visits of it count. So
+//! it may be computed on the device from the sizes of the groups; [`Grouped::visit_count`] is a length that is enough
+//! for all sizes. [`Grouped::row_visits`] and [`Grouped::group_visits`] make it on the host. What stands behind the
+//! visits that count is not read.
 //!
 //! | flag | [`Grouped::by_rows`] | [`Grouped::by_groups`] |
 //! |---|---|---|
@@ -17,15 +19,15 @@
 //! Visits of [`Grouped::by_rows`] are sorted by block. Every block must be visited: one without rows of any group has a
 //! visit with [`FIRST`] alone, so that **rows of no group are zero**. Visits of [`Grouped::by_groups`] are sorted by
 //! group. Every group must be visited: an empty one has a visit with [`FIRST`] and [`LAST`], so that its matrix is
-//! zero. Visits without flags that repeat the block and group before fill the list.
+//! zero. A group may have rows in several places: each has visits of its own.
 //!
 //! # Operands and results
 //! All are row-major.
 //!
 //! | operand | type | of |
 //! |---|---|---|
-//! | `row_block`, `group`, `flags` | `s32[visits]` | both |
-//! | `bounds` | `s32[groups + 1]` | both |
+//! | `count` | `s32[]`, at least 1 | both |
+//! | `row_block`, `group`, `start`, `end`, `flags` | `s32[visits]` | both |
 //! | `lhs` | `[rows, inner]` | both |
 //! | `matrices` | `[groups, inner, columns]`, or `[groups, columns, inner]` if transposed | by rows |
 //! | `rhs` | `[rows, columns]` | by groups |
@@ -40,7 +42,9 @@ mod visits;
 
 use meshloom_hlo::DType;
 
-use crate::text::{Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, Value, Window, Written};
+use crate::text::{
+    Argument, Axis, Body, Comparison, Element, Grid, Product, Program, Refs, SCALAR_LIMIT, Value, Window, Written,
+};
 use crate::{Cost, Kernel, KernelError};
 
 pub use visits::{COMPUTE, FIRST, LAST, Visits};
@@ -57,24 +61,24 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks that both kernels compile with for every TPU from v4 on. Where a dimension is not a multiple of its
-    /// block, it must be padded to one.
-    pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Blocks {
+    /// Blocks that both kernels compile with for every TPU from v4 on. Rows must be padded to whole blocks. Matrices
+    /// are not: that would copy them. So there are none where a width is large and not a multiple of 128.
+    pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Option<Blocks> {
         let limit = if dtype == DType::BF16 { 512 } else { 256 };
         // A block is computed once for each group in it, so blocks should not be larger than groups.
         let of_group = rows / groups.max(1);
         let fitting = [512, 256].into_iter().find(|&size| size <= limit && size <= of_group);
-        Blocks { rows: fitting.unwrap_or(128).min(rows), inner: block(limit, inner), columns: block(limit, columns) }
+        let rows = fitting.unwrap_or(128).min(rows);
+        Some(Blocks { rows, inner: block(limit, inner)?, columns: block(limit, columns)? })
     }
 }
 
-/// A whole dimension, if it is small; else the multiple of 128 that pads it least, and of several the largest.
-fn block(limit: usize, size: usize) -> usize {
+/// A whole dimension, if it is small; else the greatest multiple of 128 that divides it.
+fn block(limit: usize, size: usize) -> Option<usize> {
     if size <= limit {
-        return size;
+        return Some(size);
     }
-    let sizes = (limit / 2..=limit).rev().filter(|block| block % 128 == 0);
-    sizes.min_by_key(|block| size.next_multiple_of(*block)).unwrap_or(limit)
+    (128..=limit).rev().find(|block| block % 128 == 0 && size.is_multiple_of(*block))
 }
 
 /// Products over groups of rows whose kernels can be written. See the [module](self) for operands and results.
@@ -99,17 +103,19 @@ pub struct Grouped {
 struct Lists {
     row_block: Argument,
     group: Argument,
+    start: Argument,
+    end: Argument,
     flags: Argument,
-    bounds: Argument,
 }
 
 impl Lists {
-    fn new(of: &Grouped, program: &mut Program, visits: usize) -> Lists {
+    fn new(program: &mut Program, visits: usize) -> Lists {
         Lists {
             row_block: program.scalars("row_block", visits),
             group: program.scalars("group", visits),
+            start: program.scalars("start", visits),
+            end: program.scalars("end", visits),
             flags: program.scalars("flags", visits),
-            bounds: program.scalars("bounds", of.groups + 1),
         }
     }
 }
@@ -135,13 +141,8 @@ fn window(name: &'static str, element: Element, dims: &[usize], block: &[usize],
 }
 
 impl Grouped {
-    fn element(&self) -> Result<Element, KernelError> {
-        match self.dtype {
-            DType::BF16 => Ok(Element::Bf16),
-            DType::F32 => Ok(Element::F32),
-            other => Err(KernelError::Element { element: other.name() }),
-        }
-    }
+    /// The longest list of visits that scalar memory holds.
+    pub const MOST_VISITS: usize = SCALAR_LIMIT / 5;
 
     fn check(&self) -> Result<(), KernelError> {
         let Blocks { rows, inner, columns } = self.blocks;
@@ -166,11 +167,11 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_rows(&self, visits: usize, transposed: bool) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (self.element()?, self.blocks);
+        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (steps, column_blocks) = (self.inner / inner, self.columns / columns);
-        let grid = [Axis::Parallel(column_blocks), Axis::Sequential(visits), Axis::Sequential(steps)];
+        let grid = [Axis::Parallel(column_blocks), Axis::Counted(visits), Axis::Sequential(steps)];
         let mut program = Program::new("grouped_by_rows", &grid);
-        let lists = Lists::new(self, &mut program, visits);
+        let lists = Lists::new(&mut program, visits);
         let (row, group) = (BlockOf::List(lists.row_block, 1), BlockOf::List(lists.group, 1));
         let (column, step) = (BlockOf::Axis(0), BlockOf::Axis(2));
         let lhs = program.input(window("lhs", element, &[self.rows, self.inner], &[rows, inner], &[row, step]));
@@ -223,11 +224,11 @@ impl Grouped {
     /// [`KernelError`] where shapes and blocks do not fit.
     pub fn by_groups(&self, visits: usize) -> Result<Kernel, KernelError> {
         self.check()?;
-        let (element, Blocks { rows, inner, columns }) = (self.element()?, self.blocks);
+        let (element, Blocks { rows, inner, columns }) = (Element::of(self.dtype)?, self.blocks);
         let (inner_blocks, column_blocks) = (self.inner / inner, self.columns / columns);
-        let grid = [Axis::Parallel(inner_blocks), Axis::Parallel(column_blocks), Axis::Sequential(visits)];
+        let grid = [Axis::Parallel(inner_blocks), Axis::Parallel(column_blocks), Axis::Counted(visits)];
         let mut program = Program::new("grouped_by_groups", &grid);
-        let lists = Lists::new(self, &mut program, visits);
+        let lists = Lists::new(&mut program, visits);
         let (row, group) = (BlockOf::List(lists.row_block, 2), BlockOf::List(lists.group, 2));
         let (of_inner, column) = (BlockOf::Axis(0), BlockOf::Axis(1));
         let lhs = program.input(window("lhs", element, &[self.rows, self.inner], &[rows, inner], &[row, of_inner]));
@@ -262,10 +263,8 @@ impl Grouped {
     /// The rows of a block that belong to the visit's group, as `i1[rows, width]`. `axis` is the grid's axis of visits.
     fn own_rows(&self, b: &mut Body, refs: &Refs, lists: Lists, axis: usize, width: usize) -> Value {
         let visit = &refs.grid.axes[axis];
-        let (block, group) = (b.scalar(&refs[lists.row_block], visit), b.scalar(&refs[lists.group], visit));
-        let (size, one) = (b.int(self.blocks.rows as i32), b.int(1));
-        let next = b.add(&group, &one);
-        let (start, end) = (b.scalar(&refs[lists.bounds], &group), b.scalar(&refs[lists.bounds], &next));
+        let [block, start, end] = [lists.row_block, lists.start, lists.end].map(|list| b.scalar(&refs[list], visit));
+        let size = b.int(self.blocks.rows as i32);
         let first = b.mul(&block, &size);
         let (start, end) = (b.sub(&start, &first), b.sub(&end, &first));
         let row = b.iota(&[self.blocks.rows, width], 0);

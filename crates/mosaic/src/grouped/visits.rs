@@ -13,27 +13,34 @@ pub const COMPUTE: i32 = 4;
 /// A list of visits, as the kernels take it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visits {
+    /// How many count.
+    pub count: usize,
     /// The block of rows of each visit.
     pub row_block: Vec<i32>,
     /// The group of each visit.
     pub group: Vec<i32>,
+    /// The first row of each visit's group.
+    pub start: Vec<i32>,
+    /// The row behind the last of each visit's group.
+    pub end: Vec<i32>,
     /// The flags of each visit.
     pub flags: Vec<i32>,
 }
 
 impl Visits {
-    fn push(&mut self, row_block: i32, group: i32, flags: i32) {
+    fn push(&mut self, row_block: i32, group: usize, rows: &[i32], flags: i32) {
+        self.count += 1;
         self.row_block.push(row_block);
-        self.group.push(group);
+        self.group.push(group as i32);
+        self.start.push(rows[0]);
+        self.end.push(rows[1]);
         self.flags.push(flags);
     }
 
-    /// Repeats the last visit without its flags.
-    fn pad(&mut self, count: usize) {
-        while let (Some(&block), Some(&group)) = (self.row_block.last(), self.group.last())
-            && self.flags.len() < count
-        {
-            self.push(block, group, 0);
+    /// Fills the lists with zeros.
+    fn pad(&mut self, length: usize) {
+        for list in [&mut self.row_block, &mut self.group, &mut self.start, &mut self.end, &mut self.flags] {
+            list.resize(length, 0);
         }
     }
 }
@@ -45,7 +52,9 @@ impl Grouped {
         self.rows / self.blocks.rows.max(1) + self.groups + 1
     }
 
-    /// The visits of [`Grouped::by_rows`], [`Grouped::visit_count`] of them.
+    /// The visits of [`Grouped::by_rows`], in lists of [`Grouped::visit_count`].
+    ///
+    /// Group `g` has the rows from `bounds[g]` to `bounds[g + 1]`.
     ///
     /// # Errors
     /// [`KernelError::Count`] and [`KernelError::Range`] if `bounds` are not those of groups of these rows.
@@ -56,13 +65,13 @@ impl Grouped {
             let first = visits.flags.len();
             for (group, range) in bounds.windows(2).enumerate() {
                 if self.meets(block, range[0], range[1]) {
-                    visits.push(block, group as i32, COMPUTE);
+                    visits.push(block, group, range, COMPUTE);
                 }
             }
             if visits.flags.len() == first {
                 // The matrix that is at hand already.
-                let group = visits.group.last().copied().unwrap_or(0);
-                visits.push(block, group, 0);
+                let group = visits.group.last().map_or(0, |&group| group as usize);
+                visits.push(block, group, &[0, 0], 0);
             }
             let last = visits.flags.len() - 1;
             visits.flags[first] |= FIRST;
@@ -72,7 +81,7 @@ impl Grouped {
         Ok(visits)
     }
 
-    /// The visits of [`Grouped::by_groups`], [`Grouped::visit_count`] of them.
+    /// The visits of [`Grouped::by_groups`], in lists of [`Grouped::visit_count`].
     ///
     /// # Errors
     /// As for [`Grouped::row_visits`].
@@ -82,11 +91,11 @@ impl Grouped {
         for (group, range) in bounds.windows(2).enumerate() {
             let first = visits.flags.len();
             for block in (0..self.block_count()).filter(|&block| self.meets(block, range[0], range[1])) {
-                visits.push(block, group as i32, COMPUTE);
+                visits.push(block, group, range, COMPUTE);
             }
             if visits.flags.len() == first {
                 let block = visits.row_block.last().copied().unwrap_or(0);
-                visits.push(block, group as i32, 0);
+                visits.push(block, group, range, 0);
             }
             let last = visits.flags.len() - 1;
             visits.flags[first] |= FIRST;

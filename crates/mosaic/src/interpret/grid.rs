@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use meshloom_hlo::TensorType;
+use meshloom_hlo::{DType, TensorType};
 
 use super::InterpretError;
 use super::ops::Frame;
@@ -79,7 +79,7 @@ fn count(function: &Function, name: &str) -> Result<usize, InterpretError> {
 pub(super) fn run(module: &Module, operands: &[Array], results: &[TensorType]) -> Result<Vec<Array>, InterpretError> {
     let kernel = module.functions.iter().find(|function| function.attributes.contains_key("iteration_bounds"));
     let kernel = kernel.ok_or_else(|| call("no function has a grid"))?;
-    let bounds = attribute(kernel, "iteration_bounds")?.counts().ok_or_else(|| call("the grid is not fixed"))?;
+    let (bounds, operands) = grid(attribute(kernel, "iteration_bounds")?, operands)?;
     if bounds.contains(&0) {
         return Err(call("a grid without steps"));
     }
@@ -118,6 +118,23 @@ pub(super) fn run(module: &Module, operands: &[Array], results: &[TensorType]) -
     }
     windows.iter_mut().for_each(Window::write_back);
     Ok(windows.into_iter().filter(|window| window.is_result).map(|window| window.array).collect())
+}
+
+/// The sizes of the grid, of which operands say those that are not known, and the other operands.
+fn grid<'a>(bounds: &Attribute, operands: &'a [Array]) -> Result<(Vec<usize>, &'a [Array]), InterpretError> {
+    let bounds = bounds.bounds().ok_or_else(|| call("the bounds of the grid are no numbers"))?;
+    let unknown = bounds.iter().filter(|bound| bound.is_none()).count();
+    let (counts, rest) = operands.split_at_checked(unknown).ok_or_else(|| call("the grid needs more counts"))?;
+    let count = |array: &Array| match array.data() {
+        &[number] if array.ty().rank() == 0 && array.ty().dtype == DType::S32 && number >= 0.0 => Ok(number as usize),
+        _ => Err(call(format!("{:?}{:?} {:?} for a count", array.ty().dtype, array.ty().dims, array.data()))),
+    };
+    let mut counts = counts.iter();
+    let known = |bound: Option<usize>| match bound {
+        Some(size) => Ok(size),
+        None => counts.next().map_or_else(|| Err(call("the grid needs more counts")), count),
+    };
+    Ok((bounds.into_iter().map(known).collect::<Result<_, _>>()?, rest))
 }
 
 fn scalars(ty: &Type, array: &Array) -> Result<Value, InterpretError> {

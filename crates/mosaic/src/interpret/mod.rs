@@ -48,8 +48,8 @@ pub enum InterpretError {
 
 meshloom_hlo::debug_is_message!(InterpretError);
 
-/// Runs the module of a kernel on whole arrays. Operands are prefetched scalars, then inputs. What no step writes is
-/// NaN.
+/// Runs the module of a kernel on whole arrays. Operands are the counts of a grid, prefetched scalars, then inputs.
+/// What no step writes is NaN.
 ///
 /// # Errors
 /// [`InterpretError`] if the text is not understood, does not fit the operands, or leaves its blocks.

@@ -62,6 +62,16 @@ impl Attribute {
         if let Attribute::List(list) = self { Some(list) } else { None }
     }
 
+    /// The sizes of a grid; none for those that operands say.
+    pub fn bounds(&self) -> Option<Vec<Option<usize>>> {
+        let bound = |attribute: &Attribute| match attribute {
+            Attribute::Number(number) if *number >= 0.0 => Some(Some(*number as usize)),
+            Attribute::Number(number) if *number == i64::MIN as f64 => Some(None),
+            _ => None,
+        };
+        self.list()?.iter().map(bound).collect()
+    }
+
     /// A list of numbers that count something.
     pub fn counts(&self) -> Option<Vec<usize>> {
         let count = |attribute: &Attribute| match attribute {

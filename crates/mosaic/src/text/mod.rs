@@ -14,7 +14,10 @@ use std::fmt;
 
 use meshloom_hlo::{DType, Dims};
 
+use crate::KernelError;
+
 pub use body::{Body, Comparison, Product, Reduction, Value};
+pub(crate) use program::SCALAR_LIMIT;
 pub use program::{Argument, Axis, Grid, Program, Refs, Scratch, Window, Written};
 
 /// The version of the dialect that is written: that of JAX for a TPU of unknown libtpu.
@@ -61,9 +64,13 @@ impl Element {
         }
     }
 
-    /// The type of an element of HLO; `None` if kernels have none such.
-    pub fn of(dtype: DType) -> Option<Element> {
-        Element::ALL.into_iter().find(|element| element.dtype() == Some(dtype))
+    /// The type of an element of HLO that kernels multiply: `bf16` or `f32`.
+    ///
+    /// # Errors
+    /// [`KernelError::Element`] for any other.
+    pub fn of(dtype: DType) -> Result<Element, KernelError> {
+        let found = Element::ALL.into_iter().find(|element| element.is_float() && element.dtype() == Some(dtype));
+        found.ok_or(KernelError::Element { element: dtype.name() })
     }
 
     /// Whether it is a floating-point type.

@@ -10,7 +10,7 @@ use super::{Body, Element, Space, Type, VERSION, Value};
 use crate::{KernelError, Operand};
 
 /// The most numbers that scalar memory holds for a kernel: 1 MiB, less what libtpu keeps there.
-const SCALAR_LIMIT: usize = 250_000;
+pub(crate) const SCALAR_LIMIT: usize = 250_000;
 
 /// The size of one dimension of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,19 +19,32 @@ pub enum Axis {
     Parallel(usize),
     /// Steps that go in order, and may go on with the results of those before.
     Sequential(usize),
+    /// As [`Axis::Sequential`], of which an operand says how many there are: at least one, and at most so many.
+    Counted(usize),
 }
+
+/// How MLIR writes a bound that is not known.
+const DYNAMIC: i64 = i64::MIN;
 
 impl Axis {
     const fn size(self) -> usize {
         match self {
-            Axis::Parallel(size) | Axis::Sequential(size) => size,
+            Axis::Parallel(size) | Axis::Sequential(size) | Axis::Counted(size) => size,
+        }
+    }
+
+    /// The bound in the text.
+    const fn bound(self) -> i64 {
+        match self {
+            Axis::Parallel(size) | Axis::Sequential(size) => size as i64,
+            Axis::Counted(_) => DYNAMIC,
         }
     }
 
     const fn semantics(self) -> &'static str {
         match self {
             Axis::Parallel(_) => "#tpu.dimension_semantics<parallel>",
-            Axis::Sequential(_) => "#tpu.dimension_semantics<arbitrary>",
+            Axis::Sequential(_) | Axis::Counted(_) => "#tpu.dimension_semantics<arbitrary>",
         }
     }
 }
@@ -145,8 +158,8 @@ impl fmt::Debug for Window {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scratch(pub Element, pub Dims);
 
-/// A kernel without its body. The order of operands is: scalars, then inputs, each in the order in which they were
-/// added.
+/// A kernel without its body. The order of operands is: the counts of [`Axis::Counted`], each `s32[]`, then scalars,
+/// then inputs, each in the order in which they were added.
 #[derive(Debug)]
 pub struct Program {
     name: &'static str,
@@ -219,10 +232,14 @@ impl Program {
             text,
             "\"builtin.module\"() ({{\n{functions}}}) {{stable_mosaic.version = {VERSION} : i64}} : () -> ()\n"
         );
+        let counted = self.grid.iter().filter(|axis| matches!(axis, Axis::Counted(_)));
+        let counts = counted.map(|_| ("count", Element::I32, Dims::new()));
         let scalars = self.scalars.iter().map(|(name, element, count)| (*name, *element, Dims::from_slice(&[*count])));
         let inputs = self.inputs.iter().map(|window| (window.name, window.element, window.dims.clone()));
-        let operands =
-            scalars.chain(inputs).map(|(name, element, dims)| Ok(Operand { name, ty: tensor(element, dims)? }));
+        let operands = counts
+            .chain(scalars)
+            .chain(inputs)
+            .map(|(name, element, dims)| Ok(Operand { name, ty: tensor(element, dims)? }));
         let results = self.outputs.iter().map(|window| tensor(window.element, window.dims.clone()));
         Ok(Written {
             text,
@@ -277,7 +294,7 @@ impl Program {
     /// The attributes of the kernel's function.
     fn attributes(&self) -> String {
         let join = |texts: Vec<String>| texts.join(", ");
-        let bounds = join(self.grid.iter().map(|axis| axis.size().to_string()).collect());
+        let bounds = join(self.grid.iter().map(|axis| axis.bound().to_string()).collect());
         let semantics = join(self.grid.iter().map(|axis| axis.semantics().to_owned()).collect());
         let window = |window: &Window| {
             let block = join(window.block.iter().map(usize::to_string).collect());

@@ -263,6 +263,8 @@ choice! {
         Plain = "plain",
         /// A loop over blocks of rows.
         Blockwise = "blockwise",
+        /// Kernels of ours, on TPU.
+        Mosaic = "mosaic",
     }
 }
 

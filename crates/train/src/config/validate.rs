@@ -2,7 +2,10 @@
 
 use super::error::{ConfigError, invalid, invalid_described};
 use super::placement::{Placement, Split};
-use super::{AttentionChoice, CheckpointConfig, DilocoConfig, RateSchedule, RuleSource, RunConfig, TrainConfig};
+use super::{
+    AttentionChoice, CheckpointConfig, DilocoConfig, ExpertsChoice, KernelsConfig, RateSchedule, RuleSource, RunConfig,
+    TrainConfig,
+};
 use crate::data::Mixture;
 use meshloom::hlo::suggest::did_you_mean;
 use meshloom::ir::Name;
@@ -42,15 +45,20 @@ impl RunConfig {
     }
 
     fn validate_kernels(&self) -> Checked {
-        let attention = self.kernels.attention;
-        match self.platform_kind() {
-            Ok(PlatformKind::Tpu) => Ok(()),
-            Ok(kind) if attention == AttentionChoice::Mosaic => {
+        let KernelsConfig { attention, experts, .. } = self.kernels;
+        let choices = [
+            ("kernels.attention", attention.name(), attention == AttentionChoice::Mosaic),
+            ("kernels.experts", experts.name(), experts == ExpertsChoice::Mosaic),
+        ];
+        let mosaic = choices.into_iter().find(|(.., is_mosaic)| *is_mosaic);
+        match (self.platform_kind(), mosaic) {
+            (Ok(PlatformKind::Tpu), _) | (_, None) => Ok(()),
+            (Ok(kind), Some((key, choice, _))) => {
                 let reason = format!("its kernels are for TPUs, but the platform is {kind}");
-                Err(invalid("kernels.attention", attention.name(), &reason).because(["target.platform"]))
+                Err(invalid(key, choice, &reason).because(["target.platform"]))
             }
             // Which platform has devices shows when the program runs.
-            Ok(_) | Err(_) => Ok(()),
+            (Err(_), _) => Ok(()),
         }
     }
 

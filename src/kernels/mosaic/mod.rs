@@ -1,0 +1,37 @@
+//! Kernels of ours for TPU, written as Mosaic text.
+
+mod attention;
+mod grouped;
+
+use meshloom_mosaic::{CALL_TARGET, Kernel, KernelError};
+
+pub(super) use attention::{attention, attention_gradient};
+pub(super) use grouped::ragged_dot;
+
+use crate::ir::{DType, Literal, Name, TensorType};
+use crate::ops::{CustomCall, CustomCallApi};
+use crate::trace::{Tensor, TraceError, constant, custom_call};
+
+/// The results of a kernel.
+fn run(kernel: &Kernel, operands: &[Tensor]) -> Vec<Tensor> {
+    let call = CustomCall {
+        target: Name::new(CALL_TARGET),
+        results: kernel.results.clone().into(),
+        config: kernel.config(),
+        api: CustomCallApi::Original,
+        has_side_effect: false,
+        aliases: Box::default(),
+    };
+    custom_call(call, operands)
+}
+
+/// Prefetched scalars that are known: a constant `s32`.
+fn list(numbers: &[i32]) -> Tensor {
+    let ty = TensorType::new(DType::S32, &[numbers.len()]);
+    constant(Literal::from_fn(ty, |index| f64::from(numbers[index])))
+}
+
+/// Why a kernel that a key of run configs asks for cannot be written.
+fn refused(key: &str, error: &KernelError) -> TraceError {
+    TraceError::other(format!("{key} = \"mosaic\": {error}; choose another with {key}"))
+}
