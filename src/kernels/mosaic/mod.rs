@@ -8,20 +8,13 @@ use meshloom_mosaic::{CALL_TARGET, Kernel, KernelError};
 pub(super) use attention::{attention, attention_gradient};
 pub(super) use grouped::ragged_dot;
 
-use crate::ir::{DType, Literal, Name, TensorType};
-use crate::ops::{CustomCall, CustomCallApi};
+use crate::ir::{DType, Literal, TensorType};
+use crate::ops::CustomCall;
 use crate::trace::{Tensor, TraceError, constant, custom_call};
 
 /// The results of a kernel.
 fn run(kernel: &Kernel, operands: &[Tensor]) -> Vec<Tensor> {
-    let call = CustomCall {
-        target: Name::new(CALL_TARGET),
-        results: kernel.results.clone().into(),
-        config: kernel.config(),
-        api: CustomCallApi::Original,
-        has_side_effect: false,
-        aliases: Box::default(),
-    };
+    let call = CustomCall { config: kernel.config(), ..CustomCall::new(CALL_TARGET, kernel.results.clone()) };
     custom_call(call, operands)
 }
 
