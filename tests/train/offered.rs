@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 10] = [
+const NEEDED: [(&str, &[&str]); 11] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -16,6 +16,10 @@ const NEEDED: [(&str, &[&str]); 10] = [
     ("target.preallocate=", &["target.platform=cuda"]),
     ("train.schedule=wsd", &["train.decay_steps=20"]),
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
+    (
+        "kernels.experts_exchange=",
+        &["model.family=mixtral", "model.expert_capacity=2.0", "mesh.axes=data=2,fsdp=2,expert=2"],
+    ),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
 
