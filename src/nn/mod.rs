@@ -47,8 +47,8 @@ pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Mlp, mlp, swiglu};
 pub use moe::{
-    Dispatched, ExchangeSizes, ExpertExchange, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route,
-    run_experts,
+    Dispatched, ExchangeSizes, ExpertExchange, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe,
+    route, run_experts,
 };
 pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use rotary::{Rotary, rotate};
