@@ -10,8 +10,8 @@ meshloom_hlo::words! {
         /// the tokens came from.
         #[default]
         Gather = "gather",
-        /// Each device sends each of its experts' slots to the device of the expert, and gets the results back. It needs
-        /// a capacity, which gives slots their number.
+        /// Each device fills slots of the experts with its tokens, sends them to the devices of the experts, and gets
+        /// the results back. It needs a capacity, which gives slots their number.
         AllToAll = "all-to-all",
     }
 }
@@ -49,7 +49,7 @@ impl MoeConfig {
     ///
     /// | exchange | bytes |
     /// |---|---|
-    /// | gather | `(n - 1) * T * (4 E s + 12 k)`: tokens, results and the cotangents of both; choices, weights and theirs |
+    /// | gather | `(n - 1) * T * (4 E s + 12 k)`: tokens, results, cotangents of both; choices, weights and theirs |
     /// | all-to-all | `(n - 1) / n * S * (4 E s + 8)`: the same of slots; weights and their cotangents |
     ///
     /// None of an all-to-all without a capacity.

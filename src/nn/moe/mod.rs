@@ -12,7 +12,7 @@
 //! | [`run_experts`] | each group of experts works on the tokens that chose it | nothing |
 //! | [`combine`] | the groups' results are added up where the tokens came from | a reduce-scatter along the same axes |
 //!
-//! With a capacity, dispatching and combining may be all-to-alls instead ([`ExpertExchange`]); the results are the same.
+//! With a capacity, dispatching and combining may be all-to-alls instead ([`ExpertExchange`]), with the same results.
 //! `docs/experts.md` explains why these collectives and not others.
 
 mod exchange;
@@ -64,8 +64,8 @@ pub struct MoeConfig {
     /// Factor of the load-balance loss.
     pub load_balance_weight: f64,
     /// How many slots an expert has for the tokens of a row, as a multiple of those that it needs where experts are
-    /// used evenly ([`MoeConfig::capacity`]). Of the tokens of a row that choose it, the first get its slots; the others
-    /// get nothing from it. With none, no token is dropped.
+    /// used evenly ([`MoeConfig::capacity`]). Of the tokens of a row that choose it, the first get its slots; the
+    /// others get nothing from it. With none, no token is dropped.
     pub capacity_factor: Option<f64>,
     /// How tokens travel to experts of other devices. The result does not depend on it.
     pub exchange: ExpertExchange,

@@ -1,9 +1,9 @@
 //! Experts that work on slots: each has as many for a row as its capacity says, filled with the row's tokens in their
 //! order.
 //!
-//! Slots have even numbers, so a tensor of them, `[rows, experts, capacity, embed]`, can be split by rows where the
-//! tokens are and by experts where the experts are. To go from the one to the other is an all-to-all. Which token a slot
-//! holds is an index, so filling slots and reading them are lookups.
+//! All experts have as many slots, so a tensor of them, `[rows, experts, capacity, embed]`, can be split by rows where
+//! the tokens are and by experts where the experts are. To go from the one to the other is an all-to-all. Which token a
+//! slot holds is an index, so filling slots and reading them are lookups.
 //!
 //! Source: Lepikhin et al., "GShard", arXiv 2006.16668; Fedus et al., "Switch Transformers", arXiv 2101.03961.
 
@@ -66,8 +66,8 @@ pub(super) fn run(slots: &Slots, params: &Moe<Tensor>) -> Tensor {
     einsum("xbcm,xme->xbce", &[weighted, down]).transpose([1, 0, 2, 3])
 }
 
-/// Sends results back to where the tokens are, and adds up those of each token: `[batch, length, embed]` as the residual
-/// stream.
+/// Sends results back to where the tokens are, and adds up those of each token: `[batch, length, embed]`, split as the
+/// residual stream.
 #[track_caller]
 pub(super) fn collect(results: Tensor, slots: &Slots) -> Tensor {
     let results = exchanged(results, &EXPERT_SLOTS, &TOKEN_SLOTS);
