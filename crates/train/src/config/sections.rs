@@ -286,7 +286,7 @@ section! {
         /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
         /// for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
-        /// How tokens travel to experts of other devices. `auto` takes the one that sends fewer bytes; `all-to-all` needs
+        /// How tokens travel to experts of other devices. `auto` takes what sends fewer bytes; `all-to-all` needs
         /// `model.expert_capacity`.
         experts_exchange: ExchangeChoice = ExchangeChoice::Auto,
         /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
