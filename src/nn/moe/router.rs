@@ -67,8 +67,8 @@ fn places(experts: Tensor, count: usize) -> Tensor {
     // Numbers of experts, so that where the sequence is split little has to be gathered.
     let experts = experts.with_axes(WHOLE_ROW_CHOICES);
     // A token chooses an expert once.
-    let chosen = experts.one_hot(count, DType::S32).sum(2);
-    let before = chosen.cumsum(1) - chosen;
+    let chosen = experts.one_hot(count, DType::S32).sum(2).with_axes(WHOLE_ROW_CHOICES);
+    let before = chosen.cumsum(1).with_axes(WHOLE_ROW_CHOICES) - chosen;
     before.take_along_axis(-1, experts).with_axes(ROUTED_CHOICES)
 }
 
