@@ -66,15 +66,15 @@ fn routed_layer(
     let send = |x: Tensor| {
         let normal = rms_norm(x, params.mlp_norm, config.norm_epsilon);
         let routing = route(normal, experts.router, routed);
-        (normal, dispatch(normal, &routing), routing.load_balance_loss)
+        (normal, dispatch(normal, &routing, routed), routing.load_balance_loss)
     };
     let x = first.attention(config, params);
     let (normal, sent, loss) = scope("mlp", || send(x));
     let other_x = second.attention(config, params);
     scope("mlp", || {
         let (other_normal, other_sent, other_loss) = send(other_x);
-        let made = combine(run_experts(&sent, experts, routed));
-        let other_made = combine(run_experts(&other_sent, experts, routed));
+        let made = combine(run_experts(&sent, experts, routed), &sent);
+        let other_made = combine(run_experts(&other_sent, experts, routed), &other_sent);
         let done = x + added(first.dropout, FEED_FORWARD, add_shared(normal, made, experts));
         let other_made = add_shared(other_normal, other_made, experts);
         let other_done = other_x + added(second.dropout, FEED_FORWARD, other_made);

@@ -89,6 +89,22 @@ pub const GATHERED_CHOICES: [&str; 3] = ["activation_batch_no_exp_moe", "activat
 /// Which experts the tokens of the residual stream chose, `[batch, length, experts_per_token]`.
 pub const ROUTED_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length", ""];
 
+/// Tokens that go into the slots of experts, `[batch, length, embed]`: rows stay where they are, their tokens are whole
+/// but for what splits the sequence where experts work.
+pub const ROW_TOKENS: [&str; 3] = ["activation_batch", "activation_norm_length_moe", "activation_embed_moe"];
+
+/// Which experts those tokens chose, `[batch, length, experts_per_token]`.
+pub const ROW_CHOICES: [&str; 3] = ["activation_batch", "activation_norm_length_moe", ""];
+
+/// Which experts all tokens of a row chose, `[batch, length, experts_per_token]`.
+pub const WHOLE_ROW_CHOICES: [&str; 3] = ["activation_batch", "", ""];
+
+/// The slots of experts where their tokens are, `[batch, experts, capacity, embed]`.
+pub const TOKEN_SLOTS: [&str; 4] = ["activation_batch", "", "", "activation_embed_moe"];
+
+/// The slots of experts where the experts are, `[batch, experts, capacity, embed]`.
+pub const EXPERT_SLOTS: [&str; 4] = ["activation_batch_no_exp_moe", "activation_exp", "", "activation_embed_moe"];
+
 /// From the residual stream into a block.
 #[track_caller]
 pub(super) fn enter_block(x: Tensor) -> Tensor {

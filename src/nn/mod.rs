@@ -50,7 +50,10 @@ pub use layout::STREAM;
 pub use linear::{Linear, linear};
 pub use loss::{WholeBatch, cross_entropy};
 pub use mlp::{Mlp, mlp, swiglu};
-pub use moe::{Dispatched, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe, route, run_experts};
+pub use moe::{
+    Dispatched, ExchangeSizes, ExpertExchange, Moe, MoeConfig, Routing, Scoring, add_shared, combine, dispatch, moe,
+    route, run_experts,
+};
 pub use norm::{LayerNorm, layer_norm, rms_norm};
 pub use rotary::{Rotary, rotate};
 pub use token_order::{ContextOrder, TokenOrder, TokenOrderError};

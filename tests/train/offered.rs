@@ -18,6 +18,10 @@ const NEEDED: [(&str, &[&str]); 11] = [
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
     ("kernels.context_order=", &["mesh.axes=data=2,context=4"]),
     ("kernels.experts=mosaic", &["target.platform=tpu"]),
+    (
+        "kernels.experts_exchange=",
+        &["model.family=mixtral", "model.expert_capacity=2.0", "mesh.axes=data=2,fsdp=2,expert=2"],
+    ),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
 

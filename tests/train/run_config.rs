@@ -107,6 +107,7 @@ fn round_trip() {
     experts_per_token = 2
     moe_mlp = 384
     load_balance_weight = 0.01
+    expert_capacity = 0.0
     shared_experts = 1
     routed_scaling_factor = 1.0
     q_lora = 128
@@ -177,6 +178,7 @@ fn round_trip() {
     [kernels]
     attention = "auto"
     experts = "auto"
+    experts_exchange = "auto"
     context = "gather"
     context_order = "natural"
 
@@ -245,6 +247,7 @@ fn round_trip() {
     [kernels]
     attention = "auto"
     experts = "auto"
+    experts_exchange = "auto"
     context = "gather"
     context_order = "natural"
 
@@ -332,14 +335,14 @@ fn overrides() {
 
 #[test]
 fn unknown_keys() {
-    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
+    assert_snapshot!(check("[model]\n  hed_dim = 4\n", &[]), @r#"run.toml:2:3: unknown key model.hed_dim (did you mean "head_dim"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[modle]\n", &[]), @r#"run.toml:1:2: unknown key modle (did you mean "model"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("layers = 4\n", &[]), @r#"run.toml:1:1: unknown key layers (did you mean "model.layers"?); allowed: model, data, train, checkpoint, mesh, rules, remat, kernels, pipeline, diloco, partition, target"#);
     assert_snapshot!(check("[train]\nlayers = 4\n", &[]), @r#"run.toml:2:1: unknown key train.layers (did you mean "model.layers"?); allowed: batch, steps, seed, microbatches, steps_per_call, time_limit, learning_rate, warmup, schedule, floor, decay_steps, optimizer, beta1, beta2, epsilon, muon_momentum, muon_rms, weight_decay, no_decay, z_loss, master_copies, clip_norm, eval_every, eval_batches"#);
     assert_snapshot!(check("[mesh]\nzzz = 4\n", &[]), @"run.toml:2:1: unknown key mesh.zzz; allowed: axes, dcn");
     assert_snapshot!(check("[rules.param]\npreset = \"decoder\"\n", &[]), @r#"run.toml:1:8: unknown key rules.param (did you mean "params"?); allowed: preset, file, list, override, strict, uneven, params, compute, optimizer"#);
     assert_snapshot!(check("[rules.params]\npresets = \"decoder\"\n", &[]), @r#"run.toml:2:1: unknown key rules.params.presets (did you mean "preset"?); allowed: preset, file, list, override"#);
-    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
+    assert_snapshot!(check("model = { layers = 2, lyers = 2 }\n", &[]), @r#"run.toml:1:23: unknown key model.lyers (did you mean "layers"?); allowed: family, layers, embed, heads, kv_heads, head_dim, mlp, vocab, seq, tied_embeddings, param_dtype, compute_dtype, dropout, attention_dropout, scan_layers, experts, experts_per_token, moe_mlp, load_balance_weight, expert_capacity, shared_experts, routed_scaling_factor, q_lora, kv_lora, rope_head_dim, v_head_dim, rope_theta, norm_epsilon, loss_chunks, batch_split"#);
     assert_snapshot!(check("[data]\ntext = \"a.txt\"\n", &[]), @r#"run.toml:2:1: unknown key data.text (it is data.sources now, a list: data.sources = ["file.txt"]); allowed: sources, weights, field, documents, bad_lines, shuffle_window, validation, tokenizer, cache"#);
 }
 
@@ -605,6 +608,16 @@ fn keys_without_effect() {
             "model.mlp = 7 has no effect, because model.family is \"mixtral\"",
         ),
         (&["model.family=mixtral"], &["model.experts=4"], ""),
+        (
+            &[],
+            &["model.expert_capacity=1.5"],
+            "model.expert_capacity = 1.5 has no effect, because model.family is \"llama\"",
+        ),
+        (
+            &[],
+            &["kernels.experts_exchange=gather"],
+            "kernels.experts_exchange = \"gather\" has no effect, because model.family is \"llama\"",
+        ),
         (&diloco, &["diloco.fragments=5"], "diloco.fragments = 5 has no effect, because diloco.streaming is false"),
         (&diloco, &["diloco.block=32"], "diloco.block = 32 has no effect, because diloco.transport is \"f32\""),
         (&diloco, &["diloco.block=32", "diloco.transport=int4"], ""),

@@ -6,41 +6,77 @@
 //! which are one more dimension. Each group looks at all tokens, sorts those that chose one of its experts to the
 //! front, and works on as many as there could be at most. A partitioner that splits these dimensions only has to gather
 //! tokens before and sum results after.
+//!
+//! With [`ExpertExchange::AllToAll`], experts work on slots instead (`slots.rs`).
 
 use std::panic::Location;
 
-use super::{Moe, MoeConfig, Routing};
+use super::slots::{self, Slots};
+use super::{ExpertExchange, Moe, MoeConfig, Routing};
 use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
 use crate::nn::mlp::swiglu;
 use crate::ops::WithAxes;
 use crate::trace::{Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
-/// Tokens where the experts are: whole along the axes that experts are split over.
+/// Tokens where the experts are.
 #[derive(Clone, Copy, Debug)]
-pub struct Dispatched {
+pub struct Dispatched(Form);
+
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Gathered(Gathered),
+    InSlots(Slots),
+}
+
+/// Tokens that are whole along the axes that experts are split over.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
     /// `[batch, length, embed]`.
     tokens: Tensor,
-    /// `s32` `[batch, length, experts_per_token]`.
+    /// `s32` `[batch, length, experts_per_token]`: the number of experts where a choice was dropped.
     experts: Tensor,
     /// `f32`, of the same dimensions.
     weights: Tensor,
 }
 
 /// Brings tokens `x` `[batch, length, embed]` and their routing to the experts.
+///
+/// # Errors
+/// An all-to-all without a capacity.
 #[track_caller]
-pub fn dispatch(x: Tensor, routing: &Routing) -> Dispatched {
-    Dispatched {
-        tokens: x.with_axes_each_way(&GATHERED_TOKENS, &STREAM),
-        experts: routing.experts.with_axes(GATHERED_CHOICES),
-        weights: routing.weights.with_axes_each_way(&GATHERED_CHOICES, &ROUTED_CHOICES),
+pub fn dispatch(x: Tensor, routing: &Routing, config: &MoeConfig) -> Dispatched {
+    let places = routing.places.zip(config.capacity(x.dim(1)));
+    let gathered = |x: Tensor, experts: Tensor| {
+        Dispatched(Form::Gathered(Gathered {
+            tokens: x.with_axes_each_way(&GATHERED_TOKENS, &STREAM),
+            experts: experts.with_axes(GATHERED_CHOICES),
+            weights: routing.weights.with_axes_each_way(&GATHERED_CHOICES, &ROUTED_CHOICES),
+        }))
+    };
+    match (config.exchange, places) {
+        (ExpertExchange::AllToAll, Some((places, capacity))) => {
+            Dispatched(Form::InSlots(slots::fill(x, routing, places, capacity, config)))
+        }
+        (ExpertExchange::AllToAll, None) => {
+            let expected = "a capacity factor, which gives an all-to-all its slots".to_owned();
+            gathered(x.mismatch("dispatch", expected, "none".to_owned(), Location::caller()), routing.experts)
+        }
+        (ExpertExchange::Gather, Some((places, capacity))) => {
+            // No group has an expert of this number.
+            gathered(x, places.less(capacity as f64).select(routing.experts, config.experts as f64))
+        }
+        (ExpertExchange::Gather, None) => gathered(x, routing.experts),
     }
 }
 
-/// Brings results `[batch, length, embed]` back to the residual stream.
+/// Brings what [`run_experts`] made of `dispatched` back to the residual stream: `[batch, length, embed]`.
 #[track_caller]
-pub fn combine(results: Tensor) -> Tensor {
-    results.with_axes_each_way(&STREAM, &GATHERED_TOKENS)
+pub fn combine(results: Tensor, dispatched: &Dispatched) -> Tensor {
+    match &dispatched.0 {
+        Form::Gathered(_) => results.with_axes_each_way(&STREAM, &GATHERED_TOKENS),
+        Form::InSlots(slots) => slots::collect(results, slots),
+    }
 }
 
 /// One group of experts.
@@ -66,12 +102,23 @@ struct Part {
     weights: Tensor,
 }
 
-/// The weighted sum over the experts of each token: `[batch, length, embed]`, a sum over the groups of experts.
+/// What the experts make of their tokens, weighted, where the experts are: the sum over the experts of each token
+/// `[batch, length, embed]`, which is a sum over the groups of experts; or the results of slots
+/// `[batch, experts, capacity, embed]`. For [`combine`].
 ///
 /// # Errors
-/// The groups do not divide the experts, or the parts the batch or the length.
+/// Tokens are gathered, and the groups do not divide the experts, or the parts the batch or the length.
 #[track_caller]
 pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
+    match &dispatched.0 {
+        Form::Gathered(gathered) => run_groups(gathered, params, config),
+        Form::InSlots(slots) => slots::run(slots, params),
+    }
+}
+
+/// See [`run_experts`].
+#[track_caller]
+fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
     let dtype = dispatched.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
     let [batch, length, embed] = dispatched.tokens.shape();

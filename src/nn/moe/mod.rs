@@ -1,7 +1,7 @@
 //! A feed-forward block of routed experts: each token goes through a few of many small gated blocks, and through all
 //! shared ones.
 //!
-//! No token is dropped, and no expert has a capacity: the choices of a device's tokens are sorted by expert, and
+//! No token is dropped, unless experts have a capacity: the choices of a device's tokens are sorted by expert, and
 //! grouped products ([`ragged_dot`](crate::trace::ragged_dot)) multiply groups of any size. The block has four steps,
 //! so a layer can put other work between them ([`batch_split`](super::DecoderConfig)):
 //!
@@ -12,11 +12,15 @@
 //! | [`run_experts`] | each group of experts works on the tokens that chose it | nothing |
 //! | [`combine`] | the groups' results are added up where the tokens came from | a reduce-scatter along the same axes |
 //!
+//! With a capacity, dispatching and combining may be all-to-alls instead ([`ExpertExchange`]), with the same results.
 //! `docs/experts.md` explains why these collectives and not others.
 
+mod exchange;
 mod experts;
 mod router;
+mod slots;
 
+pub use exchange::{ExchangeSizes, ExpertExchange};
 pub use experts::{Dispatched, combine, dispatch, run_experts};
 pub use router::{Routing, Scoring, route};
 
@@ -59,6 +63,12 @@ pub struct MoeConfig {
     pub weight_scale: f64,
     /// Factor of the load-balance loss.
     pub load_balance_weight: f64,
+    /// How many slots an expert has for the tokens of a row, as a multiple of those that it needs where experts are
+    /// used evenly ([`MoeConfig::capacity`]). Of the tokens of a row that choose it, the first get its slots; the
+    /// others get nothing from it. With none, no token is dropped.
+    pub capacity_factor: Option<f64>,
+    /// How tokens travel to experts of other devices. The result does not depend on it.
+    pub exchange: ExpertExchange,
     /// Groups into which experts are cut; a divisor of `experts`. The result does not depend on it. It is the dimension
     /// by which experts are spread over devices: the size of the mesh axes of `activation_exp`, or a multiple.
     pub expert_groups: usize,
@@ -81,6 +91,8 @@ impl Default for MoeConfig {
             normalize_weights: true,
             weight_scale: 1.0,
             load_balance_weight: 0.01,
+            capacity_factor: None,
+            exchange: ExpertExchange::Gather,
             expert_groups: 1,
             batch_parts: 1,
             sequence_parts: 1,
@@ -98,8 +110,8 @@ impl Default for MoeConfig {
 /// arXiv 2401.04088; without capacity as Gale et al., "MegaBlocks", arXiv 2211.15841.
 pub fn moe(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, Tensor) {
     let routing = route(x, params.router, config);
-    let dispatched = dispatch(x, &routing);
-    let routed = combine(run_experts(&dispatched, params, config));
+    let dispatched = dispatch(x, &routing, config);
+    let routed = combine(run_experts(&dispatched, params, config), &dispatched);
     (add_shared(x, routed, params), routing.load_balance_loss)
 }
 

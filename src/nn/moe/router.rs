@@ -2,7 +2,7 @@
 
 use super::MoeConfig;
 use crate::ir::DType;
-use crate::nn::layout::{ROUTED_CHOICES, STREAM};
+use crate::nn::layout::{ROUTED_CHOICES, STREAM, WHOLE_ROW_CHOICES};
 use crate::trace::{Tensor, einsum};
 
 /// How scores come of a router's logits.
@@ -21,6 +21,10 @@ pub struct Routing {
     pub experts: Tensor,
     /// The weight of each: `f32`, of the same dimensions.
     pub weights: Tensor,
+    /// With a capacity: how many tokens before it in its row chose the same expert, `s32` of the same dimensions. A
+    /// choice whose place is not below the capacity is dropped. It goes by rows, so it does not matter how rows are
+    /// divided into microbatches, or over devices.
+    pub places: Option<Tensor>,
     /// How unevenly experts are used: a scalar `f32`, 1 where they are used evenly. For each row it is
     /// `experts * sum over e of fraction(e) * probability(e)`, of the fraction of choices that fall on an expert and
     /// its mean probability; then the mean over rows.
@@ -54,7 +58,18 @@ pub fn route(x: Tensor, router: Tensor, config: &MoeConfig) -> Routing {
         Scoring::Softmax => scores,
         Scoring::Sigmoid => share(scores),
     };
-    Routing { experts, weights, load_balance_loss: load_balance_loss(probabilities, experts) }
+    let places = config.capacity_factor.map(|_| places(experts, config.experts));
+    Routing { experts, weights, places, load_balance_loss: load_balance_loss(probabilities, experts) }
+}
+
+/// See [`Routing::places`].
+fn places(experts: Tensor, count: usize) -> Tensor {
+    // Numbers of experts, so that where the sequence is split little has to be gathered.
+    let experts = experts.with_axes(WHOLE_ROW_CHOICES);
+    // A token chooses an expert once.
+    let chosen = experts.one_hot(count, DType::S32).sum(2).with_axes(WHOLE_ROW_CHOICES);
+    let before = chosen.cumsum(1).with_axes(WHOLE_ROW_CHOICES) - chosen;
+    before.take_along_axis(-1, experts).with_axes(ROUTED_CHOICES)
 }
 
 /// Numbers as shares of their sum along the last dimension.

@@ -1,7 +1,7 @@
 //! Routed experts against every expert applied to every token, and masked.
 
 use meshloom::ir::Literal;
-use meshloom::nn::{Moe, MoeConfig, Scoring, moe};
+use meshloom::nn::{ExpertExchange, Moe, MoeConfig, Scoring, moe};
 use meshloom::trace::{Function, Tensor, arange, einsum};
 
 use meshloom::ir::DType;
@@ -29,6 +29,12 @@ fn all_masked(x: Tensor, params: &Moe<Tensor>, config: &MoeConfig) -> (Tensor, T
     let mut weights = scores * chosen;
     if config.normalize_weights {
         weights = weights / weights.sum(-1).broadcast_like(weights, [0, 1]);
+    }
+    if let Some(capacity) = config.capacity(length) {
+        let (row, column) = (arange(DType::S32, length), arange(DType::S32, length).expand(0));
+        let earlier = row.expand(-1).broadcast_to([length, length]).less(column.broadcast_to([length, length]));
+        let taken = einsum("bsx,st->btx", &[chosen, earlier.convert(DType::F32)]);
+        weights = weights * taken.less(capacity as f64 - 0.5).convert(DType::F32);
     }
     let gate = einsum("bte,xem->btxm", &[x, params.gate]);
     let up = einsum("bte,xem->btxm", &[x, params.up]);
@@ -67,6 +73,22 @@ fn experts_do_what_all_of_them_masked_would() {
     ];
     for (what, config) in cases {
         check(what, &config, |_| ());
+    }
+}
+
+/// The first tokens of a row get the slots of an expert, whichever way they travel.
+#[test]
+fn slots_are_filled_in_the_order_of_tokens() {
+    for exchange in ExpertExchange::ALL {
+        for (factor, config) in [
+            (0.5, experts(8, 2)),
+            (1.0, MoeConfig { expert_groups: 2, batch_parts: 2, sequence_parts: 4, ..experts(8, 3) }),
+            (1.25, deepseek(experts(16, 6))),
+            (1.0, experts(4, 4)),
+        ] {
+            let config = MoeConfig { capacity_factor: Some(factor), exchange, ..config };
+            check(&format!("{}, capacity {factor}", exchange.name()), &config, |_| ());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshloom::ir::{Literal, Name};
-use meshloom::nn::{Batch, initialize};
+use meshloom::nn::{Batch, ExpertExchange, initialize};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, MapTree, Tree, value_and_grad};
 use meshloom_train::config::RunConfig;
@@ -91,6 +91,7 @@ fn check(mesh: &str, model: &[&str]) {
     // One device has one group of experts, one part of all tokens, and layers that are not cut.
     let mut plain = config.decoder().unwrap();
     plain.parts.routed.expert_groups = 1;
+    plain.parts.routed.exchange = ExpertExchange::Gather;
     plain.parts.routed.batch_parts = 1;
     plain.parts.routed.sequence_parts = 1;
     plain.parts.batch_split = false;
@@ -119,6 +120,16 @@ fn all_meshes_compute_what_one_device_does() {
 fn the_axes_of_the_pipeline_work_together() {
     check("data=2,fsdp=2,expert=2", MODELS[0]);
     check("expert=8", MODELS[2]);
+}
+
+/// Decoders whose experts have a capacity: what is dropped does not depend on the mesh.
+#[test]
+fn decoders_with_a_capacity_drop_the_same() {
+    let exchange = "kernels.experts_exchange=all-to-all";
+    let capacity = "model.expert_capacity=1.0";
+    check("data=2,fsdp=2,expert=2", &["model.family=mixtral", capacity, exchange, "remat.policy=full"]);
+    check("expert=4,tensor=2", &["model.family=deepseek", "model.batch_split=true", capacity, exchange]);
+    check("expert=2,context=2,tensor=2", &["model.family=mixtral", capacity]);
 }
 
 /// The names that rules go by.

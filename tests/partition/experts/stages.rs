@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshloom::nn::{MoeConfig, moe};
+use meshloom::nn::{ExpertExchange, MoeConfig, moe};
 use meshloom::ops::RematPolicy;
 use meshloom::trace::{Function, Tensor, VmapOptions, checkpoint, scan, value_and_grad, vmap_with};
 
@@ -73,14 +73,19 @@ fn stages_keep_to_themselves() {
         ("activation_batch_no_exp_moe", &["data", "fsdp"]),
         ("layers", &["stage"]),
     ];
-    for (mesh, expert_groups, batch_parts, sequence_parts) in [
-        ("stage=2,fsdp=2,expert=2", 2, 2, 1),
-        ("stage=2,expert=4", 4, 1, 1),
-        ("stage=2,expert=2,context=2", 2, 1, 2),
+    // As many slots as tokens.
+    let all_slots = Some(8.0 / 3.0);
+    for (mesh, expert_groups, batch_parts, sequence_parts, capacity_factor) in [
+        ("stage=2,fsdp=2,expert=2", 2, 2, 1, None),
+        ("stage=2,expert=4", 4, 1, 1, None),
+        ("stage=2,expert=2,context=2", 2, 1, 2, None),
         // Twice as many parts of the batch as it is spread over.
-        ("stage=2,fsdp=2,context=2", 1, 4, 2),
+        ("stage=2,fsdp=2,context=2", 1, 4, 2, None),
+        ("stage=2,expert=4", 4, 1, 1, all_slots),
     ] {
-        let config = MoeConfig { expert_groups, batch_parts, sequence_parts, ..plain.clone() };
+        let exchange = if capacity_factor.is_some() { ExpertExchange::AllToAll } else { ExpertExchange::Gather };
+        let sizes = MoeConfig { expert_groups, batch_parts, sequence_parts, ..plain.clone() };
+        let config = MoeConfig { capacity_factor, exchange, ..sizes };
         let graph = stages(&config, rows, true);
         let lowered = partitioned(&graph, mesh, &rules(batch));
         check_equal(mesh, &run(&lowered, &inputs), &expected, 1e-5);

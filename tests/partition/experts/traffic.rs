@@ -6,11 +6,16 @@ use meshloom::partition::Ledger;
 use meshloom::trace::{Function, value_and_grad};
 
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::sharding::Mesh;
+use meshloom::sharding::{Mesh, RuleSets};
 use support::experts::*;
 
 /// Loss and gradients of a block on a mesh; the gradients lie as the inputs do.
 pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
+    ledger_by(&rules(&[]), config, rows, mesh)
+}
+
+/// The same by other rules.
+pub fn ledger_by(rules: &RuleSets, config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
     let specs = (stream(rows), parameters(rows.embed, config));
     let function = Function::trace("experts", specs, |inputs| {
         value_and_grad(inputs, |(x, params)| {
@@ -19,12 +24,11 @@ pub fn ledger(config: &MoeConfig, rows: Rows, mesh: &str) -> Ledger {
         })
     });
     let graph = function.unwrap_or_else(|error| panic!("{error}")).graph().clone();
-    let rules = rules(&[]);
     let mesh = Mesh::parse(mesh, 8).expect("a mesh");
     // A gradient replaces its input, so it lies as that does.
     let aliases = (0..graph.inputs().len()).map(|input| (input + 1, input)).collect();
     let options =
-        LowerOptions { sharding: Some((&mesh, &rules)), aliases, deny_replication: true, ..LowerOptions::default() };
+        LowerOptions { sharding: Some((&mesh, rules)), aliases, deny_replication: true, ..LowerOptions::default() };
     let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
     Ledger::of(&lowered.partitioned().expect("a local program").graph, &mesh)
 }

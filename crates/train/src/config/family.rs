@@ -2,11 +2,14 @@
 
 use super::error::{ConfigError, invalid};
 use super::validate::Checked;
-use super::{ModelFamily, Placement, RunConfig};
-use meshloom::nn::{LatentConfig, LayerParts, MoeConfig, Scoring};
+use super::{ExchangeChoice, ModelFamily, Placement, RunConfig};
+use meshloom::nn::{ExchangeSizes, ExpertExchange, LatentConfig, LayerParts, MoeConfig, Scoring};
 
 /// The dimension along which groups of experts are spread over devices.
 const GROUPS: &str = "activation_exp";
+
+/// The dimension along which rows are, in the residual stream.
+const STREAM_ROWS: &str = "activation_batch";
 
 /// The dimension along which rows are, where experts work on them.
 const ROWS: &str = "activation_batch_no_exp_moe";
@@ -43,9 +46,9 @@ impl RunConfig {
     fn routed_experts(&self, placement: &Placement) -> MoeConfig {
         let model = &self.model;
         let is_deepseek = model.family == ModelFamily::Deepseek;
-        let rows = self.rows_of_layer() / if model.batch_split { 2 } else { 1 };
+        let rows = self.rows_of_half();
         let (batch_parts, sequence_parts) = (placement.parts(ROWS), placement.parts(POSITIONS));
-        MoeConfig {
+        let config = MoeConfig {
             experts: model.experts,
             experts_per_token: model.experts_per_token,
             mlp: model.moe_mlp,
@@ -54,12 +57,74 @@ impl RunConfig {
             normalize_weights: true,
             weight_scale: if is_deepseek { model.routed_scaling_factor } else { 1.0 },
             load_balance_weight: model.load_balance_weight,
+            capacity_factor: (model.expert_capacity > 0.0).then_some(model.expert_capacity),
+            exchange: ExpertExchange::Gather,
             expert_groups: placement.parts(GROUPS),
             // Rows that do not divide may be padded: each is a part, as padding cannot divide one.
             batch_parts: if rows.is_multiple_of(batch_parts) { batch_parts } else { rows },
             // A sequence that does not divide is whole on every device.
             sequence_parts: if model.seq.is_multiple_of(sequence_parts) { sequence_parts } else { 1 },
+        };
+        MoeConfig { exchange: self.exchange_of(&config, placement), ..config }
+    }
+
+    /// How tokens of these experts travel.
+    fn exchange_of(&self, experts: &MoeConfig, placement: &Placement) -> ExpertExchange {
+        match self.kernels.experts_exchange {
+            ExchangeChoice::Gather => ExpertExchange::Gather,
+            ExchangeChoice::AllToAll => ExpertExchange::AllToAll,
+            ExchangeChoice::Auto if self.hinders_all_to_all(placement).is_some() => ExpertExchange::Gather,
+            ExchangeChoice::Auto => experts.cheaper_exchange(self.exchange_sizes(placement)),
         }
+    }
+
+    fn exchange_sizes(&self, placement: &Placement) -> ExchangeSizes {
+        ExchangeSizes {
+            rows: self.rows_of_half() / placement.parts(STREAM_ROWS).max(1),
+            length: self.model.seq,
+            embed: self.model.embed,
+            element_bytes: self.model.compute_dtype.byte_count(),
+            devices: placement.parts(GROUPS),
+        }
+    }
+
+    /// Rows that the experts of a layer work on at once.
+    fn rows_of_half(&self) -> usize {
+        self.rows_of_layer() / if self.model.batch_split { 2 } else { 1 }
+    }
+
+    /// Why tokens cannot travel by all-to-all, and the keys to change, if they cannot.
+    fn hinders_all_to_all(&self, placement: &Placement) -> Option<(String, &'static [&'static str])> {
+        if self.model.expert_capacity == 0.0 {
+            let reason = "it needs a capacity, which gives every expert its slots; set model.expert_capacity";
+            return Some((reason.to_owned(), &["model.expert_capacity"]));
+        }
+        let (stream, experts, groups) = (placement.parts(STREAM_ROWS), placement.parts(ROWS), placement.parts(GROUPS));
+        if stream != experts * groups {
+            let reason = format!(
+                "the devices that split the rows of experts ({ROWS}, {experts}) times those that split experts ({GROUPS}, {groups}) \
+                 must be those that split the batch ({STREAM_ROWS}, {stream}); change the rules, or take \"gather\""
+            );
+            return Some((reason, &["mesh.axes"]));
+        }
+        let rows = self.rows_of_half();
+        if !rows.is_multiple_of(stream) {
+            let reason = format!(
+                "the {rows} rows that a layer works on at once must be a multiple of the {stream} devices that the batch is split \
+                 over; change train.batch, or take \"gather\""
+            );
+            return Some((reason, &["train.batch"]));
+        }
+        let positions = placement.parts(POSITIONS);
+        if positions > 1 {
+            let reason = format!(
+                "rows must be whole where slots are filled, but the rules split {POSITIONS} over {positions} devices of {}; take \
+                 \"gather\"",
+                placement.mesh
+            );
+            return Some((reason, &["mesh.axes"]));
+        }
+        None
     }
 
     pub(super) fn validate_family(&self) -> Checked {
@@ -83,11 +148,21 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that the mesh can hold equal groups of experts.
+    /// Checks that the mesh can hold equal groups of experts, and that tokens can travel to them as they are to.
     pub(super) fn validate_experts(&self, placement: &Placement) -> Checked {
         let groups = placement.parts(GROUPS);
-        if !self.has_experts() || self.model.experts.is_multiple_of(groups) {
+        if !self.has_experts() {
             return Ok(());
+        }
+        if self.model.experts.is_multiple_of(groups) {
+            let hindrance = self.hinders_all_to_all(placement);
+            return match hindrance.filter(|_| self.kernels.experts_exchange == ExchangeChoice::AllToAll) {
+                Some((reason, keys)) => {
+                    let exchange = ExchangeChoice::AllToAll.name();
+                    Err(invalid("kernels.experts_exchange", exchange, &reason).because(keys.iter().copied()))
+                }
+                None => Ok(()),
+            };
         }
         let reason = format!(
             "it must be a multiple of {groups}: the rules spread experts over so many devices of {}",

@@ -30,9 +30,9 @@ pub use error::{ConfigError, ConfigErrorKind, Place};
 pub(crate) use placement::Placement;
 pub use rules::{RoleRules, RuleEntry, RuleSource, RulesConfig};
 pub use sections::{
-    AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExpertsChoice,
-    KernelsConfig, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig, PartitionMode, PipelineConfig,
-    Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
+    AttentionChoice, BadLines, CheckpointConfig, CompilerPreset, DataConfig, DilocoConfig, Documents, ExchangeChoice,
+    ExpertsChoice, KernelsConfig, MeshConfig, ModelConfig, ModelFamily, OptimizerKind, PartitionConfig, PartitionMode,
+    PipelineConfig, Platform, Preallocate, RateSchedule, RematConfig, Replication, TargetConfig, TrainConfig,
 };
 
 use tree::Table;

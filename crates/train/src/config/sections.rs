@@ -61,6 +61,9 @@ section! {
         moe_mlp: usize = 384 => AtLeast(1.0),
         /// Mixtral, Deepseek: weight of the load-balance loss.
         load_balance_weight: f64 = 0.01 => AtLeast(0.0),
+        /// Mixtral, Deepseek: slots of an expert for the tokens of a row, as a multiple of those that it needs where
+        /// experts are used evenly; what finds no slot is dropped. 0 for no capacity: nothing is dropped.
+        expert_capacity: f64 = 0.0 => AtLeast(0.0),
         /// Deepseek: experts that every token goes through besides.
         shared_experts: usize = 1,
         /// Deepseek: what the weights of a token's experts add up to.
@@ -268,6 +271,18 @@ choice! {
     }
 }
 
+choice! {
+    /// How tokens travel to experts of other devices.
+    ExchangeChoice {
+        /// The one that sends fewer bytes: all-to-all only with a capacity.
+        Auto = "auto",
+        /// Each device gathers the tokens of all devices with other experts, and results are scattered back.
+        Gather = "gather",
+        /// Each device sends experts the slots that its tokens fill.
+        AllToAll = "all-to-all",
+    }
+}
+
 section! {
     /// `[kernels]`: what computes ops that have several implementations.
     KernelsConfig {
@@ -276,6 +291,9 @@ section! {
         /// Of the products of routed experts. `auto` goes by the platform; `plain` computes every expert of a device
         /// for every row.
         experts: ExpertsChoice = ExpertsChoice::Auto,
+        /// How tokens travel to experts of other devices. `auto` takes what sends fewer bytes; `all-to-all` needs
+        /// `model.expert_capacity`.
+        experts_exchange: ExchangeChoice = ExchangeChoice::Auto,
         /// Where the sequence is split: whether each device gathers all keys (`gather`), or keys and values travel
         /// around a ring while they are used (`ring`).
         context: KeyExchange = KeyExchange::Gather,

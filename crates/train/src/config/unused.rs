@@ -7,12 +7,13 @@ use meshloom::transform::diloco::Transport;
 use meshloom::transform::pipeline::WeightPlan;
 
 /// Keys of `[model]` that are not every family's, and the families that read them.
-const OF_FAMILIES: [(&str, &[ModelFamily]); 12] = [
+const OF_FAMILIES: [(&str, &[ModelFamily]); 13] = [
     ("mlp", &[Llama]),
     ("experts", &[Mixtral, Deepseek]),
     ("experts_per_token", &[Mixtral, Deepseek]),
     ("moe_mlp", &[Mixtral, Deepseek]),
     ("load_balance_weight", &[Mixtral, Deepseek]),
+    ("expert_capacity", &[Mixtral, Deepseek]),
     ("shared_experts", &[Deepseek]),
     ("routed_scaling_factor", &[Deepseek]),
     ("q_lora", &[Deepseek]),
@@ -83,6 +84,9 @@ impl RunConfig {
             unused.extend(["attention", "experts"].map(|key| ("kernels", key, why())));
         } else if self.model.family == Llama {
             unused.push(("kernels", "experts", is("model.family", self.model.family.name())));
+        }
+        if self.model.family == Llama {
+            unused.push(("kernels", "experts_exchange", is("model.family", self.model.family.name())));
         }
         if self.model.family == Deepseek {
             unused.push(("kernels", "context", is("model.family", self.model.family.name())));
