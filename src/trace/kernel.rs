@@ -18,10 +18,9 @@ use crate::ops::{
 use crate::pjrt::PlatformKind;
 use meshloom_hlo::message::counted;
 
-/// A function of tensors that is traced again for operands of other types.
-type Traced<F> = Arc<F>;
 type Definition = dyn Fn(&[Tensor]) -> Vec<Tensor> + Send + Sync;
 type Gradient = dyn Fn(&[Tensor], &[Tensor], &[Tensor]) -> Vec<Option<Tensor>> + Send + Sync;
+type Body = dyn FnOnce(&[Tensor]) -> Vec<Tensor> + Send;
 type Choice = dyn Fn(&[TensorType]) -> Option<KernelBody> + Send + Sync;
 
 /// The element type of a kernel's result.
@@ -38,7 +37,7 @@ pub enum KernelBody {
     /// A call of code that the plugin knows, or compiles.
     Call(CustomCall),
     /// A function of tensors.
-    Traced(Box<dyn FnOnce(&[Tensor]) -> Vec<Tensor> + Send>),
+    Traced(Box<Body>),
 }
 
 impl KernelBody {
@@ -82,8 +81,8 @@ pub struct Kernel {
     name: Name,
     rule: RuleText,
     results: Vec<ResultDType>,
-    definition: Traced<Definition>,
-    gradient: Option<Traced<Gradient>>,
+    definition: Arc<Definition>,
+    gradient: Option<Arc<Gradient>>,
     implementations: Vec<Implementation>,
     place: Place,
     definitions: Made<Graph>,
@@ -91,7 +90,8 @@ pub struct Kernel {
 }
 
 /// Graphs made so far, by the types of operands.
-struct Made<T>(Mutex<FxHashMap<Vec<TensorType>, Result<Arc<T>, TypeError>>>);
+struct Made<T>(Mutex<MadeByTypes<T>>);
+type MadeByTypes<T> = FxHashMap<Vec<TensorType>, Result<Arc<T>, TypeError>>;
 
 impl<T> Default for Made<T> {
     fn default() -> Made<T> {
