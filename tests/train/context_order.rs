@@ -183,6 +183,9 @@ fn orders_that_do_not_suit_the_rest() {
     assert!(uneven.contains("kernels.context_order is \"striped\": model.seq, which is 60"), "{uneven}");
     let dropout = refused(&[split, "model.dropout=0.1", "kernels.context_order=striped"]);
     assert!(dropout.contains("kernels.context_order is \"striped\": model.dropout is 0.1"), "{dropout}");
+    let routed = ["model.family=mixtral", "model.expert_capacity=2.0"];
+    let capacity = refused(&[&[split, "kernels.context_order=striped"][..], &routed].concat());
+    assert!(capacity.contains("the tokens that an expert has no slot for"), "{capacity}");
     read(&[split, "model.dropout=0.1"]).expect("the natural order");
     read(&["model.dropout=0.1", "kernels.context_order=striped"]).expect("a sequence that is whole");
 

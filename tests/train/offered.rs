@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 11] = [
+const NEEDED: [(&str, &[&str]); 13] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],

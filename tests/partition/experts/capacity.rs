@@ -191,8 +191,8 @@ fn the_cheaper_exchange_is_taken() {
 fn all_to_all_without_capacity_is_an_error() {
     let config = MoeConfig { exchange: ExpertExchange::AllToAll, ..experts(8, 2) };
     let specs = (stream(ROWS), parameters(ROWS.embed, &config));
-    let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &config));
-    let error = function.err().expect("it is refused").to_string();
+    let function = Function::trace("experts", specs, |(x, params)| moe(x, &params, &config)).map(|_| ());
+    let error = function.expect_err("it is refused").to_string();
     assert!(error.contains("a capacity factor, which gives an all-to-all its slots"), "{error}");
 }
 
