@@ -16,9 +16,7 @@ use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
     Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
 };
-use crate::trace::{
-    Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros,
-};
+use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros};
 
 /// What computes an attention: none if one block holds it all, for which the plain form is best.
 pub(super) fn attention(

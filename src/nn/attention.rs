@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use meshloom_hlo::message::counted;
 
-use super::dropout::{DroppedWeights, Dropout};
+use super::dropout::{Dropout, DroppedWeights};
 use super::layout::{KEY, QUERY, gather_keys};
 use super::rotary::{Rotary, rotate};
 use super::token_order::TokenOrder;

@@ -47,9 +47,8 @@ pub(super) fn layer(
         FeedForward::Routed(experts) => routed_layer(config, &halves, params, experts),
         FeedForward::Dense(_) => {
             let attended = halves.each_ref().map(|half| half.attention(config, params));
-            let [first, second] = [0, 1].map(|half| {
-                config.feed_forward_block(attended[half], params, halves[half].dropout).0
-            });
+            let [first, second] =
+                [0, 1].map(|half| config.feed_forward_block(attended[half], params, halves[half].dropout).0);
             (joined(first, second), None)
         }
     }

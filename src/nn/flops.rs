@@ -52,7 +52,7 @@ mod tests {
             remat: RematPolicy::None,
             pipeline: None,
             exchange: crate::ops::KeyExchange::Gather,
-            order: super::TokenOrder::default(),
+            order: crate::nn::TokenOrder::default(),
             rope_theta: 1e4,
             norm_epsilon: 1e-5,
             z_loss: 0.0,

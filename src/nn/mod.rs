@@ -37,11 +37,9 @@ mod pipelined;
 mod rotary;
 mod token_order;
 
-pub use attention::{
-    Attention, AttentionOptions, TokenPlaces, attention, causal_attention, causal_attention_with,
-};
+pub use attention::{Attention, AttentionOptions, TokenPlaces, attention, causal_attention, causal_attention_with};
 pub use decoder::{Batch, Decoder, DecoderConfig, Layers};
-pub use dropout::{DroppedWeights, Dropout, dropout};
+pub use dropout::{Dropout, DroppedWeights, dropout};
 pub use head_loss::{HeadLoss, head_loss};
 pub use init::{first_values, initialize, layer_of};
 pub use latent::{LatentAttention, LatentConfig, LatentQuery, latent_attention};

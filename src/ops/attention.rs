@@ -199,7 +199,10 @@ impl AttentionForm {
         );
         refuse_if!(self.window == Some(0), "a window of 0 shows no key; 1 shows a query its own place");
         if let Some(rate) = self.dropout.map(Number::get) {
-            refuse_if!(!(0.0..1.0).contains(&rate), "weights cannot drop with probability {rate}: it is 0 to less than 1");
+            refuse_if!(
+                !(0.0..1.0).contains(&rate),
+                "weights cannot drop with probability {rate}: it is 0 to less than 1"
+            );
             expect_dtype(count, operands[count], DType::U32)?;
             expect_dims(count, operands[count], &sizes.with_batch(&[sizes.kv_heads, sizes.groups]))?;
         }

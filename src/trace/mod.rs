@@ -59,8 +59,8 @@ pub use library::{
 };
 pub use operators::{Broadcast, KeepDims, Operand};
 pub(crate) use random::counter_in_layer;
-pub use random::{Fold, Key};
 pub(crate) use random::words_of;
+pub use random::{Fold, Key};
 pub use tensor::{
     Axes, Index, Indices, Init, MatrixDims, Param, Tensor, TensorSpec, arange, concatenate, constant, full, iota,
     scope, stack, zeros,

@@ -240,7 +240,8 @@ fn keys_travel_around_a_ring() {
     let [batch, heads, groups, length, width, value_width] = [2, 2, 2, 24, 8, 6];
     let shape = [batch, heads, groups, length, width, value_width];
     let in_ring = |(form, segments): Case| (AttentionForm { exchange: KeyExchange::Ring, ..form }, segments);
-    let others = [AttentionForm { causal: false, ..CAUSAL }, AttentionForm { dropout: Some(Number::new(0.3)), ..CAUSAL }];
+    let others =
+        [AttentionForm { causal: false, ..CAUSAL }, AttentionForm { dropout: Some(Number::new(0.3)), ..CAUSAL }];
     let cases = [(CAUSAL, 2), (window(9), 1), (others[0], 3), (others[1], 2)].map(in_ring);
     let (graph, one) = (program(shape, F32, &cases), program(shape, F32, &cases[..1]));
     let plain = results(&graph, &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
@@ -316,7 +317,8 @@ fn weights_drop_at_their_rate() {
     let is_key = |index: usize| f64::from(u8::from(index % length == index / (heads * length) % length));
     let values = Literal::from_fn(ty, is_key);
     let program = compile(&lower(&graph, &LowerOptions::default()).expect("it lowers")).expect("it compiles");
-    let outputs = program.run(&program.put(0, &[values]).expect("it fits").iter().collect::<Vec<_>>()).expect("it runs");
+    let outputs =
+        program.run(&program.put(0, &[values]).expect("it fits").iter().collect::<Vec<_>>()).expect("it runs");
     let mixed = outputs[0].get().expect("a result").to_f64_vec();
     let mut heads_seen: Vec<Vec<bool>> = Vec::new();
     for head in 0..batch * heads {

@@ -271,8 +271,9 @@ fn dropout_goes_by_the_number_of_a_row() {
     };
     let of = |numbers: &[i32]| {
         let count = numbers.len();
-        let function =
-            Function::trace("dropout", spec(count), |(key, (x, rows))| Dropout { rate: 0.5, attention_rate: 0.0, key, rows }.apply(x));
+        let function = Function::trace("dropout", spec(count), |(key, (x, rows))| {
+            Dropout { rate: 0.5, attention_rate: 0.0, key, rows }.apply(x)
+        });
         let function = function.unwrap_or_else(|error| panic!("{error}"));
         let compiled =
             compile(&function, &Client::cpu(1).expect("a client"), &LowerOptions::default()).expect("compiles");
