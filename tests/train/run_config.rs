@@ -548,7 +548,7 @@ fn keys_without_effect() {
         format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
     ];
     let tokenizer = ["data.tokenizer=tokenizer.json"];
-    let cases: [(&[&str], &[&str], &str); 29] = [
+    let cases: [(&[&str], &[&str], &str); 31] = [
         (
             &["train.schedule=constant"],
             &["train.floor=0.2"],
