@@ -48,7 +48,9 @@ fn meshes_and_exchanges_drop_the_same() {
             ("fsdp=2,expert=2,context=2", 2, 2, 2),
         ];
         for (mesh, expert_groups, batch_parts, sequence_parts) in cases {
-            for exchange in ExpertExchange::ALL {
+            // An all-to-all wants whole rows: the run config refuses it here.
+            let exchanges = if sequence_parts > 1 { &ExpertExchange::ALL[..1] } else { &ExpertExchange::ALL[..] };
+            for &exchange in exchanges {
                 let config = MoeConfig { expert_groups, batch_parts, sequence_parts, exchange, ..plain.clone() };
                 let lowered = partitioned(&with_gradients(&config, ROWS, moe), mesh, &rules(&[]));
                 check_equal(&format!("{mesh}, {}", exchange.name()), &run(&lowered, &inputs), &expected, 1e-5);
@@ -130,26 +132,21 @@ fn slots_move_by_all_to_all_alone() {
     assert_eq!(fsdp.kind(AllReduce).count().unwrap(), 0);
 }
 
-/// Under `tensor`, partial sums of slots travel as they are, and are added up once they are tokens.
+/// Under `tensor`, slots hold partial sums when they travel, and are added up where they arrive.
 #[test]
-fn partial_sums_travel() {
+fn sums_over_tensor_are_added_up_where_slots_arrive() {
     let rows = Rows { batch: 8, length: 12, embed: 16 };
     let config = MoeConfig { expert_groups: 4, batch_parts: 1, ..exchanged(experts(8, 2), 1.0) };
     let ledger = ledger(&config, rows, "expert=4,tensor=2");
     let weights = (2 * 8 * 3 * 4) as u64;
     let slots = weights * rows.embed as u64;
     let expert = ledger.over_exactly(&["expert"]).kind(AllToAll);
-    for part in ledger.iter().expect("collectives") {
-        println!("{:?} {:?} {:?} {} {} {:?}", part.kind, part.axes, part.phase, part.bytes, part.scope, part.source);
-    }
     assert_eq!(expert.forward().bytes().unwrap(), 2 * slots + weights);
     assert_eq!(expert.backward().bytes().unwrap(), 2 * slots + weights);
-    let tokens = (2 * rows.length * rows.embed * 4) as u64;
-    assert_eq!(ledger.over_exactly(&["tensor"]).forward().kind(ReduceScatter).bytes().unwrap(), tokens);
+    // Nothing that all devices of `tensor` add up is more than slots and their weights.
     let sums = ledger.over_exactly(&["tensor"]).kind(AllReduce);
-    // No more than the gradient of the router.
-    let router = (rows.embed * 8 * 4) as u64;
-    assert!(sums.iter().expect("collectives").all(|part| part.bytes <= router), "{sums}");
+    assert!(sums.iter().expect("collectives").all(|part| part.bytes <= slots + weights), "{sums}");
+    assert_eq!(sums.forward().iter().expect("collectives").filter(|part| part.bytes == slots).count(), 1, "{sums}");
 }
 
 /// The bytes by which an exchange is chosen are those of the ledger, and the one that is chosen has fewer.
@@ -212,6 +209,7 @@ fn the_run_config_chooses_by_bytes() {
     assert_eq!(taken("expert=8", &[]), gather);
     assert_eq!(taken("data=8", &[capacity]), gather);
     assert_eq!(taken("expert=4,context=2", &[capacity]), gather);
+    assert_eq!(taken("expert=4,tensor=2", &[capacity]), gather);
     assert_eq!(taken("expert=8", &[capacity, "kernels.experts_exchange=gather"]), gather);
     assert_eq!(taken("data=4,expert=2", &[capacity, "kernels.experts_exchange=all-to-all"]), exchange);
 }

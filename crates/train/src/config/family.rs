@@ -17,6 +17,9 @@ const ROWS: &str = "activation_batch_no_exp_moe";
 /// The dimension along which parts of a sequence are, where experts work on them.
 const POSITIONS: &str = "activation_norm_length_moe";
 
+/// The inner width of experts.
+const INNER: &str = "activation_mlp";
+
 impl RunConfig {
     /// What sets the family's layers apart, for the mesh and rules of the config.
     ///
@@ -74,6 +77,8 @@ impl RunConfig {
             ExchangeChoice::Gather => ExpertExchange::Gather,
             ExchangeChoice::AllToAll => ExpertExchange::AllToAll,
             ExchangeChoice::Auto if self.hinders_all_to_all(placement).is_some() => ExpertExchange::Gather,
+            // Slots would be all-reduced over the axes that split the inner width, which the formulas do not count.
+            ExchangeChoice::Auto if placement.parts(INNER) > 1 => ExpertExchange::Gather,
             ExchangeChoice::Auto => experts.cheaper_exchange(self.exchange_sizes(placement)),
         }
     }
