@@ -22,4 +22,5 @@ mod profile;
 mod robustness;
 mod run_config;
 mod runs;
+mod unused_keys;
 mod vision_transformer;

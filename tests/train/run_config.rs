@@ -17,7 +17,7 @@ fn check(text: &str, overrides: &[&str]) -> String {
     }
 }
 
-fn read(text: &str, overrides: &[&str]) -> RunConfig {
+pub fn read(text: &str, overrides: &[&str]) -> RunConfig {
     let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
     RunConfig::from_toml_with(text, "run.toml", &overrides).unwrap()
 }
@@ -537,104 +537,6 @@ fn what_is_allowed_is_what_is_taken() {
         }
     }
     assert!(bounded > 40, "{bounded} keys have a bound");
-}
-
-/// Keys that nothing reads beside the others are said, each with the reason; those at their default are not.
-#[test]
-fn keys_without_effect() {
-    let diloco = ["mesh.axes=diloco=2,fsdp=4", "diloco.replicas=2"];
-    let pipeline = ["mesh.axes=stage=2,fsdp=4", "pipeline.weights=per-iteration"];
-    let cuda = ["target.platform=cuda", "mesh.axes=fsdp=8"];
-    let jsonl = "no name in data.sources and data.validation is one of JSON Lines";
-    let lines = [
-        format!("data.field = \"body\" has no effect, because {jsonl}"),
-        format!("data.bad_lines = \"skip\" has no effect, because {jsonl} and data.tokenizer is \"bytes\""),
-    ];
-    let tokenizer = ["data.tokenizer=tokenizer.json"];
-    let cases: [(&[&str], &[&str], &str); 31] = [
-        (
-            &["train.schedule=constant"],
-            &["train.floor=0.2"],
-            "train.floor = 0.2 has no effect, because train.schedule is \"constant\"",
-        ),
-        (&["train.schedule=linear"], &["train.floor=0.2"], ""),
-        (
-            &["train.weight_decay=0"],
-            &["train.no_decay=[\"*norm*\"]"],
-            "train.no_decay = [\"*norm*\"] has no effect, because train.weight_decay is 0",
-        ),
-        (&[], &["train.no_decay=[\"*norm*\"]"], ""),
-        (&[], &["train.eval_batches=3"], "train.eval_batches = 3 has no effect, because there is no validation set"),
-        (&["data.validation=[\"more.txt\"]"], &["train.eval_batches=3"], ""),
-        (&[], &["checkpoint.keep=5"], "checkpoint.keep = 5 has no effect, because checkpoint.dir is \"\""),
-        (&["checkpoint.dir=saved"], &["checkpoint.keep=5"], ""),
-        (&[], &["data.field=body"], &lines[0]),
-        (&[], &["data.bad_lines=skip"], &lines[1]),
-        // A folder may have anything.
-        (&["data.sources=[\"folder\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
-        (&["data.validation=[\"a.jsonl.gz\"]"], &["data.field=body", "data.bad_lines=skip"], ""),
-        (&["data.sources=[\"*.TXT.gz\"]"], &["data.field=body"], &lines[0]),
-        (&tokenizer, &["data.bad_lines=skip"], ""),
-        (
-            &["partition.mode=gspmd"],
-            &["partition.replication=deny"],
-            "partition.replication = \"deny\" has no effect, because partition.mode is \"gspmd\"",
-        ),
-        (
-            &["partition.mode=shardy"],
-            &["partition.replication=deny"],
-            "partition.replication = \"deny\" has no effect, because partition.mode is \"shardy\"",
-        ),
-        (&cuda, &["target.devices=3"], "target.devices = 3 has no effect, because target.platform is \"cuda\""),
-        (&["target.platform=auto"], &["target.devices=3"], ""),
-        (
-            &["train.warmup=10"],
-            &["train.steps=10"],
-            "train.warmup is 10, but train.steps is 10: the learning rate rises until the last step, to 100 % of \
-             train.learning_rate",
-        ),
-        (
-            &[],
-            &["train.steps=5"],
-            "train.warmup is 20, but train.steps is 5: the learning rate rises until the last step, to 25 % of \
-             train.learning_rate",
-        ),
-        (&["train.warmup=4"], &["train.steps=5"], ""),
-        (&[], &["model.experts=4"], "model.experts = 4 has no effect, because model.family is \"llama\""),
-        (&[], &["model.q_lora=7"], "model.q_lora = 7 has no effect, because model.family is \"llama\""),
-        (
-            &["model.family=mixtral"],
-            &["model.mlp=7"],
-            "model.mlp = 7 has no effect, because model.family is \"mixtral\"",
-        ),
-        (&["model.family=mixtral"], &["model.experts=4"], ""),
-        (
-            &[],
-            &["model.expert_capacity=1.5"],
-            "model.expert_capacity = 1.5 has no effect, because model.family is \"llama\"",
-        ),
-        (
-            &[],
-            &["kernels.experts_exchange=gather"],
-            "kernels.experts_exchange = \"gather\" has no effect, because model.family is \"llama\"",
-        ),
-        (&diloco, &["diloco.fragments=5"], "diloco.fragments = 5 has no effect, because diloco.streaming is false"),
-        (&diloco, &["diloco.block=32"], "diloco.block = 32 has no effect, because diloco.transport is \"f32\""),
-        (&diloco, &["diloco.block=32", "diloco.transport=int4"], ""),
-        (
-            &pipeline,
-            &["pipeline.keep_gathered=true"],
-            "pipeline.keep_gathered = true has no effect, because pipeline.weights is \"per-iteration\"",
-        ),
-    ];
-    for (base, changed, expected) in cases {
-        assert_eq!(read("", base).warnings(), Vec::<String>::new(), "{base:?}");
-        let found = read("", &[base, changed].concat()).warnings();
-        assert_eq!(found.join("\n"), expected, "{base:?} {changed:?}");
-    }
-    // What is written counts, not how many devices there turned out to be.
-    let settled = read("", &["target.platform=cuda", "mesh.axes=fsdp=4"]).on_devices(4).unwrap();
-    assert_eq!(settled.warnings(), Vec::<String>::new());
 }
 
 /// A name that no value of the model has would keep nothing.
