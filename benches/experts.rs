@@ -5,26 +5,28 @@
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench experts              # both cases, five rounds
 //! cargo bench -p meshloom-benches --bench experts -- step ROUNDS EXPERTS PER_TOKEN TOKENS WIDTH MLP
 //! cargo bench -p meshloom-benches --bench experts -- blocks ROUNDS GROUPS ROWS INNER COLUMNS  # one product by all blocks
-//! cargo bench -p meshloom-benches --bench experts -- count                                   # operations of products
+//! cargo bench -p meshloom-benches --bench experts -- count                                   # operations of a step, by target
 //! ```
 //!
 //! A step is the gradient of one block's mean square in tokens and weights, in `f32`; JAX starts from the same numbers,
 //! and the bench stops if the losses differ. Printed: the smallest seconds, and the temporaries that XLA assigns.
 //!
-//! `count` reads operations off the compiled module of one product. What a loop does in one turn is counted there once,
-//! as the number of turns is not in the module; that many turns are counted from the group sizes, and multiplied. Given
-//! is the ratio to `2 * rows * inner * columns`.
+//! `count` compiles a step for a CPU, and ahead of time for four TPUs and a GPU, with ten blocks of 128 rows for each
+//! expert on average. It reads the operations of grouped products off the compiled module, and prints them over those of
+//! the tokens' rows alone. How often a loop turns, and how many blocks a kernel visits, is data: it is counted from
+//! random group sizes, and multiplied.
 
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use meshloom::compile::{LowerOptions, Program, lower};
 use meshloom::hlo::analysis::{CostOptions, Devices, cost};
 use meshloom::ir::DType::{F32, S32};
 use meshloom::ir::{Graph, Literal, TensorType};
-use meshloom::kernels::Kernels;
+use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{Moe, MoeConfig, moe};
-use meshloom::pjrt::{Array, Client, PlatformKind};
+use meshloom::pjrt::ahead_of_time::{self, Settings};
+use meshloom::pjrt::{Array, Client, CompileOptions, PlatformKind, Topology, worker};
 use meshloom::trace::{Function, TensorSpec, ragged_dot, value_and_grad, vjp};
 use meshloom_benches::jax::Jax;
 
@@ -179,22 +181,9 @@ impl Product {
         Ok((**function.graph()).clone())
     }
 
-    /// Groups of random sizes: how often a draw falls into each.
-    fn sizes(self) -> Vec<i32> {
-        let mut sizes = vec![0; self.groups];
-        let mut state = 88_172_645_463_325_252_u64;
-        for _ in 0..self.rows {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            sizes[(state >> 33) as usize % self.groups] += 1;
-        }
-        sizes
-    }
-
     fn inputs(self, graph: &Graph) -> anyhow::Result<Vec<Literal>> {
         let types: Vec<TensorType> = graph.input_types().cloned().collect();
-        let sizes = Literal::from_slice(&[self.groups], &self.sizes())?;
+        let sizes = Literal::from_slice(&[self.groups], &random_sizes(self.groups, self.rows))?;
         Ok(vec![numbers(types[0].clone(), 7919, 1.0), numbers(types[1].clone(), 6131, 1.0), sizes])
     }
 
@@ -222,37 +211,86 @@ impl Product {
         }
         Ok(())
     }
+}
 
-    /// Operations of the compiled module, over those of one product for each row.
-    fn count(self, client: &Client, block: usize, platform: PlatformKind) -> anyhow::Result<[f64; 2]> {
-        let mut ratios = [0.0; 2];
-        for (is_contracted, ratio) in [false, true].into_iter().zip(&mut ratios) {
-            let kernels = Kernels { rows: Some(block), ..Kernels::portable(platform) };
-            let options = LowerOptions { kernels, ..LowerOptions::default() };
-            let program = lower(&self.graph(is_contracted)?, &options)?.compile(client)?;
-            let module = program.executable().optimized_hlo()?.decode()?;
-            let cost = cost(&module, &CostOptions::devices(Devices::partitioned(1)));
-            let once: u64 = cost.loops.iter().filter(|own| own.trip_count.is_none()).map(|own| own.total.flops).sum();
-            let operations = cost.total.flops - once + once * self.visits(block, platform);
-            *ratio = operations as f64 / (2 * self.rows * self.inner * self.columns) as f64;
-        }
-        Ok(ratios)
+/// Groups of random sizes: how often a draw falls into each.
+fn random_sizes(groups: usize, rows: usize) -> Vec<i32> {
+    let mut sizes = vec![0; groups];
+    let mut state = 88_172_645_463_325_252_u64;
+    for _ in 0..rows {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        sizes[(state >> 33) as usize % groups] += 1;
     }
+    sizes
+}
 
-    /// How many turns the loop takes: the pairs of a block and a group with rows in it.
-    fn visits(self, block: usize, platform: PlatformKind) -> u64 {
-        let mut end = 0;
-        let of_group = |size: i32| {
-            let start = end;
-            end += size as usize;
-            let first = if platform == PlatformKind::Cpu { start } else { start / 16 * 16 };
-            if size == 0 { 0 } else { (end - first).div_ceil(block) as u64 }
+/// How many pairs of a block and a group with rows in it there are, if a group's first block starts at its first row or
+/// at the multiple of `tile` before it.
+fn visits(sizes: &[i32], block: usize, tile: usize) -> u64 {
+    let mut end = 0;
+    let of_group = |&size: &i32| {
+        let start = end;
+        end += size as usize;
+        if size == 0 { 0 } else { (end - start / tile * tile).div_ceil(block) as u64 }
+    };
+    sizes.iter().map(of_group).sum()
+}
+
+impl Case {
+    /// Prints what a step's products take on a target by its compiled module, over `2 * rows * embed * mlp` for each.
+    fn count(&self, target: &str, client: &Client) -> anyhow::Result<()> {
+        let Case { experts, per_token, tokens, embed, mlp } = *self;
+        let topology = if target == "cpu" { None } else { Some(Topology::parse(target)?) };
+        let platform = match &topology {
+            None => client.platform().clone(),
+            Some(topology) => ahead_of_time::describe(topology, &Settings::default())?.platform,
         };
-        self.sizes().into_iter().map(of_group).sum()
+        let options = LowerOptions { kernels: Kernels::on(&platform), ..LowerOptions::default() };
+        let lowered = lower(&self.graph()?.0, &options)?;
+        let module = match &topology {
+            None => lowered.compile(client)?.executable().optimized_hlo()?.decode()?,
+            Some(topology) => {
+                let (bytes, options) = (&lowered.module.bytes, CompileOptions::default());
+                ahead_of_time::compile(topology, bytes, &options, &Settings::default())?.optimized_hlo()?.decode()?
+            }
+        };
+        let cost = cost(&module, &CostOptions::devices(Devices::partitioned(1)));
+        let rows = tokens * per_token;
+        let sizes = random_sizes(experts, rows);
+        let product = 2 * (rows * embed * mlp) as u64;
+        let (kernel, block) = block_of(&lowered.kernels)?;
+        let (operations, tile) = if kernel == ExpertsKernel::Mosaic.name() {
+            // A kernel states what all rows take; it goes through whole blocks of them.
+            let kernels = cost.instructions.iter().filter(|entry| entry.op == "tpu_custom_call");
+            let stated: u64 = kernels.map(|entry| entry.total.flops).sum();
+            let visits = visits(&sizes, block, block);
+            (stated as f64 * (visits * block as u64) as f64 / rows as f64, block)
+        } else {
+            // A loop's turns are data, so the module's cost has one of them.
+            let tile = if platform.kind() == PlatformKind::Cpu { 1 } else { 16 };
+            let once: u64 = cost.loops.iter().filter(|own| own.trip_count.is_none()).map(|own| own.total.flops).sum();
+            ((once * visits(&sizes, block, tile)) as f64, tile)
+        };
+        println!(
+            "{target:10} {experts:4} experts, top {per_token}, {tokens:7} tokens: {kernel}, {block} rows from multiples \
+             of {tile}: {:.3}",
+            operations / (9 * product) as f64
+        );
+        Ok(())
     }
 }
 
+/// What computes grouped products, and the rows of its blocks.
+fn block_of(uses: &[KernelUse]) -> anyhow::Result<(&str, usize)> {
+    let found = uses.iter().find(|found| found.op.starts_with("ragged")).context("no grouped product")?;
+    let rows = found.how.strip_prefix("blocks of ").and_then(|how| how.split(' ').next());
+    Ok((&found.implementation, rows.context("no blocks of rows")?.parse()?))
+}
+
 fn main() -> anyhow::Result<()> {
+    worker::run_if_asked();
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let numbers: Vec<usize> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
     let client = Client::cpu(1)?;
@@ -261,11 +299,11 @@ fn main() -> anyhow::Result<()> {
             Product { groups, rows, inner, columns }.compare(&client, rounds)
         }
         (Some("count"), []) => {
-            for (groups, block) in [(8, 128), (64, 128), (256, 128)] {
-                let product = Product { groups, rows: 10 * groups * block, inner: 256, columns: 256 };
-                for platform in [PlatformKind::Cpu, PlatformKind::Tpu] {
-                    let [rows, contracted] = product.count(&client, block, platform)?;
-                    println!("{groups} groups, blocks of {block}, {platform:?}: {rows:.3}, contracted {contracted:.3}");
+            for (experts, per_token) in [(8, 2), (64, 8), (256, 8)] {
+                let tokens = 10 * experts * 128 / per_token;
+                let case = Case { experts, per_token, tokens, embed: 256, mlp: 128 };
+                for target in ["cpu", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1", "h100:1x1x1"] {
+                    case.count(target, &client)?;
                 }
             }
             Ok(())

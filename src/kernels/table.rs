@@ -149,7 +149,7 @@ impl Kernels {
     /// that in one dot.
     ///
     /// On a CPU a block of about a group's rows is best, up to 128. Elsewhere more of them fill the matrix units and
-    /// read a matrix less often.
+    /// read a matrix less often, but no more than that ten make up a group: the last is computed whole.
     pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
         if let Some(rows) = self.rows {
             return Some(rows.clamp(1, sizes.rows.max(1)));
@@ -157,7 +157,9 @@ impl Kernels {
         let of_group = sizes.rows / sizes.groups.max(1);
         let rows = match self.platform {
             PlatformKind::Cpu => of_group.next_power_of_two().clamp(16, 128),
-            PlatformKind::Cuda | PlatformKind::Tpu => (of_group / 4).next_power_of_two().clamp(128, 512),
+            PlatformKind::Cuda | PlatformKind::Tpu => {
+                [512, 256].into_iter().find(|block| 10 * block <= of_group).unwrap_or(128)
+            }
         };
         (rows < sizes.rows).then_some(rows)
     }

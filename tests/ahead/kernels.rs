@@ -78,8 +78,8 @@ pub fn compile(target: &str) {
     }
     let sizes = [(DType::BF16, 2048, 1024), (DType::F32, 1024, 512), (DType::BF16, 64, 96)];
     for (dtype, inner, columns) in some_of(sizes, 2) {
-        let blocks = grouped::Blocks::new(dtype, 4096, inner, columns, 8).expect("widths that can be cut");
-        let of = Grouped { dtype, rows: 4096, inner, columns, groups: 8, blocks };
+        let blocks = grouped::Blocks::new(dtype, 65_536, inner, columns, 8).expect("widths that can be cut");
+        let of = Grouped { dtype, rows: 65_536, inner, columns, groups: 8, blocks };
         let count = of.visit_count();
         for kernel in [of.by_rows(count, false), of.by_rows(count, true), of.by_groups(count)] {
             compiles(target, &format!("{of:?}"), &kernel.unwrap_or_else(|error| panic!("{error}")));

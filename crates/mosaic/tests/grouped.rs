@@ -188,8 +188,8 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn blocks_divide_matrices() {
     let blocks = |rows, inner, columns| Some(Blocks { rows, inner, columns });
-    assert_eq!(Blocks::new(DType::BF16, 8192, 2048, 64, 8), blocks(512, 512, 64));
-    assert_eq!(Blocks::new(DType::BF16, 8192, 1408, 768, 8), blocks(512, 128, 384));
+    assert_eq!(Blocks::new(DType::BF16, 8192, 2048, 64, 8), blocks(128, 512, 64));
+    assert_eq!(Blocks::new(DType::BF16, 65536, 1408, 768, 8), blocks(512, 128, 384));
     assert_eq!(Blocks::new(DType::F32, 8192, 1024, 384, 64), blocks(128, 256, 128));
     assert_eq!(Blocks::new(DType::F32, 48, 100, 384, 64), blocks(48, 100, 128));
     assert_eq!(Blocks::new(DType::BF16, 8192, 2880, 64, 8), None);
