@@ -44,8 +44,7 @@ pub(super) fn fill(x: Tensor, routing: &Routing, places: Tensor, capacity: usize
         let empty = full(DType::S32, [count, capacity], choices as f64);
         let choice = empty.at(&[experts, places]).unique().set(arange(DType::S32, choices));
         let token = choice / per_token.max(1) as f64;
-        let is_full = choice.less(choices as f64);
-        (masked(x.at(&[token]).get(), is_full), masked(weights.at(&[choice]).get(), is_full))
+        (x.at(&[token]).fill(0.0).get(), weights.at(&[choice]).fill(0.0).get())
     });
     let weights = exchanged(slot_weights, &TOKEN_SLOTS[..3], &EXPERT_SLOTS[..3]);
     Slots { tokens: exchanged(tokens, &TOKEN_SLOTS, &EXPERT_SLOTS), weights, experts, places }
@@ -74,16 +73,9 @@ pub(super) fn collect(results: Tensor, slots: &Slots) -> Tensor {
     let results = exchanged(results, &EXPERT_SLOTS, &TOKEN_SLOTS);
     let by_row = VmapOptions::default().named(ROW_TOKENS[0]);
     let sums = vmap_with(by_row, (results, slots.experts, slots.places), |(results, experts, places)| {
-        let is_kept = places.less(results.dim(1) as f64);
-        masked(results.at(&[experts, places]).get(), is_kept).sum(1)
+        results.at(&[experts, places]).fill(0.0).get().sum(1)
     });
     sums.with_axes_each_way(&STREAM, &ROW_TOKENS)
-}
-
-/// Zero but where a mask of the leading dimensions says otherwise. A product, since partial sums pass through it.
-#[track_caller]
-fn masked(x: Tensor, mask: Tensor) -> Tensor {
-    x * mask.convert(x.dtype()).broadcast_like(x, &(0..mask.rank() as i32).collect::<Vec<_>>()[..])
 }
 
 /// Slots that are split as `from` says, split as `to` says; their cotangent the other way round. Partial sums stay
