@@ -4,16 +4,16 @@
 //! ```text
 //! MESHLOOM_BENCH_PYTHON=python3 cargo bench -p meshloom-benches --bench experts              # both cases, five rounds
 //! cargo bench -p meshloom-benches --bench experts -- step ROUNDS EXPERTS PER_TOKEN TOKENS WIDTH MLP
-//! cargo bench -p meshloom-benches --bench experts -- blocks ROUNDS GROUPS ROWS INNER COLUMNS  # one product by all blocks
-//! cargo bench -p meshloom-benches --bench experts -- count                                   # operations of a step, by target
+//! cargo bench -p meshloom-benches --bench experts -- blocks ROUNDS GROUPS ROWS INNER COLUMNS  # a product by all
+//! cargo bench -p meshloom-benches --bench experts -- count                                   # operations, by target
 //! ```
 //!
 //! A step is the gradient of one block's mean square in tokens and weights, in `f32`; JAX starts from the same numbers,
 //! and the bench stops if the losses differ. Printed: the smallest seconds, and the temporaries that XLA assigns.
 //!
 //! `count` compiles a step for a CPU, and ahead of time for four TPUs and a GPU, with ten blocks of 128 rows for each
-//! expert on average. It reads the operations of grouped products off the compiled module, and prints them over those of
-//! the tokens' rows alone. How often a loop turns, and how many blocks a kernel visits, is data: it is counted from
+//! expert on average. It reads the operations of grouped products off the compiled module, and prints them over those
+//! of the tokens' rows alone. How often a loop turns, and how many blocks a kernel visits, is data: it is counted from
 //! random group sizes, and multiplied.
 
 use std::time::Instant;

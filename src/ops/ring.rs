@@ -184,23 +184,24 @@ impl Rounds for Backward {
     }
 }
 
-/// An attention whose keys lie over `axes`, on one device of them.
-pub(super) fn attention(form: AttentionForm, context: &mut PartitionContext<'_>, group: Group) -> Result<(), OpError> {
+/// The sums of all rounds of an op whose keys lie over the devices of a group.
+fn around(rounds: &impl Rounds, context: &mut PartitionContext<'_>, group: Group) -> Result<Vec<Value>, OpError> {
     let (staying, travelling) = parted(context);
-    let dtype = context.operand_type(0).dtype;
-    let ring = Ring { group, rounds: &Forward(form.of_parts()) };
-    let sums = ring.run(context.builder, &staying, &travelling)?;
-    let mixed = context.builder.convert(sums[0], dtype)?;
+    Ring { group, rounds }.run(context.builder, &staying, &travelling)
+}
+
+/// An attention whose keys lie over the devices of a group, on one of them.
+pub(super) fn attention(form: AttentionForm, context: &mut PartitionContext<'_>, group: Group) -> Result<(), OpError> {
+    let sums = around(&Forward(form.of_parts()), context, group)?;
+    let mixed = context.builder.convert(sums[0], context.operand_type(0).dtype)?;
     context.push_result(mixed);
     context.push_result(sums[1]);
     Ok(())
 }
 
-/// The gradient of an attention whose keys lie over `axes`, on one device of them.
+/// The gradient of an attention whose keys lie over the devices of a group, on one of them.
 pub(super) fn gradient(form: AttentionForm, context: &mut PartitionContext<'_>, group: Group) -> Result<(), OpError> {
-    let (staying, travelling) = parted(context);
-    let ring = Ring { group, rounds: &Backward(form.of_parts()) };
-    let sums = ring.run(context.builder, &staying, &travelling)?;
+    let sums = around(&Backward(form.of_parts()), context, group)?;
     sums.into_iter().for_each(|sum| context.push_result(sum));
     Ok(())
 }

@@ -51,8 +51,8 @@ struct Arguments {
     units: Option<Units>,
 }
 
-const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a run config (.toml), or - for standard \
-input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
+const EXIT_STATUS: &str = "INPUT is an HLO text or proto file, an XLA dump folder, a profile (*.xplane.pb), a run config \
+(.toml), or - for standard input; the format is detected from the content.\n\nExit status: 0 done; 1 `check` found a violation, or `diff \
 --exit-code` a difference; 2 an error.";
 
 #[derive(Subcommand)]

@@ -1,6 +1,8 @@
 //! Run configs, and what asks a plugin: all that knows the compiler and the trainer. `absent.rs` stands in its place
 //! where the program is built without the feature `configs`.
 
+use std::io::IsTerminal;
+
 mod ahead;
 pub mod commands;
 mod compile;
@@ -15,5 +17,7 @@ pub fn start() {
     // The compiler runs in a child process, which is this program again.
     meshloom::pjrt::worker::run_if_asked();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+    let to_terminal = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(to_terminal);
+    log.with_writer(std::io::stderr).init();
 }

@@ -65,7 +65,8 @@ impl Blocks {
     /// are not: that would copy them. So there are none where a width is large and not a multiple of 128.
     pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Option<Blocks> {
         let limit = if dtype == DType::BF16 { 512 } else { 256 };
-        // A block is computed once for each group in it. With ten blocks for a group, that is a tenth more than the rows.
+        // A block is computed once for each group in it. With ten blocks for a group, that is a tenth more than the
+        // rows.
         let of_group = rows / groups.max(1);
         let fitting = [512, 256].into_iter().find(|&size| size <= limit && 10 * size <= of_group);
         let rows = fitting.unwrap_or(128).min(rows);

@@ -7,6 +7,7 @@ mod outputs;
 mod sample;
 mod train;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
@@ -18,7 +19,9 @@ fn main() -> ExitCode {
     worker::run_if_asked();
     let arguments = Arguments::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,meshloom=info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+    let to_terminal = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(to_terminal);
+    log.with_writer(std::io::stderr).init();
     let result = match &arguments.command {
         Command::Train(arguments) => train::run(arguments),
         Command::Sample(arguments) => sample::run(arguments),

@@ -31,18 +31,16 @@ impl Outputs {
         profile: Option<StepProfile>,
     ) -> Result<Outputs> {
         let done = checkpoint.map_or(0, |checkpoint| checkpoint.about().step);
-        let events = arguments.tensorboard.as_ref().map(|directory| EventWriter::create(directory, done));
+        let checkpointer = open_checkpointer(config, checkpoint)?;
+        let events =
+            arguments.tensorboard.as_ref().map(|directory| EventWriter::create(directory, done)).transpose()?;
+        // Last, because it empties a file: that of another run is left where this one cannot begin.
         let metrics = arguments.metrics.as_ref().map(|path| match checkpoint {
             None => MetricsWriter::create(path),
             Some(_) => MetricsWriter::resume(path, done),
         });
-        Ok(Outputs {
-            checkpointer: open_checkpointer(config, checkpoint)?,
-            events: events.transpose()?,
-            metrics: metrics.transpose()?,
-            profile,
-            parameters: arguments.save_parameters.clone(),
-        })
+        let (metrics, parameters) = (metrics.transpose()?, arguments.save_parameters.clone());
+        Ok(Outputs { checkpointer, events, metrics, profile, parameters })
     }
 
     /// Before a call, after so many steps.
