@@ -36,8 +36,10 @@ fn a_run_that_does_not_begin_leaves_the_files_of_another() {
     let absent = folder.path().join("absent").join("metrics.jsonl");
     let (ok, said) = train(&[], &["--metrics", text(&absent)]);
     assert!(!ok && said.contains("cannot write the metrics") && !said.contains("compiled"), "{said}");
-    let (ok, said) = train(&[], &["--tensorboard", text(&metrics.join("events"))]);
+    let (ok, said) = train(&[], &["--tensorboard", text(&metrics.join("events")), "--metrics", text(&metrics)]);
     assert!(!ok && said.contains("cannot write events") && said.contains("can be made"), "{said}");
+    assert!(!said.contains('\u{1b}'), "colours where there is no terminal: {said}");
+    assert_eq!(fs::read_to_string(&metrics).expect("the file"), "kept\n", "{said}");
 }
 
 #[test]
