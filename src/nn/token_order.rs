@@ -1,9 +1,9 @@
 //! Orders of the tokens of a row, of which each device has a part.
 //!
-//! A query of causal attention sees the keys before it. If devices have contiguous parts of a row, the one with the last
-//! part computes almost twice the mean of all. So tokens may be dealt out in another order. Targets, weights, segments
-//! and positions are arranged with them, and attention is told the place of each; nothing else asks where a token
-//! stands, and a loss is a sum over tokens.
+//! A query of causal attention sees the keys before it. If devices have contiguous parts of a row, the one with the
+//! last part computes almost twice the mean of all. So tokens may be dealt out in another order. Targets, weights,
+//! segments and positions are arranged with them, and attention is told the place of each; nothing else asks where a
+//! token stands, and a loss is a sum over tokens.
 
 use std::panic::Location;
 

@@ -39,8 +39,8 @@ impl RaggedMode {
 /// All operands and the result have `batch_count` further leading dimensions. After those, everything but the matrices
 /// `[g,k,n]` has `block_count` dimensions more: blocks of rows, each divided into groups by sizes of its own, that
 /// share the matrices. So `Rows` is `[*batch,*blocks,m,k], [*batch,g,k,n], [*batch,*blocks,g] -> [*batch,*blocks,m,n]`,
-/// `Transposed` the same with `[*batch,g,n,k]`, and `Contracted` sums over the blocks. They are the prefix dimensions of XLA's instruction
-/// (`RaggedDotDimensionNumbers`).
+/// `Transposed` the same with `[*batch,g,n,k]`, and `Contracted` sums over the blocks. They are the prefix dimensions
+/// of XLA's instruction (`RaggedDotDimensionNumbers`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RaggedDot {
     /// Which dimension the groups divide.
