@@ -491,13 +491,14 @@ fn ways_to_split_a_sequence_are_compared() {
     // In blocks of 128: 4 of queries see 12 of keys before their own part, and 10 pairs in it.
     assert_eq!(ways[0]["scores"], (4 * 12 + 10) * 128 * 128);
     assert_eq!(ways[1]["mean_scores"], f64::from(16 * 17 / 2 * 128 * 128 / 4));
-    // The order changes no byte of what is sent over `context`; a ring sends one part of cotangents more.
+    // A ring sends one part of cotangents more, whatever the order. Where keys are gathered, so are the places that an
+    // order gives them, once: numbers of 4 bytes for 8 rows of 2048 tokens, three quarters of which come from others.
     let sent = |way: &Value| -> u64 {
         let of_context = |it: &&Value| it["axes"] == serde_json::json!(["context"]);
         let traffic = way["traffic"].as_array().expect("a list").iter().filter(of_context);
         traffic.map(|it| it["moved_bytes"].as_u64().expect("a number")).sum()
     };
-    assert_eq!((sent(&ways[0]), sent(&ways[3])), (sent(&ways[2]), sent(&ways[5])));
+    assert_eq!((sent(&ways[0]) + 8 * 2048 * 4 * 3 / 4, sent(&ways[3])), (sent(&ways[2]), sent(&ways[5])));
     assert!(sent(&ways[0]) < sent(&ways[3]));
     assert!(all("peak").iter().all(|peak| peak.as_u64() > Some(0)));
 }
