@@ -7,14 +7,15 @@
 //!
 //! Source: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, "FlashAttention-2", arXiv 2307.08691.
 
-use super::expand::Implementation;
+use super::expand::traced;
 use super::pad::{pad, pad_segments};
 use super::sight::Sight;
 use super::true_places::true_places;
 use super::{AttentionKernel, Blocks, Kernels};
 use crate::ir::{DType, Literal, TensorType};
 use crate::ops::{
-    Attention, AttentionForm, AttentionGradient, AttentionSizes, LOWEST, PlaceOrder, UNSEEN, score_dtype,
+    Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, LOWEST, PlaceOrder, UNSEEN,
+    score_dtype,
 };
 use crate::trace::{Tensor, TensorTree, TraceError, constant, einsum_with, full, scan, while_loop, words_of, zeros};
 
@@ -23,7 +24,7 @@ pub(super) fn attention(
     op: &Attention,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(cut) = Cut::new(op.0, types, kernels, Outer::Queries) else { return Ok(None) };
     cut.trace("attention", types, |operands| {
         let (mixed, log_total) = cut.forward(&cut.rows(operands));
@@ -36,7 +37,7 @@ pub(super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(cut) = Cut::new(op.0, types, kernels, Outer::Keys) else { return Ok(None) };
     cut.trace("attention_gradient", types, |operands| {
         let [log_total, flow, ct] = [7, 8, 9].map(|index| cut.one_batch(operands[index]));
@@ -115,7 +116,7 @@ impl Cut {
         name: &str,
         types: &[TensorType],
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-    ) -> Result<Option<Implementation>, TraceError> {
+    ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { queries, keys } = self.blocks;
         let [query_blocks, key_blocks] = self.counts();
         let all = query_blocks * key_blocks;
@@ -124,7 +125,7 @@ impl Cut {
             None => format!("those of {all} pairs that data say"),
         };
         let how = format!("blocks of {queries} queries and {keys} keys, {pairs}");
-        Implementation::trace(AttentionKernel::Blockwise.name(), name, how, types, f).map(Some)
+        traced(AttentionKernel::Blockwise.name(), name, how, types, f).map(Some)
     }
 
     fn batch(&self) -> usize {

@@ -5,31 +5,21 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::{Kernels, OwnKernels, blockwise, grouped, mosaic};
-use crate::ir::{Graph, GraphCopy, NodeRef, OpError, TensorType};
+use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
 use crate::ops::{KernelCall, KernelImplementation, Op, OpName};
 use crate::trace::{Function, Tensor, TensorSpec, TraceError};
 
-/// An implementation for operands of some types.
-pub(super) struct Implementation {
-    pub(super) implementation: &'static str,
-    /// How it works on them, for people.
-    pub(super) how: String,
-    pub(super) graph: Graph,
-}
-
-impl Implementation {
-    /// What a function of operands of these types computes; `name` is that of its graph.
-    pub(super) fn trace(
-        implementation: &'static str,
-        name: &str,
-        how: String,
-        types: &[TensorType],
-        f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-    ) -> Result<Implementation, TraceError> {
-        let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
-        let function = Function::trace(name, specs, |operands: Vec<Tensor>| f(&operands))?;
-        Ok(Implementation { implementation, how, graph: (**function.graph()).clone() })
-    }
+/// An implementation that a function of operands of these types is; `graph_name` is the name of its graph.
+pub(super) fn traced(
+    name: &str,
+    graph_name: &str,
+    how: String,
+    types: &[TensorType],
+    f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
+) -> Result<KernelImplementation, TraceError> {
+    let specs: Vec<TensorSpec> = types.iter().map(|ty| TensorSpec::new(ty.dtype, &ty.dims[..])).collect();
+    let function = Function::trace(graph_name, specs, |operands: Vec<Tensor>| f(&operands))?;
+    Ok(KernelImplementation { name: name.to_owned(), how, graph: (**function.graph()).clone() })
 }
 
 /// What computes an op of a program.
@@ -60,8 +50,14 @@ pub fn expand(
     if !has_any(graph) {
         return Ok((graph.clone(), Vec::new()));
     }
-    let mut expansion =
-        Expansion { kernels, tidy, made: FxHashMap::default(), bodies: FxHashMap::default(), uses: Vec::new() };
+    let mut expansion = Expansion {
+        kernels,
+        tidy,
+        made: FxHashMap::default(),
+        under_way: Vec::new(),
+        bodies: FxHashMap::default(),
+        uses: Vec::new(),
+    };
     let expanded = expansion.graph(graph)?;
     Ok((expanded, expansion.uses))
 }
@@ -69,11 +65,21 @@ pub fn expand(
 /// An op on operands of these types.
 type Call = (Op, Vec<TensorType>);
 
+/// What computes a call.
+struct Made {
+    /// The uses in it, by their number, and how often each stands there.
+    uses: Vec<(usize, usize)>,
+    /// None for an op in its plain form.
+    graph: Option<Arc<Graph>>,
+}
+
 struct Expansion<'a> {
     kernels: &'a Kernels,
     tidy: &'a dyn Fn(&Graph) -> Graph,
-    /// What calls alike are computed by: their place among the uses, and a graph where it is not the op's plain form.
-    made: FxHashMap<Call, (usize, Option<Arc<Graph>>)>,
+    /// What calls alike are computed by.
+    made: FxHashMap<Call, Made>,
+    /// Kernels whose implementations are being expanded.
+    under_way: Vec<Name>,
     /// What became of bodies; the originals are held so that their addresses stay their own.
     bodies: FxHashMap<*const Graph, (Arc<Graph>, Arc<Graph>)>,
     uses: Vec<KernelUse>,
@@ -115,10 +121,11 @@ impl Expansion<'_> {
             return Ok(None);
         }
         let call = (node.op().clone(), node.operands().iter().map(|&value| graph.ty(value).clone()).collect());
-        if let Some((number, found)) = self.made.get(&call) {
-            self.uses[*number].count += 1;
-            return Ok(found.clone());
+        if let Some(made) = self.made.get(&call) {
+            made.uses.iter().for_each(|&(number, count)| self.uses[number].count += count);
+            return Ok(made.graph.clone());
         }
+        let before: Vec<usize> = self.uses.iter().map(|used| used.count).collect();
         let found = match &call {
             (Op::Attention(op), types) => match mosaic::attention(op, types, self.kernels)? {
                 None => blockwise::attention(op, types, self.kernels)?,
@@ -132,15 +139,8 @@ impl Expansion<'_> {
                 None => grouped::ragged_dot(op, types, self.kernels)?,
                 found => found,
             },
+            (Op::KernelCall(op), types) => Some(self.kernel_call(op, types, node)?),
             _ => None,
-        };
-        let found = match (&call, found) {
-            ((Op::KernelCall(op), types), _) => Some(self.kernel_call(op, types, node)?),
-            (_, found) => found.map(|Implementation { implementation, how, graph }| KernelImplementation {
-                name: implementation.to_owned(),
-                how,
-                graph,
-            }),
         };
         let (implementation, how) = match &found {
             Some(found) => (found.name.clone(), found.how.clone()),
@@ -152,13 +152,14 @@ impl Expansion<'_> {
         };
         let operands = call.1.clone();
         self.uses.push(KernelUse { op, operands, implementation, how, count: 1 });
-        let found = found.map(|found| Arc::new((self.tidy)(&found.graph)));
-        self.made.insert(call, (self.uses.len() - 1, found.clone()));
-        Ok(found)
+        let graph = found.map(|found| Arc::new((self.tidy)(&found.graph)));
+        let counts = self.uses.iter().enumerate();
+        let uses = counts.map(|(number, used)| (number, used.count - before.get(number).copied().unwrap_or(0)));
+        let uses = uses.filter(|(_, count)| *count > 0).collect();
+        self.made.insert(call, Made { uses, graph: graph.clone() });
+        Ok(graph)
     }
-}
 
-impl Expansion<'_> {
     /// What computes a kernel of one's own: the first of its implementations that fits, or its definition.
     fn kernel_call(
         &mut self,
@@ -168,16 +169,25 @@ impl Expansion<'_> {
     ) -> Result<KernelImplementation, TraceError> {
         let (kernel, kernels) = (op.kernel.rules(), self.kernels);
         let refused = |error| TraceError::from(OpError::new(op.name(), error, types.to_vec(), node.origin()));
+        // An implementation may be made for the operands that suit it, and call its own kernel for others.
         let found = match kernels.own {
-            OwnKernels::Plain => None,
-            OwnKernels::Platform => kernel.implementation(kernels.platform, types).map_err(refused)?,
+            OwnKernels::Platform if !self.under_way.contains(&kernel.name()) => {
+                kernel.implementation(kernels.platform, types).map_err(refused)?
+            }
+            OwnKernels::Platform | OwnKernels::Plain => None,
         };
-        if let Some(found) = found {
-            return Ok(found);
-        }
-        // A definition may call other kernels.
-        let graph = self.graph(&*kernel.definition(types).map_err(refused)?)?;
-        Ok(KernelImplementation { name: PLAIN.to_owned(), how: String::new(), graph })
+        let found = match found {
+            Some(found) => found,
+            None => {
+                let graph = (*kernel.definition(types).map_err(refused)?).clone();
+                KernelImplementation { name: PLAIN.to_owned(), how: String::new(), graph }
+            }
+        };
+        // Either may call kernels.
+        self.under_way.push(kernel.name());
+        let graph = self.graph(&found.graph);
+        self.under_way.pop();
+        Ok(KernelImplementation { graph: graph?, ..found })
     }
 }
 

@@ -9,11 +9,11 @@
 //!
 //! Source of the idea: Gale et al., "MegaBlocks", arXiv 2211.15841 (there as a sparse product).
 
-use super::expand::Implementation;
+use super::expand::traced;
 use super::true_places::true_places;
 use super::{ExpertsKernel, Kernels};
 use crate::ir::{DType, TensorType};
-use crate::ops::{RaggedDot, RaggedMode, RaggedSizes, score_dtype};
+use crate::ops::{KernelImplementation, RaggedDot, RaggedMode, RaggedSizes, score_dtype};
 use crate::trace::{DotOptions, Tensor, TensorTree, TraceError, arange, einsum_with, full, while_loop, zeros};
 
 /// What computes a grouped product: none if the plain form is asked for, or faster.
@@ -21,10 +21,10 @@ pub(super) fn ragged_dot(
     op: &RaggedDot,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(cut) = Cut::new(op, types, kernels) else { return Ok(None) };
     let how = format!("blocks of {} rows, as many as the groups have", cut.block);
-    let found = Implementation::trace(ExpertsKernel::Blockwise.name(), "ragged_dot", how, types, |operands| {
+    let found = traced(ExpertsKernel::Blockwise.name(), "ragged_dot", how, types, |operands| {
         let groups = cut.groups(operands[2]);
         vec![match op.mode {
             RaggedMode::Rows => cut.rows_product("mk,kn->mn", operands[0], operands[1], &groups),

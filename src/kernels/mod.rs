@@ -5,7 +5,7 @@
 //! place, for the shapes of one device: a loop over blocks, or a call of a kernel that the plugin compiles. An op that
 //! is left is emitted in its plain form.
 //!
-//! A call whose operands fit in one block is computed in the plain form, whatever is chosen.
+//! A call whose operands fit in one block is computed in the plain form, except by Mosaic kernels.
 //!
 //! | op | implementation | on | what it holds |
 //! |---|---|---|---|

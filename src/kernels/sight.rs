@@ -30,7 +30,7 @@ impl Sight {
             let x = pair[axis];
             let dims = [x.dim(0), counts[axis], x.dim(1) / counts[axis]];
             let by_block = x.reshape(dims);
-            // What fills a block counts for nothing: it is in no segment of its own side's tokens.
+            // What fills a block counts for nothing: it belongs to no token.
             let is_token = is_token(segments[axis]).reshape(dims);
             let low = is_token.select(by_block, f64::from(i32::MAX)).min([0, 2]);
             let high = is_token.select(by_block, f64::from(i32::MIN)).max([0, 2]);

@@ -149,7 +149,7 @@ impl Kernels {
     /// that in one dot.
     ///
     /// On a CPU a block of about a group's rows is best, up to 128. Elsewhere more of them fill the matrix units and
-    /// read a matrix less often, but no more than that ten make up a group: the last is computed whole.
+    /// read a matrix less often; at least ten should make up a group, because the last one is computed whole.
     pub(super) fn rows_of(&self, sizes: &RaggedSizes) -> Option<usize> {
         if let Some(rows) = self.rows {
             return Some(rows.clamp(1, sizes.rows.max(1)));
@@ -176,4 +176,4 @@ impl Kernels {
 }
 
 /// Rows of a tile in a TPU's memory, of any type: (8, 128) or (16, 128) elements.
-const TILE: usize = 16;
+pub(super) const TILE: usize = 16;

@@ -59,9 +59,9 @@ impl Dropout {
 
     /// The dropout of the weights of an attention with so many heads, `[kv_heads, groups]`; none at a rate of 0.
     pub(super) fn of_weights(self, heads: [usize; 2]) -> Option<DroppedWeights> {
-        let rows = self.rows.dim(0);
-        let seeds = || self.key.words_by_row([rows, heads[0], heads[1]], self.rows);
-        (self.attention_rate > 0.0).then(|| DroppedWeights { rate: self.attention_rate, seeds: seeds() })
+        let Dropout { attention_rate: rate, key, rows, .. } = self;
+        let dims = [rows.dim(0), heads[0], heads[1]];
+        (rate > 0.0).then(|| DroppedWeights { rate, seeds: key.words_by_row(dims, rows) })
     }
 
     /// The numbers of `count` layers, to fold in.

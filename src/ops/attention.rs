@@ -167,7 +167,7 @@ pub fn score_dtype(operands: DType) -> DType {
 }
 
 impl AttentionForm {
-    /// Checks the operands that both ops have; the op has `count` without the keys of dropout.
+    /// Checks the operands that both ops have; the op has `count` without the random words of dropout.
     fn sizes(&self, operands: &[&TensorType], count: usize) -> Result<AttentionSizes, TypeError> {
         expect_operands(operands, count + usize::from(self.dropout.is_some()))?;
         let (query, key, value) = (operands[0], operands[1], operands[2]);

@@ -133,7 +133,7 @@ pub enum RuleProblem {
     #[error("`{0}` has a word behind `|`, but is not in the formula")]
     Unknown(char),
     /// A letter that several words name.
-    #[error("`{0}` has several words behind `|`; leave one of them")]
+    #[error("`{0}` has several words behind `|`; keep one of them")]
     Twice(char),
     /// A word that contradicts the formula.
     #[error("`{word} {letter}`, but `{letter}` is in {}", if *.in_all { "every result: nothing is combined" } else { "no result: nothing is split" })]

@@ -246,7 +246,12 @@ impl Primitive for KernelCall {
                 (false, false) => operands.push(context.operand(index)),
                 (false, true) => {
                     let types = (0..context.operand_count()).map(|index| context.example_type(index)).collect();
-                    return Err(OpError::new(self.name(), TypeError::NotBatchable, types, context.builder.origin()));
+                    let problem = format!(
+                        "operand {index} differs between examples, but has no leading dimensions (`...`) in the factor rule \
+                         `{rule}`"
+                    );
+                    let error = TypeError::Attribute(problem);
+                    return Err(OpError::new(self.name(), error, types, context.builder.origin()));
                 }
             }
         }

@@ -129,7 +129,7 @@ impl Classes {
     fn link(&mut self, graph: &Graph) {
         for node in graph.nodes() {
             if let Some(rule) = rule(graph, node) {
-                for factor in (0..rule.factors.len()).filter(|&factor| can_grow(&rule, factor)) {
+                for factor in (0..rule.factors.len()).filter(|&factor| can_grow(node.op(), &rule, factor)) {
                     let mut places = dims_over(&rule, factor, node).map(|(value, dim)| (graph, value, dim));
                     if let Some(first) = places.next() {
                         places.for_each(|place| self.unify(first, place));
@@ -188,9 +188,13 @@ fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl
     })
 }
 
-/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end.
-fn can_grow(rule: &FactorRule, factor: usize) -> bool {
+/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end. What
+/// a kernel of one's own makes of the elements that fill a sum is not known.
+fn can_grow(op: &Op, rule: &FactorRule, factor: usize) -> bool {
     let kind = rule.factors[factor].kind;
+    if matches!((op, kind), (Op::KernelCall(_), FactorKind::Reduction(_))) {
+        return false;
+    }
     let shares = |dims: &DimFactorsOf<'_>| dims.iter().any(|own| own.len() > 1 && own.contains(&(factor as u32)));
     !matches!(kind, FactorKind::Replicated | FactorKind::Gathered | FactorKind::Permutation)
         && !rule.operands.iter().chain(&rule.results).any(|dims| shares(&dims))
@@ -235,7 +239,7 @@ impl Rewriter {
     ) -> Result<SmallVec<[Value; 2]>, OpError> {
         let classes = &self.classes;
         let grown = |factor: usize| {
-            can_grow(rule, factor)
+            can_grow(node.op(), rule, factor)
                 && dims_over(rule, factor, node).any(|(value, dim)| classes.is_padded((graph, value, dim)))
         };
         let grown: SmallVec<[bool; 8]> = (0..rule.factors.len()).map(grown).collect();

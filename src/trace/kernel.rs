@@ -207,7 +207,7 @@ impl Kernel {
             types.map(ToString::to_string).collect::<Vec<_>>().join(", ")
         };
         let (found, expected) = (list(&mut graph.output_types()), list(&mut expected.iter()));
-        Err(self.problem(part, format!("it gives {found}, but by the factor rule `{}` {expected}", self.rule)))
+        Err(self.problem(part, format!("it gives {found}, but the factor rule `{}` says {expected}", self.rule)))
     }
 }
 
@@ -285,13 +285,14 @@ impl KernelRules for Kernel {
             })?;
             let (places, found) = stated.into_inner().unwrap_or_else(|error| error.into_inner());
             if found != count {
-                let problem = format!("it gives {}, but has {count} operands", counted(found, "cotangent"));
+                let (found, count) = (counted(found, "cotangent"), counted(count, "operand"));
+                let problem = format!("it gives {found}, but the kernel has {count}");
                 return Err(self.problem("gradient", problem));
             }
             for (&operand, ty) in places.iter().zip(graph.output_types()) {
                 if *ty != operands[operand] || !ty.dtype.is_float() {
                     let problem = format!(
-                        "the cotangent of operand {operand} is {ty}, but the operand {}; give `None` for one that is not \
+                        "the cotangent of operand {operand} is {ty}, but the operand is {}; give `None` for one that is not \
                          of a floating-point type",
                         operands[operand]
                     );
@@ -308,8 +309,8 @@ impl KernelRules for Kernel {
         platform: PlatformKind,
         operands: &[TensorType],
     ) -> Result<Option<KernelImplementation>, TypeError> {
-        let fitting = self.implementations.iter().filter(|one| one.platforms.contains(&platform));
-        let chosen = fitting.filter_map(|one| Some((one, (one.choose)(operands)?))).next();
+        let mut fitting = self.implementations.iter().filter(|one| one.platforms.contains(&platform));
+        let chosen = fitting.find_map(|one| Some((one, (one.choose)(operands)?)));
         let Some((Implementation { name, .. }, body)) = chosen else { return Ok(None) };
         let part = "implementation";
         let (how, graph) = match body {

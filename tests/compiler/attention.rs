@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::ir::DType::{self, BF16, F32, S32, U32};
+use meshloom::ir::DType::{self, BF16, F16, F32, F64, S32, U32};
 use meshloom::ir::{Graph, Literal};
 use meshloom::kernels::{AttentionKernel, Blocks, Kernels};
 use meshloom::nn::{AttentionOptions, DroppedWeights, causal_attention_with};
@@ -194,6 +194,23 @@ fn mosaic_where_queries_are_split() {
         let found: Vec<Vec<f64>> = found.iter().map(Literal::to_f64_vec).collect();
         let plain = LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() };
         check(&found, &results(&graph, &plain), 1e-5, &format!("{exchange:?}"));
+    }
+}
+
+/// Attention that the kernels for TPUs do not compute is computed in blocks.
+#[test]
+fn what_mosaic_kernels_do_not_compute() {
+    let kernels = Kernels {
+        attention: AttentionKernel::Mosaic,
+        blocks: Some(Blocks { queries: 8, keys: 8 }),
+        ..Kernels::portable(PlatformKind::Tpu)
+    };
+    let dropout = AttentionForm { dropout: Some(Number::new(0.3)), ..CAUSAL };
+    for (dtype, form) in [(F32, dropout), (F16, CAUSAL), (F64, CAUSAL)] {
+        let graph = program([1, 1, 2, 40, 8, 8], dtype, &[(form, 1)]);
+        let options = LowerOptions { kernels, ..LowerOptions::default() };
+        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+        assert!(lowered.kernels.iter().all(|used| used.implementation == "blockwise"), "{:?}", lowered.kernels);
     }
 }
 

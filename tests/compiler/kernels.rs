@@ -9,7 +9,8 @@ use meshloom::hlo::analysis::{CostOptions, Devices, cost, memory};
 use meshloom::hlo::text::{TextOptions, print};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::{Graph, GraphTextOptions, Literal, TensorType};
-use meshloom::kernels::Kernels;
+use meshloom::kernels::{Blocks, Kernels};
+use meshloom::nn::causal_attention;
 use meshloom::ops::{CustomCall, KernelCost, KernelNameError, KernelRef, RematPolicy, RuleProblem, RuleText};
 use meshloom::partition::CollectiveKind;
 use meshloom::pjrt::PlatformKind;
@@ -309,8 +310,8 @@ fn wrong_kernels_are_refused() {
         let found = refused(&registered(kernel), differentiate);
         assert!(found.contains(expected), "{found}\nhas no\n{expected}");
     };
-    let wrong =
-        "the definition of kernel `test_wrong`: it gives f32[2,4], but by the factor rule `td->t | sum d` f32[2]";
+    let wrong = "the definition of kernel `test_wrong`: it gives f32[2,4], but the factor rule `td->t | sum d` says \
+         f32[2]";
     of(kernel("test_wrong", "td->t | sum d"), false, wrong);
     let two = kernel("test_two", "td->td").with_result_dtypes([ResultDType::OfOperand(0), ResultDType::Is(BF16)]);
     of(two, false, "the results of kernel `test_two`: 2 element types stated for 1 result");
@@ -319,11 +320,11 @@ fn wrong_kernels_are_refused() {
     let itself = Kernel::new("test_itself", "td->td", |operands| {
         KernelRef::named("test_itself").expect("it is registered").call(operands)
     });
-    of(itself.expect("a rule"), false, "the definition of kernel `test_itself`: ");
+    of(itself.expect("a rule"), false, "the definition of kernel `test_itself`: it needs itself");
     let none = kernel("test_none", "td->td").with_gradient(|_, _, _| Vec::new());
-    of(none, true, "the gradient of kernel `test_none`: it gives 0 cotangents, but has 1 operands");
+    of(none, true, "the gradient of kernel `test_none`: it gives 0 cotangents, but the kernel has 1 operand");
     let other = kernel("test_other", "td->td").with_gradient(|operands, _, _| vec![Some(operands[0].convert(S32))]);
-    of(other, true, "the cotangent of operand 0 is s32[2,4], but the operand f32[2,4]");
+    of(other, true, "the cotangent of operand 0 is s32[2,4], but the operand is f32[2,4]");
 
     assert_eq!(kernel("test_two", "td->td").register(), Err(KernelNameError::Taken("test_two".to_owned())));
     assert_eq!(kernel("", "td->td").register(), Err(KernelNameError::Empty));
@@ -336,7 +337,7 @@ fn wrong_kernels_are_refused() {
         Function::trace("f", TensorSpec::new(F32, [2, 4]), |x| implemented.call(&[x])[0]).expect("it traces");
     let error = lower(function.graph(), &LowerOptions::default()).map(drop).expect_err("it is wrong").to_string();
     let expected =
-        "the implementation of kernel `test_implemented`: it gives f32[2], but by the factor rule `td->td` f32[2,4]";
+        "the implementation of kernel `test_implemented`: it gives f32[2], but the factor rule `td->td` says f32[2,4]";
     assert!(error.contains(expected), "{error}");
 }
 
@@ -352,5 +353,48 @@ fn batches_go_to_leading_dimensions() {
     );
     assert_eq!(graph.nodes().count(), 1);
     let error = vmap(function.graph(), &[true, true], BatchAxis::new(3)).map(drop).expect_err("weights differ");
-    assert!(error.to_string().contains("kernel-call(f32[6,8], f32[8]): it has no batching rule"), "{error}");
+    let expected = "operand 1 differs between examples, but has no leading dimensions (`...`) in the factor rule";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// What an implementation calls has implementations too, each counted as often as it stands in the program. Operands
+/// that do not suit it go to the kernel once more, which is then its definition.
+#[test]
+fn implementations_may_call_kernels() {
+    let mix = |operands: &[Tensor]| vec![causal_attention(operands[0], operands[0], operands[0])];
+    let kernel = Kernel::new("test_mixed", "bthd->bthd | whole t, whole d", mix).expect("a rule");
+    let kernel = kernel.with_implementation("doubled", &[PlatformKind::Cpu], move |_| {
+        Some(KernelBody::traced(move |operands| {
+            let own = KernelRef::named("test_mixed").expect("it is registered").call(operands)[0];
+            vec![(mix(operands)[0] + own) * 0.5]
+        }))
+    });
+    let kernel = kernel.register().expect("a name of its own");
+    let spec = TensorSpec::new(F32, [1, 64, 2, 4]);
+    let function = Function::trace("f", spec, |x| kernel.call(&kernel.call(&[x]))[0]).expect("it traces");
+    let kernels = Kernels { blocks: Some(Blocks { queries: 16, keys: 16 }), ..Kernels::default() };
+    let (lowered, found) = results(function.graph(), &LowerOptions { kernels, ..LowerOptions::default() });
+    let uses: Vec<_> =
+        lowered.kernels.iter().map(|used| (used.op.as_str(), used.implementation.as_str(), used.count)).collect();
+    assert!(uses.contains(&("test_mixed", "doubled", 2)), "{uses:?}");
+    assert!(uses.contains(&("attention", "blockwise", 4)), "{uses:?}");
+    let (_, expected) =
+        results(function.graph(), &LowerOptions { kernels: Kernels::plain(), ..LowerOptions::default() });
+    check(&found, &expected, "an implementation that calls kernels");
+}
+
+/// What fills a dimension that a mesh does not divide is no part of a sum that a kernel makes.
+#[test]
+fn sums_over_uneven_dimensions() {
+    let sums = |operands: &[Tensor]| vec![operands[0].exp().sum(-1)];
+    let kernel = Kernel::new("test_exponentials", "td->t | sum d", sums).expect("a rule");
+    let kernel = kernel.register().expect("a name of its own");
+    let spec = TensorSpec::new(F32, [4, 6]).with_axes(&["rows", "columns"]);
+    let function = Function::trace("f", spec, |x| kernel.call(&[x])[0]).expect("it traces");
+    let (_, expected) = results(function.graph(), &LowerOptions::default());
+    let mesh = Mesh::new([("data", 2), ("tensor", 4)]).expect("a mesh");
+    let rules = Rules::from_pairs(&[("rows", &["data"][..]), ("columns", &["tensor"])]).expect("rules");
+    let rules = RuleSets::uniform(rules.with_uneven(true));
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
+    check(&results(function.graph(), &options).1, &expected, "6 columns over 4 devices");
 }

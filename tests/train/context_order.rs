@@ -91,12 +91,13 @@ fn in_pipelines() {
     check(&[], &[&meshes[0], &meshes[1]], &[TWO_CHUNK]);
 }
 
-/// Latent attention and routed experts; and several steps in a call, of replicas.
+/// Latent attention and routed experts; and microbatches, with the loss in chunks. Weights of attention drop by places.
 #[test]
 fn in_other_models_and_runs() {
     let latent = ["model.family=deepseek", "model.experts=4", "model.experts_per_token=2", "model.moe_mlp=32"];
     check(&latent, &[&["mesh.axes=data=2,context=4"]], &[STRIPED]);
     check(&["model.loss_chunks=2"], &[&["mesh.axes=data=2,context=4", "train.microbatches=2"]], &[TWO_CHUNK]);
+    check(&["model.attention_dropout=0.2"], &[&["mesh.axes=data=2,context=4"]], &[TWO_CHUNK, STRIPED]);
 }
 
 #[test]
@@ -108,6 +109,12 @@ fn samples_are_in_natural_order() {
     };
     let ordered = ["mesh.axes=data=2,context=4", "kernels.context_order=striped"];
     assert_eq!(sample(&ordered), sample(ONE_DEVICE));
+    // One row on one device is one group of experts, however a mesh divides them.
+    let routed = ["model.family=mixtral", "model.experts=4", "model.moe_mlp=32"];
+    let with = |mesh: &[&str], more: &[&str]| sample(&[&routed, mesh, more].concat());
+    let capacity = ["model.expert_capacity=1.0"];
+    assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], &[]), with(ONE_DEVICE, &[]));
+    assert_eq!(with(&["mesh.axes=data=2,fsdp=2,expert=2"], &capacity), with(ONE_DEVICE, &capacity));
 }
 
 /// A model is told where tokens stand by its order alone: the loss of rows that are arranged by it is that of rows in

@@ -111,8 +111,10 @@ fn dropout_is_the_same_on_any_mesh_and_in_any_form() {
         [MIXED, &[]].concat(),
         [MIXED, &["train.microbatches=2", "train.steps_per_call=4"]].concat(),
         pipeline.to_vec(),
+        [&pipeline[..], &["pipeline.schedule=1f1b"]].concat(),
         [ONE_DEVICE, &separate].concat(),
         [ONE_DEVICE, &recomputed].concat(),
+        [ONE_DEVICE, &["model.batch_split=true"]].concat(),
     ];
     check(&base, ONE_DEVICE, &forms.each_ref().map(Vec::as_slice), 8, 1e-5);
     let [plain, dropped] = [SHORT_RUN, &base].map(|base| numbers(&config(base, ONE_DEVICE), 1));

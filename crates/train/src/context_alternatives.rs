@@ -90,7 +90,9 @@ impl RunConfig {
             for order in ContextOrder::ALL {
                 let mut other = self.clone();
                 (other.kernels.context, other.kernels.context_order) = (exchange, order);
-                let configured = other.kernels == self.kernels;
+                // Where keys can only be gathered, `kernels.context` says nothing.
+                let of_config = order == self.kernels.context_order;
+                let configured = of_config && (exchange == self.kernels.context || exchanges.len() == 1);
                 match other.on_devices(self.target.devices) {
                     Ok(other) => possible.extend(other.context_alternative(configured)?),
                     // What it is refused for does not depend on what travels.

@@ -8,14 +8,14 @@
 use meshloom_mosaic::attention::{Attention as Shape, Blocks, COMPUTE, EDGE, FIRST, LAST, Order};
 use meshloom_mosaic::{Kernel, KernelError};
 
-use super::super::expand::Implementation;
+use super::super::expand::traced;
 use super::super::pad::{pad, pad_segments};
 use super::super::sight::Sight;
 use super::super::true_places::true_places;
 use super::super::{AttentionKernel, Kernels};
 use super::{list, refused, run};
 use crate::ir::{DType, TensorType};
-use crate::ops::{Attention, AttentionForm, AttentionGradient, AttentionSizes, PlaceOrder};
+use crate::ops::{Attention, AttentionForm, AttentionGradient, AttentionSizes, KernelImplementation, PlaceOrder};
 use crate::trace::{Tensor, TraceError, arange};
 
 /// What computes an attention; none if the kernels do not compute this one.
@@ -23,9 +23,9 @@ pub(in super::super) fn attention(
     op: &Attention,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(call) = Call::new(op.0, types, kernels) else { return Ok(None) };
-    let forward = call.kernel(Order::Queries, Shape::forward)?;
+    let Some(forward) = call.kernel(Order::Queries, Shape::forward)? else { return Ok(None) };
     call.trace("attention", types, &forward, |operands| {
         let rows = call.rows(operands);
         let results = run(&forward.kernel, &[rows.lists(&forward), rows.operands.clone()].concat());
@@ -39,10 +39,10 @@ pub(in super::super) fn attention_gradient(
     op: &AttentionGradient,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(call) = Call::new(op.0, types, kernels) else { return Ok(None) };
-    let of_queries = call.kernel(Order::Queries, Shape::backward_queries)?;
-    let of_keys = call.kernel(Order::Keys, Shape::backward_keys)?;
+    let Some(of_queries) = call.kernel(Order::Queries, Shape::backward_queries)? else { return Ok(None) };
+    let Some(of_keys) = call.kernel(Order::Keys, Shape::backward_keys)? else { return Ok(None) };
     call.trace("attention_gradient", types, &of_queries, |operands| {
         let rows = call.rows(operands);
         let numbers = |x: Tensor| call.queries(x).reshape(call.of_heads(&[1, call.shape.queries]));
@@ -140,7 +140,7 @@ impl Call {
         };
         let call = Call { form, shape, sizes };
         let [query_blocks, key_blocks] = call.counts();
-        // A known list is refused where it is too long, with what to do; one that data say has all pairs.
+        // A list that data say has room for all pairs; how long a known one is, is seen when it is made.
         let fits = !call.shape.places || query_blocks * key_blocks <= Shape::MOST_PAIRS;
         (is_one && fits).then_some(call)
     }
@@ -151,11 +151,12 @@ impl Call {
         [queries / blocks.query, keys / blocks.key]
     }
 
+    /// A kernel with its list; none if scalar memory does not hold that.
     fn kernel(
         &self,
         order: Order,
         write: impl FnOnce(&Shape, usize) -> Result<Kernel, KernelError>,
-    ) -> Result<Listed, TraceError> {
+    ) -> Result<Option<Listed>, TraceError> {
         let listed = || -> Result<Listed, KernelError> {
             if self.shape.places {
                 let [query_blocks, key_blocks] = self.counts();
@@ -167,7 +168,10 @@ impl Call {
             let known = vec![pairs.query_block, pairs.key_block, pairs.flags, query_start, key_start];
             Ok(Listed { kernel, order, known: Some(known) })
         };
-        listed().map_err(|error| refused("kernels.attention", &error))
+        match listed() {
+            Err(KernelError::Scalars { .. }) => Ok(None),
+            listed => listed.map(Some).map_err(|error| refused("kernels.attention", &error)),
+        }
     }
 
     fn trace(
@@ -176,7 +180,7 @@ impl Call {
         types: &[TensorType],
         listed: &Listed,
         f: impl FnOnce(&[Tensor]) -> Vec<Tensor>,
-    ) -> Result<Option<Implementation>, TraceError> {
+    ) -> Result<Option<KernelImplementation>, TraceError> {
         let Blocks { query, key } = self.shape.blocks;
         let all = self.counts().iter().product::<usize>();
         let pairs = match &listed.known {
@@ -184,7 +188,7 @@ impl Call {
             None => format!("those of {all} pairs that data say"),
         };
         let how = format!("blocks of {query} queries and {key} keys, {pairs}");
-        Implementation::trace(AttentionKernel::Mosaic.name(), name, how, types, f).map(Some)
+        traced(AttentionKernel::Mosaic.name(), name, how, types, f).map(Some)
     }
 
     /// `[batch, heads, ..]`.

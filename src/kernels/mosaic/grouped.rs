@@ -7,23 +7,21 @@
 
 use meshloom_mosaic::grouped::{Blocks, COMPUTE, FIRST, Grouped, LAST};
 
-use super::super::expand::Implementation;
+use super::super::expand::traced;
 use super::super::pad::pad;
+use super::super::table::TILE;
 use super::super::{ExpertsKernel, Kernels};
 use super::{refused, run};
 use crate::ir::{DType, TensorType};
-use crate::ops::{RaggedDot, RaggedMode, RaggedSizes};
+use crate::ops::{KernelImplementation, RaggedDot, RaggedMode, RaggedSizes};
 use crate::trace::{Tensor, TraceError, arange, concatenate, full, zeros};
-
-/// Rows are padded to a multiple of this at least: that of a tile of `bf16`.
-const TILE: usize = 16;
 
 /// What computes a grouped product; none if the kernels do not compute this one.
 pub(in super::super) fn ragged_dot(
     op: &RaggedDot,
     types: &[TensorType],
     kernels: &Kernels,
-) -> Result<Option<Implementation>, TraceError> {
+) -> Result<Option<KernelImplementation>, TraceError> {
     let Some(call) = Call::new(op, types, kernels) else { return Ok(None) };
     let visits = call.visit_count();
     let kernel = match op.mode {
@@ -34,7 +32,7 @@ pub(in super::super) fn ragged_dot(
     let kernel = kernel.map_err(|error| refused("kernels.experts", &error))?;
     let Blocks { rows, inner, columns } = call.shape.blocks;
     let how = format!("blocks of {rows} rows, {inner} wide, by {columns} columns; as many as the groups have");
-    let found = Implementation::trace(ExpertsKernel::Mosaic.name(), "ragged_dot", how, types, |operands| {
+    let found = traced(ExpertsKernel::Mosaic.name(), "ragged_dot", how, types, |operands| {
         let lists = if op.mode == RaggedMode::Contracted {
             call.group_visits(operands[2])
         } else {

@@ -4,7 +4,7 @@ use super::RunConfig;
 use super::error::invalid;
 use super::placement::Placement;
 use super::validate::Checked;
-use meshloom::nn::{Batch, ContextOrder, TokenOrder};
+use meshloom::nn::{Batch, TokenOrder};
 use meshloom::trace::TensorSpec;
 
 const KEY: &str = "kernels.context_order";
@@ -65,11 +65,9 @@ impl RunConfig {
         Err(invalid(KEY, self.kernels.context_order.name(), reason))
     }
 
-    /// Why `kernels.context_order` has no effect, if it has none.
-    pub(super) fn context_order_is_unused(&self) -> Option<String> {
-        let is_unsplit = |placement: &Placement| self.context_parts(placement) == 1;
-        let is_unused =
-            self.kernels.context_order != ContextOrder::Natural && self.placement().is_ok_and(|it| is_unsplit(&it));
-        is_unused.then(|| format!("no rule splits activation_length over the mesh {:?}", self.mesh.axes))
+    /// Why no device has a part of a row, if none has.
+    pub(super) fn rows_are_whole(&self) -> Option<String> {
+        let is_unsplit = self.placement().is_ok_and(|placement| self.context_parts(&placement) == 1);
+        is_unsplit.then(|| format!("no rule splits activation_length over the mesh {:?}", self.mesh.axes))
     }
 }

@@ -91,7 +91,18 @@ impl RunConfig {
         if self.model.family == Deepseek {
             unused.push(("kernels", "context", is("model.family", self.model.family.name())));
         }
-        unused.extend(self.context_order_is_unused().map(|why| ("kernels", "context_order", why)));
+        if let Some(why) = self.rows_are_whole() {
+            unused.push(("kernels", "context_order", why.clone()));
+            if self.model.family != Deepseek {
+                unused.push(("kernels", "context", why));
+            }
+        }
+        if self.kernels.attention == super::AttentionChoice::Mosaic && self.model.attention_dropout > 0.0 {
+            let rate = self.model.attention_dropout;
+            let why =
+                format!("its kernels drop no weights and model.attention_dropout is {rate}: attention is blockwise");
+            unused.push(("kernels", "attention", why));
+        }
         let platform = self.target.platform;
         // With `auto`, they are for the case that it is the CPU.
         if matches!(platform, Platform::Cuda | Platform::Tpu)
