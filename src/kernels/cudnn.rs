@@ -67,7 +67,8 @@ impl Call {
             (!matches!(dtype, DType::BF16 | DType::F16))
                 .then(|| format!("operands are {dtype}, and must be bf16 or f16")),
             types.iter().any(|ty| ty.element_count() == 0).then(|| "an operand has no elements".to_owned()),
-            (width != value_width).then(|| format!("keys are {width} wide and values {value_width}, and must be alike")),
+            (width != value_width)
+                .then(|| format!("keys are {width} wide and values {value_width}, and must be alike")),
             (!width.is_multiple_of(WIDTH_STEP) || width > WIDEST).then(|| {
                 format!("heads are {width} wide, and must be a multiple of {WIDTH_STEP} and at most {WIDEST}")
             }),

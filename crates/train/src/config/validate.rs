@@ -53,10 +53,8 @@ impl RunConfig {
             AttentionChoice::Auto | AttentionChoice::Plain | AttentionChoice::Blockwise => None,
         };
         let of_experts = (experts == ExpertsChoice::Mosaic).then_some(MOSAIC);
-        let choices = [
-            ("kernels.attention", attention.name(), of_attention),
-            ("kernels.experts", experts.name(), of_experts),
-        ];
+        let choices =
+            [("kernels.attention", attention.name(), of_attention), ("kernels.experts", experts.name(), of_experts)];
         // Where the platform is that of the devices, it shows when the program runs.
         let Ok(kind) = self.platform_kind() else { return Ok(()) };
         for (key, choice, needed) in choices {
