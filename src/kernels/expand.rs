@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Kernels, OwnKernels, blockwise, grouped, mosaic};
+use super::{AttentionKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic};
 use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
-use crate::ops::{KernelCall, KernelImplementation, Op, OpName};
+use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName};
 use crate::trace::{Function, Tensor, TensorSpec, TraceError};
 
 /// An implementation that a function of operands of these types is; `graph_name` is the name of its graph.
@@ -62,8 +62,14 @@ pub fn expand(
     Ok((expanded, expansion.uses))
 }
 
-/// An op on operands of these types.
-type Call = (Op, Vec<TensorType>);
+/// What an implementation depends on.
+#[derive(PartialEq, Eq, Hash)]
+struct Call {
+    op: Op,
+    types: Vec<TensorType>,
+    /// Of attention by cuDNN: whether no segment can mask.
+    has_one_segment: bool,
+}
 
 /// What computes a call.
 struct Made {
@@ -120,13 +126,20 @@ impl Expansion<'_> {
         if !has_implementations(node.op()) {
             return Ok(None);
         }
-        let call = (node.op().clone(), node.operands().iter().map(|&value| graph.ty(value).clone()).collect());
+        let by_cudnn = self.kernels.attention == AttentionKernel::Cudnn && is_attention(node.op());
+        let call = Call {
+            op: node.op().clone(),
+            types: node.operands().iter().map(|&value| graph.ty(value).clone()).collect(),
+            has_one_segment: by_cudnn && has_one_segment(graph, node),
+        };
         if let Some(made) = self.made.get(&call) {
             made.uses.iter().for_each(|&(number, count)| self.uses[number].count += count);
             return Ok(made.graph.clone());
         }
         let before: Vec<usize> = self.uses.iter().map(|used| used.count).collect();
-        let found = match &call {
+        let found = match (&call.op, &call.types) {
+            (Op::Attention(op), types) if by_cudnn => Some(self.cudnn(op.0, &call, node)?.forward(types)?),
+            (Op::AttentionGradient(op), types) if by_cudnn => Some(self.cudnn(op.0, &call, node)?.backward(types)?),
             (Op::Attention(op), types) => match mosaic::attention(op, types, self.kernels)? {
                 None => blockwise::attention(op, types, self.kernels)?,
                 found => found,
@@ -146,11 +159,11 @@ impl Expansion<'_> {
             Some(found) => (found.name.clone(), found.how.clone()),
             None => (PLAIN.to_owned(), String::new()),
         };
-        let op = match &call.0 {
+        let op = match &call.op {
             Op::KernelCall(op) => op.kernel.rules().name().text(),
             op => op.name().to_owned(),
         };
-        let operands = call.1.clone();
+        let operands = call.types.clone();
         self.uses.push(KernelUse { op, operands, implementation, how, count: 1 });
         let graph = found.map(|found| Arc::new((self.tidy)(&found.graph)));
         let counts = self.uses.iter().enumerate();
@@ -158,6 +171,13 @@ impl Expansion<'_> {
         let uses = uses.filter(|(_, count)| *count > 0).collect();
         self.made.insert(call, Made { uses, graph: graph.clone() });
         Ok(graph)
+    }
+
+    /// Attention by cuDNN, or why it does not compute this one.
+    fn cudnn(&self, form: AttentionForm, call: &Call, node: NodeRef<'_>) -> Result<cudnn::Call, OpError> {
+        let Call { op, types, has_one_segment } = call;
+        cudnn::Call::new(form, types, self.kernels.platform, *has_one_segment)
+            .map_err(|error| OpError::new(op.name(), error, types.clone(), node.origin()))
     }
 
     /// What computes a kernel of one's own: the first of its implementations that fits, or its definition.
@@ -197,6 +217,19 @@ const PLAIN: &str = "plain";
 /// Whether an op has implementations to choose from.
 fn has_implementations(op: &Op) -> bool {
     matches!(op, Op::Attention(_) | Op::AttentionGradient(_) | Op::RaggedDot(_) | Op::KernelCall(_))
+}
+
+fn is_attention(op: &Op) -> bool {
+    matches!(op, Op::Attention(_) | Op::AttentionGradient(_))
+}
+
+/// Whether the queries and keys of an attention are of one segment: their segments are the same number everywhere.
+fn has_one_segment(graph: &Graph, node: NodeRef<'_>) -> bool {
+    let number = |index: usize| match graph.defining_node(node.operands()[index])?.op() {
+        Op::Splat(splat) => Some(splat.number()),
+        _ => None,
+    };
+    number(3).is_some_and(|of_queries| number(4) == Some(of_queries))
 }
 
 fn has_any(graph: &Graph) -> bool {

@@ -5,13 +5,14 @@
 //! place, for the shapes of one device: a loop over blocks, or a call of a kernel that the plugin compiles. An op that
 //! is left is emitted in its plain form.
 //!
-//! A call whose operands fit in one block is computed in the plain form, except by Mosaic kernels.
+//! Where a loop over blocks is chosen and one block holds the operands, the plain form takes its place.
 //!
 //! | op | implementation | on | what it holds |
 //! |---|---|---|---|
 //! | attention | [`AttentionKernel::Plain`] | every platform | all scores, `[queries, keys]` |
 //! | attention | [`AttentionKernel::Blockwise`] | every platform | the scores of a block |
 //! | attention | [`AttentionKernel::Mosaic`] | TPU | nothing beside its operands and results |
+//! | attention | [`AttentionKernel::Cudnn`] | CUDA | a workspace that XLA sizes |
 //! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
 //! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
 //! | grouped product | [`ExpertsKernel::Mosaic`] | TPU | nothing beside its operands and results |
@@ -19,6 +20,7 @@
 //! Kernels of one's own ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
 
 mod blockwise;
+mod cudnn;
 mod expand;
 mod grouped;
 mod mosaic;
@@ -27,5 +29,7 @@ mod sight;
 mod table;
 mod true_places;
 
+#[doc(hidden)]
+pub use cudnn::result_with_flow;
 pub use expand::{KernelUse, expand};
 pub use table::{AttentionKernel, Blocks, ExpertsKernel, Kernels, OwnKernels};

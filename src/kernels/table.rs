@@ -12,6 +12,8 @@ meshloom_hlo::words! {
         Blockwise = "blockwise",
         /// Kernels of ours for TPU, as Mosaic text. Attention that they do not compute is computed blockwise.
         Mosaic = "mosaic",
+        /// cuDNN's fused attention, on CUDA. Attention that it does not compute is refused.
+        Cudnn = "cudnn",
     }
 }
 

@@ -188,8 +188,8 @@ fn dims_over<'n>(rule: &'n FactorRule, factor: usize, node: NodeRef<'n>) -> impl
     })
 }
 
-/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end. What
-/// a kernel of one's own makes of the elements that fill a sum is not known.
+/// Whether an op can do with a larger factor: it is alone on its dimensions, and nothing depends on where they end.
+/// What a kernel of one's own makes of the elements that fill a sum is not known.
 fn can_grow(op: &Op, rule: &FactorRule, factor: usize) -> bool {
     let kind = rule.factors[factor].kind;
     if matches!((op, kind), (Op::KernelCall(_), FactorKind::Reduction(_))) {

@@ -55,6 +55,7 @@ fn trials() -> Vec<Trial> {
         .with_kind("cpu"),
         on("tpu", "grouped_products_copy_one_matrix", || programs::grouped_products("v5p:1x1x1", PlatformKind::Tpu)),
         on("cuda", "grouped_products_copy_one_matrix", || programs::grouped_products("h100:1x1x1", PlatformKind::Cuda)),
+        on("cuda", "the_form_of_cudnn_attention", || programs::the_form_of_cudnn_attention("h100:1x1x1")),
         on("tpu", "a_decoder_by_kernels", || programs::a_decoder_by_kernels("v5p:2x2x1")),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
         on(

@@ -4,8 +4,8 @@ use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
-use meshloom::kernels::{ExpertsKernel, KernelUse, Kernels};
-use meshloom::nn::{MoeConfig, moe};
+use meshloom::kernels::{AttentionKernel, ExpertsKernel, KernelUse, Kernels};
+use meshloom::nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
 use meshloom::pjrt::{CompileOptions, DeviceDescription, MemoryStats, PlatformKind, Topology};
 use meshloom::sharding::{DevicePlace, Mesh, device_order};
@@ -110,13 +110,36 @@ pub fn grouped_products_by_kernels(target: &str) {
         let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
         let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
         let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
-        assert_eq!(kernel_calls(&module), 3, "{target}: {dtype}: a product and two gradients");
+        assert_eq!(kernel_calls(&module, CALL_TARGET), 3, "{target}: {dtype}: a product and two gradients");
     }
 }
 
-fn kernel_calls(module: &HloModuleProto) -> usize {
+/// Attention by cuDNN and its gradient. This shows that the plugin reads the configurations, and no more: it builds
+/// cuDNN's graphs only with the device at hand, and takes operands here that cuDNN does not.
+pub fn the_form_of_cudnn_attention(target: &str) {
+    let specs = [8, 2, 2].map(|heads| TensorSpec::new(BF16, [2, 1024, heads, 128]));
+    let function = Function::trace("attention", (specs[0].clone(), specs[1].clone(), specs[2].clone()), |operands| {
+        value_and_grad(operands, |(query, key, value)| {
+            let options = AttentionOptions { window: Some(256), ..AttentionOptions::default() };
+            causal_attention_with(query, key, value, &options).convert(F32).square().sum(..)
+        })
+    });
+    let kernels = Kernels { attention: AttentionKernel::Cudnn, ..Kernels::portable(PlatformKind::Cuda) };
+    let options = LowerOptions { kernels, ..LowerOptions::default() };
+    let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
+    let topology = Topology::parse(target).expect("a topology");
+    let options = CompileOptions::default();
+    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
+    let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
+    let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    for call in ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"] {
+        assert_eq!(kernel_calls(&module, call), 1, "{target}: {call}");
+    }
+}
+
+fn kernel_calls(module: &HloModuleProto, target: &str) -> usize {
     let instructions = module.computations.iter().flat_map(|computation| &computation.instructions);
-    instructions.filter(|instruction| instruction.custom_call_target == CALL_TARGET).count()
+    instructions.filter(|instruction| instruction.custom_call_target == target).count()
 }
 
 /// A decoder with routed experts, whose devices have a part of the experts and of the sequence: attention and all
@@ -150,7 +173,7 @@ pub fn a_decoder_by_kernels(target: &str) {
         assert_eq!(kernels.iter().any(of_data), axes.contains("context"), "{axes}: {kernels:?}");
         let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
         // An attention and its two gradients; three products of experts, each with two gradients.
-        assert!(kernel_calls(&module) >= 3 + 9, "{axes}: {} kernels", kernel_calls(&module));
+        assert!(kernel_calls(&module, CALL_TARGET) >= 3 + 9, "{axes}: {} kernels", kernel_calls(&module, CALL_TARGET));
         let experts = if axes.contains("expert") { 6 } else { 12 };
         let is_product = |instruction: &&HloInstructionProto| ["dot", "convolution"].contains(&&instruction.opcode[..]);
         for computation in &module.computations {

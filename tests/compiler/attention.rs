@@ -24,7 +24,7 @@ type Shape = [usize; 6];
 /// A form, and into how many segments rows are cut.
 type Case = (AttentionForm, usize);
 
-const CAUSAL: AttentionForm = AttentionForm {
+pub const CAUSAL: AttentionForm = AttentionForm {
     scale: Number::new(0.6),
     softcap: None,
     causal: true,
@@ -34,7 +34,7 @@ const CAUSAL: AttentionForm = AttentionForm {
     dropout: None,
 };
 
-fn window(window: usize) -> AttentionForm {
+pub fn window(window: usize) -> AttentionForm {
     AttentionForm { window: Some(window), ..CAUSAL }
 }
 
@@ -91,13 +91,13 @@ fn program(shape: Shape, dtype: DType, cases: &[Case]) -> Arc<Graph> {
     function.unwrap_or_else(|error| panic!("{error}")).graph().clone()
 }
 
-fn inputs(graph: &Graph) -> Vec<Literal> {
+pub fn inputs(graph: &Graph) -> Vec<Literal> {
     let wave = |position: usize, index: usize| ((index * (7 + position) % 97) as f64 / 48.5 - 1.0) * 1.7;
     let types = graph.input_types().cloned();
     types.enumerate().map(|(position, ty)| Literal::from_fn(ty, |index| wave(position, index))).collect()
 }
 
-fn results(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
+pub fn results(graph: &Graph, options: &LowerOptions<'_>) -> Vec<Vec<f64>> {
     let lowered = lower(graph, options).unwrap_or_else(|error| panic!("{error}"));
     let program = compile(&lowered).unwrap_or_else(|error| panic!("{error}"));
     let arguments = program.put(0, &inputs(graph)).expect("the inputs fit");
@@ -110,7 +110,7 @@ fn blockwise(queries: usize, keys: usize) -> Kernels {
 }
 
 #[track_caller]
-fn check(found: &[Vec<f64>], expected: &[Vec<f64>], bound: f64, name: &str) {
+pub fn check(found: &[Vec<f64>], expected: &[Vec<f64>], bound: f64, name: &str) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         // A query that sees one key has weight one for it, whatever its score: its cotangent is zero but for rounding.

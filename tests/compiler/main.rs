@@ -3,6 +3,7 @@
 mod autodiff;
 mod attention;
 mod control_flow;
+mod cudnn;
 mod errors;
 mod filetests;
 mod first_use;

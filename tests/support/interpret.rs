@@ -10,6 +10,7 @@
 //! [`evaluate`]: meshloom::passes::evaluate
 
 mod apply;
+mod cudnn;
 pub mod moves;
 mod number;
 

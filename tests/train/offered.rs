@@ -1,4 +1,4 @@
-//! Every value that `meshloom config` offers is taken: the config with it gives a train step.
+//! Every value that `meshloom config` offers is taken: the config with it gives a train step, or the reason why not.
 
 use meshloom_train::config::RunConfig;
 
@@ -24,6 +24,10 @@ const NEEDED: [(&str, &[&str]); 13] = [
     ),
     ("model.batch_split=true", &["train.batch=32"]),
 ];
+
+/// Values that no train step takes, with what they need beside it and the reason: they are for other programs.
+const REFUSED: [(&str, &str, &str); 1] =
+    [("kernels.attention=cudnn", "target.platform=cuda", "segments are data, by which cuDNN cannot mask")];
 
 /// Asks for hardware: `platforms` opens it.
 const OF_HARDWARE: &str = "target.platform=auto";
@@ -51,6 +55,9 @@ fn every_offered_value_gives_a_train_step() {
                 if setting == OF_HARDWARE {
                     continue;
                 }
+                if REFUSED.iter().any(|(refused, ..)| *refused == setting) {
+                    continue;
+                }
                 tried += 1;
                 let lowered = RunConfig::from_overrides(&with(&setting))
                     .map_err(|error| error.to_string())
@@ -63,4 +70,16 @@ fn every_offered_value_gives_a_train_step() {
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
     assert!(tried >= 60, "{tried}");
+}
+
+#[test]
+fn values_for_other_programs_are_refused() {
+    for (setting, needed, reason) in REFUSED {
+        let settings = [with(setting), vec![needed.to_owned()]].concat();
+        let config = RunConfig::from_overrides(&settings).unwrap_or_else(|error| panic!("{error}"));
+        let error = config.lower_train_step().map(drop).expect_err(setting).to_string();
+        let (key, word) = setting.split_once('=').expect("a key and its value");
+        assert!(error.contains(&format!("{key} = \"{word}\": ")) && error.contains(reason), "{error}");
+        assert!(error.contains(&format!("; choose {key} = \"auto\"")), "{error}");
+    }
 }

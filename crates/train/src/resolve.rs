@@ -239,6 +239,7 @@ impl RunConfig {
                 config::AttentionChoice::Plain => AttentionKernel::Plain,
                 config::AttentionChoice::Blockwise => AttentionKernel::Blockwise,
                 config::AttentionChoice::Mosaic => AttentionKernel::Mosaic,
+                config::AttentionChoice::Cudnn => AttentionKernel::Cudnn,
             },
             experts: match self.kernels.experts {
                 config::ExpertsChoice::Auto => auto.experts,

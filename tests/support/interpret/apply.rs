@@ -9,6 +9,7 @@ use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
 use meshloom_mosaic::interpret::{self, Array};
 
+use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, packed, round, unary};
 
@@ -20,6 +21,9 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         }
         Op::Threefry(_) => threefry(operands, types),
         Op::CustomCall(op) if op.target == Name::new(CALL_TARGET) => mosaic(op, operands),
+        Op::CustomCall(op) => {
+            cudnn::apply(op, operands).unwrap_or_else(|| panic!("{} is not interpreted", op.target.text()))
+        }
         Op::TopK(op) => top_k(op.k, operands[0], types),
         Op::Sort(op) => sort(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),

@@ -254,6 +254,8 @@ choice! {
         Blockwise = "blockwise",
         /// Kernels of ours, on TPU.
         Mosaic = "mosaic",
+        /// cuDNN's, on CUDA, for rows of one segment.
+        Cudnn = "cudnn",
     }
 }
 

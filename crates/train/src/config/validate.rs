@@ -46,20 +46,24 @@ impl RunConfig {
 
     fn validate_kernels(&self) -> Checked {
         let KernelsConfig { attention, experts, .. } = self.kernels;
-        let choices = [
-            ("kernels.attention", attention.name(), attention == AttentionChoice::Mosaic),
-            ("kernels.experts", experts.name(), experts == ExpertsChoice::Mosaic),
-        ];
-        let mosaic = choices.into_iter().find(|(.., is_mosaic)| *is_mosaic);
-        match (self.platform_kind(), mosaic) {
-            (Ok(PlatformKind::Tpu), _) | (_, None) => Ok(()),
-            (Ok(kind), Some((key, choice, _))) => {
-                let reason = format!("its kernels are for TPUs, but the platform is {kind}");
-                Err(invalid(key, choice, &reason).because(["target.platform"]))
+        const MOSAIC: (PlatformKind, &str) = (PlatformKind::Tpu, "its kernels are for TPUs");
+        let of_attention = match attention {
+            AttentionChoice::Mosaic => Some(MOSAIC),
+            AttentionChoice::Cudnn => Some((PlatformKind::Cuda, "cuDNN is for CUDA")),
+            AttentionChoice::Auto | AttentionChoice::Plain | AttentionChoice::Blockwise => None,
+        };
+        let of_experts = (experts == ExpertsChoice::Mosaic).then_some(MOSAIC);
+        let choices =
+            [("kernels.attention", attention.name(), of_attention), ("kernels.experts", experts.name(), of_experts)];
+        // Where the platform is that of the devices, it shows when the program runs.
+        let Ok(kind) = self.platform_kind() else { return Ok(()) };
+        for (key, choice, needed) in choices {
+            if let Some((_, what)) = needed.filter(|&(needed, _)| needed != kind) {
+                let reason = format!("{what}, but the platform is {kind}");
+                return Err(invalid(key, choice, &reason).because(["target.platform"]));
             }
-            // Which platform has devices shows when the program runs.
-            (Err(_), _) => Ok(()),
         }
+        Ok(())
     }
 
     fn validate_on_mesh(&self) -> Checked {
