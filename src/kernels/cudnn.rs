@@ -25,7 +25,7 @@ use serde_json::{Value as Json, json};
 use super::AttentionKernel;
 use super::expand::traced;
 use crate::ir::{DType, TensorType, TypeError};
-use crate::ops::{AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, PlaceOrder};
+use crate::ops::{KernelImplementation, AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, PlaceOrder};
 use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, custom_call};
 
