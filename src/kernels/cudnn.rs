@@ -10,13 +10,13 @@
 //! [`Attention`](crate::ops::Attention). XLA sizes the workspace, which is `u8[0]` here.
 //!
 //! cuDNN is asked for by name, so what it does not compute exactly as the op does is refused, and not computed
-//! otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query.
-//! [`AttentionGradient`] has that sum less the cotangent of the stats (`flow`), and no o. So it gets an o with that sum:
-//! [`result_with_flow`].
+//! otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query. The operands of
+//! [`AttentionGradient`] have that sum less the cotangent of the stats (`flow`), and no o. So it gets an o with that
+//! sum: [`result_with_flow`].
 //!
-//! Source: NVIDIA, "cuDNN Frontend: Attention" (SDPA forward and backward); XLA, `xla/service/gpu/backend_configs.proto`;
-//! JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths, meaning of the window); Dao,
-//! "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
+//! Source: NVIDIA, "cuDNN Frontend: Attention" (SDPA forward and backward); XLA,
+//! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths, meaning
+//! of the window); Dao, "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
 //!
 //! [`AttentionGradient`]: crate::ops::AttentionGradient
 
