@@ -10,13 +10,13 @@
 //! [`Attention`](crate::ops::Attention). XLA sizes the workspace, which is `u8[0]` here.
 //!
 //! cuDNN is asked for by name, so what it does not compute exactly as the op does is refused, and not computed
-//! otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query.
-//! [`AttentionGradient`] has that sum less the cotangent of the stats (`flow`), and no o. So it gets an o with that
+//! otherwise. cuDNN's backward pass reads o in one place, the sum of `o * cotangent` of each query. The operands of
+//! [`AttentionGradient`] have that sum less the cotangent of the stats (`flow`), and no o. So it gets an o with that
 //! sum: [`result_with_flow`].
 //!
-//! Source: NVIDIA, "cuDNN Frontend: Attention" (`SDPA Forward`, `SDPA Backward`); XLA,
-//! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths,
-//! meaning of the window); Dao, "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
+//! Source: NVIDIA, "cuDNN Frontend: Attention" (SDPA forward and backward); XLA,
+//! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths, meaning
+//! of the window); Dao, "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
 //!
 //! [`AttentionGradient`]: crate::ops::AttentionGradient
 
@@ -25,7 +25,9 @@ use serde_json::{Value as Json, json};
 use super::AttentionKernel;
 use super::expand::traced;
 use crate::ir::{DType, TensorType, TypeError};
-use crate::ops::{KernelImplementation, AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, PlaceOrder};
+use crate::ops::{
+    AttentionForm, AttentionSizes, CustomCall, CustomCallApi, KernelCost, KernelImplementation, PlaceOrder,
+};
 use crate::pjrt::PlatformKind;
 use crate::trace::{Tensor, TraceError, custom_call};
 
@@ -95,8 +97,8 @@ impl Call {
         let results = [self.of_heads(&types[0]), self.stats(), workspace()];
         self.trace("attention", types, |operands| {
             let found = self.run(FORWARD, &results, 2, &self.rows(operands));
-            let log_total = found[1].reshape(types[0].dims[..types[0].rank() - 1].to_vec());
-            vec![found[0].reshape(types[0].dims.to_vec()), log_total]
+            let log_total = found[1].reshape(&types[0].dims[..types[0].rank() - 1]);
+            vec![found[0].reshape(&types[0].dims), log_total]
         })
     }
 
@@ -105,12 +107,12 @@ impl Call {
         let [query, key, value] = [0, 1, 2].map(|index| self.of_heads(&types[index]));
         let results = [query, key, value, workspace()];
         self.trace("attention_gradient", types, |operands| {
-            let stats = |x: Tensor| x.reshape(self.stats().dims.to_vec());
-            let ct = operands[9].reshape(results[0].dims.to_vec());
+            let stats = |x: Tensor| x.reshape(&self.stats().dims);
+            let ct = operands[9].reshape(&results[0].dims);
             let mixed = result_with_flow(stats(operands[8]), ct).convert(self.dtype);
             let given = [self.rows(operands), vec![stats(operands[7]), ct, mixed]].concat();
             let found = self.run(BACKWARD, &results, 5, &given);
-            (0..3).map(|index| found[index].reshape(types[index].dims.to_vec())).collect()
+            (0..3).map(|index| found[index].reshape(&types[index].dims)).collect()
         })
     }
 
@@ -181,7 +183,7 @@ impl Call {
 
     /// Queries, keys and values.
     fn rows(&self, operands: &[Tensor]) -> Vec<Tensor> {
-        operands[..3].iter().map(|x| x.reshape(self.of_heads(&x.ty()).dims.to_vec())).collect()
+        operands[..3].iter().map(|x| x.reshape(&self.of_heads(&x.ty()).dims)).collect()
     }
 
     /// What XLA builds the graph from. Numbers of 64 bits are strings, as in the JSON form of protocol buffers.
