@@ -15,8 +15,8 @@
 //! sum: [`result_with_flow`].
 //!
 //! Source: NVIDIA, "cuDNN Frontend: Attention" (SDPA forward and backward); XLA,
-//! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths, meaning
-//! of the window); Dao, "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
+//! `xla/service/gpu/backend_configs.proto`; JAX, `jax/_src/cudnn/fused_attention_stablehlo.py` (limits of widths,
+//! meaning of the window); Dao, "FlashAttention-2", arXiv 2307.08691 (the sum that the backward pass reads).
 //!
 //! [`AttentionGradient`]: crate::ops::AttentionGradient
 
