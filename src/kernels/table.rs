@@ -2,6 +2,7 @@
 
 use crate::ops::{AttentionSizes, RaggedSizes};
 use crate::pjrt::{Platform, PlatformKind};
+use meshloom_mosaic::grouped::rows_of_block;
 
 meshloom_hlo::words! {
     /// What computes attention.
@@ -159,9 +160,7 @@ impl Kernels {
         let of_group = sizes.rows / sizes.groups.max(1);
         let rows = match self.platform {
             PlatformKind::Cpu => of_group.next_power_of_two().clamp(16, 128),
-            PlatformKind::Cuda | PlatformKind::Tpu => {
-                [512, 256].into_iter().find(|block| 10 * block <= of_group).unwrap_or(128)
-            }
+            PlatformKind::Cuda | PlatformKind::Tpu => rows_of_block(512, of_group),
         };
         (rows < sizes.rows).then_some(rows)
     }

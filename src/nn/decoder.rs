@@ -258,7 +258,7 @@ impl DecoderConfig {
 
     /// Where the tokens of rows stand, by their segments `[batch, length]`.
     pub(super) fn token_places(&self, segment_ids: Tensor) -> TokenPlaces {
-        scope("places", || TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange).with_order(self.order))
+        TokenPlaces::of_rows(segment_ids).with_exchange(self.exchange).with_order(self.order)
     }
 
     /// The embedded tokens, `[batch, length, embed]`.

@@ -65,13 +65,15 @@ impl Blocks {
     /// are not: that would copy them. So there are none where a width is large and not a multiple of 128.
     pub fn new(dtype: DType, rows: usize, inner: usize, columns: usize, groups: usize) -> Option<Blocks> {
         let limit = if dtype == DType::BF16 { 512 } else { 256 };
-        // A block is computed once for each group in it. With ten blocks for a group, that is a tenth more than the
-        // rows.
-        let of_group = rows / groups.max(1);
-        let fitting = [512, 256].into_iter().find(|&size| size <= limit && 10 * size <= of_group);
-        let rows = fitting.unwrap_or(128).min(rows);
-        Some(Blocks { rows, inner: block(limit, inner)?, columns: block(limit, columns)? })
+        let of_block = rows_of_block(limit, rows / groups.max(1)).min(rows);
+        Some(Blocks { rows: of_block, inner: block(limit, inner)?, columns: block(limit, columns)? })
     }
+}
+
+/// The rows of a block: 128, or a larger power of two up to a limit of which groups have at least ten on average. A
+/// group's last block is computed whole, so ten keep what is beyond its rows to a tenth.
+pub fn rows_of_block(limit: usize, rows_of_group: usize) -> usize {
+    [512, 256].into_iter().find(|&size| size <= limit && 10 * size <= rows_of_group).unwrap_or(128)
 }
 
 /// A whole dimension, if it is small; else the greatest multiple of 128 that divides it.

@@ -160,14 +160,13 @@ impl RunConfig {
             return Ok(());
         }
         if self.model.experts.is_multiple_of(groups) {
-            let hindrance = self.hinders_all_to_all(placement);
-            return match hindrance.filter(|_| self.kernels.experts_exchange == ExchangeChoice::AllToAll) {
-                Some((reason, keys)) => {
-                    let exchange = ExchangeChoice::AllToAll.name();
-                    Err(invalid("kernels.experts_exchange", exchange, &reason).because(keys.iter().copied()))
-                }
-                None => Ok(()),
-            };
+            let choice = self.kernels.experts_exchange;
+            if choice == ExchangeChoice::AllToAll
+                && let Some((reason, keys)) = self.hinders_all_to_all(placement)
+            {
+                return Err(invalid("kernels.experts_exchange", choice.name(), &reason).because(keys.iter().copied()));
+            }
+            return Ok(());
         }
         let reason = format!(
             "it must be a multiple of {groups}: the rules spread experts over so many devices of {}",
