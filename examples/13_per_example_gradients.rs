@@ -45,10 +45,16 @@ fn main() -> Result<(), meshloom::Error> {
     let options = LowerOptions { sharding: Some((&mesh, &rules)), ..LowerOptions::default() };
     let compiled = compile(&function, &Client::cpu(8)?, &options)?;
     let eight = compiled.call(&values)?;
-    for (one, eight) in one.0.to_f64_vec().iter().zip(eight.0.to_f64_vec()) {
-        println!("{one:.6} on one device, {eight:.6} on eight");
+    println!("norm of the gradient\nexample one device eight devices");
+    for (index, (one, eight)) in one.0.to_f64_vec().iter().zip(eight.0.to_f64_vec()).enumerate() {
+        println!("{index:>7} {one:>10.6} {eight:>13.6}");
         assert!((one - eight).abs() <= 1e-5 * one);
     }
-    println!("the batch: {:?} and {:?}\n{}", one.1, eight.1, compiled.program().collectives());
+    println!(
+        "  batch {:>10.6} {:>13.6}\n{}",
+        one.1.to_f64_vec()[0],
+        eight.1.to_f64_vec()[0],
+        compiled.program().collectives()
+    );
     Ok(())
 }

@@ -104,7 +104,7 @@ crate::ir::op_text!(CustomCall = "custom-call" {
 
 /// Where kernels for TPUs have their cost: in their configuration, and by this name in it.
 const TPU_TARGET: &str = "tpu_custom_call";
-const TPU_CONFIG: &str = "\"custom_call_config\":{";
+const TPU_CONFIG: &str = "\"custom_call_config\"";
 
 impl CustomCall {
     /// A call of a target that gives results of these types, row-major, without a configuration.
@@ -125,15 +125,19 @@ impl CustomCall {
     /// The configuration, with the cost where the target's compiler reads it.
     fn config_with_cost(&self) -> String {
         let (Some(cost), TPU_TARGET) = (self.cost, &*self.target.text()) else { return self.config.clone() };
-        let Some((before, after)) =
-            self.config.split_once(TPU_CONFIG).filter(|_| !self.config.contains("cost_estimate"))
-        else {
+        let of_object = |config: &str| {
+            let start = config.find(TPU_CONFIG)? + TPU_CONFIG.len();
+            let value = config[start..].trim_start().strip_prefix(':')?.trim_start().strip_prefix('{')?;
+            Some(config.len() - value.len())
+        };
+        let Some(place) = of_object(&self.config).filter(|_| !self.config.contains("cost_estimate")) else {
             return self.config.clone();
         };
+        let (before, after) = self.config.split_at(place);
         let KernelCost { operations, transcendentals, bytes, .. } = cost;
         let estimate = format!(r#""flops":{operations},"transcendentals":{transcendentals},"bytes_accessed":{bytes}"#);
         let comma = if after.trim_start().starts_with('}') { "" } else { "," };
-        format!(r#"{before}{TPU_CONFIG}"cost_estimate":{{{estimate}}}{comma}{after}"#)
+        format!(r#"{before}"cost_estimate":{{{estimate}}}{comma}{after}"#)
     }
 
     /// The cost as attributes of the instruction, where `hlo-dump` reads it.

@@ -4,6 +4,7 @@ use meshloom::compile::{LowerOptions, lower};
 use meshloom::emit::{Annotation, EmitOptions, emit};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
+use meshloom::ir::Graph;
 use meshloom::kernels::{AttentionKernel, ExpertsKernel, KernelUse, Kernels};
 use meshloom::nn::{AttentionOptions, MoeConfig, causal_attention_with, moe};
 use meshloom::pjrt::ahead_of_time::{self, Settings};
@@ -54,6 +55,17 @@ pub fn experts_and_gradients(target: &str) {
     compile(target, &lowered.module.bytes, &CompileOptions::partitioned(8));
 }
 
+/// The compiled program of one device.
+fn compiled(target: &str, graph: &Graph, kernels: Kernels) -> HloModuleProto {
+    let options = LowerOptions { kernels, ..LowerOptions::default() };
+    let lowered = lower(graph, &options).expect("it lowers");
+    let topology = Topology::parse(target).expect("a topology");
+    let options = CompileOptions::default();
+    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
+    let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
+    compiled.optimized_hlo().expect("a program").decode().expect("a module")
+}
+
 /// A grouped product and its gradients, in loops that copy no more of the matrices than the one of a turn.
 pub fn grouped_products(target: &str, kind: PlatformKind) {
     const GROUPS: usize = 16;
@@ -64,13 +76,7 @@ pub fn grouped_products(target: &str, kind: PlatformKind) {
             ragged_dot(rows, matrices, sizes).convert(F32).square().sum(..)
         })
     });
-    let options = LowerOptions { kernels: Kernels::portable(kind), ..LowerOptions::default() };
-    let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
-    let topology = Topology::parse(target).expect("a topology");
-    let options = CompileOptions::partitioned(1);
-    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
-    let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
-    let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let module = compiled(target, function.unwrap_or_else(|error| panic!("{error}")).graph(), Kernels::portable(kind));
     let bodies: Vec<&HloComputationProto> = module
         .computations
         .iter()
@@ -103,13 +109,7 @@ pub fn grouped_products_by_kernels(target: &str) {
             })
         });
         let kernels = Kernels { experts: ExpertsKernel::Mosaic, ..Kernels::portable(PlatformKind::Tpu) };
-        let options = LowerOptions { kernels, ..LowerOptions::default() };
-        let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
-        let topology = Topology::parse(target).expect("a topology");
-        let options = CompileOptions::default();
-        let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
-        let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
-        let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+        let module = compiled(target, function.unwrap_or_else(|error| panic!("{error}")).graph(), kernels);
         assert_eq!(kernel_calls(&module, CALL_TARGET), 3, "{target}: {dtype}: a product and two gradients");
     }
 }
@@ -125,13 +125,7 @@ pub fn the_form_of_cudnn_attention(target: &str) {
         })
     });
     let kernels = Kernels { attention: AttentionKernel::Cudnn, ..Kernels::portable(PlatformKind::Cuda) };
-    let options = LowerOptions { kernels, ..LowerOptions::default() };
-    let lowered = lower(function.unwrap_or_else(|error| panic!("{error}")).graph(), &options).expect("it lowers");
-    let topology = Topology::parse(target).expect("a topology");
-    let options = CompileOptions::default();
-    let compiled = ahead_of_time::compile(&topology, &lowered.module.bytes, &options, &Settings::default());
-    let compiled = compiled.unwrap_or_else(|error| panic!("{target}: {error}"));
-    let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let module = compiled(target, function.unwrap_or_else(|error| panic!("{error}")).graph(), kernels);
     for call in ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"] {
         assert_eq!(kernel_calls(&module, call), 1, "{target}: {call}");
     }

@@ -56,7 +56,7 @@ static NORM: LazyLock<KernelRef> = LazyLock::new(|| {
     let on_tpu = |types: &[TensorType]| {
         let elements = types[0].element_count() as u64;
         let call = CustomCall {
-            config: r#"{"custom_call_config":{"body":"","serialization_format":1}}"#.to_owned(),
+            config: r#"{"custom_call_config": {"body":"","serialization_format":1}}"#.to_owned(),
             aliases: Box::new([(0, 0)]),
             cost: Some(KernelCost { operations: 5 * elements, transcendentals: 7, bytes: 8 * elements, scratch: 4096 }),
             ..CustomCall::new("tpu_custom_call", [types[0].clone()])

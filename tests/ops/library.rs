@@ -239,6 +239,30 @@ fn grouped_product(mode: RaggedMode, dtype: DType, lhs: &Tensor, rhs: &Tensor, s
     Tensor::new(dtype, &dims, &values)
 }
 
+/// What rows and groups of matrices must be: of dimensions that fit, and of others.
+fn of_matrices(entry: Entry, mode: RaggedMode, matrix: &str, wrong: &str) -> Entry {
+    let op = |batch_dims| ragged(mode, batch_dims, F32);
+    let blocks = |batch_dims| ragged_blocks(mode, batch_dims, F32);
+    let inner = if mode == RaggedMode::Rows { 1 } else { 2 };
+    entry
+        .accept(op(0), &format!("f32[6,3] f32[4,{matrix}] s32[4] -> f32[6,2]"))
+        .accept(op(1), &format!("bf16[5,6,3] bf16[5,4,{matrix}] s32[5,4] -> f32[5,6,2]"))
+        .accept(blocks(0), &format!("f32[5,6,3] f32[4,{matrix}] s32[5,4] -> f32[5,6,2]"))
+        .accept(blocks(1), &format!("f32[7,5,6,3] f32[7,4,{matrix}] s32[7,5,4] -> f32[7,5,6,2]"))
+        .reject(blocks(0), &format!("f32[5,6,3] f32[5,4,{matrix}] s32[5,4]"), "operand 1 must have 3 dimensions")
+        .reject(
+            op(0),
+            &format!("f32[6,3] f32[4,{wrong}] s32[4]"),
+            &format!("dimension {inner} of operand 1 must have size 3, found 5"),
+        )
+        .reject(
+            op(0),
+            &format!("f32[6,3] f32[4,{matrix}] s32[5]"),
+            "dimension 0 of operand 1 must have size 5, found 4",
+        )
+        .reject(op(0), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2")
+}
+
 pub fn ragged_dot(mode: RaggedMode) -> Entry {
     let op = |dtype| ragged(mode, 0, dtype);
     let name = match mode {
@@ -248,24 +272,8 @@ pub fn ragged_dot(mode: RaggedMode) -> Entry {
     };
     let entry = Entry::new(name);
     let mut entry = match mode {
-        RaggedMode::Rows => entry
-            .accept(op(F32), "f32[6,3] f32[4,3,2] s32[4] -> f32[6,2]")
-            .accept(ragged(mode, 1, F32), "bf16[5,6,3] bf16[5,4,3,2] s32[5,4] -> f32[5,6,2]")
-            .accept(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[4,3,2] s32[5,4] -> f32[5,6,2]")
-            .accept(ragged_blocks(mode, 1, F32), "f32[7,5,6,3] f32[7,4,3,2] s32[7,5,4] -> f32[7,5,6,2]")
-            .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,4,3,2] s32[5,4]", "operand 1 must have 3 dimensions")
-            .reject(op(F32), "f32[6,3] f32[4,5,2] s32[4]", "dimension 1 of operand 1 must have size 3, found 5")
-            .reject(op(F32), "f32[6,3] f32[4,3,2] s32[5]", "dimension 0 of operand 1 must have size 5, found 4")
-            .reject(op(F32), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2"),
-        RaggedMode::Transposed => entry
-            .accept(op(F32), "f32[6,3] f32[4,2,3] s32[4] -> f32[6,2]")
-            .accept(ragged(mode, 1, F32), "bf16[5,6,3] bf16[5,4,2,3] s32[5,4] -> f32[5,6,2]")
-            .accept(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[4,2,3] s32[5,4] -> f32[5,6,2]")
-            .accept(ragged_blocks(mode, 1, F32), "f32[7,5,6,3] f32[7,4,2,3] s32[7,5,4] -> f32[7,5,6,2]")
-            .reject(ragged_blocks(mode, 0, F32), "f32[5,6,3] f32[5,4,2,3] s32[5,4]", "operand 1 must have 3 dimensions")
-            .reject(op(F32), "f32[6,3] f32[4,2,5] s32[4]", "dimension 2 of operand 1 must have size 3, found 5")
-            .reject(op(F32), "f32[6,3] f32[4,2,3] s32[5]", "dimension 0 of operand 1 must have size 5, found 4")
-            .reject(op(F32), "f32[6,3] f32[3,2] s32[4]", "operand 1 must have 3 dimensions, found 2"),
+        RaggedMode::Rows => of_matrices(entry, mode, "3,2", "5,2"),
+        RaggedMode::Transposed => of_matrices(entry, mode, "2,3", "2,5"),
         RaggedMode::Contracted => entry
             .accept(op(F32), "f32[6,3] f32[6,2] s32[4] -> f32[4,3,2]")
             .accept(ragged(mode, 1, F32), "f32[5,6,3] f32[5,6,2] s32[5,4] -> f32[5,4,3,2]")

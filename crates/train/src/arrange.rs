@@ -14,16 +14,23 @@ pub(super) fn arranged(order: TokenOrder, leaves: Vec<Literal>) -> Result<Vec<Li
     if order.is_natural() {
         return Ok(leaves);
     }
-    leaves.iter().map(|leaf| Ok(arranged_leaf(order, leaf)?)).collect()
+    // All leaves of a batch have one length.
+    let mut places = Vec::new();
+    let mut arrange = |leaf: &Literal| -> Result<Literal, DataError> {
+        let &[rows, length, ..] = &leaf.ty().dims[..] else { return Ok(leaf.clone()) };
+        if places.len() != length {
+            places = order.places(length)?;
+        }
+        arranged_leaf(leaf, rows, &places)
+    };
+    Ok(leaves.iter().map(&mut arrange).collect::<Result<_, _>>()?)
 }
 
-fn arranged_leaf(order: TokenOrder, leaf: &Literal) -> Result<Literal, DataError> {
-    let &[rows, length, ..] = &leaf.ty().dims[..] else { return Ok(leaf.clone()) };
-    let places = order.places(length)?;
+fn arranged_leaf(leaf: &Literal, rows: usize, places: &[usize]) -> Result<Literal, DataError> {
     let bytes = leaf.bytes();
-    let width = bytes.len() / (rows * length).max(1);
+    let width = bytes.len() / (rows * places.len()).max(1);
     let mut found = Vec::with_capacity(bytes.len());
-    for row in bytes.chunks_exact((length * width).max(1)) {
+    for row in bytes.chunks_exact((places.len() * width).max(1)) {
         places.iter().for_each(|place| found.extend_from_slice(&row[place * width..(place + 1) * width]));
     }
     let (expected, count) = (leaf.ty().clone(), found.len());

@@ -17,7 +17,7 @@ use crate::ir::{DType, Name};
 use crate::nn::layout::{GATHERED_CHOICES, GATHERED_TOKENS, ROUTED_CHOICES, STREAM};
 use crate::nn::mlp::swiglu;
 use crate::ops::WithAxes;
-use crate::trace::{Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
+use crate::trace::{Place, Tensor, VmapOptions, arange, label, ragged_dot, sort_together, vmap_with, zeros};
 
 /// Tokens where the experts are.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +119,7 @@ pub fn run_experts(dispatched: &Dispatched, params: &Moe<Tensor>, config: &MoeCo
 /// See [`run_experts`].
 #[track_caller]
 fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -> Tensor {
+    let place = Location::caller();
     let dtype = dispatched.tokens.dtype();
     let [gate, up, down] = [params.gate, params.up, params.down].map(|weight| weight.convert(dtype));
     let [batch, length, embed] = dispatched.tokens.shape();
@@ -128,11 +129,11 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
         .or_else(|| misfit(batch, "rows", parts[0]))
         .or_else(|| misfit(length, "tokens", parts[1]));
     if let Some((expected, found)) = wrong {
-        return dispatched.tokens.mismatch("run_experts", expected, found, Location::caller());
+        return dispatched.tokens.mismatch("run_experts", expected, found, place);
     }
-    let tokens = in_parts(lying_as(dispatched.tokens, GATHERED_TOKENS), parts);
+    let tokens = in_parts(lying_as(dispatched.tokens, &GATHERED_TOKENS, place), parts);
     let experts = in_parts(dispatched.experts, parts);
-    let weights = in_parts(lying_as(dispatched.weights, GATHERED_CHOICES), parts);
+    let weights = in_parts(lying_as(dispatched.weights, &GATHERED_CHOICES, place), parts);
     let run = |group: Group, parts: (Tensor, Tensor, Tensor)| {
         let by_batch = VmapOptions::default().named(GATHERED_TOKENS[0]);
         vmap_with(by_batch, parts, |parts| {
@@ -165,16 +166,15 @@ fn run_groups(dispatched: &Gathered, params: &Moe<Tensor>, config: &MoeConfig) -
     let [rows, positions] = [batch / parts[0], length / parts[1]];
     let results = results.reshape([parts[0], parts[1], rows, positions, embed]);
     let results = results.transpose([0, 2, 1, 3, 4]).reshape([batch, length, embed]);
-    lying_as(results, GATHERED_TOKENS)
+    lying_as(results, &GATHERED_TOKENS, place)
 }
 
 /// A value and its cotangent split as the names say, where they are sums over groups of experts as partial sums.
 /// Between the parts and the residual stream: how sums are scattered into the stream must not reach into the parts,
 /// which would then have to be exchanged before they are added up.
-#[track_caller]
-fn lying_as(x: Tensor, names: [&'static str; 3]) -> Tensor {
+pub(super) fn lying_as(x: Tensor, names: &[&'static str], place: Place) -> Tensor {
     let names = names.iter().map(|name| Name::new(name)).collect();
-    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, Location::caller())
+    label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, place)
 }
 
 /// Tokens `[batch, length, width]` by parts of the batch and of the length, `[parts, parts, tokens of a part, width]`.

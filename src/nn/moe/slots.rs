@@ -9,12 +9,12 @@
 
 use std::panic::Location;
 
+use super::experts::lying_as;
 use super::{Moe, MoeConfig, Routing};
-use crate::ir::{DType, Name};
+use crate::ir::DType;
 use crate::nn::layout::{EXPERT_SLOTS, ROUTED_CHOICES, ROW_CHOICES, ROW_TOKENS, STREAM, TOKEN_SLOTS};
 use crate::nn::mlp::swiglu;
-use crate::ops::WithAxes;
-use crate::trace::{Tensor, VmapOptions, arange, custom_vjp, einsum, full, label, vmap_with};
+use crate::trace::{Tensor, VmapOptions, arange, custom_vjp, einsum, full, vmap_with};
 
 /// Slots where the experts are, and what brings their results back.
 #[derive(Clone, Copy, Debug)]
@@ -83,10 +83,6 @@ pub(super) fn collect(results: Tensor, slots: &Slots) -> Tensor {
 #[track_caller]
 fn exchanged(x: Tensor, from: &[&'static str], to: &[&'static str]) -> Tensor {
     let place = Location::caller();
-    let lying = |x: Tensor, names: &[&'static str]| {
-        let names = names.iter().map(|name| Name::new(name)).collect();
-        label(x, WithAxes { keeps_partial: true, ..WithAxes::new(names) }, place)
-    };
-    let sent = |x: Tensor, from: &[&'static str], to: &[&'static str]| lying(lying(x, from), to);
+    let sent = |x: Tensor, from: &[&'static str], to: &[&'static str]| lying_as(lying_as(x, from, place), to, place);
     custom_vjp(x, |x| sent(x, from, to), |x| (sent(x, from, to), ()), |(), ct| sent(ct, to, from))
 }

@@ -48,7 +48,7 @@ impl RunConfig {
             );
             return Err(invalid(KEY, name, &reason).because(["model.dropout"]));
         }
-        if self.model.expert_capacity > 0.0 {
+        if self.has_experts() && self.model.expert_capacity > 0.0 {
             let reason = "the tokens that an expert has no slot for are those of the highest index in a row, which must be \
                           their place; use \"natural\", or leave out model.expert_capacity";
             return Err(invalid(KEY, name, reason).because(["model.expert_capacity"]));

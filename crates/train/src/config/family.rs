@@ -42,7 +42,7 @@ impl RunConfig {
         LayerParts { latent, routed, batch_split: model.batch_split }
     }
 
-    fn has_experts(&self) -> bool {
+    pub(super) fn has_experts(&self) -> bool {
         matches!(self.model.family, ModelFamily::Mixtral | ModelFamily::Deepseek)
     }
 
