@@ -100,6 +100,12 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     if arguments.shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
+    let chip = match chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some()) {
+        None if arguments.overlap => {
+            bail!("--overlap: no rates are published for {topology}; take a target such as v5p:2x2x1 or h100:1x1x8")
+        }
+        chip => chip.filter(|_| arguments.overlap),
+    };
     announce(&topology, &settings)?;
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
@@ -116,10 +122,7 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     let partitioning = Partitioning::of(&module, loaded.devices);
     let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
     let found = collectives::of(&after);
-    let time_line = match arguments.overlap {
-        true => Some(overlap::of(&after, chip_of(&compiled.ahead.topology).unwrap_or(Chip::parse("cpu")?))?),
-        false => None,
-    };
+    let time_line = chip.map(|chip| overlap::of(&after, chip)).transpose()?;
     if json {
         return answer(&after, &compiled, &found, time_line.as_ref());
     }
