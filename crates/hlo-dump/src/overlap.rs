@@ -29,8 +29,8 @@ pub fn by_exposed(a: &CollectiveOverlap, b: &CollectiveOverlap) -> Ordering {
     b.hidden.exposed_seconds.total_cmp(&a.hidden.exposed_seconds)
 }
 
-/// What is hidden over an axis, or of all, and the collectives that are exposed, those that are exposed most first. What
-/// does not say which devices take part may cross any axis.
+/// What is hidden over an axis, or of all, and the collectives that are exposed, those that are exposed most first.
+/// What does not say which devices take part may cross any axis.
 pub fn over(found: &ModuleOverlap, axis: Option<&str>, loaded: &Loaded) -> Result<(Hidden, Vec<String>)> {
     let mut transfers: Vec<&CollectiveOverlap> = found.transfers.iter().collect();
     if let Some(name) = axis {

@@ -1,12 +1,12 @@
 //! Which transfers a compiled schedule hides: what runs beside each collective, in estimated time.
 //!
-//! The order of a scheduled module's instructions is a time line. Compute moves its clock: an instruction takes its time
-//! by roofline ([`cost`](mod@super::cost)), and a loop its body times its trip count. A collective in two halves starts a
-//! transfer, and its second half waits for what is left of it. A collective in one piece waits for all of it.
+//! The order of a scheduled module's instructions is a time line. Compute moves its clock: an instruction takes its
+//! time by roofline ([`cost`](mod@super::cost)), and a loop its body times its trip count. A collective in two halves
+//! starts a transfer, and its second half waits for what is left of it. A collective in one piece waits for all of it.
 //!
 //! | | |
 //! |---|---|
-//! | transfer time | Bytes sent over the bandwidth of one ring of links, as in [`cost`](mod@super::cost): a collective in a loop as often as the loop runs. |
+//! | transfer time | Bytes sent over the bandwidth of one ring of links, in all executions. |
 //! | exposed | The part of it during which the device waits, for this transfer or another. |
 //! | hidden share | (transfer time - exposed) / transfer time. |
 //! | waiting | How long the device waits in all. Transfers over different axes that it waits for at once count once. |
@@ -21,10 +21,10 @@
 //! - A loop with an unknown trip count runs once.
 //!
 //! Forms of asynchronous collectives that are known: XLA's own pairs (`all-gather-start`, `async-start`); on GPUs those
-//! whose backend config says `is_sync` are in one piece. libtpu's offload to SparseCores starts without operands and gets
-//! them by an update, at which the transfer begins. libtpu's asynchronous collective fusions repeat one collective in a
-//! fusion that starts it (`AsyncCollectiveStart`), in those that compute meanwhile, and in one that ends it. These forms
-//! are those that libtpu 0.0.51 and XLA's GPU plugin were seen to write; they are undocumented.
+//! whose backend config says `is_sync` are in one piece. libtpu's offload to SparseCores starts without operands and
+//! gets them by an update, at which the transfer begins. libtpu's asynchronous collective fusions repeat one collective
+//! in a fusion that starts it (`AsyncCollectiveStart`), in those that compute meanwhile, and in one that ends it. These
+//! are forms that libtpu 0.0.51 and XLA's GPU plugin were seen to write; they are undocumented.
 //!
 //! Rates are peak rates, of compute and of links, so times are lower bounds, and the share is an estimate.
 

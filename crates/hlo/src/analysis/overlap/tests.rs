@@ -1,5 +1,5 @@
-//! Schedules small enough to work out by hand. On a v5p a permute of `f32[2000]` takes 8000 bytes / 200 GB/s = 40 ns, and
-//! `negate` of `f32[13825]` 110600 bytes / 2765 GB/s = 40 ns: one unit of time.
+//! Schedules small enough to work out by hand. On a v5p a permute of `f32[2000]` takes 8000 bytes / 200 GB/s = 40 ns,
+//! and `negate` of `f32[13825]` 110600 bytes / 2765 GB/s = 40 ns: one unit of time.
 
 use super::{ModuleOverlap, OverlapError, overlap};
 use crate::analysis::{Chip, CostOptions, Devices};
@@ -104,7 +104,8 @@ fn with_loop(body: &str, times: usize, around: [&str; 2]) -> String {
     let inner = format!(
         "body {{\n  t = {state} parameter(0)\n  i = s32[] get-tuple-element(t), index=0\n  \
          p = f32[2000] get-tuple-element(t), index=1\n  x = f32[13825] get-tuple-element(t), index=2\n{body}  \
-         ROOT r = {state} tuple(i, p, x)\n}}\ncond {{\n  t = {state} parameter(0)\n  ROOT c = pred[] constant(true)\n}}\n"
+         ROOT r = {state} tuple(i, p, x)\n}}\n\
+         cond {{\n  t = {state} parameter(0)\n  ROOT c = pred[] constant(true)\n}}\n"
     );
     let [before, after] = around;
     let entry = format!(
