@@ -7,6 +7,7 @@
 
 mod figures;
 mod kernels;
+mod overlap;
 mod platforms;
 mod profilers;
 mod programs;
@@ -65,6 +66,7 @@ fn trials() -> Vec<Trial> {
         ),
         on("tpu", "slices_exchange_gradients_once", slices::slices_exchange_gradients_once),
         on("tpu", "transfers_are_under_way_while_steps_run", slices::transfers_are_under_way_while_steps_run),
+        on("tpu", "transfers_run_beside_compute", overlap::transfers_run_beside_compute),
         on("cuda", "topologies_are_described", platforms::gpu_topologies_are_described),
         on("cuda", "compiles", platforms::compiles_for_gpus),
         on("cuda", "the_explicit_step_for_64_devices", platforms::the_explicit_step_compiles_for_64_gpus),

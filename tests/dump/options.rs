@@ -12,6 +12,8 @@ const PROFILE: &str = "tests/foreign/profile/scan_remat.cpu.xplane.pb";
 const TEXT: &str = "tests/foreign/fsdp_mlp.partitioned.txt";
 /// It names its mesh: `data=2,fsdp=4`.
 const NAMED: &str = "tests/foreign/fsdp_mlp.unoptimized.txt";
+/// Compiled for TPUs.
+const SCHEDULED: &str = "tests/foreign/pipeline.tpu.txt";
 const FOLDER: &str = "tests/foreign/xla_dump";
 
 /// What the user is told, and the exit status.
@@ -174,6 +176,33 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         Refused("did you mean \"fsdp\"?"),
     ),
     ("check", "--max-memory", &[TEXT, "--max-memory", "much"], Refused("is not a number of bytes")),
+    (
+        "check",
+        "--min-overlap",
+        &[TEXT, "--min-overlap", "fsdp=2", "--chip", "v5p"],
+        Refused("\"fsdp=2\" is not a share from 0 to 1"),
+    ),
+    ("check", "--min-overlap", &[TEXT, "--min-overlap", "0.9"], Refused("--chip <CHIP>")),
+    (
+        "check",
+        "--min-overlap",
+        &[TEXT, "--min-overlap", "0.9", "--chip", "v5p"],
+        Refused("the module has no schedule, so nothing says what runs beside a collective; compile it first"),
+    ),
+    (
+        "check",
+        "--min-overlap",
+        &[SCHEDULED, "--min-overlap", "stage=0.9", "--mesh", "data=2,stage=4", "--chip", "v5p"],
+        Found("stage=0.9"),
+    ),
+    (
+        "check",
+        "--chip",
+        &[SCHEDULED, "--min-overlap", "0.9", "--chip", "cpu"],
+        Refused("no rates are published for cpu"),
+    ),
+    ("check", "--chip", &[SCHEDULED, "--min-overlap", "0.9", "--chip", "v5q"], Refused("no chip is called \"v5q\"")),
+    ("check", "--chip", &[TEXT, "--max-memory", "1GiB", "--chip", "v5p"], Refused("--min-overlap <[AXIS=]SHARE>")),
     ("check", "--deny", &[TEXT, "--deny", "colectives-in-loops"], Refused("did you mean \"collectives-in-loops\"?")),
     ("check", "--deny", &[TEXT, "--deny", "all-gathr=fsdp"], Refused("did you mean \"all-gather\"?")),
     (
@@ -213,6 +242,7 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         Refused("--target is the config's target.topology, and --set gives it too"),
     ),
     ("compile", "--time-limit", &[TEXT, "--target", "cpu:8", "--time-limit", "0"], Refused("0 is not in")),
+    ("compile", "--overlap", &[NAMED, "--target", "cpu:8", "--overlap"], Refused("no rates are published for cpu:8")),
     ("compile", "--output", &[NAMED, "--target", "cpu:8", "--output", "no/such/folder/x.pb"], Refused("cannot write")),
     ("compile", "--offline", &[NAMED, "--target", "cpu:8", "--offline"], Refused("plugin")),
     ("compile", "--shardy", &[TEXT, "--target", "cpu:8", "--shardy", "maybe"], Refused("invalid value 'maybe'")),

@@ -317,6 +317,13 @@ pub struct Check {
     /// The most memory that a device may need
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
+    /// The least share of transfer time that a compiled schedule must hide beside compute, from 0 to 1, of all or over
+    /// an axis: 0.9, fsdp=0.9; may be given more than once, and needs --chip
+    #[arg(long, value_name = "[AXIS=]SHARE", value_parser = parse_share, requires = "chip", help_heading = "Limits")]
+    pub min_overlap: Vec<(Option<String>, f64)>,
+    /// With --min-overlap: the chip whose rates are taken: v5p, v6e, tpu7x, h100, ...
+    #[arg(long, value_name = "CHIP", requires = "min_overlap", help_heading = "Limits")]
+    pub chip: Option<String>,
     /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
     /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
@@ -366,6 +373,17 @@ fn parse_axis_count(text: &str) -> Result<(String, u64), String> {
         Some((axis.to_owned(), count.parse().ok()?))
     };
     read().ok_or_else(|| format!("\"{text}\": write AXIS=N, as replica=12"))
+}
+
+/// `0.9`, `fsdp=0.9`.
+fn parse_share(text: &str) -> Result<(Option<String>, f64), String> {
+    let (axis, share) = match text.split_once('=') {
+        Some((axis, share)) => (Some(axis.to_owned()), share),
+        None => (None, text),
+    };
+    let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    let wrong = || format!("\"{text}\" is not a share from 0 to 1; write 0.9, or fsdp=0.9 for an axis");
+    Ok((axis, share.ok_or_else(wrong)?))
 }
 
 /// `4096`, `16KiB`, `2MiB`, `1.5GB`.

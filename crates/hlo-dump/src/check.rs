@@ -1,7 +1,7 @@
 //! `hlo-dump check`: limits that a program must keep, for CI.
 
 use anyhow::{Result, bail};
-use meshloom_hlo::analysis::{Communication, ModuleCollective, ModuleCollectives};
+use meshloom_hlo::analysis::{Chip, Communication, ModuleCollective, ModuleCollectives, ModuleOverlap};
 use meshloom_hlo::suggest::did_you_mean;
 use meshloom_hlo::{Amount, Bounds};
 use serde::Serialize;
@@ -10,9 +10,8 @@ use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
 use crate::input::{Loaded, load};
-use crate::memory;
 use crate::output::{self, BAD, GOOD, line, paint};
-use crate::replication;
+use crate::{memory, overlap, replication};
 
 /// The smallest parameter that `--deny replication` counts, where nothing else is said.
 const REPLICATED_BYTES: u64 = 64 << 10;
@@ -55,10 +54,11 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     }
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    if denied.is_empty() && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
+    let is_without_limits = denied.is_empty() && arguments.min_overlap.is_empty();
+    if is_without_limits && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
-             --max-collectives-over or --deny"
+             --max-collectives-over, --min-overlap or --deny"
         );
     }
     let loaded = load(&arguments.input)?;
@@ -93,6 +93,12 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
             verdict.limit.push_str(&margin);
         }
         checks.push(verdict);
+    }
+    if let Some(chip) = &arguments.chip {
+        let line = overlap::of(&loaded, Chip::parse(chip)?)?;
+        for (axis, least) in &arguments.min_overlap {
+            checks.push(hidden(&line, axis.as_deref(), *least, &loaded)?);
+        }
     }
     let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {
@@ -155,6 +161,22 @@ fn at_most(limit: &str, most: u64, found: Bounds, text: fn(u64) -> String) -> Ve
         passed: violation.is_none(),
         violations: violation.into_iter().collect(),
     }
+}
+
+/// Whether enough is hidden; if not, what is exposed most. What sends nothing has nothing to hide.
+fn hidden(line: &ModuleOverlap, axis: Option<&str>, least: f64, loaded: &Loaded) -> Result<Verdict> {
+    let (found, exposed) = overlap::over(line, axis, loaded)?;
+    let passed = !line.loops_counted_once && found.share().is_none_or(|share| share >= least);
+    let over = axis.map_or(String::new(), |axis| format!("{axis}="));
+    let sum = format!(
+        "{} hidden: {} of {} exposed",
+        overlap::share_text(found),
+        output::seconds(found.exposed_seconds),
+        output::seconds(found.seconds)
+    );
+    let unknown = line.loops_counted_once.then(|| "unknown: a loop has an unknown trip count".to_owned());
+    let violations = if passed { Vec::new() } else { unknown.into_iter().chain([sum]).chain(exposed).collect() };
+    Ok(Verdict { limit: format!("--min-overlap {over}{least}"), passed, violations })
 }
 
 /// The collectives that cross an axis, if one is named.

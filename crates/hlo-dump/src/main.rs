@@ -16,6 +16,7 @@ mod folder;
 mod input;
 mod memory;
 mod output;
+mod overlap;
 mod replication;
 mod report;
 mod selection;

@@ -11,7 +11,7 @@ use meshloom::pjrt::{
     CompileOptions, CostAnalysis, DeviceDescription, FindOptions, MemoryStats, PlatformKind, Topology,
 };
 use meshloom_hlo::Stage;
-use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, Partitioning};
+use meshloom_hlo::analysis::{Chip, Devices, ModuleCollectives, ModuleCost, ModuleOverlap, Partitioning};
 use meshloom_hlo::parse::make_names_unique;
 use meshloom_hlo::proto::HloModuleProtoWithConfig;
 use meshloom_hlo::table::Table;
@@ -20,12 +20,13 @@ use prost::Message;
 use serde::Serialize;
 
 use super::ahead::{Compiled, announce, of_run, optimized};
+use super::hidden;
 use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
 use crate::input::{Loaded, load};
 use crate::output::{self, line, plural};
-use crate::{collectives, conditionals, cost};
+use crate::{collectives, conditionals, cost, overlap};
 
 #[derive(Args)]
 pub struct Compile {
@@ -46,6 +47,9 @@ pub struct Compile {
     /// Whether the module's shardings are Shardy's; by default hlo-dump detects it
     #[arg(long, value_name = "YES", help_heading = "Reading")]
     pub shardy: Option<bool>,
+    /// Adds which transfers the schedule hides beside compute, and what runs beside them
+    #[arg(long)]
+    pub overlap: bool,
     /// The most collectives to print; 0 for all
     #[arg(long, value_name = "ROWS", default_value_t = 20, value_parser = parse_whole::<usize>)]
     pub limit: usize,
@@ -66,6 +70,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap: Option<&'a ModuleOverlap>,
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
@@ -94,6 +100,12 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     if arguments.shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
+    let chip = match chip_of(&topology).filter(|chip| chip.memory_bandwidth.is_some()) {
+        None if arguments.overlap => {
+            bail!("--overlap: no rates are published for {topology}; take a target such as v5p:2x2x1 or h100:1x1x8")
+        }
+        chip => chip.filter(|_| arguments.overlap),
+    };
     announce(&topology, &settings)?;
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
@@ -110,10 +122,15 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
     let partitioning = Partitioning::of(&module, loaded.devices);
     let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
     let found = collectives::of(&after);
+    let time_line = chip.map(|chip| overlap::of(&after, chip)).transpose()?;
     if json {
-        return answer(&after, &compiled, &found);
+        return answer(&after, &compiled, &found, time_line.as_ref());
     }
     print(&after, &compiled, &found, arguments.limit);
+    if let Some(time_line) = &time_line {
+        line("");
+        hidden::print(time_line, arguments.limit);
+    }
     Ok(())
 }
 
@@ -196,7 +213,12 @@ fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
     output::write(path, bytes)
 }
 
-fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Result<()> {
+fn answer(
+    after: &Loaded,
+    compiled: &Compiled,
+    found: &ModuleCollectives,
+    overlap: Option<&ModuleOverlap>,
+) -> Result<()> {
     let ahead = &compiled.ahead;
     let answer = Answer {
         target: ahead.topology.to_string(),
@@ -210,6 +232,7 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
         collectives: found,
         totals: Totals::of(found, after.steps_per_execution()),
         conditionals: conditionals::sums(found),
+        overlap,
     };
     output::json("compile", &after.found(&answer))
 }
@@ -261,11 +284,14 @@ fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
     }
 }
 
+/// The chip of a target, if it is known.
+fn chip_of(topology: &Topology) -> Option<&'static Chip> {
+    topology.to_string().split(':').next().and_then(|name| Chip::parse(name).ok())
+}
+
 /// The cost of the compiled program, with times for the target's chip if it is known.
 fn of_compiled(after: &Loaded, topology: &Topology) -> ModuleCost {
-    let name = topology.to_string();
-    let chip = name.split(':').next().and_then(|name| Chip::parse(name).ok());
-    cost::of(after, chip)
+    cost::of(after, chip_of(topology))
 }
 
 /// Our count and XLA's.

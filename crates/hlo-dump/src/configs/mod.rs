@@ -7,6 +7,7 @@ mod ahead;
 pub mod commands;
 mod compile;
 mod doctor;
+mod hidden;
 mod plan;
 mod plan_context;
 pub mod run;

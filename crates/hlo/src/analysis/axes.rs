@@ -67,6 +67,11 @@ impl AxisPart {
         AxisPart { name: named.name, part }
     }
 
+    /// The name of the whole axis.
+    pub(super) fn whole_name(&self) -> String {
+        self.of_whole_axis().name
+    }
+
     /// Whether two parts of an axis have steps in common.
     pub fn overlaps(&self, other: &AxisPart) -> bool {
         let (own, other) = (self.of_whole_axis(), other.of_whole_axis());

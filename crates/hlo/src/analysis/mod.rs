@@ -12,6 +12,7 @@
 //! | [`groups`] | Which devices take part, from any form of device groups. |
 //! | [`measured`] | What a profile measured: the time of each instruction. |
 //! | [`memory`](mod@memory) | Arguments, outputs and temporaries; the peak and what is live at it; the curve. |
+//! | [`overlap`](mod@overlap) | Which transfers a compiled schedule hides beside compute. |
 //! | [`partitioning`] | Whether XLA has yet to partition the module. |
 //! | [`scopes`] | The module as a graph of its scopes. |
 //! | [`shardings`](mod@shardings) | How values are split, as stated by the module. |
@@ -32,6 +33,7 @@ pub mod groups;
 mod index;
 pub mod measured;
 pub mod memory;
+pub mod overlap;
 pub mod partitioning;
 pub mod scopes;
 pub mod shardings;
@@ -58,6 +60,7 @@ pub use memory::{
     BufferKind, CurvePoint, LiveBuffer, MemoryError, MemoryForm, ModuleMemory, memory, memory_of_assignment,
     memory_of_dump, memory_of_walk,
 };
+pub use overlap::{CollectiveOverlap, Hidden, ModuleOverlap, OverlapError, overlap};
 pub use partitioning::Partitioning;
 pub use scopes::{ScopeEdge, ScopeGraph, ScopeNode, scope_graph};
 pub use shardings::{ShardedValue, ValueKind, shardings};

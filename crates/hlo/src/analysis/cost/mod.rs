@@ -28,6 +28,7 @@ mod convolution;
 mod custom_call;
 mod display;
 mod roofline;
+mod timing;
 mod work;
 
 use indexmap::IndexMap;
@@ -43,6 +44,8 @@ use super::walk::{Place, Via, Walk};
 use crate::Amount;
 use crate::proto::HloModuleProto;
 
+pub(super) use roofline::Link;
+pub(super) use timing::{Timer, transfer};
 pub(super) use work::is_by_element;
 
 pub(crate) use custom_call::scratch_bytes;

@@ -30,11 +30,22 @@ impl std::fmt::Display for Bound {
 
 /// Over which wires a collective sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Link {
+pub(in crate::analysis) enum Link {
     /// The links between chips.
     Ring,
     /// The network between slices or hosts.
     Network,
+}
+
+impl Link {
+    /// What so many bytes take, in seconds; `None` if the chip's rates are unknown.
+    pub(super) fn seconds(self, chip: &Chip, bytes: u64) -> Option<f64> {
+        let rate = match self {
+            Link::Ring => chip.ring_bandwidth()?,
+            Link::Network => chip.device_network_bandwidth().or_else(|| chip.ring_bandwidth())?,
+        };
+        Some(bytes as f64 / rate)
+    }
 }
 
 /// Over which wires a collective sends: the network's, if a group has devices of several slices.
@@ -72,10 +83,7 @@ impl Seconds {
         let memory = work.bytes() as f64 / chip.device_memory_bandwidth()?;
         let link = match link.filter(|_| work.link_bytes > 0) {
             None => 0.0,
-            Some(Link::Ring) => work.link_bytes as f64 / chip.ring_bandwidth()?,
-            Some(Link::Network) => {
-                work.link_bytes as f64 / chip.device_network_bandwidth().or_else(|| chip.ring_bandwidth())?
-            }
+            Some(link) => link.seconds(chip, work.link_bytes)?,
         };
         Some(Seconds { compute, memory, link, serial: compute.max(memory).max(link) })
     }

@@ -54,6 +54,8 @@ use placement::{Lifetime, Reusable, Takeover};
 use schedule::Schedule;
 use sharing::Handover;
 
+pub(super) use schedule::order;
+
 pub use assignment::memory_of_assignment;
 pub use upper::{Backend, Margin, UpperMemory, upper};
 

@@ -108,7 +108,7 @@ impl Schedule {
 }
 
 /// The positions of a place's instructions in the order in which they run, each once.
-fn order(module: &HloModuleProto, walk: &Walk<'_>, place: usize) -> Vec<usize> {
+pub(in crate::analysis) fn order(module: &HloModuleProto, walk: &Walk<'_>, place: usize) -> Vec<usize> {
     let place = &walk.places()[place];
     let count = place.computation.instructions.len();
     let sequence = module.schedule.as_ref().and_then(|schedule| schedule.sequences.get(&place.computation.id));
