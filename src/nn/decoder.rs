@@ -235,8 +235,20 @@ impl DecoderConfig {
         positions: Tensor,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
+        let params = &self.with_table_in_use(params);
         let (x, layer_loss) = self.activations(params, tokens, (positions, segment_ids), dropout);
         (self.head(&Head::of(params), x, self.rows()), layer_loss)
+    }
+
+    /// The parameters, of which a tied table is converted once, for embedding and head: so its two gradients are added
+    /// up in the type in which they are sent, before they are reduced. Each converted on its own, they would be added
+    /// in the parameter's type, when each has been reduced, for only then may it be converted.
+    fn with_table_in_use(&self, params: &Decoder<Tensor>) -> Decoder<Tensor> {
+        let mut params = params.clone();
+        if params.head.is_none() {
+            params.embedding = scope("embedding", || params.embedding.convert(self.compute_dtype));
+        }
+        params
     }
 
     /// The residual stream behind the layers, `[batch, length, embed]`, and the mean of the layers' own losses.
@@ -326,6 +338,7 @@ impl DecoderConfig {
             return loss;
         }
         let rows = (part.positions, part.segment_ids);
+        let params = &self.with_table_in_use(params);
         let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
         let head = Head::of(params);
         let loss = if self.loss_chunks > 1 {
