@@ -12,7 +12,8 @@
 //! for all replicas, the number of steps done; under `vmap` each replica would have one, and every branch would always
 //! run. So a step that does not synchronize sends nothing, and one that does sends one fragment. Fragments of layers
 //! are cut out at a computed position: one branch serves all fragments of one size, and the size of a program does not
-//! depend on their number.
+//! depend on their number. They are cut out before the conditional and put back behind it, so that it carries one share
+//! of the layers beside the parameters outside of them, not all.
 //!
 //! [`Diloco::steps`] runs several steps in one program. If that program is known to contain the steps between sending
 //! and using each fragment ([`Diloco::overlaps`]), it has no conditionals: a fragment is sent before a loop of `tau`
