@@ -52,7 +52,7 @@ use fragments::{Cut, Leaf};
 
 use crate::ir::DType;
 use crate::optim::Sgd;
-use crate::trace::{Param, Place, Tensor, Tree, VmapOptions, cond, concatenate, refill, scope, switch, vmap_with};
+use crate::trace::{Param, Place, Tensor, Tree, VmapOptions, concatenate, cond, refill, scope, switch, vmap_with};
 
 /// A checked form of a run over known parameters.
 #[derive(Clone, Debug)]
@@ -194,9 +194,8 @@ impl Diloco {
             cuts.map(|cut| self.fragments.take(cut, read, 1 - stored.leading)),
         );
         let none = |(parts, _): Through<N>| parts;
-        let outside = |([parts, layers], [read, _]): Through<N>| {
-            [scope("fragment_0", || f(Cut::Outside, parts, read)), layers]
-        };
+        let outside =
+            |([parts, layers], [read, _]): Through<N>| [scope("fragment_0", || f(Cut::Outside, parts, read)), layers];
         let all = |([outside, parts], [_, read]): Through<N>| {
             let name = if classes.len() > 1 { "longer_layer_fragment" } else { "layer_fragment" };
             [outside, scope(name, || f(of_layers(largest.layers), parts, read))]
