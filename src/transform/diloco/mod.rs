@@ -203,6 +203,8 @@ impl Diloco {
         let selector = syncs.convert(DType::S32) * (fragment.greater(0).convert(DType::S32) + 1);
         let [outside, layers] = match &classes[..] {
             [_, shorter] => {
+                // A shorter fragment comes with a layer of another one behind its own, which goes through unchanged;
+                // behind the last layer of all comes the first.
                 let count = shorter.layers;
                 let without_last = |([outside, parts], [_, read]): Through<N>| {
                     let first = |leaves: &Leaves| leaves.iter().map(|leaf| leaf.slice(0, ..count)).collect::<Leaves>();
