@@ -235,8 +235,22 @@ impl DecoderConfig {
         positions: Tensor,
         dropout: Option<Dropout>,
     ) -> (Tensor, LayerLoss) {
+        let params = &self.with_table_in_use(params);
         let (x, layer_loss) = self.activations(params, tokens, (positions, segment_ids), dropout);
         (self.head(&Head::of(params), x, self.rows()), layer_loss)
+    }
+
+    /// The parameters, of which a tied table is converted once, for embedding and head. So its two gradients are added
+    /// up in the type in which they are sent, and reduced once. If each were converted on its own, each would be
+    /// reduced first, as fewer bits are sent than after the conversion, and added up then.
+    ///
+    /// A pipeline with the loss in its loop does not do so: there the head's gradient is a sum of `f32`.
+    fn with_table_in_use(&self, params: &Decoder<Tensor>) -> Decoder<Tensor> {
+        let mut params = params.clone();
+        if params.head.is_none() {
+            params.embedding = scope("embedding", || params.embedding.convert(self.compute_dtype));
+        }
+        params
     }
 
     /// The residual stream behind the layers, `[batch, length, embed]`, and the mean of the layers' own losses.
@@ -325,6 +339,7 @@ impl DecoderConfig {
         if let Some(loss) = self.loss_in_pipeline(params, part, whole, dropout) {
             return loss;
         }
+        let params = &self.with_table_in_use(params);
         let rows = (part.positions, part.segment_ids);
         let (x, layer_loss) = self.activations(params, part.tokens, rows, dropout);
         let head = Head::of(params);

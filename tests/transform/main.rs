@@ -12,5 +12,6 @@ mod pipeline_prediction;
 mod pipeline_traffic;
 mod pipelines;
 mod psdp;
+mod tied_table;
 mod timeline;
 mod train_steps;
