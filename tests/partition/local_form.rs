@@ -14,7 +14,6 @@ use support::configs::{self, SHORT_RUN};
 use support::eight_devices::client;
 use support::experts::{check_equal, run};
 use support::local_graph::{self, group, mesh};
-use support::spmd::run_local;
 
 fn scalar() -> TensorType {
     TensorType::scalar(DType::S32)
@@ -94,9 +93,21 @@ fn instructions(lowered: &Lowered) -> Vec<HloInstructionProto> {
 fn ranks_in_computations_of_every_kind() {
     let mesh = mesh("a=2,b=2,c=2");
     let graph = ranks_everywhere(&mesh);
+    // Each device starts with its own number.
     let input = |ty: &TensorType, _| Literal::from_fn(ty.clone(), |index| index as f64);
-    let whole = TensorType::new(DType::S32, &[8]);
-    let expected = run_local(&graph, &mesh, &[input(&whole, 0)]).expect("replicas that agree");
+    let of_device = |x: i32| {
+        let (a, b, c) = (x / 4, x / 2 % 2, x % 2);
+        let mut grown = x;
+        while grown < 10 + b {
+            grown += 1 + 2 * a + c;
+        }
+        let turns = x + 3 * (c + 2 * b + c);
+        [x + a, x + 2 * c + a, x + b, x + a + b, turns, grown, if b == 0 { x + a } else { x + c }]
+    };
+    let devices: Vec<[i32; 7]> = (0..8).map(of_device).collect();
+    let expected: Vec<Literal> = (0..7)
+        .map(|index| Literal::vector(&devices.iter().map(|values| values[index]).collect::<Vec<_>>()))
+        .collect();
     for form in [ProgramForm::Manual, ProgramForm::Local] {
         assert_eq!(local_graph::run_in(form, &client(), &graph, &mesh, input), expected, "{form:?}");
     }
