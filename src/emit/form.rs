@@ -87,7 +87,7 @@ impl Emitter {
 const PLACE: &str = "device_place";
 
 fn has_axis_index(graph: &Graph) -> bool {
-    graph.nodes().any(|node| {
-        matches!(node.op(), Op::AxisIndex(_)) || node.op().regions().any(|body| has_axis_index(body))
-    })
+    graph
+        .nodes()
+        .any(|node| matches!(node.op(), Op::AxisIndex(_)) || node.op().regions().any(|body| has_axis_index(body)))
 }

@@ -62,8 +62,7 @@ impl Annotation {
 
 /// The attribute of a module that declares the mesh, as Shardy reads it.
 pub(super) fn mesh_attribute(mesh: &Mesh) -> FrontendAttributes {
-    let axes: Vec<String> =
-        mesh.axes().map(|axis| format!("\"{}\"={}", mesh.name(axis), mesh.size(axis))).collect();
+    let axes: Vec<String> = mesh.axes().map(|axis| format!("\"{}\"={}", mesh.name(axis), mesh.size(axis))).collect();
     attribute("xla.sdy.meshes", format!("{{{MESH} = #sdy.mesh<[{}]>}}", axes.join(", ")))
 }
 

@@ -251,9 +251,9 @@ impl Primitive for RaggedDot {
 
     rules!(partition: unchanged);
 
-    /// In its masked form, a dot over rows masked by group: the plain form. The mask costs `g` copies of the left operand where the backend
-    /// does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks of rows in its place
-    /// where that is faster.
+    /// In its masked form, a dot over rows masked by group: the plain form. The mask costs `g` copies of the left
+    /// operand where the backend does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks
+    /// of rows in its place where that is faster.
     ///
     /// XLA's own instruction `ragged-dot` costs neither on TPU. The CPU plugins do not run it.
     fn emit(&self, context: &mut EmitContext<'_>) {

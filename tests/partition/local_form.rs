@@ -105,9 +105,8 @@ fn ranks_in_computations_of_every_kind() {
         [x + a, x + 2 * c + a, x + b, x + a + b, turns, grown, if b == 0 { x + a } else { x + c }]
     };
     let devices: Vec<[i32; 7]> = (0..8).map(of_device).collect();
-    let expected: Vec<Literal> = (0..7)
-        .map(|index| Literal::vector(&devices.iter().map(|values| values[index]).collect::<Vec<_>>()))
-        .collect();
+    let expected: Vec<Literal> =
+        (0..7).map(|index| Literal::vector(&devices.iter().map(|values| values[index]).collect::<Vec<_>>())).collect();
     for form in [ProgramForm::Manual, ProgramForm::Local] {
         assert_eq!(local_graph::run_in(form, &client(), &graph, &mesh, input), expected, "{form:?}");
     }

@@ -52,9 +52,7 @@ pub fn run_in(
     let options = EmitOptions { mesh: Some(mesh), partitioned: true, form, groups, ..EmitOptions::default() };
     let module = emit(graph, options).expect("a module");
     let options = CompileOptions::partitioned(mesh.device_count()).with_shardy(form == ProgramForm::Local);
-    let executable = client
-        .compile(&module.bytes, &options)
-        .unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let executable = client.compile(&module.bytes, &options).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let whole = |ty: &TensorType, info: &PortInfo| {
         let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
         let mut ty = ty.clone();

@@ -2,8 +2,8 @@
 
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
-    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind, Scatter,
-    Sort, Threefry,
+    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind,
+    Scatter, Sort, Threefry,
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;

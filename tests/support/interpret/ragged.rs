@@ -1,5 +1,5 @@
-//! XLA's `ragged-dot` by what it is documented to compute, in plain loops of `f64`. Rows of no group are NaN: libtpu does
-//! not write them.
+//! XLA's `ragged-dot` by what it is documented to compute, in plain loops of `f64`. Rows of no group are NaN: libtpu
+//! does not write them.
 
 use meshloom::ir::{Literal, TensorType};
 use meshloom::ops::{RaggedDot, RaggedMode};
