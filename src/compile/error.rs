@@ -152,7 +152,7 @@ pub enum ArgumentError {
         /// The function that follows it.
         instead: &'static str,
     },
-    /// There are more values than inputs.
+    /// There are more values than inputs, or in a run not as many.
     #[error("the program has {}, but the number of values given is {given}", counted(*.inputs, "input"))]
     Count {
         /// Inputs of the program.

@@ -7,9 +7,9 @@ use meshloom_hlo::mesh::Mesh;
 use super::passes::{LOCAL_PASSES, PASSES, Pass, check_pass_names, run_passes, schedule, verify_passes};
 use super::stages::{LoweredProgram, PassTiming, Ports};
 use super::{AliasProblem, ArgumentError, Error, LowerOptions, Lowered, PartitionMode, Partitioned, Sharded};
-use crate::emit::{EmitOptions, emit};
+use crate::emit::{EmitOptions, ProgramForm, emit};
 use crate::ir::{Graph, verify};
-use crate::kernels::{KernelUse, expand};
+use crate::kernels::{ExpertsKernel, KernelUse, expand};
 use crate::partition::{self, PartitionError, pad_uneven};
 use crate::sharding::{RuleSets, annotate, propagate_with_sub_axes};
 
@@ -153,12 +153,14 @@ impl Lowering<'_> {
 
     fn emit(mut self, program: LoweredProgram) -> Result<Lowered, Error> {
         let options = self.options;
+        let form = self.form(&program);
         let graph = program.emitted();
         let emit_options = EmitOptions {
             mesh: program.emitted_mesh(),
             aliases: &options.aliases,
             omit_metadata: options.omit_metadata,
             partitioned: program.partitioned().is_some(),
+            form,
             annotation: program.annotation(),
             groups: options.groups,
             overlap_collectives: options.overlap_collectives,
@@ -170,6 +172,17 @@ impl Lowering<'_> {
             time: self.start.elapsed(),
             node_count: graph.total_node_count(),
         });
-        Ok(Lowered { program, module, aliases: options.aliases.clone(), timings: self.timings, kernels: self.kernels })
+        let aliases = options.aliases.clone();
+        Ok(Lowered { program, module, form, aliases, timings: self.timings, kernels: self.kernels })
+    }
+
+    /// How the module is written: as the options say, and in the local form where an instruction needs it.
+    fn form(&self, program: &LoweredProgram) -> ProgramForm {
+        let is_over_several = program.mesh().is_some_and(|mesh| mesh.device_count() > 1);
+        if program.partitioned().is_none() || !is_over_several {
+            return ProgramForm::Manual;
+        }
+        let needs_local = self.kernels.iter().any(|used| used.implementation == ExpertsKernel::RaggedDot.name());
+        if needs_local { ProgramForm::Local } else { self.options.form }
     }
 }

@@ -2,7 +2,7 @@
 
 use meshloom_hlo::mesh::Mesh;
 
-use crate::emit::{Annotation, GroupFormat};
+use crate::emit::{Annotation, GroupFormat, ProgramForm};
 use crate::kernels::Kernels;
 use crate::passes::CollectiveLimits;
 use crate::pjrt::Platform;
@@ -38,6 +38,9 @@ pub struct LowerOptions<'a> {
     pub limits: CollectiveLimits,
     /// Who partitions the graph over the mesh.
     pub partition: PartitionMode,
+    /// How a module that meshloom partitions is written. A program with XLA's `ragged-dot` (kernels that
+    /// [`ExpertsKernel::RaggedDot`](crate::kernels::ExpertsKernel::RaggedDot) chooses) is always in the local form.
+    pub form: ProgramForm,
     /// Refuses a graph of which a value would have to be gathered because an op cannot work on its parts.
     pub deny_replication: bool,
     /// How collectives name their devices. The compact forms make the module's size independent of the mesh, but only

@@ -54,7 +54,7 @@ impl Lowered {
     /// There are too few devices.
     pub fn options_on(&self, devices: &[DevicePlace]) -> Result<CompileOptions, Error> {
         let Some(mesh) = self.mesh() else { return Ok(CompileOptions::default()) };
-        Ok(CompileOptions::over_mesh(mesh, devices)?.with_shardy(self.annotation().is_shardy()))
+        Ok(CompileOptions::over_mesh(mesh, devices)?.with_shardy(self.needs_shardy()))
     }
 
     /// Compiles the module on a client, with options that start from [`Lowered::compile_options`].
@@ -87,8 +87,10 @@ impl Lowered {
         let emitted = self.emitted();
         let inputs = self.array_specs(graph.input_types(), ports.inputs.iter(), emitted.input_info())?;
         let outputs = self.array_specs(graph.output_types(), ports.outputs.iter(), emitted.output_info())?;
+        let place = self.module.takes_place.then(|| places(&executable)).transpose()?;
         Ok(Program {
             executable,
+            place,
             inputs,
             outputs,
             collectives: self.collectives(),
@@ -101,6 +103,8 @@ impl Lowered {
 #[derive(Clone)]
 pub struct Program {
     executable: Executable,
+    /// Each device's number, where the module takes it as its last argument.
+    place: Option<Array>,
     inputs: Vec<ArraySpec>,
     outputs: Vec<ArraySpec>,
     collectives: Ledger,
@@ -182,6 +186,20 @@ impl Program {
     /// # Errors
     /// Also: the time limit of the options is over.
     pub fn run_with(&self, arguments: &[&Array], options: &ExecuteOptions) -> Result<Vec<Array>, Error> {
-        Ok(self.executable.run_with(arguments, &self.outputs, options)?)
+        let Some(place) = &self.place else { return Ok(self.executable.run_with(arguments, &self.outputs, options)?) };
+        if arguments.len() != self.inputs.len() {
+            return Err(ArgumentError::Count { inputs: self.inputs.len(), given: arguments.len() }.into());
+        }
+        let arguments: Vec<&Array> = arguments.iter().copied().chain([place]).collect();
+        Ok(self.executable.run_with(&arguments, &self.outputs, options)?)
     }
+}
+
+/// The number of each device in the mesh, on that device: `u32`, split into parts of one element.
+fn places(executable: &Executable) -> Result<Array, Error> {
+    let devices = executable.devices();
+    let numbers: Vec<u32> = (0..devices.len() as u32).collect();
+    let parts = (0..devices.len()).map(|device| std::iter::once(device..device + 1).collect()).collect();
+    let layout = ShardLayout::from_boxes(&[devices.len()], parts)?;
+    Ok(Array::put_on(executable.client(), &Literal::vector(&numbers), &layout, devices)?)
 }

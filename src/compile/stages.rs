@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use meshloom_hlo::mesh::Mesh;
 
-use crate::emit::{Annotation, EmittedModule};
+use crate::emit::{Annotation, EmittedModule, ProgramForm};
 use crate::ir::{Graph, TensorType};
 use crate::kernels::KernelUse;
 use crate::partition::Fallback;
@@ -148,12 +148,21 @@ pub struct Lowered {
     pub program: LoweredProgram,
     /// The module.
     pub module: EmittedModule,
+    /// How it is written, where meshloom partitioned it over several devices.
+    pub form: ProgramForm,
     /// Pairs of (output, input) that share a buffer.
     pub aliases: Vec<(usize, usize)>,
     /// Time of each pass, in order.
     pub timings: Vec<PassTiming>,
     /// What computes the ops that have several implementations; none where XLA partitions, which gets plain forms.
     pub kernels: Vec<KernelUse>,
+}
+
+impl Lowered {
+    /// Whether the module is compiled with XLA's Shardy partitioner: its annotations are Shardy's, or it has none.
+    pub fn needs_shardy(&self) -> bool {
+        self.annotation().is_shardy() || self.form == ProgramForm::Local
+    }
 }
 
 /// What can be asked of the program can be asked of it with its module.

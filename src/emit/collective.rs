@@ -239,7 +239,11 @@ impl EmitContext<'_> {
     pub(crate) fn emit_axis_index(&mut self, group: &Group) {
         let (mesh, _) = self.partitioned_over();
         let (strides, unsigned) = (strides(&mesh), TensorType::scalar(DType::U32));
-        let device = self.instruction("partition-id", &unsigned, &[]);
+        let device = match self.emitter.place() {
+            Some(place) => place,
+            None if self.emitter.is_local() => self.fail("a parameter with the number of the device"),
+            None => self.instruction("partition-id", &unsigned, &[]),
+        };
         let mut rank = None;
         for &axis in &group.axes {
             let (stride, size) = (strides[axis.index()], mesh.size(axis));

@@ -28,6 +28,7 @@ impl Emitter {
         let (origin, op_name) = (self.origin, self.op_name);
         // Whoever calls a function, its own nodes know which phase they belong to.
         let phase = std::mem::take(&mut self.phase);
+        let place = self.place_for(&[function]);
         let computation = known.unwrap_or_else(|| {
             self.open();
             let inputs: Ids = function
@@ -37,6 +38,11 @@ impl Emitter {
                     self.writer.commit()
                 })
                 .collect();
+            if place.is_some() {
+                self.writer.parameter(&TensorType::scalar(DType::U32), "");
+                let own = self.writer.commit();
+                self.set_place(Some(own));
+            }
             let outputs = self.body(function, &inputs);
             let types: Vec<&TensorType> = function.output_types().collect();
             let id = self.close_with(&sanitize(function.name()), &types, &outputs);
@@ -44,7 +50,8 @@ impl Emitter {
             id
         });
         (self.origin, self.op_name, self.phase) = (origin, op_name, phase);
-        self.begin_tuple("call", function.output_types(), operands).called_computation_ids.push(computation);
+        let operands: Ids = operands.iter().copied().chain(place).collect();
+        self.begin_tuple("call", function.output_types(), &operands).called_computation_ids.push(computation);
         self.in_order_if(&[computation]);
         let result = self.writer.commit();
         self.elements(result, function.output_types())
@@ -57,7 +64,8 @@ impl Emitter {
         self.writer.commit()
     }
 
-    /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs).
+    /// A `while` over the state (counter, carries, stacked outputs, invariants, stacked inputs), and the number of
+    /// the device where the body needs it as a value.
     pub(super) fn scan(&mut self, graph: &Graph, node: NodeRef<'_>, scan: &Scan, operands: &[InstructionId]) -> Ids {
         let (body, length) = (&*scan.body, scan.length);
         let counter_type = TensorType::scalar(DType::S32);
@@ -67,8 +75,10 @@ impl Emitter {
         let (carries, stacked) = rest.split_at(scan.carry_count);
         let invariant_types = &operand_types[..scan.invariant_count];
         let stacked_types = &operand_types[scan.invariant_count + scan.carry_count..];
-        let state_types: Vec<&TensorType> =
+        let (place, place_type) = (self.place_for(&[body]), TensorType::scalar(DType::U32));
+        let mut state_types: Vec<&TensorType> =
             [&counter_type].into_iter().chain(&result_types).chain(invariant_types).chain(stacked_types).collect();
+        state_types.extend(place.map(|_| &place_type));
 
         let mut results: Ids = carries.into();
         for ty in &result_types[scan.carry_count..] {
@@ -83,6 +93,7 @@ impl Emitter {
         state.extend(results);
         state.extend(invariants);
         state.extend(stacked);
+        state.extend(place);
         let initial = self.tuple(&state_types, &state);
 
         let parameter = self.open_over("state", &state_types);
@@ -97,6 +108,7 @@ impl Emitter {
 
         let parameter = self.open_over("state", &state_types);
         let mut state = self.elements(parameter, state_types.iter().copied());
+        self.set_place(place.and(state.last().copied()));
         let counter = state[0];
         let mut position = counter;
         if scan.reverse {
@@ -145,42 +157,51 @@ impl Emitter {
         result_types.iter().enumerate().map(|(index, ty)| self.element(result, 1 + index, ty)).collect()
     }
 
-    /// A `while` over the state (invariants, carries).
+    /// A `while` over the state (invariants, carries), and the number of the device as in a scan.
     pub(super) fn while_loop(&mut self, op: &While, operands: &[InstructionId]) -> Ids {
-        let types: Vec<&TensorType> = op.body.input_types().collect();
-        let initial = self.tuple(&types, operands);
+        let (place, place_type) = (self.place_for(&[&op.condition, &op.body]), TensorType::scalar(DType::U32));
+        let types: Vec<&TensorType> = op.body.input_types().chain(place.map(|_| &place_type)).collect();
+        let initial: Ids = operands.iter().copied().chain(place).collect();
+        let initial = self.tuple(&types, &initial);
 
         let parameter = self.open_over("state", &types);
         let state = self.elements(parameter, types.iter().copied());
-        let root = self.region(&op.condition, &state)[0];
+        self.set_place(place.and(state.last().copied()));
+        let root = self.region(&op.condition, &state[..operands.len()])[0];
         let flag = shape(&TensorType::scalar(DType::Pred));
         let (condition, _) = self.close(&sanitize(op.condition.name()), root, flag);
 
         let parameter = self.open_over("state", &types);
         let mut state = self.elements(parameter, types.iter().copied());
-        let carries = self.region(&op.body, &state);
-        state[op.invariant_count..].copy_from_slice(&carries);
+        self.set_place(place.and(state.last().copied()));
+        let carries = self.region(&op.body, &state[..operands.len()]);
+        state[op.invariant_count..operands.len()].copy_from_slice(&carries);
         let body = self.close_with(&sanitize(op.body.name()), &types, &state);
 
         // XLA reads the body first, then the condition.
         self.begin_tuple("while", types.iter().copied(), &[initial]).called_computation_ids.extend([body, condition]);
         self.in_order_if(&[body, condition]);
         let result = self.writer.commit();
-        (op.invariant_count..types.len()).map(|index| self.element(result, index, types[index])).collect()
+        (op.invariant_count..operands.len()).map(|index| self.element(result, index, types[index])).collect()
     }
 
     /// A `conditional` whose branches all take the same tuple.
     pub(super) fn cond(&mut self, graph: &Graph, node: NodeRef<'_>, op: &Cond, operands: &[InstructionId]) -> Ids {
+        let branches: Vec<&Graph> = op.branches.iter().map(|branch| &**branch).collect();
+        let (place, place_type) = (self.place_for(&branches), TensorType::scalar(DType::U32));
         let input_types: Vec<&TensorType> = node.operands()[1..].iter().map(|&value| graph.ty(value)).collect();
+        let input_types: Vec<&TensorType> = input_types.into_iter().chain(place.map(|_| &place_type)).collect();
         let result_types: Vec<&TensorType> = node.results().map(|value| graph.ty(value)).collect();
-        let arguments = self.tuple(&input_types, &operands[1..]);
+        let arguments: Ids = operands[1..].iter().copied().chain(place).collect();
+        let arguments = self.tuple(&input_types, &arguments);
         let mut computations: Vec<_> = op
             .branches
             .iter()
             .map(|branch| {
                 let parameter = self.open_over("arguments", &input_types);
                 let inputs = self.elements(parameter, input_types.iter().copied());
-                let outputs = self.region(branch, &inputs);
+                self.set_place(place.and(inputs.last().copied()));
+                let outputs = self.region(branch, &inputs[..node.operands().len() - 1]);
                 self.close_with(&sanitize(branch.name()), &result_types, &outputs)
             })
             .collect();

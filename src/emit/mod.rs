@@ -6,14 +6,18 @@
 //! A graph whose inputs and outputs carry specs becomes an annotated SPMD program. Annotations in one of the dialects
 //! of [`Annotation`] stand on parameters, on the root, and on a `Sharding` custom call for each reshard. XLA's
 //! partitioner propagates them.
+//!
+//! The program of one device is emitted in one of the forms of [`ProgramForm`].
 
 mod collective;
 mod control;
+mod form;
 mod helpers;
 mod sharding;
 mod writer;
 
 pub use collective::device_groups;
+pub use form::ProgramForm;
 pub use helpers::comparison_type;
 pub use meshloom_hlo::GroupFormat;
 pub use sharding::{Annotation, op_sharding};
@@ -49,6 +53,8 @@ pub struct EmitOptions<'a> {
     /// Whether the graph is already the program of one device: its shapes are local and its collectives explicit, and
     /// the specs of its ports say how the whole is put together from the parts.
     pub partitioned: bool,
+    /// How the program of one device says that it is one.
+    pub form: ProgramForm,
     /// How collectives name their devices.
     pub groups: GroupFormat,
     /// Whether the plugin may run collectives that do not depend on each other in any order, or at once.
@@ -66,6 +72,8 @@ pub struct EmittedModule {
     pub bytes: Vec<u8>,
     /// Number of instructions in all computations.
     pub instruction_count: usize,
+    /// Whether its last parameter is the number of the device in the mesh: `u32` `[1]` on each.
+    pub takes_place: bool,
 }
 
 impl EmittedModule {
@@ -89,11 +97,14 @@ struct Emitter {
     mesh: Option<Mesh>,
     omit_metadata: bool,
     partitioned: bool,
+    form: ProgramForm,
     groups: GroupFormat,
     annotation: Annotation,
     /// Channels given to collectives so far.
     channels: i64,
     overlap_collectives: bool,
+    /// For each open computation, the number of the device where a parameter says it: a scalar `u32`.
+    places: Vec<Option<InstructionId>>,
     /// For each open computation, its last instruction that communicates.
     last_collective: Vec<Option<InstructionId>>,
     /// Computations with instructions that communicate.
@@ -125,11 +136,13 @@ pub fn emit(graph: &Graph, options: EmitOptions<'_>) -> Result<EmittedModule, In
         mesh: options.mesh.filter(|mesh| mesh.device_count() > 1).cloned(),
         omit_metadata: options.omit_metadata,
         partitioned: options.partitioned,
+        form: options.form,
         groups: options.groups,
         // A manual region is entered by tiles.
         annotation: if options.partitioned { Annotation::Tiles } else { options.annotation },
         channels: 0,
         overlap_collectives: options.overlap_collectives,
+        places: Vec::new(),
         last_collective: Vec::new(),
         communicating: FxHashSet::default(),
         host_memory: options.host_memory,
@@ -149,11 +162,12 @@ impl Emitter {
     fn module(mut self, graph: &Graph, aliases: &[(usize, usize)]) -> Result<EmittedModule, InternalError> {
         let name = sanitize(graph.name());
         self.open();
+        let annotated = self.mesh.clone().filter(|_| !self.is_local());
         let mut inputs = Vec::with_capacity(graph.inputs().len());
         for (&input, info) in graph.inputs().iter().zip(graph.input_info()) {
             let ty = &self.whole(graph.ty(input), info);
             let instruction = self.writer.parameter(ty, &info.path);
-            if let Some(mesh) = &self.mesh {
+            if let Some(mesh) = &annotated {
                 self.annotation.write_parameter(mesh, &spec_of(info, ty), instruction);
             }
             if !info.path.is_empty() {
@@ -163,7 +177,11 @@ impl Emitter {
             }
             inputs.push(self.writer.commit());
         }
-        if self.partitioned {
+        let takes_place = self.uses_place(graph);
+        if takes_place {
+            self.place_parameter();
+        }
+        if self.enters_region() {
             for ((input, &value), info) in inputs.iter_mut().zip(graph.inputs()).zip(graph.input_info()) {
                 *input = self.enter(*input, graph.ty(value), info);
             }
@@ -171,7 +189,7 @@ impl Emitter {
         let mut outputs = self.body(graph, &inputs);
         let types = graph.output_types().zip(graph.output_info()).map(|(ty, info)| self.whole(ty, info));
         let types: Vec<TensorType> = types.collect();
-        if self.partitioned {
+        if self.enters_region() {
             self.origin = Origin::default();
             self.op_name = "leave";
             for ((output, ty), info) in outputs.iter_mut().zip(graph.output_types()).zip(graph.output_info()) {
@@ -184,7 +202,7 @@ impl Emitter {
             }
         }
         let root = self.writer.begin_tuple("tuple", &types, &outputs);
-        if let Some(mesh) = &self.mesh {
+        if let Some(mesh) = &annotated {
             let annotation = self.annotation;
             let element = |(ty, info): (&TensorType, &PortInfo)| annotation.sharding(mesh, &spec_of(info, ty));
             let sharding = proto::OpSharding {
@@ -209,7 +227,7 @@ impl Emitter {
             name,
             entry_computation_id: entry,
             host_program_shape: Some(program),
-            frontend_attributes: self.mesh.as_ref().and_then(|mesh| self.annotation.module_attributes(mesh)),
+            frontend_attributes: self.module_attributes(),
             input_output_alias: (!aliases.is_empty()).then_some(proto::HloInputOutputAliasProto { entries: aliases }),
             ..proto::HloModuleProto::default()
         };
@@ -218,14 +236,14 @@ impl Emitter {
         bytes.extend(self.writer.into_computations());
         match self.defect {
             Some(defect) => Err(defect),
-            None => Ok(EmittedModule { bytes, instruction_count }),
+            None => Ok(EmittedModule { bytes, instruction_count, takes_place }),
         }
     }
 
     /// The type of a port as the caller sees it: that of the whole value.
     fn whole(&self, ty: &TensorType, info: &PortInfo) -> TensorType {
         let mut ty = ty.clone();
-        if let (true, Some(mesh), Some(spec)) = (self.partitioned, &self.mesh, &info.spec) {
+        if let (true, Some(mesh), Some(spec)) = (self.enters_region(), &self.mesh, &info.spec) {
             ty.dims.iter_mut().enumerate().for_each(|(dim, size)| *size *= spec.part_count(mesh, dim));
         }
         ty
@@ -277,6 +295,7 @@ impl Emitter {
     fn open(&mut self) {
         self.writer.open_computation();
         self.constants.push(FxHashMap::default());
+        self.places.push(None);
         self.last_collective.push(None);
     }
 
@@ -287,6 +306,7 @@ impl Emitter {
         result: proto::ShapeProto,
     ) -> (ComputationId, proto::ProgramShapeProto) {
         self.constants.pop();
+        self.places.pop();
         let communicates = self.last_collective.pop().flatten().is_some();
         let closed = self.writer.close_computation(name, root, result);
         if communicates {

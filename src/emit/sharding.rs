@@ -56,11 +56,14 @@ impl Annotation {
 
     /// The attributes of the module, which declare the mesh.
     pub(super) fn module_attributes(self, mesh: &Mesh) -> Option<FrontendAttributes> {
-        let axes: Vec<String> =
-            mesh.axes().map(|axis| format!("\"{}\"={}", mesh.name(axis), mesh.size(axis))).collect();
-        let text = format!("{{{MESH} = #sdy.mesh<[{}]>}}", axes.join(", "));
-        (self == Annotation::ShardyAttributes).then(|| attribute("xla.sdy.meshes", text))
+        (self == Annotation::ShardyAttributes).then(|| mesh_attribute(mesh))
     }
+}
+
+/// The attribute of a module that declares the mesh, as Shardy reads it.
+pub(super) fn mesh_attribute(mesh: &Mesh) -> FrontendAttributes {
+    let axes: Vec<String> = mesh.axes().map(|axis| format!("\"{}\"={}", mesh.name(axis), mesh.size(axis))).collect();
+    attribute("xla.sdy.meshes", format!("{{{MESH} = #sdy.mesh<[{}]>}}", axes.join(", ")))
 }
 
 /// The name that Shardy's text forms give the mesh.

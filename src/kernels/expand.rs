@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{AttentionKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic};
+use super::{AttentionKernel, ExpertsKernel, Kernels, OwnKernels, blockwise, cudnn, grouped, mosaic, ragged};
 use crate::ir::{Graph, GraphCopy, Name, NodeRef, OpError, TensorType};
-use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName};
+use crate::ops::{AttentionForm, KernelCall, KernelImplementation, Op, OpName, RaggedDot};
 use crate::trace::{Function, Tensor, TensorSpec, TraceError};
 
 /// An implementation that a function of operands of these types is; `graph_name` is the name of its graph.
@@ -148,6 +148,12 @@ impl Expansion<'_> {
                 None => blockwise::attention_gradient(op, types, self.kernels)?,
                 found => found,
             },
+            (Op::RaggedDot(op), types) if self.kernels.experts == ExpertsKernel::RaggedDot => {
+                match self.by_instruction(op, &call, node)? {
+                    None => grouped::ragged_dot(op, types, self.kernels)?,
+                    found => found,
+                }
+            }
             (Op::RaggedDot(op), types) => match mosaic::ragged_dot(op, types, self.kernels)? {
                 None => grouped::ragged_dot(op, types, self.kernels)?,
                 found => found,
@@ -178,6 +184,18 @@ impl Expansion<'_> {
         let Call { op, types, has_one_segment } = call;
         cudnn::Call::new(form, types, self.kernels.platform, *has_one_segment)
             .map_err(|error| OpError::new(op.name(), error, types.clone(), node.origin()))
+    }
+
+    /// A grouped product by XLA's instruction, or why the platform does not have it.
+    fn by_instruction(
+        &self,
+        op: &RaggedDot,
+        call: &Call,
+        node: NodeRef<'_>,
+    ) -> Result<Option<KernelImplementation>, TraceError> {
+        ragged::check(self.kernels.platform)
+            .map_err(|error| OpError::new(op.name(), error, call.types.clone(), node.origin()))?;
+        ragged::ragged_dot(op, &call.types)
     }
 
     /// What computes a kernel of one's own: the first of its implementations that fits, or its definition.

@@ -16,6 +16,7 @@
 //! | grouped product | [`ExpertsKernel::Plain`] | every platform | a masked copy of the rows for each group |
 //! | grouped product | [`ExpertsKernel::Blockwise`] | every platform | a block of rows |
 //! | grouped product | [`ExpertsKernel::Mosaic`] | TPU | nothing beside its operands and results |
+//! | grouped product | [`ExpertsKernel::RaggedDot`] | TPU | rows, padded to whole tiles |
 //!
 //! Kernels of one's own ([`Kernel`](crate::trace::Kernel)) state their implementations themselves.
 
@@ -25,6 +26,7 @@ mod expand;
 mod grouped;
 mod mosaic;
 mod pad;
+mod ragged;
 mod sight;
 mod table;
 mod true_places;

@@ -27,6 +27,10 @@ meshloom_hlo::words! {
         Blockwise = "blockwise",
         /// Kernels of ours for TPU, as Mosaic text. Products that they do not compute are computed blockwise.
         Mosaic = "mosaic",
+        /// XLA's instruction `ragged-dot`, which libtpu makes a kernel. Products that it does not compute are computed
+        /// blockwise. A program for several devices is then emitted in the local form
+        /// ([`ProgramForm`](crate::emit::ProgramForm)). On other platforms it is refused.
+        RaggedDot = "ragged-dot",
     }
 }
 

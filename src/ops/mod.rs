@@ -65,7 +65,7 @@ pub(crate) use flow::{Analysis, Flow, ValueFacts};
 pub use gather::{Gather, GatherDims, IndexPromise, Scatter, ScatterKind};
 pub use identity::{Barrier, MoveTo, Named, Reshard, StopGradient, WithAxes};
 pub use kernel::{KernelCall, KernelGradient, KernelImplementation, KernelNameError, KernelRef, KernelRules};
-pub use ragged::{RaggedDot, RaggedMode, RaggedSizes};
+pub use ragged::{RaggedDot, RaggedForm, RaggedMode, RaggedSizes};
 pub use random::Threefry;
 pub use reduce::{ArgReduce, ArgReduceKind, Reduce, ReduceKind};
 pub use reduce_window::{ArgReduceWindow, ReduceWindow, WindowDim};

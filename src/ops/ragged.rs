@@ -28,6 +28,19 @@ pub enum RaggedMode {
 
 crate::ir::word_attribute!(RaggedMode { Rows = "rows", Transposed = "transposed", Contracted = "contracted" });
 
+/// What a grouped product is emitted as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RaggedForm {
+    /// A dot over rows masked by group.
+    #[default]
+    Masked,
+    /// XLA's instruction `ragged-dot`, for libtpu: without leading dimensions, with sizes of type `s32`. It does not
+    /// write rows of no group, so the result has any numbers there.
+    Instruction,
+}
+
+crate::ir::word_attribute!(RaggedForm { Masked = "masked", Instruction = "instruction" });
+
 impl RaggedMode {
     /// All of them.
     pub const ALL: [RaggedMode; 3] = [RaggedMode::Rows, RaggedMode::Transposed, RaggedMode::Contracted];
@@ -53,6 +66,8 @@ pub struct RaggedDot {
     pub dtype: DType,
     /// Precision of the multiplications.
     pub precision: Precision,
+    /// What it is emitted as; [`kernels`](crate::kernels) chooses it for the program of one device.
+    pub form: RaggedForm,
 }
 
 crate::ir::op_text!(RaggedDot = "ragged-dot" {
@@ -61,6 +76,7 @@ crate::ir::op_text!(RaggedDot = "ragged-dot" {
     block_count: optional("blocks", 1),
     dtype: result,
     precision: optional("precision", Precision::Default),
+    form: optional("form", RaggedForm::Masked),
 });
 
 /// The sizes of the dimensions of a [`RaggedDot`].
@@ -135,6 +151,14 @@ impl Primitive for RaggedDot {
         let rhs_rank = if self.mode == RaggedMode::Contracted { r + 2 } else { b + 3 };
         for (operand, (ty, rank)) in [(lhs, r + 2), (rhs, rhs_rank), (groups, r + 1)].into_iter().enumerate() {
             expect_rank(operand, ty, rank)?;
+        }
+        if self.form == RaggedForm::Instruction && r > 0 {
+            let found = meshloom_hlo::message::counted(r, "leading dimension");
+            let reason = format!("the instruction takes no leading dimensions, found {found}; use RaggedForm::Masked");
+            return Err(TypeError::Attribute(reason));
+        }
+        if self.form == RaggedForm::Instruction {
+            expect_dtype(2, groups, DType::S32)?;
         }
         let sizes = self.sizes(operands);
         expect_dims(2, groups, &sizes.of_blocks(&[sizes.groups]))?;
@@ -227,12 +251,15 @@ impl Primitive for RaggedDot {
 
     rules!(partition: unchanged);
 
-    /// A dot over rows masked by group: the plain form. The mask costs `g` copies of the left operand where the backend
-    /// does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks of rows in its place
-    /// where that is faster.
+    /// In its masked form, a dot over rows masked by group: the plain form. The mask costs `g` copies of the left
+    /// operand where the backend does not fuse it, and `g` times the products. `crate::kernels` puts a loop over blocks
+    /// of rows in its place where that is faster.
     ///
-    /// XLA's own instruction `ragged-dot` would cost neither, but of the plugins at hand the CPU ones do not run it.
+    /// XLA's own instruction `ragged-dot` costs neither on TPU. The CPU plugins do not run it.
     fn emit(&self, context: &mut EmitContext<'_>) {
+        if self.form == RaggedForm::Instruction {
+            return self.emit_instruction(context);
+        }
         let operand_types: Vec<TensorType> = (0..3).map(|index| context.operand_type(index).clone()).collect();
         let sizes = self.sizes(&operand_types.iter().collect::<Vec<_>>());
         let (b, r) = (self.batch_count, self.leading_count());
@@ -269,6 +296,29 @@ impl Primitive for RaggedDot {
 }
 
 impl RaggedDot {
+    fn emit_instruction(&self, context: &mut EmitContext<'_>) {
+        let (lhs_contracting, rhs_contracting) = match self.mode {
+            RaggedMode::Rows => (1, 1),
+            RaggedMode::Transposed => (1, 2),
+            RaggedMode::Contracted => (0, 0),
+        };
+        let numbers = proto::RaggedDotDimensionNumbers {
+            dot_dimension_numbers: Some(proto::DotDimensionNumbers {
+                lhs_contracting_dimensions: vec![lhs_contracting],
+                rhs_contracting_dimensions: vec![rhs_contracting],
+                ..proto::DotDimensionNumbers::default()
+            }),
+            lhs_ragged_dimensions: vec![0],
+            // Contracted rows have no dimension of groups but the result's.
+            rhs_group_dimensions: if self.mode == RaggedMode::Contracted { Vec::new() } else { vec![0] },
+        };
+        let precision = self.precision.config();
+        let product = context.begin("ragged-dot");
+        product.ragged_dot_dimension_numbers = Some(numbers.into());
+        product.precision_config = precision.map(Into::into);
+        context.finish();
+    }
+
     /// Whether row `m` is in group `g`: `pred` `[.., g, m, k]`.
     fn membership(&self, context: &mut EmitContext<'_>, masked: &TensorType, sizes: &TensorType) -> InstructionId {
         let r = self.leading_count();

@@ -6,7 +6,8 @@ use super::Tensor;
 use super::context::{Place, apply, apply_many};
 use crate::ir::DType;
 use crate::ops::{
-    Attention, AttentionForm, Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedMode, Sort, TopK, Window,
+    Attention, AttentionForm, Convolution, CustomCall, Iota, Precision, RaggedDot, RaggedForm, RaggedMode, Sort, TopK,
+    Window,
 };
 
 /// Sorts tensors of the same dimensions together along an axis, by the first `key_count` of them in lexicographic
@@ -79,8 +80,21 @@ pub fn ragged_dot_with(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtyp
 }
 
 fn ragged_dot_at(rows: Tensor, matrices: Tensor, group_sizes: Tensor, dtype: DType, place: Place) -> Tensor {
-    let op = RaggedDot { mode: RaggedMode::Rows, batch_count: 0, block_count: 0, dtype, precision: Precision::Default };
+    let op = RaggedDot {
+        mode: RaggedMode::Rows,
+        batch_count: 0,
+        block_count: 0,
+        dtype,
+        precision: Precision::Default,
+        form: RaggedForm::Masked,
+    };
     apply(op, &[rows, matrices, group_sizes], place)
+}
+
+/// A grouped product by its op.
+#[track_caller]
+pub(crate) fn ragged_dot_by(op: RaggedDot, operands: [Tensor; 3]) -> Tensor {
+    apply(op, &operands, Location::caller())
 }
 
 /// Attention by its op: `[query, key, value]`, and of queries and keys segments and places, as

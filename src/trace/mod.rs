@@ -54,6 +54,7 @@ pub use function::{Function, StepFunction};
 pub(crate) use graphs::{barrier, differentiate, fail, graph_of, inline, label, label_from, origin_of};
 pub use indexing::At;
 pub use kernel::{Kernel, KernelBody, ResultDType};
+pub(crate) use library::ragged_dot_by;
 pub use library::{
     attention_over, causal_depthwise_convolution, convolution, custom_call, ragged_dot, ragged_dot_with, sort_together,
 };

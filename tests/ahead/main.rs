@@ -58,6 +58,10 @@ fn trials() -> Vec<Trial> {
         on("cuda", "grouped_products_copy_one_matrix", || programs::grouped_products("h100:1x1x1", PlatformKind::Cuda)),
         on("cuda", "the_form_of_cudnn_attention", || programs::the_form_of_cudnn_attention("h100:1x1x1")),
         on("tpu", "a_decoder_by_kernels", || programs::a_decoder_by_kernels("v5p:2x2x1")),
+        on("tpu", "a_decoder_by_ragged_dot", || {
+            ["v5p:2x2x1", "v6e:2x2"].into_iter().for_each(programs::a_decoder_by_ragged_dot);
+        }),
+        on("cuda", "the_local_form", || programs::the_local_form("h100:1x1x4")),
         on("tpu", "the_order_of_devices", programs::the_order_of_devices),
         on(
             "tpu",
@@ -81,6 +85,7 @@ fn trials() -> Vec<Trial> {
         trials.push(on("tpu", &format!("kernels_compile_for_{kind}"), move || {
             kernels::compile(target);
             programs::grouped_products_by_kernels(target);
+            programs::the_local_form(target);
         }));
     }
     for (platform, target) in [("tpu", "tpu7x:2x2x1"), ("cuda", "h100:1x1x8")] {

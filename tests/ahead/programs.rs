@@ -1,7 +1,8 @@
 //! Programs that the tests of other concerns run on the CPU, for hardware that is not there.
 
 use meshloom::compile::{LowerOptions, lower};
-use meshloom::emit::{Annotation, EmitOptions, emit};
+use meshloom::emit::{Annotation, EmitOptions, ProgramForm, emit};
+use meshloom::hlo::analysis::{Devices, collectives};
 use meshloom::hlo::proto::{HloComputationProto, HloInstructionProto, HloModuleProto};
 use meshloom::ir::DType::{BF16, F32, S32};
 use meshloom::ir::Graph;
@@ -180,6 +181,67 @@ pub fn a_decoder_by_kernels(target: &str) {
             }
         }
     }
+}
+
+/// A train step with the products of experts as `ragged-dot`, in the local form: libtpu makes a kernel of each, and no
+/// product over masked rows.
+pub fn a_decoder_by_ragged_dot(target: &str) {
+    let sizes = [
+        "model.family=mixtral",
+        "model.layers=2",
+        "model.embed=256",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.head_dim=64",
+        "model.experts=12",
+        "model.experts_per_token=2",
+        "model.moe_mlp=128",
+        "model.seq=1024",
+        "train.batch=8",
+        "kernels.experts=ragged-dot",
+        "mesh.axes=fsdp=2,expert=2",
+    ];
+    let config = config(&[&sizes, &[&format!("target.topology={target}")]]);
+    let step = StepAhead::compile(&config, &Settings::default());
+    let step = step.unwrap_or_else(|error| panic!("{target}: {error}"));
+    assert_eq!(step.lowered.form, ProgramForm::Local);
+    let of_experts = step.lowered.kernels.iter().filter(|used| used.op.starts_with("ragged-dot"));
+    assert!(of_experts.clone().count() > 0 && of_experts.clone().all(|used| used.implementation == "ragged-dot"));
+    let module = step.compiled.optimized_hlo().expect("a program").decode().expect("a module");
+    let instructions = || module.computations.iter().flat_map(|computation| &computation.instructions);
+    let is_kernel = |instruction: &&HloInstructionProto| {
+        instruction.custom_call_target == CALL_TARGET && instruction.name.contains("ragged-dot")
+    };
+    let kernels = instructions().filter(is_kernel).count();
+    assert!(kernels >= 9, "{target}: three products of experts, each with two gradients: {kernels}");
+    for product in instructions().filter(|instruction| ["dot", "convolution"].contains(&&instruction.opcode[..])) {
+        let dims = product.shape.as_ref().map(|shape| &shape.dimensions[..]).unwrap_or_default();
+        let sizes: Vec<i64> = dims.iter().copied().filter(|&size| size > 1).collect();
+        assert!(sizes.len() != 3 || sizes[0] != 6, "{target}: {}: {dims:?}", product.name);
+    }
+}
+
+/// A train step in the local form has the collectives of the other once compiled.
+pub fn the_local_form(target: &str) {
+    let manual = explicit_step(&["mesh.axes=\"data=2,fsdp=2\"", "target.devices=4"]);
+    let mesh = manual.emitted_mesh().expect("a mesh");
+    let compiled = |form: ProgramForm| {
+        let options = EmitOptions {
+            mesh: Some(mesh),
+            aliases: &manual.aliases,
+            partitioned: true,
+            form,
+            ..EmitOptions::default()
+        };
+        let module = emit(manual.emitted(), options).expect("a module");
+        let options = CompileOptions::partitioned(4).with_shardy(form == ProgramForm::Local);
+        let topology = Topology::parse(target).expect("a topology");
+        let compiled = ahead_of_time::compile(&topology, &module.bytes, &options, &Settings::default());
+        let compiled = compiled.unwrap_or_else(|error| panic!("{target}, {form:?}: {error}"));
+        let module = compiled.optimized_hlo().expect("a program").decode().expect("a module");
+        collectives(&module, Devices::partitioned(4)).moved_bytes()
+    };
+    assert_eq!(compiled(ProgramForm::Local), compiled(ProgramForm::Manual), "{target}");
 }
 
 /// The order of devices goes into the device assignment of what is compiled.

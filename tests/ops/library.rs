@@ -172,7 +172,7 @@ fn threefry_gives_the_published_vectors() {
 }
 
 fn ragged(mode: RaggedMode, batch_count: usize, dtype: DType) -> RaggedDot {
-    RaggedDot { mode, batch_count, block_count: 0, dtype, precision: Precision::Default }
+    RaggedDot { mode, batch_count, block_count: 0, dtype, precision: Precision::Default, form: RaggedForm::Masked }
 }
 
 /// With one dimension of blocks.

@@ -3,6 +3,7 @@
 mod decoder_cases;
 mod experts;
 mod head_loss;
+mod local_form;
 mod local_rewrites;
 mod programs;
 mod several_operands;

@@ -10,6 +10,7 @@ use std::sync::{Mutex, OnceLock};
 
 use crate::decoder_cases::{Case, Model, Sizes, Variant};
 use meshloom::compile::{LowerOptions, Lowered, PartitionMode, Partitioned, lower};
+use meshloom::emit::ProgramForm;
 use meshloom::ir::Literal;
 use meshloom::ops::RematPolicy;
 use meshloom_train::step::aliases;
@@ -111,12 +112,13 @@ fn run(lowered: &Lowered, inputs: &[Literal]) -> Result<Vec<Vec<f64>>, String> {
     Ok(outputs.iter().map(|output| output.get().expect("a result").to_f64_vec()).collect())
 }
 
-fn lowered(model: &Model, case: &Case, partition: PartitionMode) -> Result<Lowered, String> {
+fn lowered(model: &Model, case: &Case, partition: PartitionMode, form: ProgramForm) -> Result<Lowered, String> {
     let rules = case.rules();
     let options = LowerOptions {
         sharding: Some((&case.mesh, &rules)),
         aliases: aliases(&model.function),
         partition,
+        form,
         without: case.without(),
         ..LowerOptions::default()
     };
@@ -135,10 +137,14 @@ fn compare(found: &[Vec<f64>], reference: &Reference) -> Result<(), String> {
 }
 
 /// On the plugin's devices.
-fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Result<(), String> {
-    for partition in [PartitionMode::Explicit, PartitionMode::GSPMD].into_iter().take(1 + usize::from(with_gspmd)) {
-        let by = if partition == PartitionMode::Explicit { "meshloom" } else { "GSPMD" };
-        let lowered = lowered(&reference.model, case, partition)?;
+fn check_by_running(reference: &Reference, case: &Case, with_others: bool) -> Result<(), String> {
+    let all = [
+        ("meshloom", PartitionMode::Explicit, ProgramForm::Manual),
+        ("GSPMD", PartitionMode::GSPMD, ProgramForm::Manual),
+        ("meshloom, in the local form", PartitionMode::Explicit, ProgramForm::Local),
+    ];
+    for (by, partition, form) in all.into_iter().take(if with_others { 3 } else { 1 }) {
+        let lowered = lowered(&reference.model, case, partition, form)?;
         let found = run(&lowered, &reference.model.inputs)?;
         compare(&found, reference).map_err(|error| format!("partitioned by {by}: {error}"))?;
     }
@@ -148,7 +154,7 @@ fn check_by_running(reference: &Reference, case: &Case, with_gspmd: bool) -> Res
 /// On host values.
 fn check_by_interpreting(reference: &Reference, case: &Case) -> Result<(), String> {
     let check = || {
-        let lowered = lowered(&reference.model, case, PartitionMode::Explicit)?;
+        let lowered = lowered(&reference.model, case, PartitionMode::Explicit, ProgramForm::Manual)?;
         let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else {
             return Err("there is no local graph".to_owned());
         };
@@ -217,15 +223,15 @@ fn random_rules_on_random_meshes() {
     let cases = only(&models, || {
         (0..setting("MESHLOOM_CASES", 15)).map(|_| Case::random(&mut random, &models, &OF_EIGHT)).collect()
     });
-    // XLA's own partitioner takes as long again.
-    let gspmd_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
-    let check = |case: &Case, with_gspmd: bool| {
+    // XLA's own partitioner and the other form take as long again, each.
+    let others_every = setting("MESHLOOM_GSPMD_EVERY", 4).max(1);
+    let check = |case: &Case, with_others: bool| {
         // A simpler case may have a model that is none of these.
         let model = models.iter().position(|model| *model == case.model);
-        model.map_or(Ok(()), |model| check_by_running(&references[model], case, with_gspmd))
+        model.map_or(Ok(()), |model| check_by_running(&references[model], case, with_others))
     };
     check_all(&cases, |index, case| {
-        check(case, index % gspmd_every == 0).map_err(|error| {
+        check(case, index % others_every == 0).map_err(|error| {
             // That takes minutes, so it is done for one case alone.
             let is_asked = std::env::var("MESHLOOM_CASE").is_ok();
             let simplest = is_asked.then(|| case.clone().minimised(|case| check(case, false).is_err()));

@@ -3,7 +3,7 @@
 //! Every field of the options stands here: one that is new does not compile until it has its cases.
 
 use meshloom::compile::{LowerOptions, PartitionMode, lower, lower_as_traced};
-use meshloom::emit::GroupFormat;
+use meshloom::emit::{GroupFormat, ProgramForm};
 use meshloom::ir::{DType, Graph};
 use meshloom::kernels::Kernels;
 use meshloom::pjrt::{Client, ClientOptions, CompileOptions, DebugValue, NamedValue, Platform, PlatformKind};
@@ -32,6 +32,7 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         without: _,
         limits: _,
         partition: _,
+        form: _,
         deny_replication: _,
         groups: _,
         overlap_collectives: _,
@@ -62,6 +63,9 @@ fn lower_cases<'a>(sharding: (&'a Mesh, &'a RuleSets)) -> Cases<LowerOptions<'a>
         let mut options = over_mesh(default());
         (options.limits.combined_bytes, options.limits.hoisted_bytes) = (bytes, bytes);
         cases.push((options, None));
+    }
+    for options in [default(), over_mesh(default())] {
+        cases.push((LowerOptions { form: ProgramForm::Local, ..options }, None));
     }
     for partition in [PartitionMode::Explicit, PartitionMode::GSPMD, PartitionMode::SHARDY] {
         cases.push((over_mesh(LowerOptions { partition, ..default() }), None));

@@ -11,6 +11,7 @@
 
 mod apply;
 mod cudnn;
+mod ragged;
 pub mod moves;
 mod number;
 

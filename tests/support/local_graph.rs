@@ -1,6 +1,6 @@
 //! Local graphs for tests: built by hand, run on eight devices.
 
-use meshloom::emit::{EmitOptions, GroupFormat, emit};
+use meshloom::emit::{EmitOptions, GroupFormat, ProgramForm, emit};
 use meshloom::ir::{DType, Graph, Literal, PortInfo, TensorType, verify};
 use meshloom::ops::Group;
 use meshloom::pjrt::{Array, ArraySpec, Client, CompileOptions, ShardLayout};
@@ -36,13 +36,23 @@ pub fn numbers(ty: &TensorType, seed: usize) -> Literal {
 
 /// Runs a local graph on eight devices with [`numbers`] for inputs; the outputs put together.
 pub fn run(client: &Client, graph: &Graph, mesh: &Mesh) -> Vec<Literal> {
+    run_in(ProgramForm::Manual, client, graph, mesh, numbers)
+}
+
+/// The same in a form, with what `input` gives for the type and the number of an input.
+pub fn run_in(
+    form: ProgramForm,
+    client: &Client,
+    graph: &Graph,
+    mesh: &Mesh,
+    input: impl Fn(&TensorType, usize) -> Literal,
+) -> Vec<Literal> {
     verify(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    let options =
-        EmitOptions { mesh: Some(mesh), partitioned: true, groups: GroupFormat::Lists, ..EmitOptions::default() };
+    let groups = GroupFormat::Lists;
+    let options = EmitOptions { mesh: Some(mesh), partitioned: true, form, groups, ..EmitOptions::default() };
     let module = emit(graph, options).expect("a module");
-    let executable = client
-        .compile(&module.bytes, &CompileOptions::partitioned(mesh.device_count()))
-        .unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let options = CompileOptions::partitioned(mesh.device_count()).with_shardy(form == ProgramForm::Local);
+    let executable = client.compile(&module.bytes, &options).unwrap_or_else(|error| panic!("{error}\n{graph}"));
     let whole = |ty: &TensorType, info: &PortInfo| {
         let spec = info.spec.clone().unwrap_or_else(|| Spec::replicated(ty.rank()));
         let mut ty = ty.clone();
@@ -54,9 +64,15 @@ pub fn run(client: &Client, graph: &Graph, mesh: &Mesh) -> Vec<Literal> {
         graph.input_types().zip(graph.input_info()).map(|(ty, info)| whole(ty, info)).collect();
     let outputs: Vec<ArraySpec> =
         graph.output_types().zip(graph.output_info()).map(|(ty, info)| whole(ty, info)).collect();
-    let arguments: Vec<Array> = (inputs.iter().enumerate())
-        .map(|(index, spec)| Array::put(client, &numbers(&spec.ty, index), &spec.layout).unwrap())
+    let mut arguments: Vec<Array> = (inputs.iter().enumerate())
+        .map(|(index, spec)| Array::put(client, &input(&spec.ty, index), &spec.layout).unwrap())
         .collect();
+    if module.takes_place {
+        let ty = TensorType::new(DType::U32, &[mesh.device_count()]);
+        let parts = (0..mesh.device_count()).map(|device| [device..device + 1].into_iter().collect()).collect();
+        let layout = ShardLayout::from_boxes(&ty.dims, parts).unwrap();
+        arguments.push(Array::put(client, &Literal::from_fn(ty, |device| device as f64), &layout).unwrap());
+    }
     let results = executable.run(&arguments.iter().collect::<Vec<_>>(), &outputs).unwrap();
     results.iter().map(|result| result.get().unwrap()).collect()
 }

@@ -3,7 +3,7 @@
 use meshloom_train::config::RunConfig;
 
 /// What a section or a value needs of the rest of the config.
-const NEEDED: [(&str, &[&str]); 13] = [
+const NEEDED: [(&str, &[&str]); 14] = [
     (
         "pipeline.",
         &["mesh.axes=stage=2,fsdp=4", "pipeline.microbatches=4", "pipeline.repeats=2", "pipeline.layers_per_stage=1"],
@@ -18,6 +18,7 @@ const NEEDED: [(&str, &[&str]); 13] = [
     ("kernels.attention=mosaic", &["target.platform=tpu"]),
     ("kernels.context_order=", &["mesh.axes=data=2,context=4"]),
     ("kernels.experts=mosaic", &["target.platform=tpu"]),
+    ("kernels.experts=ragged-dot", &["target.platform=tpu"]),
     (
         "kernels.experts_exchange=",
         &["model.family=mixtral", "model.expert_capacity=2.0", "mesh.axes=data=2,fsdp=2,expert=2"],

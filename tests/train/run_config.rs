@@ -423,6 +423,7 @@ fn impossible_values() {
     assert_snapshot!(with(&["kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is cpu"#);
     assert_snapshot!(with(&["target.platform=tpu", "kernels.attention=cudnn"]), @r#"--set kernels.attention=cudnn: kernels.attention is "cudnn": cuDNN is for CUDA, but the platform is tpu"#);
     assert_snapshot!(with(&["kernels.experts=mosaic"]), @r#"--set kernels.experts=mosaic: kernels.experts is "mosaic": its kernels are for TPUs, but the platform is cpu"#);
+    assert_snapshot!(with(&["kernels.experts=ragged-dot"]), @r#"--set kernels.experts=ragged-dot: kernels.experts is "ragged-dot": the instruction is a kernel on TPUs alone, but the platform is cpu"#);
     assert_snapshot!(with(&["target.platform=gpu"]), @r#"--set target.platform=gpu: target.platform is "gpu": it must be one of "cpu", "cuda", "tpu", "auto""#);
     // The file says where.
     assert_snapshot!(check("[model]\nheads = 6\n", &[]), @"run.toml:2:9: model.heads is 6: it must be a multiple of model.kv_heads, which is 4");

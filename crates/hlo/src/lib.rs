@@ -37,3 +37,7 @@ pub use narrow::{F8E4M3FN, F8E5M2, S4, U4};
 pub use shape::{element_type, literal_proto, shape, tuple_shape};
 pub use stage::Stage;
 pub use types::{DType, Dims, TensorType};
+
+/// Frontend attribute of a module whose parameters and results have the shapes of one device of several, not those of
+/// whole values.
+pub const LOCAL_SHAPES: &str = "local_shapes";

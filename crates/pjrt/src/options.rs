@@ -51,8 +51,8 @@ pub struct CompileOptions {
     /// Whether XLA's SPMD partitioner runs. More than one partition needs it, also for a module with all sharding
     /// manual.
     pub use_spmd_partitioning: bool,
-    /// Whether Shardy propagates instead of GSPMD. Only for modules with Shardy's annotations: some plugins abort on
-    /// others.
+    /// Whether Shardy propagates instead of GSPMD. Only for modules with Shardy's annotations or none: some plugins
+    /// abort on others.
     pub use_shardy_partitioner: bool,
     /// Device ids by replica and partition; by default the devices of the client or topology, in order.
     pub device_assignment: Option<Vec<Vec<i32>>>,
@@ -94,7 +94,7 @@ impl CompileOptions {
         Ok(CompileOptions { device_assignment: Some(vec![order]), ..CompileOptions::partitioned(mesh.device_count()) })
     }
 
-    /// The same, for a module that Shardy is to partition, or that GSPMD is.
+    /// The same, for a module that Shardy is to partition or that has no annotations, or one that GSPMD is to.
     #[must_use]
     pub fn with_shardy(mut self, shardy: bool) -> CompileOptions {
         self.use_shardy_partitioner = shardy && self.num_partitions > 1;

@@ -15,14 +15,15 @@ use meshloom_hlo::proto::op_sharding::Type as ShardingType;
 use meshloom_hlo::proto::{
     HloComputationProto, HloModuleProto, NamedShardingProto, OpSharding, PrimitiveType, ProgramShapeProto, ShapeProto,
 };
-use meshloom_hlo::{DType, GroupFormat, TensorType, element_type};
+use meshloom_hlo::{DType, GroupFormat, LOCAL_SHAPES, TensorType, element_type};
 
 /// One parameter of a compiled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name in the module.
     pub name: String,
-    /// Its type before XLA partitions the program; `None` when the element type has no host form here or it is a tuple.
+    /// Its type before XLA partitions the program; `None` when the element type has no host form here, it is a tuple,
+    /// or the module has the shapes of one device.
     pub global_type: Option<TensorType>,
     /// The type each device must be given; `None` when that is known to the partitioner only.
     pub local_type: Option<TensorType>,
@@ -175,6 +176,8 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
         return Err(invalid(format!("the entry's result \"{root}\" is a tuple, but its sharding is not a tuple's")));
     }
 
+    let mut attributes = module.frontend_attributes.iter();
+    let is_local = partitioned && attributes.any(|attributes| attributes.map.contains_key(LOCAL_SHAPES));
     let mut found: Vec<Option<Parameter>> = vec![None; shape.parameters.len()];
     let total = found.len();
     for instruction in entry.instructions.iter().filter(|instruction| instruction.opcode == "parameter") {
@@ -189,9 +192,10 @@ fn parameters(module: &HloModuleProto, partitioned: bool) -> Result<Vec<Paramete
         let index = number as usize;
         let global_type = tensor_type(&shape.parameters[index]);
         let local_type = match (&global_type, partitioned) {
-            (Some(ty), true) => local_type(ty, instruction.sharding.as_deref()),
+            (Some(ty), true) if !is_local => local_type(ty, instruction.sharding.as_deref()),
             (ty, _) => ty.clone(),
         };
+        let global_type = global_type.filter(|_| !is_local);
         // The path that the input has in the user's tree, if the module says it.
         let path = instruction.metadata.as_ref().map(|metadata| &metadata.op_name).filter(|path| !path.is_empty());
         let name = path.unwrap_or(&instruction.name).clone();

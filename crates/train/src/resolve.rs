@@ -246,6 +246,7 @@ impl RunConfig {
                 config::ExpertsChoice::Plain => ExpertsKernel::Plain,
                 config::ExpertsChoice::Blockwise => ExpertsKernel::Blockwise,
                 config::ExpertsChoice::Mosaic => ExpertsKernel::Mosaic,
+                config::ExpertsChoice::RaggedDot => ExpertsKernel::RaggedDot,
             },
             ..auto
         }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use meshloom::compile::{LowerOptions, lower};
+use meshloom::compile::{LowerOptions, Partitioned, lower};
+use meshloom::emit::ProgramForm;
 use meshloom::ir::DType::{BF16, F16, F32, S32};
 use meshloom::ir::{DType, Graph, Literal};
 use meshloom::kernels::{ExpertsKernel, Kernels};
@@ -16,6 +17,7 @@ use super::meshes::{config, loss_and_gradients, random_mesh};
 use support::experts::*;
 use support::interpret::interpret;
 use support::random::Random;
+use support::spmd::run_local;
 
 /// Sizes of a grouped product whose rows are in parts.
 #[derive(Clone, Copy, Debug)]
@@ -189,6 +191,103 @@ fn by_mosaic_kernels() {
     check_equal("bf16", &interpreted(&graph, &inputs), &expected, 4e-3);
 }
 
+/// Grouped products by XLA's instruction.
+const RAGGED_DOT: Kernels = Kernels { experts: ExpertsKernel::RaggedDot, ..Kernels::portable(PlatformKind::Tpu) };
+
+/// What stands around the instruction, which is computed by what its documentation says: no CPU plugin runs it.
+fn by_documentation(graph: &Graph, inputs: &[Literal]) -> Vec<Vec<f64>> {
+    let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
+    let lowered = lower(graph, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(lowered.kernels.iter().all(|used| used.implementation == "ragged-dot"), "{:?}", lowered.kernels);
+    interpret(lowered.emitted(), inputs).iter().map(Literal::to_f64_vec).collect()
+}
+
+#[test]
+fn by_the_instruction() {
+    let mut random = Random(31);
+    let several = Product { rows: 300, inner: 16, columns: 8, ..ONE };
+    let mut cases: Vec<(Product, Vec<i32>)> = vec![
+        (ONE, vec![3, 9, 1, 11]),
+        (ONE, vec![0, 0, 0, 0]),
+        (several, vec![100, 0, 28, 172]),
+        // All rows of one group; rows of none; a group that would reach beyond the last row.
+        (several, vec![0, 300, 0, 0]),
+        (several, vec![0, 1, 0, 2]),
+        (several, vec![128, 128, 999, 7]),
+        (Product { groups: 1, ..several }, vec![130]),
+        (Product { rows: 256, ..ONE }, vec![100, 100, 0, 56]),
+        // Matrices for each entry of a batch, and parts that share them.
+        (Product { batch: 2, parts: 3, rows: 70, groups: 2, ..ONE }, vec![30, 20, 70, 0, 0, 0, 0, 70, 1, 2, 69, 9]),
+    ];
+    for _ in 0..6 {
+        let (batch, parts, groups) = (1 + random.below(2), 1 + random.below(3), 1 + random.below(5));
+        let product = Product { batch, parts, rows: 1 + random.below(60), inner: 3, columns: 4, groups };
+        let most = 2 * product.rows / groups + 1;
+        cases.push((product, (0..batch * parts * groups).map(|_| random.below(most) as i32).collect()));
+    }
+    for (product, sizes) in cases {
+        let (graph, inputs) = (product.graph(F32), product.inputs(&sizes, F32, 3));
+        let expected = run_with(&graph, PLAIN, &inputs);
+        check_equal(&format!("{product:?}, groups of {sizes:?}"), &by_documentation(&graph, &inputs), &expected, 1e-5);
+    }
+    let product = Product { batch: 1, parts: 2, rows: 96, inner: 16, columns: 8, groups: 3 };
+    let (graph, inputs) = (product.graph(BF16), product.inputs(&[40, 7, 49, 0, 90, 0], BF16, 3));
+    let expected = run_with(&graph, PLAIN, &inputs);
+    check_equal("bf16", &by_documentation(&graph, &inputs), &expected, 4e-3);
+}
+
+/// A block of experts over a mesh: the program is in the local form, with the instruction's numbers of dimensions, and
+/// gives what one device does.
+#[test]
+fn experts_by_the_instruction() {
+    let config = MoeConfig { batch_parts: 4, expert_groups: 2, ..experts(8, 3) };
+    let graph = with_gradients(&config, ROWS, meshloom::nn::moe);
+    let inputs = random_inputs(&graph, 5);
+    let expected = run_with(&graph, PLAIN, &inputs);
+    let (mesh, rules) = (Mesh::parse("data=2,fsdp=2,expert=2", 8).expect("a mesh"), rules(&[]));
+    let options = LowerOptions { sharding: Some((&mesh, &rules)), kernels: RAGGED_DOT, ..LowerOptions::default() };
+    let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(lowered.form, ProgramForm::Local);
+    let devices: Vec<_> = support::devices::tpus([2, 2, 1], 2, 1);
+    assert!(lowered.options_on(&devices).expect("options").use_shardy_partitioner);
+    let module = lowered.module.decode().expect("a module");
+    let instructions = || module.computations.iter().flat_map(|computation| &computation.instructions);
+    assert!(instructions().all(|instruction| instruction.sharding.is_none()));
+    let products: Vec<_> = instructions().filter(|instruction| instruction.opcode == "ragged-dot").collect();
+    assert!(products.len() >= 9, "three products, each with two gradients: {}", products.len());
+    for product in products {
+        let numbers = product.ragged_dot_dimension_numbers.as_deref().expect("their dimensions");
+        let dot = numbers.dot_dimension_numbers.as_ref().expect("their dimensions");
+        let contracting = (&dot.lhs_contracting_dimensions[..], &dot.rhs_contracting_dimensions[..]);
+        let expected: (&[i64], &[i64], &[i64]) = match product.shape.as_ref().expect("a shape").dimensions.len() {
+            3 => (&[0], &[0], &[]),
+            _ if contracting.1 == [2] => (&[1], &[2], &[0]),
+            _ => (&[1], &[1], &[0]),
+        };
+        assert_eq!((contracting.0, contracting.1, &numbers.rhs_group_dimensions[..]), expected);
+        assert_eq!(numbers.lhs_ragged_dimensions, [0]);
+    }
+    let Some(Partitioned { graph: local, mesh, .. }) = lowered.partitioned() else { panic!("a local graph") };
+    let found = run_local(local, mesh, &inputs).unwrap_or_else(|error| panic!("{error}"));
+    check_equal("experts", &found.iter().map(Literal::to_f64_vec).collect::<Vec<_>>(), &expected, 1e-5);
+}
+
+/// The instruction is a kernel on TPU alone; types that it does not take are multiplied in loops.
+#[test]
+fn where_the_instruction_is_not_taken() {
+    let product = Product { rows: 2048, ..ONE };
+    for platform in [PlatformKind::Cpu, PlatformKind::Cuda] {
+        let kernels = Kernels { platform, ..RAGGED_DOT };
+        let refused = lower(&product.graph(F32), &LowerOptions { kernels, ..LowerOptions::default() });
+        let error = refused.expect_err("a platform without the kernel").to_string();
+        let expected = format!("kernels.experts = \"ragged-dot\": the program is for {platform}");
+        assert!(error.contains(&expected) && error.contains("choose kernels.experts = \"auto\""), "{error}");
+    }
+    let options = LowerOptions { kernels: RAGGED_DOT, ..LowerOptions::default() };
+    let lowered = lower(&product.graph(F16), &options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(lowered.kernels.iter().all(|used| used.implementation == "blockwise"), "{:?}", lowered.kernels);
+}
+
 /// Types that the kernels do not have, and matrices that they would have to copy, are multiplied in loops.
 #[test]
 fn what_mosaic_kernels_do_not_compute() {
@@ -265,7 +364,10 @@ fn loops_on_all_meshes() {
             kernels,
             ..LowerOptions::default()
         };
-        let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
-        check_equal(&name, &run(&lowered, &inputs), &expected, 1e-5);
+        for form in [ProgramForm::Manual, ProgramForm::Local] {
+            let options = LowerOptions { form, ..options.clone() };
+            let lowered = lower(&graph, &options).unwrap_or_else(|error| panic!("{name}: {error}"));
+            check_equal(&format!("{name}, {form:?}"), &run(&lowered, &inputs), &expected, 1e-5);
+        }
     }
 }

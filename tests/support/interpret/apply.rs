@@ -2,8 +2,8 @@
 
 use meshloom::ir::{DType, GraphBuilder, Literal, Name, OpError, PortInfo, TensorType, Value};
 use meshloom::ops::{
-    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, Reduce, ReduceKind, Scatter, Sort,
-    Threefry,
+    ArgReduce, ArgReduceKind, BinaryKind, Cumulative, CustomCall, DotGeneral, Op, RaggedForm, Reduce, ReduceKind,
+    Scatter, Sort, Threefry,
 };
 use meshloom::passes::evaluate;
 use meshloom_mosaic::CALL_TARGET;
@@ -12,6 +12,7 @@ use meshloom_mosaic::interpret::{self, Array};
 use super::cudnn;
 use super::moves::{Windows, concatenate, cut, pad, paste, pick, positions, positions_along, starts, strides};
 use super::number::{binary, compare, cumulate, packed, round, unary};
+use super::ragged;
 
 /// The results of an op, which have these types.
 pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Literal> {
@@ -24,6 +25,7 @@ pub fn apply(op: &Op, operands: &[&Literal], types: &[&TensorType]) -> Vec<Liter
         Op::CustomCall(op) => {
             cudnn::apply(op, operands).unwrap_or_else(|| panic!("{} is not interpreted", op.target.text()))
         }
+        Op::RaggedDot(op) if op.form == RaggedForm::Instruction => vec![ragged::apply(op, operands, types[0])],
         Op::TopK(op) => top_k(op.k, operands[0], types),
         Op::Sort(op) => sort(op, operands),
         Op::Attention(op) => defined(operands, |builder, inputs| op.define(builder, inputs)),

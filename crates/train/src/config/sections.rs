@@ -270,6 +270,8 @@ choice! {
         Blockwise = "blockwise",
         /// Kernels of ours, on TPU.
         Mosaic = "mosaic",
+        /// XLA's instruction, on TPU.
+        RaggedDot = "ragged-dot",
     }
 }
 

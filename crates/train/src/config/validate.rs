@@ -52,7 +52,11 @@ impl RunConfig {
             AttentionChoice::Cudnn => Some((PlatformKind::Cuda, "cuDNN is for CUDA")),
             AttentionChoice::Auto | AttentionChoice::Plain | AttentionChoice::Blockwise => None,
         };
-        let of_experts = (experts == ExpertsChoice::Mosaic).then_some(MOSAIC);
+        let of_experts = match experts {
+            ExpertsChoice::Mosaic => Some(MOSAIC),
+            ExpertsChoice::RaggedDot => Some((PlatformKind::Tpu, "the instruction is a kernel on TPUs alone")),
+            ExpertsChoice::Auto | ExpertsChoice::Plain | ExpertsChoice::Blockwise => None,
+        };
         let choices =
             [("kernels.attention", attention.name(), of_attention), ("kernels.experts", experts.name(), of_experts)];
         // Where the platform is that of the devices, it shows when the program runs.

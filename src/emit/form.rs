@@ -1,0 +1,93 @@
+//! The forms in which the program of one device is emitted.
+
+use meshloom_hlo::LOCAL_SHAPES;
+use meshloom_hlo::proto::FrontendAttributes;
+
+use super::sharding::mesh_attribute;
+use super::{Emitter, InstructionId};
+use crate::ir::{DType, Graph, InternalError, TensorType};
+use crate::ops::Op;
+
+/// How the module of a partitioned program says that it is the program of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgramForm {
+    /// Parameters and results have the shapes of whole values, with shardings in tiles. The program lies in a region
+    /// that XLA's partitioner leaves alone (`SPMDFullToShardShape`), and `partition-id` is the number of the device.
+    #[default]
+    Manual,
+    /// Parameters and results have the shapes of one device, and nothing is annotated. If the program needs the number
+    /// of the device, that is one more parameter, the last. The module is compiled with `use_shardy_partitioner`:
+    /// libtpu then takes `ragged-dot`, over which it ends the process otherwise.
+    Local,
+}
+
+impl Emitter {
+    /// Whether the module has the shapes of one device of several.
+    pub(super) fn is_local(&self) -> bool {
+        self.partitioned && self.form == ProgramForm::Local && self.mesh.is_some()
+    }
+
+    /// Whether the program lies in a manual region.
+    pub(super) fn enters_region(&self) -> bool {
+        self.partitioned && !self.is_local()
+    }
+
+    /// The attributes of the module.
+    pub(super) fn module_attributes(&self) -> Option<FrontendAttributes> {
+        let mesh = self.mesh.as_ref()?;
+        if !self.is_local() {
+            return self.annotation.module_attributes(mesh);
+        }
+        let mut attributes = mesh_attribute(mesh);
+        attributes.map.insert(LOCAL_SHAPES.to_owned(), "true".to_owned());
+        Some(attributes)
+    }
+
+    /// Whether a graph needs the number of the device as a value.
+    pub(super) fn uses_place(&self, graph: &Graph) -> bool {
+        self.is_local() && has_axis_index(graph)
+    }
+
+    /// The parameter of the entry that is the number of the device. Each has one element of an array over all devices.
+    pub(super) fn place_parameter(&mut self) {
+        self.writer.parameter(&TensorType::new(DType::U32, &[1]), PLACE);
+        self.writer.set_name(PLACE);
+        let parameter = self.writer.commit();
+        let place = self.writer.instruction("reshape", &TensorType::scalar(DType::U32), &[parameter]);
+        self.set_place(Some(place));
+    }
+
+    /// The number of the device, if one of these bodies needs it: what a computation of them takes besides its inputs.
+    pub(super) fn place_for(&mut self, bodies: &[&Graph]) -> Option<InstructionId> {
+        if !bodies.iter().any(|body| self.uses_place(body)) {
+            return None;
+        }
+        let place = self.place();
+        if place.is_none() {
+            let error = InternalError::new(self.op_name, "the number of the device in the open computation");
+            self.defect.get_or_insert(error);
+        }
+        place
+    }
+
+    /// The number of the device in the open computation, if a parameter says it.
+    pub(super) fn place(&self) -> Option<InstructionId> {
+        self.places.last().copied().flatten()
+    }
+
+    /// States what the number of the device is in the open computation.
+    pub(super) fn set_place(&mut self, place: Option<InstructionId>) {
+        if let Some(last) = self.places.last_mut() {
+            *last = place;
+        }
+    }
+}
+
+/// The name of the parameter that is the number of the device.
+const PLACE: &str = "device_place";
+
+fn has_axis_index(graph: &Graph) -> bool {
+    graph
+        .nodes()
+        .any(|node| matches!(node.op(), Op::AxisIndex(_)) || node.op().regions().any(|body| has_axis_index(body)))
+}
