@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use insta::assert_snapshot;
 use meshloom::compile::{LowerOptions, Lowered, LoweredProgram, PartitionMode, Sharded, lower};
-use meshloom::emit::{Annotation, EmitOptions, emit, op_sharding};
+use meshloom::emit::{Annotation, EmitOptions, ProgramForm, emit, op_sharding};
 use meshloom::ir::{DType, Graph, GraphBuilder, Literal, PortInfo, TensorType};
 use meshloom::ops::{Op, RematPolicy};
 use meshloom::sharding::{Mesh, Role, Rule, RuleSets, Rules, ShardingTable, Spec, annotate};
@@ -256,7 +256,8 @@ fn check_placement(mesh: &Mesh, spec: &Spec) {
     };
     let sharded = Sharded { graph, unpadded: None, mesh: mesh.clone(), table, diagnostics: Vec::new() };
     let program = LoweredProgram::Annotated { sharded: Box::new(sharded), annotation: Annotation::Tiles };
-    let lowered = Lowered { program, module, aliases: Vec::new(), timings: Vec::new(), kernels: Vec::new() };
+    let (form, none) = (ProgramForm::Manual, Vec::new());
+    let lowered = Lowered { program, module, form, aliases: none, timings: Vec::new(), kernels: Vec::new() };
     let program = compile(&lowered).expect("the plugin takes it");
     let arguments = program.put(0, &[literal.clone(), literal.clone()]).expect("the inputs fit");
     let outputs = program.run(&[&arguments[0], &arguments[1]]).expect("it runs");
