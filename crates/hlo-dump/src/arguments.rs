@@ -317,6 +317,14 @@ pub struct Check {
     /// The most memory that a device may need
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Limits")]
     pub max_memory: Option<u64>,
+    /// The most times that the bytes which a device sends as emitted may be sent by the compiled program: in all, and
+    /// over each combination of mesh axes that a collective runs over, whatever its kind. Compiles ahead of time, as
+    /// `hlo-dump compile` does, for --target
+    #[arg(long, value_name = "RATIO", value_parser = parse_ratio, help_heading = "Limits")]
+    pub compiled_as_emitted: Option<f64>,
+    /// With --compiled-as-emitted: the hardware, such as v5p:2x2x2; by default a run config's target.topology
+    #[arg(long, value_name = "TARGET", help_heading = "Limits")]
+    pub target: Option<String>,
     /// Forbids replication, collectives-in-loops[=AXIS], collectives-over=AXIS, collectives-outside-conditionals=AXIS,
     /// KIND[=AXIS] (all-gather=fsdp) or unknown-trip-counts; may be given more than once
     #[arg(long, value_name = "WHAT", help_heading = "Limits")]
@@ -350,6 +358,12 @@ fn parse_shown_steps(text: &str) -> Result<NonZeroU64, String> {
 fn parse_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
     rate.ok_or_else(|| format!("\"{text}\" is not a rate above 0"))
+}
+
+/// A ratio of at least 1.
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio: &f64| ratio.is_finite() && *ratio >= 1.0);
+    ratio.ok_or_else(|| format!("\"{text}\" is not a ratio of at least 1, such as 1.02"))
 }
 
 /// `replica=64MiB`.

@@ -9,6 +9,8 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Check;
 use crate::collectives::{self, axes_text, keep_over, where_from};
+use crate::configs;
+use crate::emitted::{Emitted, Sums};
 use crate::input::{Loaded, load};
 use crate::memory;
 use crate::output::{self, BAD, GOOD, line, paint};
@@ -53,12 +55,16 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     if arguments.replicated_bytes.is_some() && !denied.iter().any(|(_, it)| matches!(it, Denied::Replication)) {
         bail!("--replicated-bytes says which parameters --deny replication counts; add that");
     }
+    if arguments.target.is_some() && arguments.compiled_as_emitted.is_none() {
+        bail!("--target says what --compiled-as-emitted compiles for; add that, such as --compiled-as-emitted 1.02");
+    }
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
-    if denied.is_empty() && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
+    let compiles = arguments.compiled_as_emitted.is_some();
+    if denied.is_empty() && !compiles && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
-             --max-collectives-over or --deny"
+             --max-collectives-over, --compiled-as-emitted or --deny"
         );
     }
     let loaded = load(&arguments.input)?;
@@ -93,6 +99,10 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
             verdict.limit.push_str(&margin);
         }
         checks.push(verdict);
+    }
+    if let Some(most) = arguments.compiled_as_emitted {
+        let [before, after] = configs::compile::before_and_after(&arguments.input, arguments.target.as_deref())?;
+        checks.push(as_emitted(most, &Emitted::compared(&before, &after)));
     }
     let replicated_bytes = arguments.replicated_bytes.unwrap_or(REPLICATED_BYTES);
     for (text, denied) in &denied {
@@ -155,6 +165,25 @@ fn at_most(limit: &str, most: u64, found: Bounds, text: fn(u64) -> String) -> Ve
         passed: violation.is_none(),
         violations: violation.into_iter().collect(),
     }
+}
+
+/// Holds compiled bytes to a multiple of the emitted ones, in all and over each combination of axes.
+fn as_emitted(most: f64, compared: &Emitted) -> Verdict {
+    let broken = |sums: &&Sums| {
+        let bytes = sums.emitted.moved_bytes().most.zip(sums.compiled.moved_bytes().most);
+        bytes.is_none_or(|(emitted, compiled)| compiled as f64 > most * emitted as f64)
+    };
+    let describe = |sums: &Sums| {
+        let [emitted, compiled] = [&sums.emitted, &sums.compiled].map(|side| output::bounds_of_bytes(side.moved_bytes()));
+        let ratio = match sums.ratio {
+            Some(ratio) => format!(", {ratio:.3} times as much"),
+            None => String::new(),
+        };
+        format!("{}: {emitted} emitted, {compiled} compiled{ratio}", sums.axes)
+    };
+    let violations: Vec<String> =
+        std::iter::once(&compared.all).chain(&compared.by_axes).filter(broken).map(describe).collect();
+    Verdict { limit: format!("--compiled-as-emitted {most}"), passed: violations.is_empty(), violations }
 }
 
 /// The collectives that cross an axis, if one is named.

@@ -43,6 +43,18 @@ pub mod commands {
     }
 }
 
+pub mod compile {
+    use anyhow::Result;
+
+    use meshloom_hlo::analysis::ModuleCollectives;
+
+    use crate::arguments::Input;
+
+    pub fn before_and_after(_: &Input, _: Option<&str>) -> Result<[ModuleCollectives; 2]> {
+        Err(super::missing("--compiled-as-emitted"))
+    }
+}
+
 pub mod run {
     use anyhow::Result;
     use meshloom_hlo::Stage;

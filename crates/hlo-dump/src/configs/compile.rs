@@ -23,6 +23,7 @@ use super::ahead::{Compiled, announce, of_run, optimized};
 use crate::arguments::{Input, parse_whole};
 use crate::collectives::Totals;
 use crate::conditionals::ConditionalSum;
+use crate::emitted::Emitted;
 use crate::input::{Loaded, load};
 use crate::output::{self, line, plural};
 use crate::{collectives, conditionals, cost};
@@ -66,18 +67,55 @@ struct Answer<'a> {
     #[serde(flatten)]
     totals: Totals,
     conditionals: Vec<ConditionalSum<'a>>,
+    /// Beside what was emitted; null where XLA partitions the program, which then has no collectives before.
+    compiled_as_emitted: Option<&'a Emitted>,
 }
 
 pub fn run(arguments: &Compile, json: bool) -> Result<()> {
-    let target = arguments.target.as_deref().map(topology).transpose()?;
     let find = FindOptions { allow_fetch: !arguments.offline, ..FindOptions::default() };
     let settings = Settings { time_limit: Duration::from_secs(arguments.time_limit), find, ..Settings::default() };
-    let given = &arguments.input.reading.set;
+    let both = compile(&arguments.input, arguments.target.as_deref(), arguments.shardy, &settings)?;
+    if let Some(path) = &arguments.output {
+        write(path, &both.compiled.module)?;
+    }
+    let found = collectives::of(&both.after);
+    let emitted = both.emitted.as_ref().map(|before| Emitted::compared(before, &found));
+    if json {
+        return answer(&both.after, &both.compiled, &found, emitted.as_ref());
+    }
+    print(&both.after, &both.compiled, &found, emitted.as_ref(), arguments.limit);
+    Ok(())
+}
+
+/// The collectives of an input, and those that a plugin makes of them.
+pub fn before_and_after(input: &Input, target: Option<&str>) -> Result<[ModuleCollectives; 2]> {
+    let both = compile(input, target, None, &Settings::default())?;
+    let Some(before) = both.emitted else {
+        bail!(
+            "--compiled-as-emitted: {}: XLA partitions this program, so no collective was emitted that the compiled ones \
+             could be held to; use partition.mode=explicit",
+            both.after.name
+        );
+    };
+    Ok([before, collectives::of(&both.after)])
+}
+
+/// A program before and after a plugin.
+struct Both {
+    /// The collectives before; none where XLA is to partition the program.
+    emitted: Option<ModuleCollectives>,
+    after: Loaded,
+    compiled: Compiled,
+}
+
+fn compile(input: &Input, target: Option<&str>, shardy: Option<bool>, settings: &Settings) -> Result<Both> {
+    let target = target.map(topology).transpose()?;
+    let given = &input.reading.set;
     if target.is_some() && given.iter().any(|key| key.starts_with("target.topology")) {
         bail!("--target is the config's target.topology, and --set gives it too; leave one of them out");
     }
     let overrides: Vec<String> = target.iter().map(|target| format!("target.topology={target}")).collect();
-    let mut input = arguments.input.with(&overrides);
+    let mut input = input.with(&overrides);
     // Of a folder, the compiled module is what other commands read by default, and what no plugin takes.
     if input.path.is_dir() && input.reading.pass.is_none() {
         input.reading.stage.get_or_insert(Stage::Traced);
@@ -91,30 +129,23 @@ pub fn run(arguments: &Compile, json: bool) -> Result<()> {
         );
     }
     let topology = target.map_or_else(|| own_topology(&loaded), Ok)?;
-    if arguments.shardy.is_some() && loaded.run.is_some() {
+    if shardy.is_some() && loaded.run.is_some() {
         bail!("--shardy is for HLO; a run config says it itself: --set partition.mode=shardy");
     }
-    announce(&topology, &settings)?;
+    announce(&topology, settings)?;
     let waiting = spinner(format!("compiling for {topology}"));
     let compiled = match &loaded.run {
-        Some(run) => of_run(run.config(), &settings),
-        None => of_module(&loaded, &topology, &settings, arguments.shardy),
+        Some(run) => of_run(run.config(), settings),
+        None => of_module(&loaded, &topology, settings, shardy),
     };
     waiting.finish_and_clear();
     let compiled = compiled?;
-    if let Some(path) = &arguments.output {
-        write(path, &compiled.module)?;
-    }
     let module = compiled.module.hlo_module.clone().unwrap_or_default();
     let stage = loaded.stage.map(|_| Stage::Compiled);
     let partitioning = Partitioning::of(&module, loaded.devices);
+    let emitted = (!loaded.partitioning.is_pending()).then(|| collectives::of(&loaded));
     let after = Loaded { module, config: compiled.module.config.clone(), stage, partitioning, ..loaded };
-    let found = collectives::of(&after);
-    if json {
-        return answer(&after, &compiled, &found);
-    }
-    print(&after, &compiled, &found, arguments.limit);
-    Ok(())
+    Ok(Both { emitted, after, compiled })
 }
 
 /// A sign of life, on a terminal, for what may take minutes.
@@ -196,7 +227,12 @@ fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
     output::write(path, bytes)
 }
 
-fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Result<()> {
+fn answer(
+    after: &Loaded,
+    compiled: &Compiled,
+    found: &ModuleCollectives,
+    emitted: Option<&Emitted>,
+) -> Result<()> {
     let ahead = &compiled.ahead;
     let answer = Answer {
         target: ahead.topology.to_string(),
@@ -210,11 +246,18 @@ fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives) -> Res
         collectives: found,
         totals: Totals::of(found, after.steps_per_execution()),
         conditionals: conditionals::sums(found),
+        compiled_as_emitted: emitted,
     };
     output::json("compile", &after.found(&answer))
 }
 
-fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: usize) {
+fn print(
+    after: &Loaded,
+    compiled: &Compiled,
+    found: &ModuleCollectives,
+    emitted: Option<&Emitted>,
+    limit: usize,
+) {
     let ahead = &compiled.ahead;
     let kind = compiled.devices.first().map_or("", |device| device.kind.as_str());
     after.print_title();
@@ -239,6 +282,10 @@ fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, limit: 
     collectives::print(&entries, &found.conditionals, limit);
     conditionals::print(found);
     collectives::print_total(after, found, found.entries.len());
+    if let Some(emitted) = emitted {
+        line("");
+        emitted.print();
+    }
 }
 
 fn print_memory(stats: &MemoryStats, limit: Option<i64>) {
