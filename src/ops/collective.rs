@@ -102,7 +102,7 @@ impl ReduceScatter {
     /// parts are single rows instead: where padding to a multiple of 256 columns would be more than an eighth.
     ///
     /// libtpu makes an all-reduce, which sends twice the bytes, of a reduce-scatter whose parts are single rows. It
-    /// keeps this form, in any size, on v5e, v5p, v6e and tpu7x (docs/compiled-collectives.md).
+    /// keeps this form on v5e, v5p, v6e and tpu7x, in the sizes that were tried (docs/compiled-collectives.md).
     pub fn packed_columns(part: usize) -> Option<usize> {
         const MULTIPLE: usize = 256;
         let columns = part.div_ceil(MULTIPLE * Self::PACKED_ROWS) * MULTIPLE;

@@ -173,7 +173,12 @@ const OPTIONS: &[(&str, &str, &[&str], Told)] = &[
         &[TEXT, "--mesh", "data=2,fsdp=4", "--max-collectives-over", "fsd=1"],
         Refused("did you mean \"fsdp\"?"),
     ),
-    ("check", "--compiled-as-emitted", &[TEXT, "--compiled-as-emitted", "0.9"], Refused("is not a ratio of at least 1")),
+    (
+        "check",
+        "--compiled-as-emitted",
+        &[TEXT, "--compiled-as-emitted", "0.9"],
+        Refused("is not a ratio of at least 1"),
+    ),
     (
         "check",
         "--compiled-as-emitted",

@@ -61,7 +61,11 @@ pub fn run(arguments: &Check, json: bool) -> Result<Outcome> {
     let limits = [arguments.max_collective_bytes, arguments.max_collectives, arguments.max_memory];
     let of_axes = [&arguments.max_bytes_over, &arguments.max_collectives_over];
     let compiles = arguments.compiled_as_emitted.is_some();
-    if denied.is_empty() && !compiles && limits.iter().all(Option::is_none) && of_axes.iter().all(|limits| limits.is_empty()) {
+    if denied.is_empty()
+        && !compiles
+        && limits.iter().all(Option::is_none)
+        && of_axes.iter().all(|limits| limits.is_empty())
+    {
         bail!(
             "there is nothing to check: give --max-collective-bytes, --max-collectives, --max-memory, --max-bytes-over, \
              --max-collectives-over, --compiled-as-emitted or --deny"
@@ -174,7 +178,8 @@ fn as_emitted(most: f64, compared: &Emitted) -> Verdict {
         bytes.is_none_or(|(emitted, compiled)| compiled as f64 > most * emitted as f64)
     };
     let describe = |sums: &Sums| {
-        let [emitted, compiled] = [&sums.emitted, &sums.compiled].map(|side| output::bounds_of_bytes(side.moved_bytes()));
+        let [emitted, compiled] =
+            [&sums.emitted, &sums.compiled].map(|side| output::bounds_of_bytes(side.moved_bytes()));
         let ratio = match sums.ratio {
             Some(ratio) => format!(", {ratio:.3} times as much"),
             None => String::new(),

@@ -227,12 +227,7 @@ fn write(path: &Path, module: &HloModuleProtoWithConfig) -> Result<()> {
     output::write(path, bytes)
 }
 
-fn answer(
-    after: &Loaded,
-    compiled: &Compiled,
-    found: &ModuleCollectives,
-    emitted: Option<&Emitted>,
-) -> Result<()> {
+fn answer(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, emitted: Option<&Emitted>) -> Result<()> {
     let ahead = &compiled.ahead;
     let answer = Answer {
         target: ahead.topology.to_string(),
@@ -251,13 +246,7 @@ fn answer(
     output::json("compile", &after.found(&answer))
 }
 
-fn print(
-    after: &Loaded,
-    compiled: &Compiled,
-    found: &ModuleCollectives,
-    emitted: Option<&Emitted>,
-    limit: usize,
-) {
+fn print(after: &Loaded, compiled: &Compiled, found: &ModuleCollectives, emitted: Option<&Emitted>, limit: usize) {
     let ahead = &compiled.ahead;
     let kind = compiled.devices.first().map_or("", |device| device.kind.as_str());
     after.print_title();
